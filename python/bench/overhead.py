@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs on the host before and after its arithmetic, beside PyTorch's own attention.
+"""The time of a call on the host beside its arithmetic, with PyTorch's own attention for comparison.
 
     python python/bench/overhead.py [--device cpu] [--json]
 
-Each row calls attention on tensors [1, 1, 1, 8], fp32 on the CPU and bf16 on CUDA, where there is nothing to compute;
-microseconds for one call, the least of 150 runs taken in turns, so that what else the machine does hits all rows alike.
-`of SDPA` is the ratio to PyTorch's scaled_dot_product_attention in the same mode and run.
+Each row calls attention on tensors [1, 1, 1, 8], fp32 on the CPU and bf16 on CUDA, which leaves nothing to compute. A
+figure is microseconds for one call, the least of 150 runs; the rows take turns, so that other work on the machine hits
+all alike. `of SDPA` is the ratio to PyTorch's scaled_dot_product_attention in the same mode and run.
 """
 import argparse
 import json
@@ -16,13 +16,13 @@ import torch.nn.functional as functional
 
 import tessera.flash_attn
 import tessera.torch
-from tessera.torch import _direct, _operators
+from tessera.torch import _operators
 
 RUNS, CALLS = 150, 50
 
 
 def rows(device):
-    """(mode, name, function): the functions of a mode do the same."""
+    """(mode, name, function): all functions of a mode compute the same."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     q, k, v = (torch.randn(1, 1, 1, 8, device=device, dtype=dtype) for _ in range(3))
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
@@ -31,10 +31,9 @@ def rows(device):
                  ("tessera.torch.scaled_dot_product_attention", tessera.torch.scaled_dot_product_attention),
                  ("tessera.flash_attn.flash_attn_func", tessera.flash_attn.flash_attn_func)]
     found = [("forward", name, lambda f=f: f(q, k, v)) for name, f in functions]
-    found.insert(1, ("forward", "the bare operator", lambda: _operators._plain_o(q, k, v)))
-    if _direct.attention is not None:
-        found.insert(2, ("forward", "past the dispatcher, without Python",
-                         lambda: _direct.attention(q, k, v, 0, False, None, -1, -1)))
+    every = _operators.Arguments(q, k, v)
+    found.insert(1, ("forward", "the operator tessera::forward_o", lambda: _operators.forward_o(q, k, v)))
+    found.insert(2, ("forward", "the operator tessera::forward", lambda: _operators.forward(*every)))
     found.insert(1, ("forward", "torch.relu_: one kernel, nothing else", lambda: torch.relu_(q)))
     found.insert(2, ("forward", "two torch.empty", lambda: (torch.empty(1, 1, 1, 8, device=device),
                                                             torch.empty(1, 1, 1, device=device))))

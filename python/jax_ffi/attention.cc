@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// XLA FFI handlers over the C ABI, for buffers of the host: python/tessera/jax.py registers and calls them. Buffers are
-// dense and row-major; the workspace is one of the results, so that XLA allocates it.
+// XLA FFI handlers over the C ABI, for buffers of the host. python/tessera/jax.py registers and calls them. Buffers are
+// dense and row-major; the workspace is one of the results, so XLA allocates it.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-/// The code of an element type, or -1, which no call takes.
+/// The C ABI's code of an element type, or -1, which every call refuses.
 std::int32_t dtype_of(ffi::DataType type) {
     switch (type) {
         case ffi::F64: return TESSERA_FP64;
@@ -30,7 +30,7 @@ tessera_tensor tensor_of(ffi::AnyBuffer buffer) {
     tessera_tensor tensor{};
     tensor.data = buffer.untyped_data();
     tensor.dtype = dtype_of(buffer.element_type());
-    tensor.rank = static_cast<std::int32_t>(shape.size());  // above TESSERA_MAX_RANK the call refuses it
+    tensor.rank = static_cast<std::int32_t>(shape.size());  // the call refuses more than TESSERA_MAX_RANK
     std::int64_t stride = 1;
     for (std::size_t d = std::min<std::size_t>(shape.size(), TESSERA_MAX_RANK); d-- > 0;) {
         tensor.shape[d] = shape[d];
@@ -48,7 +48,7 @@ ffi::Error error_of(tessera_status status) {
     return ffi::Error(code, tessera_last_error());
 }
 
-/// What jax.py hands over beside the arrays.
+/// The attributes that jax.py passes beside the arrays.
 struct Scores {
     std::int32_t causal;
     std::int64_t window_left;

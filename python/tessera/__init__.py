@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention by tiles, on arrays of any library that speaks DLPack.
+"""Exact attention by tiles, on arrays of any library that supports DLPack.
 
     import numpy, tessera
     q = k = v = numpy.random.rand(1, 1024, 8, 64).astype("float32")    # batch, len, heads, head_dim
     o, lse = tessera.attention(q, k, v, causal="bottom-right", return_lse=True)
-    print(tessera.plan(q, k, v, causal="bottom-right"))                # which kernel ran, and why no other
+    print(tessera.plan(q, k, v, causal="bottom-right"))                # the kernel of this call, and why no other
 
-Importing this module imports no other package and loads no library: that happens at the first call.
+Importing this module imports no other package and loads no library; the first call does.
 """
 from ._attention import attention, attention_backward
 from ._native import DeviceUnavailable, Unsupported
@@ -16,7 +16,7 @@ from ._problem import Spec
 __all__ = ["attention", "attention_backward", "plan", "predict", "Plan", "Prediction", "Refusal", "Spec",
            "DeviceUnavailable", "Unsupported"]
 
-# What needs another package, or is seldom wanted, is imported when it is first named: tessera.torch, say.
+# Modules that need another package, or are seldom needed, are imported at their first use: tessera.torch, say.
 _MODULES = ("compat", "flash_attn", "flash_attn_3", "jax", "torch", "transformers", "which")
 
 

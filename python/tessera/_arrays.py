@@ -86,8 +86,8 @@ def borrow(name, source, stream=None, written=False) -> Array:
 
     stream: the consumer's stream, for __dlpack__ of an array in CUDA memory; None: its library's choice.
     written: the array is an output.
-    Raises ValueError naming the argument when it is no array, has a dtype or rank that no tensor of tessera has, lies on
-    another kind of device, gives its memory a meaning of its own, or is an output that is read-only.
+    Raises ValueError naming the argument when it is no array, has a dtype or rank that no tensor of tessera has, lies
+    on another kind of device, gives its memory a meaning of its own, or is an output that is read-only.
     """
     _expect_memory(name, source)
     numpy = sys.modules.get("numpy")
@@ -138,6 +138,19 @@ def _of_numpy(name, source) -> Array:
                  (_native.CPU, 0), not source.flags.writeable, source)
 
 
+def dlpack_device(name, source) -> tuple:
+    """(type, index) of an array's device, as DLPack numbers them. Raises ValueError when its library can't say."""
+    try:
+        kind, index = source.__dlpack_device__()
+        return int(kind), int(index)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise _not_lent(name, error) from error
+
+
+def _not_lent(name, error):
+    return ValueError(f"{name}: expected an array that can be lent by DLPack; its library says: {error}")
+
+
 def _capsule(source, device_type, stream):
     """The capsule of an array, also from producers older than DLPack 1.0."""
     asked = {"stream": stream} if device_type in DLPACK_CUDA and stream is not None else {}
@@ -173,11 +186,11 @@ def _dtype_of(name, tensor) -> int:
 def _of_dlpack(name, source, stream) -> Array:
     if hasattr(source, "is_neg") and source.is_neg():  # for a view -x PyTorch's DLPack has the memory of x
         expect(name, "an array whose numbers lie in memory (PyTorch's resolve_neg() gives one)", "a lazily negated one")
-    device_type = int(source.__dlpack_device__()[0])
+    device_type, _ = dlpack_device(name, source)
     try:
         capsule = _capsule(source, device_type, stream)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{name}: expected an array that can be lent by DLPack; its library says: {error}") from error
+        raise _not_lent(name, error) from error
     tensor, read_only = _tensor_of(name, capsule)
     devices = {_DLPACK_CPU: _native.CPU, _DLPACK_CUDA_HOST: _native.CPU, _DLPACK_CUDA: _native.CUDA,
                _DLPACK_CUDA_MANAGED: _native.CUDA}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attention() and its gradient: borrow, plan, run."""
+"""attention() and attention_backward() on arrays of any library."""
 import ctypes
 
 from . import _native
@@ -7,7 +7,7 @@ from ._arrays import expect
 from ._problem import Call
 from ._results import Workspace, finished, output, working_on
 
-# Every keyword that says what to compute or how, with its default: attention() has them, and all others take them.
+# The keywords that all functions of this package share, with their defaults.
 SCORES = dict(causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None, dropout_p=0.0, seed=0,
               cu_seqlens_q=None, cu_seqlens_kv=None, max_len_q=None, max_len_kv=None, layout="bshd",
               deterministic=True, kernel=None, threads=None)
@@ -24,12 +24,12 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
               dropout_p=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_kv=None, max_len_q=None, max_len_kv=None,
               layout="bshd", return_lse=False, return_o_residual=False, deterministic=True, kernel=None, threads=None,
               out=None, out_lse=None, stream=None):
-    """O = softmax(scale Q K^T, with mask, softcap, ALiBi and bias) V: docs/numerics.md says what exactly.
+    """O = softmax(scale Q K^T, with mask, softcap, ALiBi and bias) V, as docs/numerics.md defines it.
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [batch, len_kv, heads_kv,
-    head_dim_v]; heads_q is a multiple of heads_kv. With layout="bhsd" heads come before len. Arrays of any library
-    with DLPack, or NumPy's, in host or CUDA memory, float32, bfloat16, float16 or float64 (the reference); any strides.
-    Never written, never copied.
+    head_dim_v]; heads_q is a multiple of heads_kv. With layout="bhsd" heads come before len. Arrays of NumPy or of any
+    library with DLPack, in host or CUDA memory; float32, bfloat16, float16 or float64 (by the reference); any strides.
+    They are never written and never copied. Classes with a meaning of their own, as masked arrays, are refused.
 
     causal: None, "bottom-right" (the last query sees the last key) or "top-left" (the first query, the first key).
     window: (left, right), inclusive, relative to the bottom-right diagonal; None in it: no limit on that side.
@@ -38,16 +38,17 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     dropout_p, seed: dropout on the weights; the same seed drops the same weights, also in attention_backward().
     cu_seqlens_q, cu_seqlens_kv: int32 or int64 [batch + 1], for ragged batches: then q is [total_q, heads_q, head_dim],
     k and v alike ("bhsd": heads first), and max_len_q, max_len_kv are bounds of the lengths (default: the totals).
-    return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for float64).
-    return_o_residual: last, what rounding took off O, int8 of the shape of O: with it attention_backward() is faster. None
-    where the kernel doesn't give it: in bfloat16 and float16 kernels for CUDA do (docs/numerics.md).
+    return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for
+        float64).
+    return_o_residual: the last result, the low-order bits of O that rounding takes off, int8 of the shape of O. It
+    makes attention_backward() faster. None where the kernel does not write it: CUDA's do in 16 bits (docs/numerics.md).
     deterministic: every kernel of tessera gives the same bits in every run, so both values mean the same.
     kernel: a name of `tessera list`, with or without its pass ("cpu.fa2", "reference"); default: plan()'s choice.
-    threads: of the host; default: one per core that this process may use.
-    out, out_lse: arrays to write to, of the right shape and dtype; they may share memory with nothing else here.
-    stream: CUDA only, a cudaStream_t as a number; default: the current stream of the arrays' library.
+    threads: number of host threads; default: one per core that this process may use. CUDA kernels use none.
+    out, out_lse: arrays to write O and LSE to, of their shapes and dtypes, sharing memory with no other argument.
+    stream: a cudaStream_t as a number, for arrays on CUDA; default: the current stream of the arrays' library.
 
-    Returns O, [batch, len_q, heads_q, head_dim_v] in the layout and library of q; with LSE or the rest a tuple.
+    Returns O, [batch, len_q, heads_q, head_dim_v] in the layout and library of q; with LSE or the residual a tuple.
     Raises ValueError naming the argument, what was expected and what came; tessera.Unsupported (a ValueError) when the
     options leave no kernel; tessera.DeviceUnavailable; MemoryError.
     """
@@ -75,13 +76,14 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
 
 def attention_backward(do, q, k, v, o, lse, *, dlse=None, o_residual=None, bias_gradient=False, out=None, stream=None,
                        **scores):
-    """The gradients of attention() for the gradient `do` of O, and `dlse` of LSE.
+    """The gradients of attention() for the gradient `do` of O and `dlse` of LSE.
 
-    q, k, v, the layout and all other keywords as attention() took them; o, lse as it gave them. do: shape of o, any
-    strides. dlse: shape of lse, default 0. o_residual: as attention() gave it, None too; it saves work. out: (dq, dk, dv) to write to. bias_gradient: also the gradient of the bias.
+    q, k, v, the layout and all other keywords: as for attention(). o, lse: its results. do: shape of o, any strides.
+    dlse: shape of lse; default: 0. o_residual: its result or None; it makes the call faster. out: (dq, dk, dv), arrays
+    to write to. bias_gradient: whether to compute the gradient of the bias.
 
-    Returns (dq, dk, dv) or (dq, dk, dv, dbias), of the shapes and dtypes of q, k, v and the bias; sizes 1 of the bias are
-    summed over. Raises as attention() does.
+    Returns (dq, dk, dv) or (dq, dk, dv, dbias), of the shapes and dtypes of q, k, v and the bias. The gradient of a
+    bias is summed over its dimensions of size 1. Raises as attention() does.
     """
     scores = scores_of("attention_backward", scores)
     if bias_gradient and scores["bias"] is None:
@@ -110,7 +112,7 @@ def attention_backward(do, q, k, v, o, lse, *, dlse=None, o_residual=None, bias_
 
 
 def _run(call: Call, args, tensors: dict) -> None:
-    """By plan()'s kernel, or, where that one can't work on the strides or the alignment of these arrays, by the next."""
+    """Runs plan()'s kernel, or the next one if it refuses the strides or the alignment of these arrays."""
     for name, tensor in tensors.items():
         setattr(args, name, tensor)
     try:
@@ -136,14 +138,14 @@ def _run_planned(call: Call, args) -> None:
 
 
 def _plan_info(call: Call) -> _native.PlanInfo:
-    """The plan of the call; all zero when there is none, which running it will say."""
+    """The plan of the call; all zero when there is none, for which running the call raises the error."""
     info = _native.sized(_native.PlanInfo)
     planned = ctypes.byref(call.problem), ctypes.byref(call.options), call.pass_code()
     return info if _native.library().tessera_plan_query(*planned, ctypes.byref(info)) == 0 else _native.PlanInfo()
 
 
 def _next_kernel(call: Call):
-    """The name of the kernel that could run the problem, too, and comes after the plan's; None when there is none."""
+    """The name of the next kernel after the plan's that can run the problem; None when there is none."""
     planned = ctypes.byref(call.problem), ctypes.byref(call.options), call.pass_code()
     for index in range(_plan_info(call).refused):
         refusal = _native.sized(_native.Refusal)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed, which kernels can run here, and which libraries load; if one does not, why."""
+"""`tessera doctor`: installed packages, the kernels that can run here, and the libraries that load or why they do
+not."""
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -16,7 +17,7 @@ _PACKAGES = ("numpy", "ml_dtypes", "torch", "jax", "cupy", "transformers")
 
 
 def report(width: int) -> tuple:
-    """(text, healthy): healthy when what every call needs is there: libtessera and a kernel for each pass."""
+    """(text, healthy). healthy: libtessera loads and has a CPU kernel for each pass."""
     rows = [("python", f"{platform.python_version()}, {platform.machine()}, {platform.platform(terse=True)}")]
     rows.append(("package", str(pathlib.Path(__file__).parent)))
     healthy = _library(rows)
@@ -69,7 +70,7 @@ def _kernels(rows) -> bool:
                 label = f"{backend} {pass_name}, {dtype_name}"
                 rows.append(("kernels", f"{label}: {_chosen(info) if info else 'none: ' + reason}"))
             if backend == "cuda" and info is None and reason and "no kernel" not in reason:
-                rows[-2:] = [("kernels", f"cuda: none: {reason}")]  # the device's own reason, said once
+                rows[-2:] = [("kernels", f"cuda: none: {reason}")]  # one line for the device's reason
                 return found == 4
     return found == 4
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libtessera through ctypes: where the library lies, its structs, its status codes as exceptions."""
+"""libtessera through ctypes: the path of the library, its structs, and its status codes as exceptions."""
 import ctypes
 import functools
 import os
@@ -18,11 +18,11 @@ INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, DEVICE_UNAVAILABLE = 1, 2, 4, 8
 
 
 class Unsupported(ValueError):
-    """A legal call that no kernel takes under the options given; the message has every kernel's reason."""
+    """No kernel runs a valid call with these options; the message has every kernel's reason."""
 
 
 class DeviceUnavailable(RuntimeError):
-    """The arrays live on a device that this build or this machine can't compute on."""
+    """The arrays are on a device for which this build or this machine has no kernels."""
 
 
 class Tensor(ctypes.Structure):
@@ -111,7 +111,8 @@ def library() -> ctypes.CDLL:
 
 
 def check(status: int, names={}) -> None:
-    """Raises what the last call's status and message say; `names`: what the caller calls an argument of the C ABI."""
+    """Raises the exception for the status and message of the last call. names: argument of the C ABI -> the caller's
+    name."""
     if status == 0:
         return
     message = library().tessera_last_error().decode()

@@ -42,7 +42,8 @@ class Plan(typing.NamedTuple):
 
 
 def plan(q, k, v, *, backward=False, bias_gradient=False, **scores) -> Plan:
-    """The kernel that would run the call, its tile, threads and time, and why no other kernel runs. Nothing is computed.
+    """The kernel that would run the call, its tile, threads and time, and why no other kernel runs. Nothing is
+    computed.
 
     q, k, v and the keywords as in attention(); a tessera.Spec stands for an array. The time is predicted if the model
     knows this machine; predict() takes other machines.
@@ -65,14 +66,12 @@ def plan(q, k, v, *, backward=False, bias_gradient=False, **scores) -> Plan:
 def predict(q, k, v, *, machine, schedule=None, backward=False, **scores) -> Prediction:
     """The time of a call on a machine, which need not be this one, by the cost model of docs/model.md.
 
-    q, k, v and the keywords as in plan(), but for kernel. machine: a name that `tessera roofline --help` lists, such as
+    q, k, v and the keywords as in plan(). machine: a name that `tessera roofline --help` lists, such as
     "h200". schedule: "standard", "fa1", "fa2" or "fa3"; default: the fastest. threads: of a CPU; default: its cores.
     A ragged batch counts as sequences of the lengths max_len_q and max_len_kv.
     Raises ValueError naming the argument, and tessera.Unsupported where there is no prediction.
     """
     call = Call(q, k, v, scores_of("predict", scores), backward=backward, specs=True)
-    if call.options.kernel:
-        expect("kernel", "None, since predict() takes a schedule", repr(call.options.kernel.decode()))
     if schedule is not None and schedule not in _native.SCHEDULES:
         expect("schedule", " or ".join(_native.SCHEDULES), repr(schedule))
     return _predict(call, machine, _native.SCHEDULES.get(schedule, 0))

@@ -4,7 +4,7 @@ import math
 import operator
 
 from . import _native
-from ._arrays import DLPACK_CUDA, DTYPES, FLOATING, NAMES, Array, borrow, dense_strides, expect
+from ._arrays import DLPACK_CUDA, DTYPES, FLOATING, NAMES, Array, borrow, dense_strides, dlpack_device, expect
 from ._results import dlpack_stream, stream_of
 
 _CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
@@ -16,7 +16,7 @@ _SHAPES = {("bshd", False): "[batch, len, heads, head_dim]", ("bhsd", False): "[
 
 
 class Spec:
-    """A shape, dtype and device in place of an array, for plan() and predict(): nothing is allocated.
+    """A shape, dtype and device that stand for an array in plan() and predict(); nothing is allocated.
 
     dtype: "float32", "bfloat16", "float16" or "float64". device: "cpu", "cuda" or "cuda:1".
     """
@@ -74,14 +74,14 @@ def _seed(seed) -> int:
 
 
 class Call:
-    """One call's problem, options and borrowed inputs. `scores` are the keyword arguments that attention() names;
-    `specs`: a Spec may stand for an array."""
+    """The problem, options and borrowed inputs of one call. scores: the keyword arguments that attention() names.
+    specs: whether a Spec may stand for an array."""
 
     def __init__(self, q, k, v, scores, backward=False, stream=None, bias_gradient=False, specs=False):
         self.backward, self._specs = backward, specs
         self.stream = None
         stream = None if stream is None else integer("stream", stream)
-        self.q = self.borrow("q", q, stream)  # finds the stream that all others are told of
+        self.q = self.borrow("q", q, stream)  # sets self.stream for the other arrays
         if stream is not None and self.q.device[0] != _native.CUDA:
             expect("stream", "None for arrays of the host", stream)
         self.k, self.v = self.borrow("k", k), self.borrow("v", v)
@@ -98,12 +98,12 @@ class Call:
         self.options = self._options(scores)
 
     def borrow(self, name, source, stream=None) -> Array:
-        """Reads an input, which has to be where q is."""
+        """Borrows an input, which must be on the device of q."""
         if isinstance(source, Spec) and self._specs:
             array = Array(*source.array)
             array.name = name
         else:
-            on_cuda = hasattr(source, "__dlpack_device__") and int(source.__dlpack_device__()[0]) in DLPACK_CUDA
+            on_cuda = hasattr(source, "__dlpack_device__") and dlpack_device(name, source)[0] in DLPACK_CUDA
             if on_cuda and name == "q":
                 self.stream = stream_of(source, stream)
             array = borrow(name, source, dlpack_stream(self.stream) if on_cuda and self.stream is not None else None)
@@ -112,7 +112,7 @@ class Call:
         return array
 
     def laid_out(self, array: Array) -> _native.Tensor:
-        """An array in the caller's layout, its dimensions in the order of the C ABI."""
+        """The tensor of an array in the caller's layout, with its dimensions in the order of the C ABI."""
         if len(array.shape) != len(self.order):
             expect(array.name, f"shape {self._meaning}", list(array.shape))
         return array.tensor(self.order)
@@ -134,7 +134,7 @@ class Call:
         problem = self.problem
         causal = scores["causal"]
         if not (causal is None or isinstance(causal, (str, bool))) or causal not in _CAUSAL:
-            expect("causal", "None, 'bottom-right' or 'top-left' (no alignment is chosen for you)", repr(causal))
+            expect("causal", "None, 'bottom-right' or 'top-left'", repr(causal))
         problem.causal = _CAUSAL[causal]
         problem.window_left, problem.window_right = _window(scores["window"])
         if scores["scale"] is not None:
@@ -171,7 +171,7 @@ class Call:
             if len(lengths.shape) != 1 or lengths.shape[0] < 1:
                 expect(name, "shape [batch + 1]", list(lengths.shape))
             setattr(problem, f"total_{side}", tensor.shape[0])
-            # Lengths in CUDA memory are never read here; the total bounds every one of them.
+            # Lengths in CUDA memory are not read here; the total is an upper bound of each.
             bound = scores[f"max_len_{side}"]
             setattr(problem, f"len_{side}", tensor.shape[0] if bound is None else integer(f"max_len_{side}", bound))
             problem.batch = lengths.shape[0] - 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where results and workspace come from: the library that the caller's arrays are of, and its current stream.
+"""Results and workspace of a call, allocated by the library of the caller's arrays on its current stream.
 
-NumPy, PyTorch, CuPy and JAX are known by type, without importing them; any other library by __array_namespace__ of the
-Python array API standard.
+NumPy, PyTorch, CuPy and JAX are recognized by type, without importing them; any other library by __array_namespace__ of
+the Python array API standard.
 """
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ class _NumPy:
     @staticmethod
     def empty(like: Array, shape, dtype):
         numpy = sys.modules["numpy"]
-        # bfloat16 has no name in NumPy: it is the type of ml_dtypes that came in
+        # NumPy has no name for bfloat16: the dtype of the input, of ml_dtypes, stands for it
         return numpy.empty(shape, like.source.dtype if dtype == like.dtype else NAMES[dtype])
 
     @staticmethod
@@ -67,7 +67,7 @@ class _CuPy:
 
 
 class _Jax:
-    """JAX's arrays are never written: results are NumPy's, and become JAX's at the end."""
+    """JAX's arrays are immutable: kernels write to NumPy's, which finish() turns into JAX's."""
     @staticmethod
     def empty(like, shape, dtype):
         if like.device[0] != _native.CPU:
@@ -95,7 +95,7 @@ class _ArrayApi:
 
 
 def library_of(source):
-    """The row above that makes arrays like this one."""
+    """The class above that allocates arrays like this one."""
     for module, type_name, library in (("numpy", "ndarray", _NumPy), ("torch", "Tensor", _Torch),
                                        ("cupy", "ndarray", _CuPy), ("jax", "Array", _Jax)):
         loaded = sys.modules.get(module)
@@ -105,7 +105,8 @@ def library_of(source):
 
 
 def stream_of(source, stream):
-    """The cudaStream_t, as a number, that a call on this array in CUDA memory uses: `stream` or its library's own."""
+    """The cudaStream_t, as a number, of a call on this array in CUDA memory: `stream` or the current one of its
+    library."""
     if stream is not None:
         return stream
     library = library_of(source)
@@ -113,7 +114,7 @@ def stream_of(source, stream):
 
 
 def dlpack_stream(stream: int) -> int:
-    """A cudaStream_t as DLPack numbers it: the default stream is 1."""
+    """A cudaStream_t in DLPack's numbering, in which the default stream is 1."""
     return stream or 1
 
 
@@ -126,7 +127,7 @@ def working_on(array: Array, stream):
 
 
 def output(name, given, like: Array, shape, dtype, stream) -> Array:
-    """The array that a result is written to: the caller's, or a new one of the library of `like`."""
+    """The array for a result: the caller's, or a new one of the library of `like`."""
     if given is None:
         given = library_of(like.source).empty(like, tuple(shape), dtype)
     return borrow(name, given, None if stream is None else dlpack_stream(stream), written=True)
@@ -146,7 +147,7 @@ class Workspace:
             return
         if like.device[0] == _native.CPU:
             try:
-                self._memory = mmap.mmap(-1, size)  # pages are aligned far beyond what is needed
+                self._memory = mmap.mmap(-1, size)  # a page is aligned to more than WORKSPACE_ALIGNMENT
             except (OSError, ValueError, OverflowError) as error:
                 raise MemoryError(f"workspace: could not allocate {size} bytes") from error
             self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the installed PyTorch says of a call of its scaled_dot_product_attention on a GPU: which backend it takes, and why it
+"""The backend that the installed PyTorch takes for a call of its scaled_dot_product_attention on a GPU, and why it
 refuses the others."""
 import os
 import sys
@@ -12,7 +12,8 @@ CHOICES = {0: "math", 1: "flash", 2: "memory-efficient", 3: "cuDNN"}
 
 
 def answer_of(torch, function, params):
-    """(may this backend run, its warnings). PyTorch 2.15 writes them to stderr and not to Python's warnings."""
+    """(whether this backend can run, its warnings). PyTorch 2.15 writes warnings to stderr, not to Python's
+    warnings."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile("w+") as written, warnings.catch_warnings(record=True) as caught:
@@ -29,7 +30,8 @@ def answer_of(torch, function, params):
 
 
 def ask(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
-    """({backend: (may it run, its warnings)}, the backend that PyTorch takes: "none" where it would abort)."""
+    """({backend: (whether it can run, its warnings)}, the backend that PyTorch takes or "none" where it would
+    abort)."""
     params = torch.backends.cuda.SDPAParams(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     answers = {name: answer_of(torch, function, params) for name, function in FUNCTIONS.items()}
     with warnings.catch_warnings():
@@ -42,13 +44,13 @@ def ask(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
 
 
 def differences(answers, chosen, table):
-    """Lines for what PyTorch (what ask() gives) and tessera's table (`tessera which --json`) say otherwise."""
+    """Lines about disagreements between PyTorch (the results of ask()) and tessera's table (`tessera which --json`)."""
     rows = {row["backend"]: row for row in table["backends"]}
     for name, (runs, texts) in answers.items():
         row = rows[name]
         if runs != (row["verdict"] in ("taken", "could run")):
             yield f"{name}: PyTorch says {'it runs' if runs else texts[:1]}, tessera {row['verdict']}"
-        # The version of cuDNN stands before one of the texts, so the rule's is looked for anywhere.
+        # One of the texts begins with cuDNN's version, so a rule's text may stand anywhere in it.
         elif texts and not any(rule["text"] and rule["text"] in texts[0] for rule in row["refusals"]):
             yield f"{name}: PyTorch's text is in no rule: {texts[0]}"
     taken = "none" if table["aborts"] else table["taken"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes `import flash_attn` mean tessera in this process, when asked; nothing happens at import."""
+"""install() makes `import flash_attn` give tessera in this process; importing this module changes nothing."""
 import importlib
 import sys
 import types
@@ -23,10 +23,10 @@ def installed() -> bool:
 
 
 def install() -> None:
-    """From now on `import flash_attn`, `flash_attn.flash_attn_interface` and `flash_attn_interface` (version 3) give
-    tessera.flash_attn and tessera.flash_attn_3. Again: no change.
+    """Makes `import flash_attn`, `flash_attn.flash_attn_interface` and `flash_attn_interface` (version 3) give
+    tessera.flash_attn and tessera.flash_attn_3. A second call changes nothing.
 
-    Libraries that look for the distribution flash-attn instead of the module, as transformers does, don't see it: use
+    Libraries that look for the distribution flash-attn instead of the module, as transformers does, do not see it: use
     tessera.transformers there. Raises RuntimeError when the real flash_attn is imported already."""
     if installed():
         return
@@ -36,12 +36,12 @@ def install() -> None:
     for name, source in MODULES.items():
         sys.modules[name] = _alias(name, importlib.import_module(source))
     package = sys.modules["flash_attn"]
-    package.__path__ = []  # a package, so that `import flash_attn.x` says that there is no x
+    package.__path__ = []  # marks a package, so that `import flash_attn.x` raises ModuleNotFoundError
     package.flash_attn_interface = sys.modules["flash_attn.flash_attn_interface"]
 
 
 def uninstall() -> None:
-    """Ends what install() did; names that were imported from the modules stay."""
+    """Undoes install(). Names that were imported from the modules stay."""
     if installed():
         for name in MODULES:
             sys.modules.pop(name, None)

@@ -17,7 +17,7 @@ from ._arrays import DTYPES, expect
 
 
 class _Scores(typing.NamedTuple):
-    """What XLA is told beside the arrays."""
+    """The handlers' attributes: the settings of a call that are no arrays."""
     causal: int
     window_left: int
     window_right: int
@@ -33,7 +33,7 @@ class _Scores(typing.NamedTuple):
 @functools.lru_cache(maxsize=None)
 def _register():
     """Registers the handlers, once."""
-    _native.library()  # libtessera_jax needs it; its error says more
+    _native.library()  # libtessera_jax links against it, and this error is clearer
     path = _native.library_dir() / "libtessera_jax.so"
     try:
         handlers = ctypes.CDLL(str(path))
@@ -44,7 +44,7 @@ def _register():
 
 
 def _workspace(scores, q, k, v, bias, backward):
-    """The type of the workspace, whose size is known while tracing."""
+    """The shape and dtype of the workspace, which depend on static shapes alone."""
     problem = _native.new_problem()
     problem.dtype = DTYPES[q.dtype.name]
     problem.batch, problem.len_q, problem.heads_q, problem.head_dim = q.shape
@@ -71,7 +71,7 @@ def _call_forward(scores, q, k, v, bias):
 
 
 def _call_backward(scores, q, k, v, bias, *rest):
-    """rest: o, lse, do, dlse. Gives dq, dk, dv, and dbias when there is a bias."""
+    """(dq, dk, dv), and dbias if there is a bias. rest: o, lse, do, dlse."""
     results = (_like(q), _like(k), _like(v), _workspace(scores, q, k, v, bias, True))
     optional = () if bias is None else (bias,)
     call = jax.ffi.ffi_call("tessera_jax_backward", results + tuple(_like(b) for b in optional))
@@ -80,9 +80,9 @@ def _call_backward(scores, q, k, v, bias, *rest):
 
 
 def _foldable(call, with_bias):
-    """`call` over arrays with a batch first, for vmap: the mapped axis is folded into the batch.
+    """`call` with a rule for vmap that folds the mapped axis into the batch.
 
-    The handlers take four dimensions, and one call for all members keeps all threads busy.
+    The handlers take four dimensions, and one call for the whole batch keeps all threads busy.
     """
     @jax.custom_batching.custom_vmap
     def function(q, k, v, *rest):
@@ -138,14 +138,14 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
 
     query: [B, T, N, H] or [T, N, H]; key, value: [B, S, K, H] or [S, K, H], N a multiple of K; float32, bfloat16,
     float16, or float64 (the reference). bias: broadcasts to [B, N, T, S], differentiable. mask: bool, broadcasts
-    likewise, True where the key is seen. is_causal: top-left, as JAX means it. query_seq_lengths,
-    key_value_seq_lengths: int32 [B]. local_window_size: an int or (left, right), both inclusive.
-    scale, is_causal, local_window_size and softcap are static.
+    likewise, True where the key is seen. is_causal: top-left, as in JAX. query_seq_lengths,
+    key_value_seq_lengths: integers [B]. local_window_size: an int or (left, right), both inclusive. scale, is_causal,
+    local_window_size and softcap are static.
 
-    Differs from jax.nn: a query that sees no key gives 0 and LSE -inf, not the mean of V; LSE (return_residual, [B, T,
-    N]) is float32 and has a gradient; softcap is ours. mask and key_value_seq_lengths become a bias.
+    Differences from jax.nn: a query that sees no key gives 0 and LSE -inf, not the mean of V. LSE (return_residual, [B,
+    T, N]) is float32 and has a gradient. softcap is tessera's. mask and key_value_seq_lengths become a bias.
 
-    Returns [B, T, N, H], or that and LSE. Raises ValueError naming the argument.
+    Returns [B, T, N, H], or (that, LSE) with return_residual. Raises ValueError naming the argument.
     """
     query, key, value = (jnp.asarray(a) for a in (query, key, value))
     unbatched = query.ndim == 3
@@ -189,13 +189,14 @@ def _check(q, k, v):
 
 
 def _window(size, shape):
-    """(left, right) relative to the bottom-right diagonal, as tessera counts, and a mask where that can't say it."""
+    """(left, right, mask): a window relative to the bottom-right diagonal, as tessera counts, or a mask in its
+    place."""
     if size is None:
         return _native.UNBOUNDED, _native.UNBOUNDED, None
     left, right = (size, size) if isinstance(size, int) else size
     if min(left, right) < 0:
         expect("local_window_size", "0 or more on both sides", (left, right))
-    diagonal = shape[3] - shape[2]  # JAX counts from the query's own number
+    diagonal = shape[3] - shape[2]  # JAX counts from the index of the query
     if left + diagonal >= 0 and right - diagonal >= 0:
         return left + diagonal, right - diagonal, None
     distance = jnp.arange(shape[3])[None, :] - jnp.arange(shape[2])[:, None]
@@ -218,7 +219,7 @@ def _broadcastable(name, array, shape):
 
 
 def _masks(mask, lengths, seen, shape):
-    """All masks that are arrays, in one; None without any."""
+    """The conjunction of all masks, or None without any."""
     masks = [] if seen is None else [seen]
     if mask is not None:
         mask = _broadcastable("mask", mask, shape)
@@ -231,7 +232,7 @@ def _masks(mask, lengths, seen, shape):
 
 
 def _bias(bias, mask, shape, dtype):
-    """The bias with -inf where a mask hides; in float32 unless it has the dtype of the query."""
+    """The bias with -inf where the mask hides a key; float32 unless it has the dtype of the query."""
     if bias is not None:
         bias = _broadcastable("bias", bias, shape)
         if bias.dtype != dtype:

@@ -63,8 +63,8 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
 
     attention_mask: as sdpa_mask makes it, bool [batch, 1, len_q, len_kv] or None; numbers are added. Without one a
         causal layer is causal, and sliding_window w lets a query see w keys, itself included: window (w - 1, 0).
-    cu_seq_lens_q, cu_seq_lens_k: int [sequences + 1] over the rows of the whole batch: packed sequences, which do not see
-        each other. max_length_q, max_length_k: bounds of their lengths. position_ids that begin anew mean packed
+    cu_seq_lens_q, cu_seq_lens_k: int [sequences + 1] over the rows of the whole batch: packed sequences, which do not
+        see each other. max_length_q, max_length_k: bounds of their lengths. position_ids that begin anew mean packed
         sequences where they do for "sdpa": in the mask that transformers makes without a cache.
     Under autocast query, key and value are cast as PyTorch's attention casts them.
     Returns ([batch, len_q, heads, head_dim], None): output_attentions only warns, as it does with "sdpa".
@@ -79,11 +79,12 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     query, key, value = sdpa.under_autocast(query, key, value)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = attention_mask is None and is_causal and query.shape[2] > 1
-    if causal and key.shape[2] > query.shape[2]:  # the first call with an empty static cache, whose other keys are unset
+    if causal and cu_seq_lens_q is None and key.shape[2] > query.shape[2]:  # a static cache, whose other keys are unset
         key, value = key[:, :, :query.shape[2]], value[:, :, :query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., :query.shape[2]]
     left = sliding_window - 1 if sliding_window is not None and is_causal and attention_mask is None else -1
-    scores = dict(seed=_attention.seed_tensor(None, dropout), causal=1 if causal else 0, window_left=left, scale=scaling,
+    scores = dict(seed=_attention.seed_tensor(None, dropout), causal=1 if causal else 0, window_left=left,
+                  scale=scaling,
                   softcap=softcap or 0.0, dropout_p=dropout)
     if cu_seq_lens_q is not None and attention_mask is not None:
         attention_mask = _within_sequences(attention_mask, cu_seq_lens_q, cu_seq_lens_k, query, key)

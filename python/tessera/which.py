@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which attention kernel ran, and why not a faster one: `tessera which` from Python.
+"""`tessera which` from Python: the attention kernel that ran, and why no faster one did.
 
     import tessera.which
 
     with tessera.which.expect("flash"):                           # in a test: raises when another kernel ran
         step()
     print(tessera.which.explain(q, k, v, attn_mask=mask))         # which backend PyTorch takes, and why no other
-    print(tessera.which.read("trace.json.gz"))                    # what a profiler saw
+    print(tessera.which.read("trace.json.gz"))                    # the kernels in a profiler's trace
 
 docs/which.md says how the answers are found.
 """
@@ -28,24 +28,24 @@ class UnexpectedKernel(AssertionError):
 
 
 class Report:
-    """What a trace says of attention. `json` is all of it, as `tessera which --json` writes it for one file."""
+    """The attention of a trace. json: the whole report, as `tessera which --json` writes it for one file."""
 
     def __init__(self, document):
         self.json = document
 
     @property
     def paragraph(self) -> str:
-        """For somebody who never heard of FlashAttention."""
+        """The report in prose, for readers who do not know FlashAttention."""
         return self.json["paragraph"]
 
     @property
     def kinds(self) -> list:
-        """The kinds of calls, those that took longest first: dicts with family, pass, calls, us, evidence, ..."""
+        """Groups of equal calls, the longest first: dicts with family, pass, calls, us, evidence, ..."""
         return self.json["attention"]
 
     @property
     def families(self) -> list:
-        """"fa2", "cudnn", ...: whose kernels computed attention, each once."""
+        """The families whose kernels computed attention, each once: "fa2", "cudnn", ..."""
         return list(dict.fromkeys(kind["family"] for kind in self.kinds if kind["role"] == "attention"))
 
     def __str__(self):
@@ -61,10 +61,10 @@ class Explanation:
 
     taken: "cuDNN", "flash", "memory-efficient", "math"; "none" where PyTorch aborts; None: not known.
     asked: {backend: (may it run, PyTorch's warnings)}, or None where PyTorch could not be asked.
-    table: what tessera's table of PyTorch's checks says, as `tessera which --torch ... --json` writes it.
-    differences: lines about what PyTorch and the table say otherwise; empty when they agree, or can't be compared:
-        PyTorch was not asked, or `unsaid` is not empty.
-    unsaid: what the table could not be asked about: strides, offsets, a mask that takes a gradient.
+    table: the answer of tessera's table of PyTorch's checks, as `tessera which --torch ... --json` writes it.
+    differences: lines about disagreements of PyTorch and the table; empty when they agree or cannot be compared, which
+        is when PyTorch was not asked or `unsaid` is not empty.
+    unsaid: properties of the call that the table does not take: strides, offsets, a mask that requires a gradient.
     """
 
     def __init__(self, table, asked, chosen, unsaid=()):
@@ -100,7 +100,7 @@ def _run(arguments) -> dict:
 
 
 def _version_options(version) -> list:
-    """--torch, for what the profile of a PyTorch of this version does not tell itself."""
+    """--torch VERSION, since a profile does not state it."""
     number = re.match(r"\d+\.\d+(\.\d+)?", str(version)) if version else None
     return ["--torch", number[0]] if number else []
 
@@ -108,8 +108,8 @@ def _version_options(version) -> list:
 def read(trace, torch=None) -> Report:
     """Reads a trace: the path of a file that `tessera which` takes, or a torch.profiler.profile that has ended.
 
-    torch: the version of PyTorch that ran, "2.11", which a trace does not tell and "why not faster" needs; of a
-    profile it is the installed one.
+    torch: the version of PyTorch that ran ("2.11"), which a trace does not state and "why not faster" needs; default
+        for a profile: the installed one.
     Raises ValueError naming the file when it is no trace."""
     if not hasattr(trace, "export_chrome_trace"):
         path = os.fspath(trace)
@@ -129,21 +129,21 @@ def _installed_version():
 
 
 class expect:
-    """A context in which only the kernels of these families may compute attention on the GPU:
+    """A context that allows only the kernels of these families to compute attention on the GPU:
 
         with tessera.which.expect("flash") as guard:
             step()
         print(guard.report)
 
-    families: "flash" (all of FlashAttention), "fa2", "fa3", "cudnn", ..., or a list of them. What runs inside is
-        profiled, so it must not be profiled already.
-    profiler: in the place of torch.profiler.profile(record_shapes=True); it must record CUDA's kernels.
-    Raises UnexpectedKernel at its end when another kernel ran, none did, or a name leaves doubt; ValueError for a
-    family that nobody knows. An exception from inside goes through."""
+    families: "flash" (all of FlashAttention), "fa2", "fa3", "cudnn", ..., or a list of them. The context profiles its
+        body, which must not be profiled already.
+    profiler: replaces torch.profiler.profile(record_shapes=True); it must record CUDA's kernels.
+    Raises UnexpectedKernel at the end if another kernel ran, none did, or a name is ambiguous; ValueError for an
+    unknown family. An exception of the body passes through."""
 
     def __init__(self, families, profiler=None):
         self.expected = families if isinstance(families, str) else ",".join(families)
-        _run(["--family", "--expect", self.expected])  # knows the names
+        _run(["--family", "--expect", self.expected])  # raises ValueError for an unknown family
         self.report = None
         self._profiler = profiler
 
@@ -170,7 +170,7 @@ class expect:
 
 
 def _finish_kernels():
-    """Kernels that still run would be missing from the profile."""
+    """Waits for kernels that still run, which the profile would miss."""
     try:
         import torch
     except ImportError:
@@ -184,11 +184,11 @@ def explain(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
     """Which backend scaled_dot_product_attention takes for this call, and why no other; its arguments, in its order.
 
     q: [batch, heads, len_q, head_dim]; k, v: [batch, heads_kv, len_kv, ..]: PyTorch's tensors. On a GPU the installed
-        PyTorch is asked, with its switches as they are now, and compared with tessera's table of its checks. Elsewhere
-        (on the CPU, or "meta", which takes no memory) the table answers for the GPU `gpu`: "h200", "9.0".
-    torch_version: whose checks the table is to tell, "2.11"; default: the installed one's.
-    `scale` decides nothing.
-    Raises ValueError that names the argument; where the table does not hold this release or GPU too."""
+        PyTorch is asked, with its current switches, and compared with tessera's table of its checks. Elsewhere (on the
+        CPU, or "meta", which takes no memory) the table answers for the GPU `gpu`: "h200", "9.0".
+    torch_version: the release whose checks the table applies, "2.11"; default: the installed one.
+    scale changes nothing.
+    Raises ValueError that names the argument, also when the table does not have this release or GPU."""
     import torch
     del scale
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -197,7 +197,8 @@ def explain(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
     if attn_mask is not None and not torch.is_tensor(attn_mask):
         raise ValueError(f"attn_mask: expected a PyTorch tensor or None, got {_short(torch, attn_mask)}")
     if torch.version.hip and gpu is None:
-        raise ValueError("gpu: expected one of AMD's (\"gfx942\"): this PyTorch is ROCm's, and only the table is asked there")
+        raise ValueError("gpu: expected one of AMD's (\"gfx942\"): this PyTorch is ROCm's, and only the table is asked "
+                         "there")
     on_gpu = q.device.type == "cuda"
     if gpu is None and not on_gpu:
         raise ValueError(f"gpu: expected a GPU (\"h200\", \"9.0\") for tensors on {q.device.type}, got none")
@@ -216,7 +217,7 @@ def _short(torch, value):
 
 
 def _unsaid(q, k, v, attn_mask) -> list:
-    """What PyTorch checks and the options of the command have no words for."""
+    """Properties that PyTorch checks and the command has no option for."""
     lines = []
     for name, tensor in (("q", q), ("k", k), ("v", v), ("attn_mask", attn_mask)):
         if tensor is None:
@@ -238,7 +239,7 @@ def _name_of_dtype(name, tensor):
 
 
 def _call_options(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa, version) -> list:
-    """The call as options of the command, with PyTorch's switches as they are."""
+    """The call and PyTorch's current switches as options of the command."""
     named = (("q", q), ("k", k), ("v", v))
     options = ["--shape", "/".join(",".join(map(str, t.shape)) for _, t in named),
                "--dtype", "/".join(_name_of_dtype(name, t) for name, t in named), "--dropout", str(dropout_p)]
@@ -263,8 +264,8 @@ def _call_options(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa, v
 
 
 def _table_for_this_machine(torch, q, options) -> dict:
-    """What the table says with this GPU, cuDNN and CUDA. Of a GPU whose name the model does not know, the capability
-    does: the verdicts are the same, and no times are predicted."""
+    """The table's answer for this GPU, cuDNN and CUDA. A GPU whose name the model does not know is given by its compute
+    capability: the verdicts are the same, and no times are predicted."""
     options = [*options, "--cuda", torch.version.cuda]
     cudnn = torch.backends.cudnn.version()
     if cudnn:

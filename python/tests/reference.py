@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/numerics.md in NumPy's fp64, with its limits: what the tests of the core are judged by. Shapes as in attention()."""
+"""docs/numerics.md in NumPy's fp64, with its limits: what the tests of the core are judged by. Shapes as in
+attention()."""
 import numpy
 
 UNIT = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}

@@ -129,7 +129,8 @@ def test_arrays_that_are_refused(qkv):
     expect_error("^q: expected a NumPy array or one with __dlpack__, got a list", [[1.0]], k, v)
     expect_error("^k: expected a NumPy array or one with __dlpack__, got a NoneType", q, None, v)
     for name in ("scale", "softcap", "dropout_p"):
-        expect_error(f"^{name}: expected a number that a float can hold, got an integer of 1329 bits", *qkv, **{name: 10**400})
+        expect_error(f"^{name}: expected a number that a float can hold, got an integer of 1329 bits", *qkv,
+                     **{name: 10**400})
     for dtype in (numpy.int8, numpy.int32, numpy.int16, numpy.complex64, bool):
         expect_error("^q: expected dtype float64, float32, float16", q.astype(dtype), k, v)
     expect_error("^q: expected dtype .* got DLPack type code 1 with 8 bits", Lent(q.astype(numpy.uint8)), k, v)

@@ -23,8 +23,8 @@ HIDDEN = torch.zeros(LEN_Q, LEN_KV).masked_fill(~SEEN, float("-inf"))
 
 
 class As(typing.NamedTuple):
-    """The result is fp64's of torch_reference.attention() with the keywords `means`, and another one than without `value`.
-    more: what else the call has, also the one to compare with."""
+    """The result is that of torch_reference.attention() with the keywords `means`, and differs from the one without
+    `value`. more: other arguments of both calls."""
     value: object
     means: typing.Optional[dict]  # None: only the change is asked for
     more: dict = {}
@@ -37,14 +37,14 @@ class Same(typing.NamedTuple):
 
 
 class Refused(typing.NamedTuple):
-    """The call raises an error with these words."""
+    """The call raises an error whose text matches `words`."""
     value: object
     words: str
     more: dict = {}
 
 
 class Gives(typing.NamedTuple):
-    """check(result, base): what this argument adds to the result."""
+    """check(result, base) asserts the effect of the argument; base: the result without it."""
     value: object
     check: typing.Callable
     more: dict = {}
@@ -90,13 +90,16 @@ SCORES = dict(causal=[As("bottom-right", dict(causal="bottom-right")), As("top-l
 OWN = dict(TENSORS, **SCORES, alibi_slopes=As(SLOPES, dict(alibi_slopes=SLOPES)), dropout_p=As(0.5, None, dict(seed=1)),
            seed=As(2, None, DROPPED), return_lse=Gives(True, lambda r, base: is_lse(r[1])), deterministic=Same(False),
            kernel=[As("reference", {}, dict(window=(40, 40))), Refused("cuda.fa3", "cuda|kernel|device|fa3")])
-FLASH_TAIL = dict(dropout_p=As(0.5, None), softmax_scale=As(0.3, dict(scale=0.3)), causal=As(True, dict(causal="bottom-right")),
+FLASH_TAIL = dict(dropout_p=As(0.5, None), softmax_scale=As(0.3, dict(scale=0.3)),
+                  causal=As(True, dict(causal="bottom-right")),
                   window_size=[As((3, 1), dict(window=(3, 1))), Refused(4, "^window_size: "),
                                Refused((1, 2, 3), "^window_size: ")],
                   softcap=As(0.5, dict(softcap=0.5)), alibi_slopes=As(SLOPES, dict(alibi_slopes=SLOPES)),
                   deterministic=Same(True),
-                  return_attn_probs=Gives(True, lambda r, base: (is_lse(r[1]), r[2].numel() == 0 or pytest.fail("S_dmask"))))
-FLASH_3 = dict(softmax_scale=FLASH_TAIL["softmax_scale"], causal=FLASH_TAIL["causal"], window_size=FLASH_TAIL["window_size"],
+                  return_attn_probs=Gives(True, lambda r, base: (is_lse(r[1]),
+                                                                 r[2].numel() == 0 or pytest.fail("S_dmask"))))
+FLASH_3 = dict(softmax_scale=FLASH_TAIL["softmax_scale"], causal=FLASH_TAIL["causal"],
+               window_size=FLASH_TAIL["window_size"],
                softcap=FLASH_TAIL["softcap"], deterministic=Same(True), sm_margin=Same(3), num_splits=Same(4),
                pack_gqa=Same(True), qv=Refused(Q, "^qv: "), attention_chunk=Refused(8, "^attention_chunk: "),
                **{f"{x}_descale": Refused(torch.ones(1), f"^{x}_descale: ") for x in "qkv"},
@@ -174,11 +177,13 @@ FUNCTIONS = {
                       {n: turned(t) for n, t in zip("qkv", (Q, K, V))})])),
     "torch.varlen_attention": Function(tt.varlen_attention, dict(ROWS, cu_seqlens_q=CU_Q, cu_seqlens_kv=CU_K), dict(
         OWN, **FLAT, cu_seqlens_q=As(SHORT_Q, None), cu_seqlens_kv=As(SHORT_K, None),
-        max_len_q=[Same(LEN_Q), Refused(3, "len_q|cu_seqlens_q")], max_len_kv=[Same(LEN_KV), Refused(3, "len_kv|cu_seqlens_kv")],
+        max_len_q=[Same(LEN_Q), Refused(3, "len_q|cu_seqlens_q")],
+        max_len_kv=[Same(LEN_KV), Refused(3, "len_kv|cu_seqlens_kv")],
         return_lse=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))), unflat),
     "torch.sdpa": Function(tt.scaled_dot_product_attention, dict(query=turned(Q), key=turned(K), value=turned(V),
                                                                  enable_gqa=True), dict(
-        query=As(2 * turned(Q), dict(q=2 * Q)), key=As(2 * turned(K), dict(k=2 * K)), value=As(2 * turned(V), dict(v=2 * V)),
+        query=As(2 * turned(Q), dict(q=2 * Q)), key=As(2 * turned(K), dict(k=2 * K)),
+        value=As(2 * turned(V), dict(v=2 * V)),
         attn_mask=[As(SEEN, dict(bias=HIDDEN)), As(BIAS, dict(bias=BIAS))], dropout_p=As(0.5, None),
         is_causal=[As(True, dict(causal="top-left")), Refused(1, "^is_causal: ")], scale=As(0.3, dict(scale=0.3)),
         enable_gqa=Refused(False, "^key: expected 4 heads")), turned),
@@ -190,7 +195,8 @@ FUNCTIONS = {
     "flash_attn, kvpacked": Function(flash_attn.flash_attn_kvpacked_func, dict(q=Q, kv=torch.stack((K, V), 2)), dict(
         FLASH_TAIL, q=TENSORS["q"], kv=As(torch.stack((2 * K, V), 2), dict(k=2 * K)))),
     "flash_attn, qkvpacked": Function(lambda **a: flash_attn.flash_attn_qkvpacked_func(**a)[:, -LEN_Q:],
-                                      dict(qkv=torch.stack((torch.cat((K[:, :LEN_KV - LEN_Q], Q[:, :, :2]), 1), K, V), 2)), dict(
+                                      dict(qkv=torch.stack((torch.cat((K[:, :LEN_KV - LEN_Q], Q[:, :, :2]), 1), K, V),
+                                                           2)), dict(
         {n: e if n in ("deterministic", "dropout_p", "window_size", "return_attn_probs") else As(e.value, None)
          for n, e in FLASH_TAIL.items()}, qkv=As(torch.stack((K, K, V), 2), None), alibi_slopes=As(SLOPES[:2], None),
         window_size=As((3, 1), None), return_attn_probs=Refused(True, "slice|indices|tuple")), lambda o: o,
@@ -201,16 +207,19 @@ FUNCTIONS = {
     "flash_attn, varlen kvpacked": Function(
         flash_attn.flash_attn_varlen_kvpacked_func, dict(q=flat(Q), kv=flat(torch.stack((K, V), 2)), **BOUND), dict(
             FLASH_TAIL, **LENGTHS, q=FLAT["q"], kv=As(flat(torch.stack((2 * K, V), 2)), dict(k=2 * K)),
-            return_attn_probs=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))), unflat),
+            return_attn_probs=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))),
+            unflat),
     "flash_attn, varlen qkvpacked": Function(
         flash_attn.flash_attn_varlen_qkvpacked_func, dict(qkv=flat(torch.stack((K, K, V), 2)), cu_seqlens=CU_K,
                                                           max_seqlen=LEN_KV), dict(
             {n: e if n in ("deterministic", "dropout_p") else As(e.value, None) for n, e in FLASH_TAIL.items()
              if n != "window_size"}, window_size=As((3, 1), None), alibi_slopes=As(SLOPES[:2], None),
             qkv=As(flat(torch.stack((2 * K, K, V), 2)), None), cu_seqlens=As(SHORT_K, None, dict(max_seqlen=25)),
-            max_seqlen=Refused(3, "len_q|cu_seqlens_q"), return_attn_probs=Gives(True, lambda r, base: len(r) == 3)), unflat),
+            max_seqlen=Refused(3, "len_q|cu_seqlens_q"), return_attn_probs=Gives(True, lambda r, base: len(r) == 3)),
+            unflat),
     "flash_attn_3": Function(flash_attn_3.flash_attn_func, dict(q=Q, k=K, v=V), dict(TENSORS, **FLASH_3)),
-    "flash_attn_3, qkvpacked": Function(flash_attn_3.flash_attn_qkvpacked_func, dict(qkv=torch.stack((K, K, V), 2)), dict(
+    "flash_attn_3, qkvpacked": Function(flash_attn_3.flash_attn_qkvpacked_func, dict(qkv=torch.stack((K, K, V), 2)),
+                                        dict(
         {n: As(e.value, None) if isinstance(e, As) else e for n, e in FLASH_3.items()
          if n not in ("qv", "num_splits", "pack_gqa", "window_size")}, window_size=As((3, 1), None),
         qkv=As(torch.stack((2 * K, K, V), 2), None), return_attn_probs=Gives(True, lambda r, base: len(r) == 2),
@@ -228,10 +237,13 @@ FUNCTIONS = {
         dropout=As(0.5, None), scaling=As(0.3, dict(scale=0.3)),
         sliding_window=As(4, None, dict(module=layer(True), key=turned(K[:, :LEN_Q]), value=turned(V[:, :LEN_Q]))),
         softcap=As(0.5, dict(softcap=0.5)), is_causal=As(True, None), s_aux=Refused(SLOPES, "^s_aux: "),
-        sinks=Refused(SLOPES, "^sinks: "), head_mask=Refused(SLOPES, "^head_mask: "), cache=Refused(object(), "^cache: "),
+        sinks=Refused(SLOPES, "^sinks: "), head_mask=Refused(SLOPES, "^head_mask: "),
+        cache=Refused(object(), "^cache: "),
         position_bias=As(BIAS, dict(bias=BIAS)),
-        cu_seq_lens_q=[As(SHORT_Q, None, dict(cu_seq_lens_q=CU_Q, cu_seq_lens_k=CU_K)), Refused(CU_Q, "^cu_seq_lens_k: ")],
-        cu_seq_lens_k=[As(SHORT_K, None, dict(cu_seq_lens_q=CU_Q, cu_seq_lens_k=CU_K)), Refused(CU_K, "^cu_seq_lens_q: "),
+        cu_seq_lens_q=[As(SHORT_Q, None, dict(cu_seq_lens_q=CU_Q, cu_seq_lens_k=CU_K)),
+                       Refused(CU_Q, "^cu_seq_lens_k: ")],
+        cu_seq_lens_k=[As(SHORT_K, None, dict(cu_seq_lens_q=CU_Q, cu_seq_lens_k=CU_K)),
+                       Refused(CU_K, "^cu_seq_lens_q: "),
                        Refused(CU_K, "^position_bias: ", dict(cu_seq_lens_q=CU_Q, position_bias=BIAS))],
         max_length_q=Refused(3, "len_q|cu_seqlens_q", dict(cu_seq_lens_q=CU_Q, cu_seq_lens_k=CU_K)),
         max_length_k=Refused(3, "len_kv|cu_seqlens_kv", dict(cu_seq_lens_q=CU_Q, cu_seq_lens_k=CU_K)),
@@ -304,17 +316,20 @@ def test_an_argument_is_honoured_or_refused(name, argument, entry):
 @pytest.mark.parametrize("function,argument,value", [
     (tessera.plan, "backward", True), (tessera.plan, "threads", 1), (tessera.plan, "kernel", "reference")], ids=str)
 def test_a_plan_honours_its_arguments(function, argument, value):
-    assert str(function(**NUMPY, **{argument: value})) != str(function(**NUMPY, **({"threads": 2} if argument == "threads" else {})))
+    other = {"threads": 2} if argument == "threads" else {}
+    assert str(function(**NUMPY, **{argument: value})) != str(function(**NUMPY, **other))
 
 
-def test_a_prediction_honours_its_arguments_or_refuses_them():
+def test_a_prediction_honours_its_arguments():
     q = tessera.Spec((1, 4096, 16, 128), "bfloat16", "cuda")
     base = tessera.predict(q, q, q, machine="h200")
     for change in (dict(machine="a100"), dict(schedule="fa1"), dict(backward=True), dict(causal="top-left"),
                    dict(window=(100, 0))):
         assert tessera.predict(q, q, q, **{**dict(machine="h200"), **change}).ms != base.ms, change
-    with pytest.raises(ValueError, match="^kernel: expected None"):
-        tessera.predict(q, q, q, machine="h200", kernel="reference")
+    on_host = [tessera.predict(**NUMPY, machine="xeon-16", **change) for change in (
+        dict(kernel="cpu.fa1"), dict(schedule="fa1"), dict(kernel="cpu.standard"), dict(kernel="cpu.fa1", threads=1))]
+    assert [p.schedule for p in on_host] == ["fa1", "fa1", "standard", "fa1"]
+    assert on_host[0].ms == on_host[1].ms and len({p.ms for p in on_host}) == 3
 
 
 def test_the_backward_honours_its_arguments():
@@ -328,7 +343,8 @@ def test_the_backward_honours_its_arguments():
     out = tuple(numpy.empty_like(g) for g in base)
     assert all(a is b for a, b in zip(tessera.attention_backward(**call, out=out), out))
     assert all((a == b).all() for a, b in zip(out, base))
-    assert len(tessera.attention_backward(**call, bias=numpy.zeros((1, 1, 1, LEN_KV), numpy.float32), bias_gradient=True)) == 4
+    assert len(tessera.attention_backward(**call, bias=numpy.zeros((1, 1, 1, LEN_KV), numpy.float32),
+                                          bias_gradient=True)) == 4
     for wrong, words in ((dict(bias_gradient=True), "^bias_gradient: "), (dict(out=out[:2]), "^out: "),
                          (dict(stream=3), "^stream: expected None")):
         with pytest.raises(ValueError, match=words):

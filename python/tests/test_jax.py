@@ -44,7 +44,8 @@ def test_against_fp64(rng, dtype, causal, s):
 @pytest.mark.parametrize("s, keywords", [
     (29, {}), (33, dict(is_causal=True, scale=0.1)), (33, dict(local_window_size=4)),
     (29, dict(local_window_size=(2, 1))), (29, dict(is_causal=True, local_window_size=(3, 9))),
-    (33, dict(local_window_size=(7, 2))), (33, dict(query_seq_lengths=KEYS, key_value_seq_lengths=KEYS, is_causal=True)),
+    (33, dict(local_window_size=(7, 2))), (33, dict(query_seq_lengths=KEYS, key_value_seq_lengths=KEYS,
+                                                    is_causal=True)),
 ], ids=lambda value: ",".join(value) if isinstance(value, dict) else str(value))
 def test_means_what_jax_nn_means(rng, s, keywords):
     q, k, v = inputs(rng, s=s)

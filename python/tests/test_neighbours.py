@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bits of a sequence and of a head do not depend on what stands beside them: O and every gradient, by every adapter."""
+"""The bits of a sequence and of a head do not depend on what stands beside them: O and every gradient, by every
+adapter."""
 import numpy
 import pytest
 
@@ -51,7 +52,8 @@ ADAPTERS = {
     "compiled": compiled(lambda q, k, v: tt.attention(q, k, v, causal="top-left")),
     "compiled, dynamic": compiled(lambda q, k, v: tt.attention(q, k, v, softcap=2.0), dynamic=True),
     "varlen_attention": ragged(lambda q, k, v, cu, n: tt.varlen_attention(q, k, v, cu, cu, max_len_q=n, max_len_kv=n)),
-    "varlen_attention without bounds": ragged(lambda q, k, v, cu, n: tt.varlen_attention(q, k, v, cu, cu, causal="top-left")),
+    "varlen_attention without bounds": ragged(lambda q, k, v, cu,
+                                              n: tt.varlen_attention(q, k, v, cu, cu, causal="top-left")),
     "sdpa": lambda q, k, v: tt.scaled_dot_product_attention(*heads_first(q, k, v), is_causal=True,
                                                             enable_gqa=True).transpose(1, 2),
     "sdpa, mask": lambda q, k, v: tt.scaled_dot_product_attention(*heads_first(q, k, v), attn_mask=seen(q),
@@ -131,7 +133,8 @@ def test_lengths_of_other_sequences_do_not_matter(device):
     begins = [0, 400, 470, 700]
 
     def results(rows):
-        cu = torch.tensor([b - rows.start for b in begins if rows.start <= b <= rows.stop], dtype=torch.int32, device=device)
+        cu = torch.tensor([b - rows.start for b in begins if rows.start <= b <= rows.stop], dtype=torch.int32,
+                          device=device)
         return gradients(lambda *t: flash_attn.flash_attn_varlen_func(*t, cu, cu, 400, 400, causal=True),
                          [t[rows] for t in (q, k, v)], d_o[rows])
     want = results(slice(0, 700))
@@ -184,7 +187,8 @@ def test_a_training_call_on_cuda_runs_one_operator_for_every_size(name, dtype):
     chosen = set()
     for batch, length, heads in ((1, 16, 2), (1, 4096, 2), (64, 16, 2), (64, 4096, 64)):
         with FakeTensorMode(), reference.Names() as names:
-            leaves = [torch.empty(batch, length, heads, 64, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3)]
+            leaves = [torch.empty(batch, length, heads, 64, dtype=dtype, device="cuda",
+                                  requires_grad=True) for _ in range(3)]
             ADAPTERS[name](*leaves)
         chosen.add(tuple(n for n in names.seen if n.startswith("tessera::")))
     assert chosen == {("tessera::forward_with_residual" if dtype == torch.bfloat16 else "tessera::forward",)}

@@ -57,7 +57,8 @@ def test_fp32_against_fp64(name, device):
 def test_half_against_fp64(dtype, name, device):
     features = dict(FEATURES[name])
     len_q, len_kv = features.pop("lengths", (137, 253))
-    check(reference.inputs(len_q=len_q, len_kv=len_kv, dtype=dtype, device=device), features, HALF[dtype], 2 * HALF[dtype])
+    check(reference.inputs(len_q=len_q, len_kv=len_kv, dtype=dtype, device=device), features, HALF[dtype],
+          2 * HALF[dtype])
 
 
 @pytest.mark.parametrize("head_dim", [24, 64, 96, 128, 192, 256])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only a CUDA device can show: streams, graphs, memory, tensors in two places. Numbers are the other files' matter."""
+"""What only a CUDA device can show: streams, graphs, memory, tensors in two places. Numbers are the other files'
+matter."""
 import threading
 
 import pytest
@@ -157,8 +158,8 @@ def test_a_graph_of_a_ragged_call_takes_other_lengths():
 
 
 def test_memory_comes_from_pytorchs_allocator():
-    """The backward's workspace counts in the allocator's peak, and nothing of it is left. The operator itself: threads of
-    autograd may give memory back later."""
+    """The backward's workspace counts in the allocator's peak, and nothing of it is left. The operator itself: threads
+    of autograd may give memory back later."""
     q, k, v = (t.detach() for t in inputs(len_q=512, len_kv=512))
     o, lse = tt.attention(q, k, v, return_lse=True)
     call = (torch.ones_like(o), None, q, k, v, o, lse, *(None,) * 5, -1, -1, 0, -1, -1, None, 0.0, 0.0, None, False)

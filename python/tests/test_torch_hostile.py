@@ -132,7 +132,9 @@ def test_dtypes_that_it_does_not_have(dtype, device):
 WRONG = {  # the argument that the message names, and what is wrong with it
     "window": [(1.5, None), (-1, None), (3,), "ab", 3, (2**70, None)], "softcap": [None, -1.0, 10**400],
     "scale": ["x", float("nan"), 1j, 1e300, 10**400, torch.tensor([0.5, 0.5]), torch.tensor(0.5, requires_grad=True)],
-    "dropout_p": ["a", 1.0, -0.1, 10**400, torch.tensor(0.1, requires_grad=True)], "kernel": [3, "nope", "", b"cpu.fa2", "\udc80", "cpu.fa2\0x"], "alibi_slopes": [[1.0], torch.ones(4, dtype=torch.float64)],
+    "dropout_p": ["a", 1.0, -0.1, 10**400, torch.tensor(0.1, requires_grad=True)],
+    "kernel": [3, "nope", "", b"cpu.fa2", "\udc80", "cpu.fa2\0x"],
+    "alibi_slopes": [[1.0], torch.ones(4, dtype=torch.float64)],
     "bias": [[1.0], torch.zeros(3, 3), torch.zeros(1, 1, 1, 37, 53), torch.ones(37, 53, dtype=torch.bool)],
     "causal": [True, [], "left", 1], "layout": ["sbhd", None], "seed": [torch.tensor([1, 2]), torch.tensor([1.5])]}
 
@@ -219,7 +221,8 @@ def test_derivatives_that_are_not_there_are_errors(call, device):
     assert torch.equal(first, want)
 
 
-PLACES = {"k": {}, "v": {}, "bias": dict(bias=torch.zeros(1, 1, 37, 53)), "alibi_slopes": dict(alibi_slopes=torch.zeros(4))}
+PLACES = {"k": {}, "v": {}, "bias": dict(bias=torch.zeros(1, 1, 37, 53)),
+          "alibi_slopes": dict(alibi_slopes=torch.zeros(4))}
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -277,7 +280,8 @@ def test_rows_that_share_their_memory(device):
     """Windows over one row of numbers, every axis reversed, one number for all: strides that are legal for an input."""
     _, k, v = (t.detach() for t in reference.inputs(device=device))
     row = reference.random((68,), 3, device)
-    for q in (row.unfold(0, 32, 1)[None, :, None].expand(2, 37, 4, 32), torch.as_strided(row, (2, 37, 4, 32), (0,) * 4)):
+    for q in (row.unfold(0, 32, 1)[None, :, None].expand(2, 37, 4, 32),
+              torch.as_strided(row, (2, 37, 4, 32), (0,) * 4)):
         assert torch.equal(tt.attention(q, k, v), tt.attention(q.contiguous(), k, v))
 
 
@@ -315,7 +319,8 @@ def test_a_device_of_torchs_own_choice(device):
     """What the package makes for itself, seeds and settings, does not go where new tensors go by default."""
     leaves = reference.inputs(device=device)
     with torch.device("meta"):
-        results = [tt.attention(*leaves, scale=0.21), tt.attention(*leaves, dropout_p=0.1), tt.attention(*leaves, seed=4,
+        results = [tt.attention(*leaves, scale=0.21), tt.attention(*leaves, dropout_p=0.1),
+                   tt.attention(*leaves, seed=4,
                    dropout_p=0.1)]
         assert all(torch.autograd.grad(o.sum(), leaves)[0].device.type == device for o in results)
 

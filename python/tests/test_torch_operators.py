@@ -9,7 +9,8 @@ import torch_reference as reference  # noqa: E402
 
 def arguments(q, k, v, bias=None, alibi_slopes=None, cu=(None, None), seed=None, causal=1, window=(-1, -1), scale=None,
               softcap=0.0, dropout_p=0.0, heads_first=False):
-    return (q, k, v, bias, alibi_slopes, *cu, seed, -1, -1, causal, *window, scale, softcap, dropout_p, None, heads_first)
+    return (q, k, v, bias, alibi_slopes, *cu, seed, -1, -1, causal, *window, scale, softcap, dropout_p, None,
+            heads_first)
 
 
 def samples(device):
@@ -18,11 +19,13 @@ def samples(device):
     cu = torch.tensor([0, 2, 5], device=device), torch.tensor([0, 3, 7], device=device)
     packed = [t[0].detach().clone().requires_grad_() for t in (q, k, v)]
     return {"plain": arguments(q, k, v),
-            "everything": arguments(q, k, v, bias, torch.rand(4, device=device), seed=torch.tensor([3]), window=(3, -1), scale=0.3,
+            "everything": arguments(q, k, v, bias, torch.rand(4, device=device), seed=torch.tensor([3]),
+                                    window=(3, -1), scale=0.3,
                                     softcap=5.0, dropout_p=0.2),
             "transposed bf16": arguments(*(t.detach().transpose(1, 2).contiguous().transpose(1, 2).bfloat16()
                                            .requires_grad_() for t in (q, k, v))),
-            "heads first": arguments(*(t.detach().transpose(1, 2).requires_grad_() for t in (q, k, v)), heads_first=True),
+            "heads first": arguments(*(t.detach().transpose(1, 2).requires_grad_() for t in (q, k, v)),
+                                     heads_first=True),
             "ragged": arguments(*packed, cu=cu)}
 
 

@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 
 CALLS = {"plain": {}, "bottom-right": dict(causal="bottom-right"), "top-left": dict(causal="top-left"),
          "window": dict(window=(9, 3)), "window to the left": dict(window=(7, None), causal="bottom-right"),
-         "scale": dict(scale=0.3), "integer scale": dict(scale=1), "heads first": dict(layout="bhsd", causal="top-left"),
+         "scale": dict(scale=0.3), "integer scale": dict(scale=1),
+         "heads first": dict(layout="bhsd", causal="top-left"),
          "softcap": dict(softcap=2.0)}
 
 
@@ -207,7 +208,7 @@ def test_a_graph_that_may_draw_its_seed_again_is_refused(budget, device):
     leaves = reference.inputs(device=device)
     with config.patch(activation_memory_budget=budget):
         torch._dynamo.reset()
-        with pytest.raises(Exception, match="seed: expected a seed, since a graph compiled with .*activation_memory_budget"):
+        with pytest.raises(Exception, match="seed: expected a seed, since a graph compiled with .*memory_budget"):
             torch.compile(step, fullgraph=True, backend=PARTITIONED)(*leaves)
         torch._dynamo.reset()  # with graph breaks the seed is drawn between the graphs
         assert same_weights(torch.compile(step, backend=PARTITIONED)(*leaves), leaves[2])

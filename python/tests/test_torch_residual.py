@@ -211,7 +211,8 @@ def test_the_core_api_gives_it_and_takes_it(layout):
     if layout == "bhsd":
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     do = torch.randn_like(q)
-    o, lse, o_residual = tessera.attention(q, k, v, causal="top-left", layout=layout, return_lse=True, return_o_residual=True)
+    o, lse, o_residual = tessera.attention(q, k, v, causal="top-left", layout=layout, return_lse=True,
+                                           return_o_residual=True)
     assert o_residual.dtype == torch.int8 and o_residual.shape == o.shape
     want = torch.ops.tessera.forward_with_residual.default(*arguments(q, k, v, causal=2, heads_first=layout == "bhsd"))
     assert all(torch.equal(a, b) for a, b in zip((o, lse, o_residual), want))

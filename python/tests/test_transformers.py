@@ -218,7 +218,8 @@ def test_a_window_without_a_mask_counts_the_query_itself():
 
 
 @pytest.mark.parametrize("keywords,words", [
-    (dict(s_aux=torch.zeros(4)), "^s_aux: "), (dict(sinks=torch.zeros(4)), "^sinks: "), (dict(cache=object()), "^cache: "),
+    (dict(s_aux=torch.zeros(4)), "^s_aux: "), (dict(sinks=torch.zeros(4)), "^sinks: "),
+    (dict(cache=object()), "^cache: "),
     (dict(head_mask=torch.ones(4)), "^head_mask: "), (dict(cu_seq_lens_q=torch.tensor([0, 11])), "^cu_seq_lens_k: ")],
                          ids=lambda k: k if isinstance(k, str) else "")
 def test_what_is_not_there_is_refused(keywords, words):

@@ -111,7 +111,8 @@ def test_explain_takes_pytorchs_switches(torch):
         with_mask = which.explain(q.double(), q.double(), q.double(), **options)
         assert with_mask.taken == "none"
     wide, = calls_of(torch, (2, 8, 512, 256), requires_grad=True)
-    assert "flash-wide-training" in str(which.explain(wide, wide, wide, dropout_p=0.1, gpu="8.6", torch_version="2.11").table)
+    assert "flash-wide-training" in str(which.explain(wide, wide, wide, dropout_p=0.1, gpu="8.6",
+                                                      torch_version="2.11").table)
     with torch.no_grad():
         there = which.explain(wide, wide, wide, dropout_p=0.1, gpu="8.6", torch_version="2.11").table
     assert "flash-wide-training" not in str(there)

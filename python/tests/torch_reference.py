@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention in fp64 with the words of docs/numerics.md, by PyTorch's own operators: what the tests of tessera.torch are
-judged by. The limits of that page, as far as these tests use them; their inputs; and who listens to PyTorch's dispatcher."""
+judged by. The limits of that page, as far as these tests use them; their inputs; and who listens to PyTorch's
+dispatcher."""
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -14,7 +14,8 @@ void set_device_and_threads(PlanOptions& options, TensorRef q) {
 }
 
 Execution execution_of(TensorRef q) {
-    Execution how{.skip_memory_check = true};  // PyTorch states the device of each tensor, so the CUDA driver is not asked
+    // PyTorch states the device of each tensor, so the CUDA driver is not asked for it.
+    Execution how{.skip_memory_check = true};
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(q.device_index(), &how.stream));
     return how;
 }

@@ -21,7 +21,7 @@ struct Drawing {
 /// ones, as that of a probability of 1/2 or 1/16 does.
 double blocks_of_draw(double probability, const Drawing& drawing);
 
-/// How tessera's kernels of a family draw for a Problem (cuda/tile/kept_weights.cuh).
+/// How tessera's kernels of a family draw for a Problem (cuda/tile/dropout_mask.cuh).
 Drawing drawing_of(const Family& family, const Problem& problem);
 
 /// Instructions of a block of Philox, ten rounds of two wide products and two exclusive-ors of three; a multiprocessor

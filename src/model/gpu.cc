@@ -72,13 +72,13 @@ Gpu::Gpu(const Question& question, const Family& f, Prediction& prediction)
     note_tile();
 }
 
-bool Gpu::by_roles() const {
+bool Gpu::splits_dv_dk() const {
     return is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::backward && tile.block_kv <= kOneWarpgroup;
 }
 
 double Gpu::flop_per_pair() const {
     if (q.pass == Pass::forward) return 2 * (d + dv);
-    return by_roles() ? 2 * (2 * d + 2 * dv) : 2 * (3 * d + 2 * dv);
+    return splits_dv_dk() ? 2 * (2 * d + 2 * dv) : 2 * (3 * d + 2 * dv);
 }
 
 double Gpu::rows_at_work() const {
@@ -108,7 +108,7 @@ double Gpu::shared_bytes() const {
         return n * (d + dv) * e + kWarps * m * d * e + m * d * e + 2 * (kWarps - 1) * m * dv * 4;
     }
     if (q.pass == Pass::forward) return (1 + m / rows) * n * (d + dv) * e;
-    if (by_roles()) {
+    if (splits_dv_dk()) {
         // By 64 rows: S, dP, dV, dK; P in fp32; Q and dO come in.
         return (m + n) * (d + dv) * e + m * (d + dv) * e + 8 * m * n + m * (d + dv) * e;
     }
@@ -133,7 +133,7 @@ TileCycles Gpu::tile_cycles() const {
     cycles.shared = shared_bytes() / machine.shared_bytes;
     if (q.schedule != Schedule::standard) cycles.draws = clocks_of_draws(m * n);
     const double dq_bytes = q.schedule == Schedule::fa1 ? 8 : 4;  // fa1 reads it, too
-    if (q.pass == Pass::backward && !by_roles() && machine.reduce_bytes > 0)
+    if (q.pass == Pass::backward && !splits_dv_dk() && machine.reduce_bytes > 0)
         cycles.adds = dq_bytes * m * d / machine.reduce_bytes;
     const double loaded = q.pass == Pass::forward ? n : m;
     cycles.loads = loaded * (d + dv) * e / machine.l2_bytes;

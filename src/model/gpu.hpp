@@ -65,9 +65,9 @@ struct Gpu {
     bool streams() const { return q.pass == Pass::forward && q.problem.len_q <= tile.block_q; }
     /// Constants::exp_exposed, and what keys that don't fill their tiles add to it.
     double exp_exposed() const;
-    /// Is this fa3's backward whose main kernel is split by roles? S and dP are then made twice, the second time for
-    /// dQ.
-    bool by_roles() const;
+    /// Is this fa3's backward with dV and dK split between warpgroups? S and dP are then computed twice, the second
+    /// time for dQ.
+    bool splits_dv_dk() const;
     /// Bytes through shared memory for one inner tile: what is loaded is written once, and read by each reader.
     double shared_bytes() const;
     /// Bytes a millisecond.
@@ -96,9 +96,9 @@ struct Gpu {
     int split_keys();
     bool one_wave() const { return static_cast<double>(units.count) <= sms; }
     bool masks_all() const;
-    bool adds_in_turn() const;
-    bool finishes_dq() const;
-    std::int64_t by_length() const;
+    bool adds_dq_in_order() const;
+    bool writes_dq() const;
+    std::int64_t heads_longest_first() const;
     double clocks_of_draws(double elements) const;
     Stage stage() const;
     Stage stage_of_fa1() const;

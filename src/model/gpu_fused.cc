@@ -41,22 +41,21 @@ bool Gpu::masks_all() const {
     return family.masks_windows && (left || mask.window_right != unbounded);
 }
 
-bool Gpu::adds_in_turn() const {
+bool Gpu::adds_dq_in_order() const {
     return is_ours(family) && q.pass == Pass::backward && q.schedule != Schedule::fa1 && c.turn_cycles > 0;
 }
 
-/// Blocks by roles start by length under a causal mask.
-std::int64_t Gpu::by_length() const {
+/// Of fa3's backward over head_dim 128: its key blocks wait for no other.
+std::int64_t Gpu::heads_longest_first() const {
     const Problem& p = q.problem;
-    if (!by_roles() || !cuda::fa3::backward::goes_by_length(p)) return 0;
-    return heads_by_length(std::max<std::int64_t>(schedule::ceil_div(p.len_kv, tile.block_kv), 1), p.batch * p.heads_kv,
-                           true);
+    if (!splits_dv_dk() || !cuda::fa3::backward::starts_longest_first(p)) return 0;
+    return cuda::fa3::backward::key_block_rounds(p).heads;
 }
 
 std::int64_t shares_of_groups(const schedule::Workload& w) {
     const Problem& p = w.problem;
     if (w.pass == Pass::forward || p.group() <= 1 || p.heads_kv == 0 || p.dtype == DType::fp32) return 1;
-    if (w.schedule == Schedule::fa3) return cuda::fa3::backward::shares_of_groups(p);
+    if (w.schedule == Schedule::fa3) return cuda::fa3::backward::head_splits(p);
     if (w.schedule != Schedule::fa2) return 1;
     using cuda::gradient::HeadSplit;
     const auto heads_kv = static_cast<int>(p.heads_kv), group = static_cast<int>(p.group());
@@ -80,16 +79,16 @@ Stage Gpu::stage() const {
             .ends = c.end_cycles + c.end_cycles_per_dim * d,
             .masks_all = masks_all(),
             .ends_cut = is_ours(family),
-            .turn = adds_in_turn() ? c.turn_cycles : 0,
-            .turns_of_fa3 = q.schedule == Schedule::fa3,
-            .by_length = by_length()};
+            .dq_add = adds_dq_in_order() ? c.turn_cycles : 0,
+            .fa3_dq_order = q.schedule == Schedule::fa3,
+            .heads_longest_first = heads_longest_first()};
 }
 
 /// Clocks until the last block is done.
 double Gpu::last_done(const Stage& stage, const Units& of, double share) const {
-    constexpr std::int64_t kMostBlocks = 1 << 15, kMostTurns = 1 << 19;  // more are not worth going through
+    constexpr std::int64_t kMostBlocks = 1 << 15, kMostTiles = 1 << 19;  // more are not worth going through
     if (of.count == 0) return 0;
-    if (stage.turn > 0 && of.tiles <= kMostTurns) return in_turn(stage, static_cast<int>(sms));
+    if (stage.dq_add > 0 && of.tiles <= kMostTiles) return clocks_in_dq_order(stage, static_cast<int>(sms));
     if (of.count <= kMostBlocks) {
         const int each = stage.rows_outer ? blocks_at_a_time(family, q.problem, q.machine) : 1;
         return dealt(blocks_in_order(stage), {static_cast<int>(sms), each, each > 1 ? c.alone : 1});
@@ -107,9 +106,10 @@ std::string Gpu::last_done_text(const Stage& stage, const Units& of, double shar
         const std::string whole = fmt::format("{:.0f} * {:.8g} - {}", rounds, longest, clocks_text(share));
         return fmt::format("whole rounds of equal blocks: {}", last < share ? "max(0, " + whole + ")" : whole);
     }
-    return fmt::format("{}, until the last one ends: {} - {}",
-                       stage.turn > 0 ? "blocks that add to dQ in turn" : "blocks one after the other to who is free",
-                       clocks_text(std::max(last, share)), clocks_text(share));
+    return fmt::format(
+        "{}, until the last one ends: {} - {}",
+        stage.dq_add > 0 ? "blocks that add to dQ in a fixed order" : "blocks one after the other to who is free",
+        clocks_text(std::max(last, share)), clocks_text(share));
 }
 
 /// The lines of a kernel's blocks. Returns the clocks of an equal share and those until the last block is done.
@@ -130,13 +130,10 @@ Dealt Gpu::deal_out(const Stage& stage, const Units& of) {
     return {share, idle, cut};
 }
 
-/// Is dQ made by the last block of keys that adds to it, in the main kernel (cuda/fa3/backward/kernels.cc)?
-bool Gpu::finishes_dq() const {
-    constexpr std::int64_t kManyBlocks = 1024;
-    const Problem& p = q.problem;
-    const bool of_fa3 = is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::backward && !by_roles();
-    if (!of_fa3 || p.batch * p.heads_kv * schedule::ceil_div(p.len_kv, tile.block_kv) < kManyBlocks) return false;
-    return cuda::fa3::backward::finishes_dq(p) && !cuda::fa3::backward::starts_in_parts(p);
+/// Does the last key block to add to dQ write it, in the main kernel?
+bool Gpu::writes_dq() const {
+    return is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::backward && !splits_dv_dk() &&
+           cuda::fa3::backward::writes_dq(q.problem);
 }
 
 /// Kernels before and after the main one, bound by memory. Others': D = rowsum(dO * O), dQ = 0; dQ to the dtype.
@@ -146,10 +143,10 @@ void Gpu::add_gradient_passes() {
     const auto rows = static_cast<double>(q.problem.rows_q() * q.problem.heads_q);
     double row = 2 * dv * e + 4 + 4 * d + 4 * d + d * e;
     if (is_ours(family)) {
-        const int sums = q.schedule == Schedule::fa3   ? cuda::fa3::backward::sums_of_dq(q.problem)
+        const int sums = q.schedule == Schedule::fa3   ? cuda::fa3::backward::dq_accumulators(q.problem)
                          : q.schedule == Schedule::fa2 ? 2
                                                        : 1;
-        row = dv * (2 * e + 1) + 4 + (finishes_dq() ? 0 : sums * 4 * d + d * e);
+        row = dv * (2 * e + 1) + 4 + (writes_dq() ? 0 : sums * 4 * d + d * e);
     }
     const double bytes = rows * row;
     account.part("before and after", bytes / copy_rate(), "O, dO, D, dQ: {:.0f} * {:.0f} B / {:.5g} GB/s", rows, row,
@@ -194,8 +191,8 @@ void Gpu::note_dram() {
     else account.note("DRAM alone", "bytes counted by the schedule (docs/model.md): {}", at_rate);
 }
 
-/// The kernel that makes dQ where blocks of keys don't add it up: S and dP once more, and dQ += dS K, by tiles of
-/// queries (cuda/fa3/backward/after/dq_kernel.cuh).
+/// The dQ kernel of shapes whose key blocks don't add it up (cuda/fa3/backward/after/dq_kernel.cuh): S and dP once
+/// more, and dQ += dS K, by query tiles.
 void Gpu::add_dq_kernel() {
     constexpr Tile kTile{128, 64};
     constexpr double kElements = 128 * 64;
@@ -203,14 +200,15 @@ void Gpu::add_dq_kernel() {
     rows.pass = Pass::forward;
     rows.tile = kTile;
     const Units of = units_of(rows);
-    const double products = kElements * 2 * (2 * d + dv) / product_rate();
+    const double mma = kElements * 2 * (2 * d + dv) / product_rate();
     const double exps = kElements / q.machine.exp_rate;
     Stage stage = this->stage();
     stage.tile = kTile, stage.rows_outer = true, stage.whole_groups = false, stage.order = Order::as_they_lie;
-    stage.step = products + c.dq_exp_exposed * exps;  // with dropout there is no kernel by roles
+    stage.step = mma + c.dq_exp_exposed * exps;  // shapes with dropout have no dQ kernel
     stage.mask = c.mask_exposed * exps, stage.ends = c.dq_end_cycles;
-    constexpr std::int64_t kFewestTogether = 16;  // heads
-    if (stage.by_length > 0) stage.by_length = kFewestTogether;
+    if (stage.heads_longest_first > 0) {
+        stage.heads_longest_first = cuda::fa3::backward::query_heads_per_round(q.problem);
+    }
     account.note("a tile of dQ", "{:.0f} * {:.0f} FLOP / {:.5g} FLOP/clk + {:.3g} * {:.0f} = {:.6g} clk", kElements,
                  2 * (2 * d + dv), product_rate(), c.dq_exp_exposed, exps, stage.step);
     const Dealt blocks = deal_out(stage, of);
@@ -240,7 +238,7 @@ void Gpu::fused() {
     if (is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward &&
         cuda::fa3::dynamic_scheduling(q.problem, static_cast<std::int64_t>(sms)))
         ++launches;  // the counter of tiles is set to 0
-    if (finishes_dq()) --launches;
+    if (writes_dq()) --launches;
     const Stage main = stage();
     account.note("ends of a block", "{:.0f} + {:.3g} * {:.0f} = {:.6g} clk", c.end_cycles, c.end_cycles_per_dim, d,
                  main.ends);
@@ -257,7 +255,7 @@ void Gpu::fused() {
     account.part("idle cores", idle / per_ms, "{} clk / {:.4f} GHz", clocks_text(idle), out.clock_ghz);
     account.note("main kernel", "({} + {}) clk / {:.4f} GHz = {:.4g} ms", clocks_text(share), clocks_text(idle),
                  out.clock_ghz, (share + idle) / per_ms);
-    if (by_roles()) add_dq_kernel();
+    if (splits_dv_dk()) add_dq_kernel();
     const std::int64_t shares = is_ours(family) ? shares_of_groups(workload) : 1;
     if (shares > 1) add_shares(shares), ++launches;
     add_empty_blocks(shares);

@@ -61,12 +61,12 @@ std::vector<double> blocks_in_order(const Stage& s) {
         }
         return order;
     }
-    if (s.by_length > 0 && s.sequences.empty() && !sequences.empty()) {
+    if (s.heads_longest_first > 0 && s.sequences.empty() && !sequences.empty()) {
         std::vector<double> blocks = sequences.front();
         if (s.rows_outer) std::reverse(blocks.begin(), blocks.end());
         const auto all = static_cast<std::int64_t>(sequences.size()) * heads;
-        for (std::int64_t first = 0; first < all; first += s.by_length) {
-            const auto so_many = static_cast<std::size_t>(std::min(s.by_length, all - first));
+        for (std::int64_t first = 0; first < all; first += s.heads_longest_first) {
+            const auto so_many = static_cast<std::size_t>(std::min(s.heads_longest_first, all - first));
             for (const double clocks : blocks) order.insert(order.end(), so_many, clocks);
         }
         return order;

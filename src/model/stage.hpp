@@ -28,11 +28,11 @@ struct Stage {
     double ends = 0;          ///< of a block beside that
     bool masks_all = false;   ///< every tile is taken for a cut one
     bool ends_cut = true;     ///< so is one that reaches over the last key
-    /// Clocks from one addition to a tile of dQ to the next, where blocks of keys add in turn; 0: in any order.
-    double turn = 0;
-    bool turns_of_fa3 = false;  ///< by the order of fa3's backward, else of fa2's
-    /// Heads of which the longest blocks begin before others of any of them; 0: a head's blocks follow each other.
-    std::int64_t by_length = 0;
+    /// Clocks from one addition to a dQ tile to the next, where key blocks add in a fixed order; 0: in any order.
+    double dq_add = 0;
+    bool fa3_dq_order = false;  ///< the order of fa3's backward, else of fa2's
+    /// Heads of a round in which the longest blocks start first; 0: a head's blocks follow each other.
+    std::int64_t heads_longest_first = 0;
 
     double clocks(std::int64_t inner, std::int64_t cut) const {
         return static_cast<double>(inner) * step + static_cast<double>(masks_all ? inner : cut) * mask + ends;
@@ -47,12 +47,8 @@ struct Stage {
 /// Clocks of all thread blocks in the order in which they begin.
 std::vector<double> blocks_in_order(const Stage& stage);
 
-/// Clocks until the last block is done: blocks begin in order, one on a multiprocessor, and where dQ is added up in
-/// turn a block is late by as much as the one before it.
-double in_turn(const Stage& stage, int multiprocessors);
-
-/// Of so many heads with so many blocks of keys each, how many begin by length in fa3's backward, by turns or by roles
-/// (cuda/fa3/backward/kernels.cc).
-std::int64_t heads_by_length(std::int64_t blocks, std::int64_t heads, bool roles);
+/// Clocks until the last key block is done, where dQ is added up in a fixed order: key blocks start in launch order,
+/// one on a multiprocessor, and each waits for those that add to its dQ tiles before it.
+double clocks_in_dq_order(const Stage& stage, int multiprocessors);
 
 }  // namespace tessera::model

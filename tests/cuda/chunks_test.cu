@@ -5,7 +5,7 @@
 #include <set>
 
 #include "cuda/on_device.cuh"
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda::test::chunks {
 namespace {

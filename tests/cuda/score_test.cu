@@ -34,7 +34,7 @@ __global__ void handle(ForwardParams p, Sequence sequence, std::int64_t batch, i
     }
     const int query = place.query + lane / 4;
     const int key = place.key + lane % 4 * 2;
-    const Visible visible(p.mask.bind(sequence.len_q, sequence.len_kv));
+    const Band32 visible(p.mask.bind(sequence.len_q, sequence.len_kv));
     const HeadScores<T> scores(p, sequence, batch, head);
     if (what == What::hide) apply_mask(fragment, visible, query, key);
     if (what == What::transform) scores.template transform<false>(fragment, visible, query, key);

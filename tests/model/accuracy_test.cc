@@ -206,7 +206,9 @@ TEST(Accuracy, ragged) {
 }
 
 TEST(Accuracy, cpu) {
-    for (const measure::Accuracy& a : measure::summarise(measure::compare(kept("cpu", {"torch_amx_xeon16.jsonl"})))) {
+    const auto comparisons = measure::compare(kept("cpu", {"torch_amx_xeon16.jsonl"}));
+    EXPECT_EQ(comparisons.rows.size(), 176U);
+    for (const measure::Accuracy& a : measure::summarise(comparisons)) {
         // Of another host, and kernels of before: the constants are those of probes_95001_xeon16.jsonl.
         EXPECT_LE(a.median, 0.22) << a.kernels << " " << a.pass;
     }

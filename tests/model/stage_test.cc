@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels as they are dealt out: which tiles a mask or an end cuts, what all blocks take together, and blocks of keys
-// that add to dQ in turn.
+// Kernels as they are dealt out: which tiles a mask or an end cuts, what all blocks take together, and key blocks that
+// add to dQ in a fixed order.
 #include "model/stage.hpp"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ TEST(Grid, uncut_tiles_are_the_full_ones) {
 }
 
 /// An order of additions, and the time of each, only add to the time of blocks that are dealt out like any others.
-TEST(InTurn, turns_only_add_time) {
+TEST(ClocksInDqOrder, additions_only_add_time) {
     EXPECT_TRUE(test::holds(100, [] {
         const Problem p = any_problem();
         Stage stage{.problem = p, .sequences = {}, .tile = {64, 128}};
@@ -68,34 +68,35 @@ TEST(InTurn, turns_only_add_time) {
         stage.whole_groups = true;
         stage.order = Order::last_first;
         stage.step = 3, stage.mask = 2, stage.ends = 10;
-        stage.turns_of_fa3 = *rc::gen::arbitrary<bool>();
+        stage.fa3_dq_order = *rc::gen::arbitrary<bool>();
         const int multiprocessors = *rc::gen::inRange(1, 9);
         const std::vector<double> blocks = blocks_in_order(stage);
         const double sum = std::accumulate(blocks.begin(), blocks.end(), 0.0);
-        const double free = in_turn(stage, multiprocessors);
+        const double free = clocks_in_dq_order(stage, multiprocessors);
         RC_ASSERT(free >= sum / multiprocessors - 1e-9);
         // Groups are shared out, or the first blocks begin; of few blocks without a mask the heads take turns.
-        const bool as_listed = p.group() == 1 && (!stage.turns_of_fa3 || !p.mask.trivial());
+        const bool as_listed = p.group() == 1 && (!stage.fa3_dq_order || !p.mask.trivial());
         if (as_listed) RC_ASSERT(free >= dealt(blocks, {multiprocessors, 1, 1}) - 1e-9);
-        stage.turn = 5;
-        RC_ASSERT(in_turn(stage, multiprocessors) >= free - 1e-9);
+        stage.dq_add = 5;
+        RC_ASSERT(clocks_in_dq_order(stage, multiprocessors) >= free - 1e-9);
     }));
 }
 
 /// One tile of queries and seven blocks of keys on eight multiprocessors, by hand: all are ready after half of their
 /// ends and one step, add one after the other, and the last one has the other half of its ends to go.
-TEST(InTurn, few_queries_and_many_keys) {
+TEST(ClocksInDqOrder, few_queries_and_many_keys) {
     Problem p = Problem::dense(1, 64, 1, 64, DType::bf16);
     p.len_kv = 7 * 128;
     Stage stage{.problem = p, .sequences = {}, .tile = {64, 128}};
     stage.rows_outer = false;
     stage.whole_groups = true;
-    stage.step = 3, stage.ends = 10, stage.turn = 100;
-    stage.turns_of_fa3 = true;  // on one multiprocessor each begins when the one before has added and ended
-    for (const int multiprocessors : {1, 8}) EXPECT_DOUBLE_EQ(in_turn(stage, multiprocessors), 5 + 3 + 6 * 100 + 5);
-    stage.turns_of_fa3 = false;  // block 0 lies along with these queries and has a sum of its own
-    EXPECT_DOUBLE_EQ(in_turn(stage, 8), 5 + 3 + 5 * 100 + 5);
-    EXPECT_DOUBLE_EQ(in_turn(stage, 1), 5 + 3 + 5 * 100 + 5 + 13);
+    stage.step = 3, stage.ends = 10, stage.dq_add = 100;
+    stage.fa3_dq_order = true;  // on one multiprocessor each begins when the one before has added and ended
+    for (const int multiprocessors : {1, 8})
+        EXPECT_DOUBLE_EQ(clocks_in_dq_order(stage, multiprocessors), 5 + 3 + 6 * 100 + 5);
+    stage.fa3_dq_order = false;  // block 0 lies along with these queries and has an accumulator of its own
+    EXPECT_DOUBLE_EQ(clocks_in_dq_order(stage, 8), 5 + 3 + 5 * 100 + 5);
+    EXPECT_DOUBLE_EQ(clocks_in_dq_order(stage, 1), 5 + 3 + 5 * 100 + 5 + 13);
 }
 
 constexpr int kMultiprocessors = 132;
@@ -111,21 +112,21 @@ Stage longest_first(const Problem& p) {
 }
 
 /// Under a causal mask fa2's longest blocks begin first where there are many: the last ones are short.
-TEST(InTurn, long_blocks_begin_first) {
+TEST(ClocksInDqOrder, long_blocks_begin_first) {
     Problem p = Problem::dense(4, 4096, 16, 128, DType::bf16);
     p.mask.causal = Causal::bottom_right;
     Stage stage = longest_first(p);
     const std::vector<double> blocks = blocks_in_order(stage);
     const double share = std::accumulate(blocks.begin(), blocks.end(), 0.0) / kMultiprocessors;
     EXPECT_GT(dealt(blocks, {kMultiprocessors, 1, 1}), 1.05 * share);
-    EXPECT_LT(in_turn(stage, kMultiprocessors), 1.03 * share);
+    EXPECT_LT(clocks_in_dq_order(stage, kMultiprocessors), 1.03 * share);
     p.len_q = 4095;  // not as many queries as keys: one head's blocks after another's
-    EXPECT_GT(in_turn(stage, kMultiprocessors), 1.05 * share);
+    EXPECT_GT(clocks_in_dq_order(stage, kMultiprocessors), 1.05 * share);
 }
 
 /// Eight kv heads of 16 blocks leave 132 multiprocessors waiting for the longest, which takes twice the mean, unless a
 /// group's query heads are shared out.
-TEST(InTurn, groups_are_shared_out) {
+TEST(ClocksInDqOrder, groups_are_shared_out) {
     Problem p = Problem::dense(1, 2048, 64, 128, DType::bf16);
     p.heads_kv = 8;
     p.mask.causal = Causal::bottom_right;
@@ -134,9 +135,9 @@ TEST(InTurn, groups_are_shared_out) {
     const double share = std::accumulate(blocks.begin(), blocks.end(), 0.0) / kMultiprocessors;
     EXPECT_GT(dealt(blocks, {kMultiprocessors, 1, 1}), 1.8 * share);
     for (const bool of_fa3 : {true, false}) {
-        stage.turns_of_fa3 = of_fa3;
-        EXPECT_LT(in_turn(stage, kMultiprocessors), 1.4 * share);
-        EXPECT_GT(in_turn(stage, kMultiprocessors), share);
+        stage.fa3_dq_order = of_fa3;
+        EXPECT_LT(clocks_in_dq_order(stage, kMultiprocessors), 1.4 * share);
+        EXPECT_GT(clocks_in_dq_order(stage, kMultiprocessors), share);
     }
 }
 

@@ -7,11 +7,12 @@ import torch.autograd.forward_ad
 
 from . import _errors, _functorch, _operators
 from ._operators import Arguments
-from ._tensors import CausalBias, alignment_of, expect_tensor
+from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor
 
 CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _FLOATS = frozenset((type(None), float))
-# PyTorch documents no way to ask these two. Where one is missing the answer is yes, which costs time and is never wrong.
+# PyTorch documents no way to ask these two. Where one is missing the answer is yes, which costs time and is never
+# wrong.
 _functorch_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
@@ -21,12 +22,14 @@ def _forward_mode():
 
 
 def _needs_gradients(arguments):
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:4])
+    q, k, v, bias = arguments[:4]
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
+                                        or (bias is not None and bias.requires_grad))
 
 
 def number(name, value):
-    """`value` as a float; None and a number of a compiled graph stay as they are. Raises ValueError for what is no number
-    that a float can hold, and for a tensor that requires a gradient, which it would not get."""
+    """`value` as a float; None and a number of a compiled graph stay as they are. Raises ValueError for what is no
+    number that a float can hold, and for a tensor that requires a gradient, which it would not get."""
     if value is None or isinstance(value, torch.SymFloat):
         return value
     if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
@@ -63,9 +66,7 @@ def run(arguments, with_lse=True):
     A graph gets the operator that has a gradient. An eager call runs one without where no gradient is wanted, and an
     autograd.Function of its own where one is, since both take a fraction of the time.
     Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
-    for name, tensor in zip(Arguments._fields, arguments[:_operators.TENSORS]):
-        if tensor is not None or name in ("q", "k", "v"):
-            expect_tensor(name, tensor)
+    expect_arguments(arguments)
     compiling = torch.compiler.is_compiling()
     if not compiling:  # a graph may have symbols there
         arguments = _with_numbers(arguments)
@@ -186,8 +187,8 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     alibi_slopes: float32 [heads_q] or [batch, heads_q], no gradient.
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores. A CausalBias of
         torch.nn.attention.bias (causal_upper_left, causal_lower_right) stands for its alignment, with causal=None.
-    dropout_p, seed: seed is an int or an int64 tensor in host memory; default: drawn from torch's CPU generator. A graph
-        of torch.compile that may recompute its random numbers (activation_memory_budget under 1) needs a seed.
+    dropout_p, seed: seed is an int or an int64 tensor in host memory; default: drawn from torch's CPU generator. A
+        graph of torch.compile that may recompute its random numbers (activation_memory_budget under 1) needs a seed.
     deterministic: every kernel of tessera gives the same bits in every run, so both values mean the same.
     kernel: a name of `tessera list` without its pass ("cpu.fa2", "reference"); default: the plan's choice.
     Returns o, of the shape of q with head_dim_v, and with return_lse (o, lse): the natural logarithm of the sum of

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash-attn's S_dmask: the weights, with a sign for what dropout kept. It takes the memory of all weights: for tests."""
+"""flash-attn's S_dmask: the weights, with a sign for what dropout kept. It takes the memory of all weights: for
+tests."""
 import torch
 
 from . import _operators
@@ -35,8 +36,8 @@ def _rounded(length):
 
 
 def signed_weights(arguments):
-    """S_dmask of the operators' Arguments, rows first and with a seed: [batch, heads, len_q, len_kv], both lengths rounded
-    up to 128; of a ragged batch the lengths are max_len_q and max_len_kv."""
+    """S_dmask of the operators' Arguments, rows first and with a seed: [batch, heads, len_q, len_kv], both lengths
+    rounded up to 128; of a ragged batch the lengths are max_len_q and max_len_kv."""
     with torch.no_grad():
         arguments = arguments._make(a.detach() if isinstance(a, torch.Tensor) else a for a in arguments)
         q, k = arguments.q, arguments.k

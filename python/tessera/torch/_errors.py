@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the operators' exceptions to tessera's. PyTorch turns each one into a RuntimeError; its text begins with tessera's
-code (python/torch_ops/call.hpp)."""
+"""From the operators' exceptions to tessera's. PyTorch turns each one into a RuntimeError; its text begins with
+tessera's code (python/torch_ops/call.hpp)."""
 import re
 
 import torch
@@ -21,7 +21,8 @@ _NAMES = {"dropout": "dropout_p", "window_left": "window", "window_right": "wind
 
 
 def translated(error: Exception) -> Exception:
-    """The exception that `error` stands for (ValueError for a wrong argument), or `error` itself if it is not tessera's."""
+    """The exception that `error` stands for (ValueError for a wrong argument), or `error` itself if it is not
+    tessera's."""
     match = _PATTERN.match(str(error))
     if match is not None:
         name, colon, text = match[2].partition(": ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the operator libraries of this package into PyTorch and says, when one won't load, why."""
+"""Loads the operator libraries of this package into PyTorch ; status() says why one did not load."""
 import functools
 
 import torch
@@ -15,7 +15,7 @@ def torch_version() -> tuple:
 
 
 def _load(name: str):
-    """Loads one library. Returns None, or the reason why it isn't loaded."""
+    """Loads one library. Returns None, or the reason why it is not loaded."""
     path = _native.library_dir() / name
     if torch_version() < OLDEST_TORCH:
         return f"PyTorch {torch.__version__} is older than {'.'.join(map(str, OLDEST_TORCH))}"
@@ -30,7 +30,7 @@ def _load(name: str):
 
 @functools.lru_cache(maxsize=None)
 def status() -> dict:
-    """Loads what can be loaded, once. Library -> None when it is in, else the reason why it is not."""
+    """Loads the libraries, once. Library -> None if it is loaded, else the reason why it is not."""
     found = {CPU_LIBRARY: _load(CPU_LIBRARY)}
     if found[CPU_LIBRARY] is not None:
         found[CUDA_LIBRARY] = f"{CPU_LIBRARY}, which defines the operators, is not loaded"
@@ -42,7 +42,7 @@ def status() -> dict:
 
 
 def require() -> None:
-    """Raises ImportError with the reason when the operators for the CPU are not there."""
+    """Raises ImportError with the reason unless the operators for the CPU are loaded."""
     reason = status()[CPU_LIBRARY]
     if reason is not None:
         raise ImportError(f"tessera.torch: {reason}; `python -m tessera doctor` says more")

@@ -69,8 +69,8 @@ def keeps_residual(q, dropout_p=0.0, kernel=None):
     """Whether a forward that will have a backward keeps the residual of O: where kernels write it and read it.
 
     The answer depends on no size: with the residual delta is computed in another way, which gives gradients other bits,
-    and a sequence has the same bits in every batch. tessera.plan() knows more, but a compiled graph needs one answer for
-    every problem that it may meet."""
+    and a sequence has the same bits in every batch. tessera.plan() knows more, but a compiled graph needs one answer
+    for every problem that it may meet."""
     return (q.is_cuda and q.dtype == torch.bfloat16 and dropout_p == 0
             and (kernel is None or kernel.startswith(("cuda.fa2.", "cuda.fa3."))))
 

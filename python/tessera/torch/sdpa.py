@@ -12,8 +12,8 @@ _NONE, _BOTTOM_RIGHT, _TOP_LEFT = 0, 1, 2
 
 
 def bias_of(mask, q_shape, len_kv, dtype):
-    """The additive bias of 4 dimensions for torch's attn_mask: bool (True: the key takes part) or numbers to add. A mask
-    of fewer dimensions gets dimensions of 1 in front. None for None."""
+    """The additive bias of 4 dimensions for torch's attn_mask: bool (True: the key takes part) or numbers to add. A
+    mask of fewer dimensions gets dimensions of 1 in front. None for None."""
     if mask is None:
         return None
     batch, heads, len_q = q_shape[0], q_shape[1], q_shape[2]
@@ -95,7 +95,8 @@ def _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         if attn_mask.dim() > 4:
             attn_mask = attn_mask.expand(*query.shape[:-2], *attn_mask.shape[-2:]).flatten(0, -4)
         bias = bias_of(attn_mask, q.shape, k.shape[2], q.dtype)
-    o = _attention.run(Arguments(q, k, v, bias, seed=_attention.seed_tensor(None, dropout_p), causal=causal, scale=scale,
+    o = _attention.run(Arguments(q, k, v, bias, seed=_attention.seed_tensor(None, dropout_p), causal=causal,
+                                 scale=scale,
                                  dropout_p=dropout_p, heads_first=True), False)
     return o if query.dim() == 4 else o.reshape(*query.shape[:-2], *o.shape[-2:])
 
@@ -126,7 +127,8 @@ def _causal_on_cuda(is_causal):
 
 
 def _flash_for_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    """aten::_scaled_dot_product_flash_attention_for_cpu. Its LSE [batch, heads, len] is [batch, len, heads] in memory."""
+    """aten::_scaled_dot_product_flash_attention_for_cpu. Its LSE [batch, heads, len] is [batch, len, heads] in
+    memory."""
     bias = bias_of(attn_mask, query.shape, key.shape[2], query.dtype)
     o, lse = _forward(query, key, value, bias, None, _causal_on_cpu(is_causal), scale, dropout_p)
     return o, lse.transpose(1, 2).contiguous().transpose(1, 2)
@@ -134,8 +136,8 @@ def _flash_for_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_ma
 
 def _flash_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None,
                             scale=None):
-    """aten::_scaled_dot_product_flash_attention_for_cpu_backward. Its gradients are [batch, len, heads, head_dim] in memory,
-    whatever the order of its inputs."""
+    """aten::_scaled_dot_product_flash_attention_for_cpu_backward. Its gradients are [batch, len, heads, head_dim] in
+    memory, whatever the order of its inputs."""
     bias = bias_of(attn_mask, query.shape, key.shape[2], query.dtype)
     tensors = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
     gradients = _backward(*tensors, logsumexp, bias, None, _causal_on_cpu(is_causal), scale, dropout_p, False)
@@ -186,8 +188,8 @@ class _Handle:
 
 def register_provider(name="tessera"):
     """Makes `name` known to PyTorch: torch.nn.attention.activate_flash_attention_impl(name) then runs
-    torch.nn.functional.scaled_dot_product_attention on tessera wherever PyTorch chooses its flash kernel, on the CPU and
-    on CUDA, and torch.nn.attention.restore_flash_attention_impl() ends that.
+    torch.nn.functional.scaled_dot_product_attention on tessera wherever PyTorch chooses its flash kernel, on the CPU
+    and on CUDA, and torch.nn.attention.restore_flash_attention_impl() ends that.
 
     Raises ImportError when this PyTorch has no such registry (it came after 2.10)."""
     from torch.nn import attention

@@ -9,7 +9,7 @@
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/output.cuh"
 #include "cuda/tile/score.cuh"
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda::fa1 {
 

@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(LayoutFp32<Shape::kConfig>::kThreads)
     load_fp32<Layout>(mainloop.tile.q, q, p.q, work.q_begin, work.sequence.len_q, p.head_dim);
     RowsFp32<Layout> rows;
     for (int i = 0; i < work.tiles.count(); ++i) {
-        const int number = work.tiles.first + i;
+        const int number = work.tiles.begin + i;
         const int first_key = number * Layout::kBlock;
         typename MainloopFp32<Layout>::Scores s;
         __syncthreads();  // all threads are done with V of the tile before

@@ -4,7 +4,7 @@
 #include "cuda/fa2/accumulators.cuh"
 #include "cuda/fa2/inputs.cuh"
 #include "cuda/tile/fragment.cuh"
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda::fa2 {
 
@@ -37,7 +37,7 @@ struct Mainloop {
     }
 
  private:
-    __device__ __forceinline__ int first_key(int index) const { return (work.tiles.first + index) * kConfig.block_kv; }
+    __device__ __forceinline__ int first_key(int index) const { return (work.tiles.begin + index) * kConfig.block_kv; }
     __device__ static __forceinline__ int stage_of(int index) {
         return static_cast<int>(static_cast<unsigned>(index) % kConfig.stages);
     }
@@ -120,7 +120,7 @@ struct Mainloop {
 
     /// Replaces Inf and NaN in a tile of V by 0 in the second run, unless all queries see the whole tile.
     __device__ __forceinline__ void sanitize(int index, int stage) const {
-        if (!work.sanitizes || work.tiles.full(work.tiles.first + index)) return;
+        if (!work.sanitizes || work.tiles.full(work.tiles.begin + index)) return;
         clean<T, kConfig.block_kv, kHeadDim, kConfig.threads()>(inputs.v_tile(stage));
         __syncthreads();
     }
@@ -195,7 +195,7 @@ struct Mainloop {
                                                               const Rescaling (&rescaling)[kRowTiles], Out& out,
                                                               const Between& between) {
         float part[kRowTiles][2] = {};
-        KeptOfRows kept[kRowTiles];
+        DropoutBits kept[kRowTiles];
         const int lane = Position::of_thread<kConfig>().lane;
         const auto v = MatrixAddress<kHeadDim>::rows_first(inputs.v_tile(stage), 0, lane);
         multiply_pv<T, kHeadDim>(out.o, s, v, [&](int tile) {
@@ -215,7 +215,7 @@ struct Mainloop {
     }
 
     /// Elements of P of 16 rows x 8 keys that dropout drops become 0. `kept` is drawn for 64 keys at once.
-    __device__ __forceinline__ void drop(float (&p)[4], KeptOfRows& kept, int m, int first_key, int tile) const {
+    __device__ __forceinline__ void drop(float (&p)[4], DropoutBits& kept, int m, int first_key, int tile) const {
         const HeadScores<T> scores = head();
         if (!scores.drops()) return;
         const Position position = Position::of_thread<kConfig>();

@@ -4,24 +4,24 @@
 #pragma once
 
 #include "cuda/fa2/launch.hpp"
-#include "cuda/tile/key_tiles.cuh"
+#include "cuda/host/block_range.hpp"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa2 {
 
-/// The steps [begin, end) of Mainloop::run_full(), numbered from 0 at tiles.first. Their tiles are full: all pairs are
+/// The steps [begin, end) of Mainloop::run_full(), numbered from 0 at tiles.begin. Their tiles are full: all pairs are
 /// visible. The tile after each, if there is one, has no missing rows, and can be read 16 bytes at a time.
 struct FullRun {
     int begin = 0;
     int end = 0;
 
     FullRun() = default;
-    __device__ FullRun(const KeyTiles& tiles, std::int64_t len_kv, int block_kv, bool vector) {
-        const int count = tiles.end - tiles.first;
-        const int whole = static_cast<int>(len_kv / block_kv) - tiles.first;
-        begin = max(tiles.full_begin - tiles.first, 0);
-        end = min(tiles.full_end - tiles.first, whole < count ? whole - 1 : count);
+    __device__ FullRun(const BlockRange& tiles, std::int64_t len_kv, int block_kv, bool vector) {
+        const int count = tiles.end - tiles.begin;
+        const int whole = static_cast<int>(len_kv / block_kv) - tiles.begin;
+        begin = max(tiles.full_begin - tiles.begin, 0);
+        end = min(tiles.full_end - tiles.begin, whole < count ? whole - 1 : count);
         if (!vector || end < begin) end = begin;
     }
 };
@@ -35,7 +35,7 @@ struct Work {
     const char* v = nullptr;
     ScoreInputs scores;
     Band32 band;
-    KeyTiles tiles;
+    BlockRange tiles;
     FullRun full_run;
     bool sanitizes = false;  // the second run: Inf and NaN of V are replaced by 0 in tiles that are not full
 
@@ -65,7 +65,7 @@ struct Work {
         const Band bound = p.mask.bind(sequence.len_q, sequence.len_kv);
         band = Band32(bound);
         if (q_begin >= sequence.len_q) return;
-        tiles = KeyTiles(bound, q_begin, min(q_begin + block_q, sequence.len_q), block_kv);
+        tiles = BlockRange(bound, q_begin, min(q_begin + block_q, sequence.len_q), block_kv);
         full_run = FullRun(tiles, sequence.len_kv, block_kv, launch.vector_k && launch.vector_v);
     }
 };

@@ -48,7 +48,7 @@ __device__ __forceinline__ void tma_load_4d_multicast(void* shared, const CUtens
         : "memory");
 }
 
-/// cp.async.bulk.tensor.4d, shared to global memory. What lies past its end is dropped; a negative coordinate is an
+/// cp.async.bulk.tensor.4d, shared to global memory. Elements past its end are dropped; a negative coordinate is an
 /// illegal instruction (seen on an H200).
 __device__ __forceinline__ void tma_store_4d(const void* shared, const CUtensorMap& map, int c0, int c1, int c2,
                                              int c3) {

@@ -8,7 +8,7 @@
 #include "cuda/shared/start.cuh"
 #include "cuda/standard/work.cuh"
 #include "cuda/tile/output.cuh"
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda::standard {
 
@@ -73,15 +73,15 @@ struct KeyTilesOf {
         if (index < work.count()) {
             const int query = work.first_query(index);
             const Head head = work.head(index);
-            const KeyTiles written = head.tiles(query / kBlockQ * kBlockQ);
+            const BlockRange written = head.tiles(query / kBlockQ * kBlockQ);
             for (int half = 0; half < 2; ++half) {
                 if (work.launch.exact != nullptr) break;
                 const int tile = work.first_key / kBlockKv + half;
                 const Source from{.data = reinterpret_cast<const char*>(head.scores) +
-                                          (written.holds(tile) ? tile * kBlockKv * std::int64_t{sizeof(T)} : 0),
+                                          (written.contains(tile) ? tile * kBlockKv * std::int64_t{sizeof(T)} : 0),
                                   .row_bytes = work.launch.forward.pitch * std::int64_t{sizeof(float)},
                                   .column_bytes = sizeof(T),
-                                  .rows = written.holds(tile) ? work.sequence.len_q : 0,
+                                  .rows = written.contains(tile) ? work.sequence.len_q : 0,
                                   .dim = kBlockKv,
                                   .vector = true};
                 load<kStepQueries, kBlockKv, kConfig.threads()>(matrix_tile(index) + half * kHalfBytes, from, query);
@@ -100,7 +100,7 @@ struct KeyTilesOf {
         const int query = work.first_query(index) + first + lane % 4 * 2;
         const int key = work.first_key + first_row + lane / 4;
         const float* const from = work.launch.exact + (head.scores - work.launch.forward.scores) + key;
-        const bool written = head.tiles(query / kBlockQ * kBlockQ).holds((work.first_key + first_row) / kBlockKv);
+        const bool written = head.tiles(query / kBlockQ * kBlockQ).contains((work.first_key + first_row) / kBlockKv);
 #pragma unroll
         for (int m = 0; m < kConfig.row_tiles; ++m) {
 #pragma unroll

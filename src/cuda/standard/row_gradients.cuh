@@ -165,8 +165,8 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
     const Head head(launch.forward, work.pair);
     const int query = work.query;
     if (query >= head.sequence.len_q) return;
-    const KeyTiles tiles = head.tiles(query / kBlockQ * kBlockQ);
-    const int begin = tiles.first * kBlockKv;
+    const BlockRange tiles = head.tiles(query / kBlockQ * kBlockQ);
+    const int begin = tiles.begin * kBlockKv;
     const int first = begin / kKeysAtOnce * kKeysAtOnce;
     const std::int64_t at = query * launch.forward.pitch;
     float* const s_row = head.scores + at;

@@ -9,7 +9,7 @@
 #include "cuda/standard/work.cuh"
 #include "cuda/tile/chunks.cuh"
 #include "cuda/tile/score.cuh"
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda::standard {
 
@@ -41,8 +41,8 @@ __device__ __forceinline__ void multiply_tiles(const Launch& launch, char* memor
     const Sequence& sequence = head.sequence;
     const int q_begin = static_cast<int>(blockIdx.x % launch.q_blocks) * kConfig.block_q();
     if (q_begin >= sequence.len_q) return;
-    const KeyTiles tiles = head.tiles(q_begin);
-    if (tiles.first >= tiles.end) return;
+    const BlockRange tiles = head.tiles(q_begin);
+    if (tiles.begin >= tiles.end) return;
 
     const std::int64_t k_offset = head_offset(p.k, head.batch, sequence.first_kv, head.head / p.group, sizeof(T));
     const std::int64_t q_offset = head_offset(p.q, head.batch, sequence.first_q, head.head, sizeof(T));
@@ -54,7 +54,7 @@ __device__ __forceinline__ void multiply_tiles(const Launch& launch, char* memor
         ptx::cp_async_commit();
     };
     load<kConfig.block_q(), kHeadDim, kConfig.threads()>(memory, q, q_begin);
-    load_k(tiles.first);
+    load_k(tiles.begin);
 
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first_row = static_cast<int>(threadIdx.x) / 32 * kConfig.rows_per_warp();
@@ -62,7 +62,7 @@ __device__ __forceinline__ void multiply_tiles(const Launch& launch, char* memor
     const Band32 band(head.band);
     const HeadScores<T> transforms(p, sequence, head.batch, head.head);
     Queries<kHeadDim, kConfig.row_tiles, false> queries(memory, first_row, lane);
-    for (int tile = tiles.first; tile < tiles.end; ++tile) {
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // all threads have this tile, and are done with the one before
         if (tile + 1 < tiles.end) load_k(tile + 1);

@@ -10,8 +10,8 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/standard/work.cuh"
+#include "cuda/tile/dropout_mask.cuh"
 #include "cuda/tile/fragment.cuh"
-#include "cuda/tile/kept_weights.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace tessera::cuda::standard {
@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(kSoftmaxThreads) softmax_kernel(const __grid_c
     const Head head(launch, work.pair);
     const int query = work.query;
     if (query >= head.sequence.len_q) return;
-    const KeyTiles tiles = head.tiles(query / kBlockQ * kBlockQ);
-    const int begin = tiles.first * kBlockKv;
+    const BlockRange tiles = head.tiles(query / kBlockQ * kBlockQ);
+    const int begin = tiles.begin * kBlockKv;
     float* scores = head.scores + query * launch.pitch;
     const ScoreRow<kKeysCached> row{scores, cached, begin / kKeysAtOnce * kKeysAtOnce, begin, tiles.end * kBlockKv};
 

@@ -7,7 +7,7 @@
 #include "cuda/shared/start.cuh"
 #include "cuda/standard/work.cuh"
 #include "cuda/tile/output.cuh"
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda::standard {
 
@@ -15,7 +15,7 @@ namespace tessera::cuda::standard {
 template <class T, Config kConfig>
 struct ValueTiles {
     static constexpr int kStages = kConfig.value_stages();
-    const KeyTiles tiles;
+    const BlockRange tiles;
     const Source v;
     const Head& head;
     std::int64_t pitch;
@@ -23,7 +23,7 @@ struct ValueTiles {
     char* shared;
 
     __device__ __forceinline__ char* p_tile(int tile) const {
-        return shared + (tile - tiles.first) % kStages * (kConfig.p_bytes() + kConfig.kv_bytes());
+        return shared + (tile - tiles.begin) % kStages * (kConfig.p_bytes() + kConfig.kv_bytes());
     }
     __device__ __forceinline__ char* v_tile(int tile) const { return p_tile(tile) + kConfig.p_bytes(); }
 
@@ -89,15 +89,15 @@ __device__ __forceinline__ void multiply_values(const Launch& launch, char* memo
         .pitch = launch.pitch,
         .q_begin = q_begin,
         .shared = memory};
-    const KeyTiles& tiles = inputs.tiles;
+    const BlockRange& tiles = inputs.tiles;
 #pragma unroll
-    for (int i = 0; i + 1 < kConfig.value_stages(); ++i) inputs.load_tile(tiles.first + i);
+    for (int i = 0; i + 1 < kConfig.value_stages(); ++i) inputs.load_tile(tiles.begin + i);
 
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first_row = static_cast<int>(threadIdx.x) / 32 * kConfig.rows_per_warp();
     float o[kConfig.row_tiles][kHeadDim / 8][4] = {};  // [16 rows][8 dims][4]
     bool replaced = false;                             // Inf or NaN in V were replaced by 0
-    for (int tile = tiles.first; tile < tiles.end; ++tile) {
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
         ptx::cp_async_wait<kConfig.value_stages() - 2>();
         __syncthreads();  // all threads have this tile, and are done with the one before
         inputs.load_tile(tile + kConfig.value_stages() - 1);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/host/block_range.hpp"
 #include "cuda/host/query_tiles.hpp"
 #include "cuda/standard/launch.hpp"
-#include "cuda/tile/key_tiles.cuh"
 #include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::standard {
@@ -30,7 +30,7 @@ struct Head {
     }
 
     /// The key tiles for which S and P of a query tile are written.
-    __device__ __forceinline__ KeyTiles tiles(int q_begin) const {
+    __device__ __forceinline__ BlockRange tiles(int q_begin) const {
         return {band, q_begin, min(q_begin + kBlockQ, sequence.len_q), kBlockKv};
     }
 };

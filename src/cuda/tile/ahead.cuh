@@ -3,7 +3,7 @@
 // A warp's GEMM whose operands come from shared memory. Fragments are read one step ahead of the MMAs that need them.
 #pragma once
 
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda {
 

@@ -13,13 +13,11 @@
 
 #include "cuda/host/band32.hpp"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/kept_weights.cuh"
+#include "cuda/tile/dropout_mask.cuh"
 #include "cuda/tile/params.hpp"
 #include "cuda/tile/softcap.cuh"
 
 namespace tessera::cuda {
-
-using Visible = Band32;  // the former name, until all folders have the new one
 
 /// Scores of pairs that are not visible become -inf.
 template <int kTiles>
@@ -93,11 +91,11 @@ struct HeadScores {
     __device__ __forceinline__ bool drops() const { return params.drops(); }
 
     /// Dropout mask of 16 rows x 64 keys; rows from a multiple of 16 on. All lanes of the warp take part.
-    __device__ __forceinline__ KeptOfRows draw(int query, int key, int lane) const {
-        return KeptOfRows::draw(params.keep, batch, head, query, key, lane);
+    __device__ __forceinline__ DropoutBits draw(int query, int key, int lane) const {
+        return DropoutBits::draw(params.keep, batch, head, query, key, lane);
     }
     /// Dropped probabilities of 8 keys become 0.
-    __device__ __forceinline__ static void drop(float (&p)[4], const KeptOfRows& kept, int tile) {
+    __device__ __forceinline__ static void drop(float (&p)[4], const DropoutBits& kept, int tile) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             if (!kept(tile, e)) p[e] = 0;
@@ -108,7 +106,7 @@ struct HeadScores {
     __device__ __forceinline__ void drop(float (&p)[kTiles][4], int query, int key, int lane) const {
         static_assert(kTiles % 2 == 0);
         constexpr bool kAligned = kTiles % 8 == 0 || 8 % kTiles == 0;  // no draw ends between two of them
-        KeptOfRows kept;
+        DropoutBits kept;
 #pragma unroll
         for (int j = 0; j < kTiles; j += 2) {
             const bool begins = j % 8 == 0 || (!kAligned && (key + 8 * j) % 64 < 16);

@@ -10,7 +10,6 @@
 #include "cuda/device.hpp"
 #include "cuda/fa3/backward/launch.hpp"
 #include "cuda/fa3/host/backward_dispatch.hpp"
-#include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/shared/arguments.hpp"
 #include "cuda/shared/tensor_map.hpp"
 
@@ -19,53 +18,45 @@ namespace {
 
 using backward::Launch;
 
-constexpr int kStoredRows = 16;  // of dK and dV, by one warp
+constexpr int kStoredRows = 16;  // of a gradient, by one warp and TMA
 
-backward::Config config_of(const Problem& p) { return backward::Shapes::kConfigs[*backward::shape_of(p)]; }
-
-/// Blocks of queries of one head, over all sequences (backward::first_block_q).
+/// Query blocks of one head, over all sequences (backward::first_block_q).
 std::int64_t blocks_q(const Problem& p, std::int64_t block) {
     return p.ragged ? p.total_q / block + p.batch : p.batch * ((p.len_q + block - 1) / block);
 }
 
-/// The same of keys (backward::first_block_kv).
-std::int64_t all_blocks_kv(const Problem& p, std::int64_t block) {
+/// Key blocks of one head, over all sequences (backward::first_block_kv).
+std::int64_t blocks_kv(const Problem& p, std::int64_t block) {
     return p.ragged ? p.total_kv / block + p.batch : p.batch * ((p.len_kv + block - 1) / block);
 }
-
-/// Blocks of keys of one head of one sequence, at most.
-std::int64_t blocks_kv(const Problem& p, std::int64_t block) { return (p.len_kv + block - 1) / block; }
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
     return refusal(Schedule::fa3, Pass::backward, problem, tile, limits(device));
 }
 
-/// What a call's workspace is cut into.
 struct Memory {
     backward::Workspace workspace;
-    backward::Limits* limits;  // [batch, heads_kv, shares], in fp16
-    std::size_t cleared;       // bytes that are 0 before the first kernel
+    std::size_t cleared;  // bytes that are 0 before the first kernel
 };
 
 Memory lay_out(Arena& arena, const Problem& p) {
-    const backward::Config c = config_of(p);
+    const backward::Config& c = backward::config_of(p);
     const std::int64_t blocks = p.heads_q * blocks_q(p, c.block_q);
-    const std::int64_t sums = backward::sums_of_dq(p);
-    const std::int64_t shares = backward::shares_of_groups(p);
+    const std::int64_t accumulators = backward::dq_accumulators(p);
+    const std::int64_t splits = backward::head_splits(p);
     backward::Workspace w{};
-    w.start = arena.take<backward::Start>(1);
-    backward::Limits* const limits =
-        p.dtype == DType::fp16 ? arena.take<backward::Limits>(p.batch, p.heads_kv, shares) : nullptr;
+    w.state = arena.take<backward::CallState>(1);
+    if (p.dtype == DType::fp16) w.ds_bounds = arena.take<backward::DsBounds>(p.batch, p.heads_kv, splits);
     const std::size_t cleared = arena.used();
     w.stats = arena.take<backward::RowStats>(blocks, c.row_stats());
-    w.counters = arena.take<int>(sums, blocks, backward::Config::kConsumers);
-    w.dq = arena.take<float>(sums, blocks, std::int64_t{c.block_q}, std::int64_t{c.head_dim});
-    if (shares > 1) {
-        const std::int64_t keys = p.heads_kv * all_blocks_kv(p, c.block_kv) * c.block_kv;
-        w.dk = arena.take<float>(shares, keys, std::int64_t{c.head_dim});
-        w.dv = arena.take<float>(shares, keys, std::int64_t{c.head_dim_v});
+    w.dq_semaphores = arena.take<int>(accumulators, blocks, backward::Config::kConsumers);
+    w.dq = arena.take<float>(accumulators, blocks, std::int64_t{c.block_q}, std::int64_t{c.head_dim});
+    if (splits > 1) {
+        const std::int64_t keys = p.heads_kv * blocks_kv(p, c.block_kv) * c.block_kv;
+        w.split_dk = arena.take<float>(splits, keys, std::int64_t{c.head_dim});
+        w.split_dv = arena.take<float>(splits, keys, std::int64_t{c.head_dim_v});
     }
-    return {w, limits, cleared};
+    return {w, cleared};
 }
 
 bool has_queries(const Problem& p) { return p.rows_q() > 0 && p.heads_q > 0; }
@@ -77,151 +68,82 @@ std::size_t workspace_bytes(const Plan& plan) {
     return arena.used();
 }
 
-/// With dropout, a row that sees one key has dS = 0 only where delta is summed: O = V / (1 - p) is no number of 16 bits
-/// and a byte.
+/// A row that sees one key has dS = 0. With dropout that holds only where delta is summed from P dP: there
+/// O = V / (1 - p) has more bits than O and its residual keep.
 bool uses_o_residual(const Problem& p) { return p.dropout.probability == 0; }
 
-/// From so many blocks of keys on the last of them to add make dQ: a step of theirs takes longer, but it is soon one of
-/// many that run beside it, and dq_kernel would read what is not in a cache any more.
-constexpr std::int64_t kManyBlocks = 1024;
-
-/// How blocks of keys start: in parts (order.hpp), of some heads at a time.
-struct Rounds {
-    int parts, part_kv, heads;
-};
-
-/// Few blocks without a mask are a part each, so that the heads take turns and few blocks wait for each other at the
-/// start; so are those that rise, and those by roles under a causal mask, so that the longest of many heads come first.
-/// Heads at a time: as many as the second-level cache holds, and blocks for all multiprocessors some times over, or all
-/// of them where they have more blocks than kMostInRounds.
-constexpr int kBlocksAtOnce = 512, kMostInRounds = 32;
-
-/// Heads whose rows the second-level cache holds.
-std::int64_t cached_heads(const Problem& p) {
-    constexpr std::int64_t kBytes = std::int64_t{24} << 20;
-    const std::int64_t of_head =
-        p.len_q * (4 * p.head_dim + 2 * (p.head_dim + p.head_dim_v)) + p.len_kv * 4 * (p.head_dim + p.head_dim_v);
-    return std::max<std::int64_t>(kBytes / std::max<std::int64_t>(of_head, 1), 1);
-}
-
-/// And at least so many that there are kBlocksAtOnce, of `blocks` each.
-std::int64_t some_heads(const Problem& p, int blocks) {
-    return std::max<std::int64_t>(cached_heads(p), kBlocksAtOnce / std::max(blocks, 1));
-}
-
-/// Heads whose blocks come by length. The fewer, the more blocks are of one head and have its rows of Q and dO in the
-/// second-level cache; the more, the better the longest blocks are dealt out. All of them, where they have few blocks.
-int heads_in_turn(int blocks, int heads, bool roles) {
-    if (!roles && std::int64_t{heads} * blocks <= backward::kFewestToShare) return heads;
-    const int few = roles ? 4 : std::clamp(1024 / std::max(blocks, 1), 4, 8);
-    return std::max(few, 128 / std::max(blocks, 1));
-}
-
-Rounds rounds_of(const Problem& p, const backward::Config& c, int heads) {
-    const int most = static_cast<int>(blocks_kv(p, c.block_kv));
-    const auto rounds = [&](int parts, int part_kv, std::int64_t at_once) {
-        return Rounds{parts, part_kv, static_cast<int>(std::min<std::int64_t>(at_once, heads))};
-    };
-    if (backward::goes_by_length(p)) return rounds(most, 1, heads_in_turn(most, heads, c.roles()));
-    if (c.roles()) return {1, most, heads};
-    if (backward::starts_in_parts(p)) {
-        return rounds(backward::kParts, (most + backward::kParts - 1) / backward::kParts,
-                      most > kMostInRounds ? heads : some_heads(p, most));
+void set_maps(Launch& launch, const Problem& p) {
+    const TensorShapes shapes(p);
+    const backward::Config& c = backward::config_of(p);
+    const BackwardParams& params = launch.params;
+    backward::TensorMaps& maps = launch.maps;
+    backward::Outputs& gradients = launch.gradients;
+    if (has_queries(p)) {
+        maps.q = tensor_map(params.forward.q, shapes.q, p.dtype, c.block_q);
+        maps.d_o = tensor_map(params.d_o, shapes.o, p.dtype, c.block_q);
     }
-    if (!p.ragged && p.mask.trivial() && p.group() == 1 && most <= backward::kMostStraight) {
-        return rounds(most, 1, cached_heads(p));
+    if (has_keys(p)) {
+        maps.k = tensor_map(params.forward.k, shapes.k, p.dtype, c.block_kv);
+        maps.v = tensor_map(params.forward.v, shapes.v, p.dtype, c.block_kv);
+        gradients.tma_dk = params.dk.data && !refuse_tma(params.dk, shapes.k);
+        gradients.tma_dv = params.dv.data && !refuse_tma(params.dv, shapes.v);
+        if (gradients.tma_dk) maps.dk = tensor_map(params.dk, shapes.k, p.dtype, kStoredRows);
+        if (gradients.tma_dv) maps.dv = tensor_map(params.dv, shapes.v, p.dtype, kStoredRows);
     }
-    return {1, most, heads};
-}
-
-Divider divider(std::int64_t by) { return Divider(static_cast<int>(std::max<std::int64_t>(by, 1))); }
-
-/// In which order blocks of keys start, and tiles of queries where these are outer.
-void set_order(Launch& launch, const Problem& p, const backward::Config& c) {
-    const Rounds rounds = rounds_of(p, c, launch.heads);
-    launch.parts = rounds.parts;
-    launch.part_kv = rounds.part_kv;
-    launch.heads_at_once = rounds.heads;
-    launch.round = divider(rounds.heads * std::int64_t{rounds.parts} * rounds.part_kv);
-    launch.of_part_kv = divider(rounds.part_kv);
-    launch.of_part = divider(rounds.heads * std::int64_t{rounds.part_kv});
-    launch.of_last_part = divider(launch.heads % std::max(rounds.heads, 1) * std::int64_t{rounds.part_kv});
-    launch.shared_heads = divider(p.heads_kv * launch.shares);
-    launch.of_shares = divider(launch.shares);
-    const std::int64_t tiles = (p.len_q + 127) / 128;
-    const std::int64_t heads_q = p.batch * p.heads_q;
-    constexpr int kFewestTiles = 16;  // heads
-    const bool by_length = c.roles() && backward::goes_by_length(p);
-    const std::int64_t at_once =
-        std::min(by_length ? std::max<std::int64_t>(some_heads(p, static_cast<int>(tiles)), kFewestTiles) : 1, heads_q);
-    launch.query_heads = divider(at_once);
-    launch.last_query_heads = divider(heads_q % std::max<std::int64_t>(at_once, 1));
-    launch.of_query_round = divider(at_once * tiles);
+    if (c.splits_dv_dk() && has_queries(p) && params.dq.data) {
+        gradients.tma_dq = !refuse_tma(params.dq, shapes.q);
+        if (gradients.tma_dq) maps.dq = tensor_map(params.dq, shapes.q, p.dtype, kStoredRows);
+    }
 }
 
 Launch make_launch(const BackwardCall& call, const Memory& memory) {
     const Problem& p = call.plan.problem;
-    const TensorShapes shapes(p);
+    const backward::Config& c = backward::config_of(p);
+    const auto head_dim = static_cast<int>(p.head_dim), head_dim_v = static_cast<int>(p.head_dim_v);
     Launch launch{};
     launch.params = backward_params(call);
     launch.workspace = memory.workspace;
-    launch.limits = memory.limits;
-    const backward::Config c = config_of(p);
-    launch.scale_log2 = c.general ? kLog2E : launch.params.forward.scale * kLog2E;
-    launch.sums = backward::sums_of_dq(p);
-    if (has_queries(p)) {
-        launch.q = tensor_map(launch.params.forward.q, shapes.q, p.dtype, c.block_q);
-        launch.d_o = tensor_map(launch.params.d_o, shapes.o, p.dtype, c.block_q);
-    }
-    if (has_keys(p)) {
-        launch.k = tensor_map(launch.params.forward.k, shapes.k, p.dtype, c.block_kv);
-        launch.v = tensor_map(launch.params.forward.v, shapes.v, p.dtype, c.block_kv);
-        launch.store_dk_by_tma = launch.params.dk.data && !refuse_tma(launch.params.dk, shapes.k);
-        launch.store_dv_by_tma = launch.params.dv.data && !refuse_tma(launch.params.dv, shapes.v);
-        if (launch.store_dk_by_tma) launch.dk = tensor_map(launch.params.dk, shapes.k, p.dtype, kStoredRows);
-        if (launch.store_dv_by_tma) launch.dv = tensor_map(launch.params.dv, shapes.v, p.dtype, kStoredRows);
-    }
-    if (c.roles() && has_queries(p) && launch.params.dq.data) {
-        launch.store_dq_by_tma = !refuse_tma(launch.params.dq, shapes.q);
-        if (launch.store_dq_by_tma) launch.dq = tensor_map(launch.params.dq, shapes.q, p.dtype, kStoredRows);
-    }
-    launch.only_dq = c.roles() && launch.params.dk.data == nullptr && launch.params.dv.data == nullptr;
-    if (uses_o_residual(p)) launch.o_residual = rows_of(call.args.o_residual);
-    launch.o_by_vectors = takes_vectors(launch.params.forward.o, static_cast<int>(p.head_dim_v)) &&
-                          takes_vectors(launch.params.d_o, static_cast<int>(p.head_dim_v)) &&
-                          takes_byte_vectors(launch.o_residual, static_cast<int>(p.head_dim_v));
-    launch.dq_by_vectors = takes_vectors(launch.params.dq, static_cast<int>(p.head_dim));
-    launch.dk_by_vectors = takes_vectors(launch.params.dk, static_cast<int>(p.head_dim));
-    launch.dv_by_vectors = takes_vectors(launch.params.dv, static_cast<int>(p.head_dim_v));
+    set_maps(launch, p);
+    const BackwardParams& params = launch.params;
+    if (uses_o_residual(p)) launch.output.residual = rows_of(call.args.o_residual);
+    launch.output.by_vectors = takes_vectors(params.forward.o, head_dim_v) && takes_vectors(params.d_o, head_dim_v) &&
+                               takes_byte_vectors(launch.output.residual, head_dim_v);
+    backward::Outputs& gradients = launch.gradients;
+    gradients.vector_dq = takes_vectors(params.dq, head_dim);
+    gradients.vector_dk = takes_vectors(params.dk, head_dim);
+    gradients.vector_dv = takes_vectors(params.dv, head_dim_v);
+    gradients.only_dq = c.splits_dv_dk() && params.dk.data == nullptr && params.dv.data == nullptr;
+    gradients.writes_dq =
+        gradients.vector_dq && params.dq.data != nullptr && has_queries(p) && has_keys(p) && backward::writes_dq(p);
+    launch.key_blocks = backward::key_block_numbering(p);
+    launch.query_tiles = backward::query_tile_numbering(p);
+    launch.schedule =
+        backward::ask_schedule(p, [](const auto& schedule) -> backward::SequenceSchedule { return schedule; });
+    launch.scale_log2 = c.general ? kLog2E : params.forward.scale * kLog2E;
+    launch.dq_accumulators = backward::dq_accumulators(p);
     launch.blocks_q = static_cast<int>(blocks_q(p, c.block_q));
-    launch.shares = backward::shares_of_groups(p);
-    launch.blocks_kv = static_cast<int>(all_blocks_kv(p, c.block_kv));
-    launch.heads = static_cast<int>(p.batch * p.heads_kv) * launch.shares;
-    set_order(launch, p, c);
-    launch.numbers = static_cast<unsigned>(launch.heads) * static_cast<unsigned>(launch.parts * launch.part_kv);
-    launch.blocks = backward::ask_blocks(p, [](const auto& blocks) -> backward::BlockCounts { return blocks; });
-    launch.finishes = launch.dq_by_vectors && launch.params.dq.data != nullptr && has_queries(p) && has_keys(p) &&
-                      backward::finishes_dq(p);
-    if (p.batch * p.heads_kv * blocks_kv(p, c.block_kv) < kManyBlocks || launch.blocks.parted) launch.finishes = false;
+    launch.blocks_kv = static_cast<int>(blocks_kv(p, c.block_kv));
     launch.multiprocessors = properties(call.plan.device).multiprocessors;
     return launch;
 }
 
-/// Without queries, dK and dV are still set to 0, and without keys dQ.
+/// Launches the kernels of a call. Without queries, dK and dV are still set to 0, and without keys dQ.
 template <class T, class Shape>
-cudaError_t start_all(const Problem& p, const Launch& launch, cudaStream_t stream) {
+cudaError_t launch_all(const Problem& p, const Launch& launch, cudaStream_t stream) {
     cudaError_t status = cudaSuccess;
-    if (has_queries(p) && launch.o_residual.data != nullptr) {
-        status = backward::start_delta_of_output<T, Shape>(launch, stream);
+    if (has_queries(p) && launch.output.residual.data != nullptr) {
+        status = backward::launch_delta_from_output<T, Shape>(launch, stream);
     }
-    if (status == cudaSuccess && has_queries(p)) status = backward::start_delta<T, Shape>(launch, stream);
-    if (status == cudaSuccess && has_keys(p) && !launch.only_dq) {
-        status = backward::start_backward<T, Shape>(launch, stream);
-        if (status == cudaSuccess && launch.shares > 1) status = backward::start_shares<T, Shape>(launch, stream);
+    if (status == cudaSuccess && has_queries(p)) status = backward::launch_delta<T, Shape>(launch, stream);
+    if (status == cudaSuccess && has_keys(p) && !launch.gradients.only_dq) {
+        status = backward::launch_backward<T, Shape>(launch, stream);
+        if (status == cudaSuccess && launch.key_blocks.splits > 1) {
+            status = backward::launch_dkdv_reduce<T, Shape>(launch, stream);
+        }
     }
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
-    if constexpr (Shape::kConfig.roles()) return backward::start_dq_product<T, Shape>(launch, stream);
-    else return launch.finishes ? status : backward::start_dq<T, Shape>(launch, stream);
+    if constexpr (Shape::kConfig.splits_dv_dk()) return backward::launch_dq_kernel<T, Shape>(launch, stream);
+    else return launch.gradients.writes_dq ? status : backward::launch_dq_convert<T, Shape>(launch, stream);
 }
 
 void run(const BackwardCall& call) {
@@ -230,16 +152,16 @@ void run(const BackwardCall& call) {
     Arena arena(call.workspace);
     const Memory memory = lay_out(arena, p);
     const Launch launch = make_launch(call, memory);
-    check(cudaMemsetAsync(memory.workspace.start, 0, memory.cleared, stream_of(call)), "cudaMemsetAsync");
+    check(cudaMemsetAsync(memory.workspace.state, 0, memory.cleared, stream_of(call)), "cudaMemsetAsync");
     const cudaError_t status = backward::Shapes::call(*backward::shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
-        return p.dtype == DType::fp16 ? start_all<__half, Shape>(p, launch, stream_of(call))
-                                      : start_all<__nv_bfloat16, Shape>(p, launch, stream_of(call));
+        return p.dtype == DType::fp16 ? launch_all<__half, Shape>(p, launch, stream_of(call))
+                                      : launch_all<__nv_bfloat16, Shape>(p, launch, stream_of(call));
     });
     check(status, "cuda.fa3.backward");
 }
 
-/// TMA needs aligned rows, which only the call shows.
+/// Refuses rows that TMA cannot load; a Problem has no addresses and strides.
 std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const BackwardArgs& args) {
     const TensorShapes shapes(problem);
     const struct {

@@ -10,7 +10,7 @@
 #include "cuda/fa3/forward/tile_scheduler.cuh"
 #include "cuda/ptx/bits.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/kept_weights.cuh"
+#include "cuda/tile/dropout_mask.cuh"
 
 namespace tessera::cuda::fa3 {
 
@@ -18,7 +18,7 @@ namespace tessera::cuda::fa3 {
 template <int kBlockKv>
 struct DropoutMask {
     static_assert(kBlockKv == 64 || kBlockKv == 128);
-    KeptOfRows part[kBlockKv / 64];
+    DropoutBits part[kBlockKv / 64];
 };
 
 /// Two 16-bit probabilities of neighbouring keys, elements i and i + 1 of an accumulator: dropped ones become 0.
@@ -27,7 +27,7 @@ __device__ __forceinline__ std::uint32_t drop_probabilities(const DropoutMask<kB
                                                             std::uint32_t probabilities, int i) {
     const int column = i / 4;  // tile of 8 keys
     // The mask bits of both rows, in one byte for each of the two keys, become the bytes' signs.
-    const std::uint32_t bits = kept.part[column / 8].bits << (7 - KeptOfRows::place(column % 8, 0));
+    const std::uint32_t bits = kept.part[column / 8].bits << (7 - DropoutBits::place(column % 8, 0));
     return probabilities & (row_of(i) == 0 ? ptx::byte_signs<0, 1>(bits) : ptx::byte_signs<2, 3>(bits));
 }
 
@@ -38,8 +38,8 @@ __device__ __forceinline__ DropoutMask<kBlockKv> draw_dropout_mask(const Launch&
                                                                    int query, int first_key, int lane) {
     DropoutMask<kBlockKv> kept;
     // Opaque: what depends on them is computed anew, so that it takes no registers over the loop.
-    KeptOfRows::draw(kept.part, launch.params.keep, tile.batch, ptx::opaque(tile.head), ptx::opaque(query), first_key,
-                     ptx::opaque(lane));
+    DropoutBits::draw(kept.part, launch.params.keep, tile.batch, ptx::opaque(tile.head), ptx::opaque(query), first_key,
+                      ptx::opaque(lane));
     return kept;
 }
 

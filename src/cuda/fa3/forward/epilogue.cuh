@@ -18,7 +18,7 @@ __device__ __forceinline__ T* element(const Rows& rows, int batch, int head, std
            column * rows.column;
 }
 
-/// Row of the tensor (ragged: over all sequences) of a query.
+/// Row of the tensor (varlen: over all sequences) of a query.
 __device__ __forceinline__ std::int64_t tensor_row(const WorkTile& tile, int query) {
     return std::int64_t{tile.first_q} + query;
 }
@@ -44,7 +44,8 @@ __device__ __forceinline__ float* lse_target(const ForwardParams& p, PackGqa pac
     return element<float>(p.lse, tile.batch, tile.head + pack.head(row), std::int64_t{tile.first_row} + query, 0);
 }
 
-/// Stores o_residual, the low-order bits that rounding takes off O; `o` is not yet rounded. Heads are not packed then.
+/// Stores o_residual, the low-order bits that rounding takes off O; `o` is not yet rounded. A call with
+/// o_residual has no PackGQA.
 template <class T, int kCount>
 __device__ __forceinline__ void store_residual(const float (&o)[kCount], const Launch& launch, const WorkTile& tile,
                                                int row, int lane) {
@@ -74,7 +75,7 @@ __device__ __forceinline__ void store_empty_rows(const Launch& launch, const Wor
     }
 }
 
-/// O on its way out: each warp writes its 16 rows to shared memory and starts a TMA store of them. Where O has its own
+/// O on its way out: each warp writes its 16 rows to shared memory and starts a TMA store of them. If O has its own
 /// shared memory, that store is waited for only before the next tile's O.
 template <Config kConfig>
 struct OutputStage {

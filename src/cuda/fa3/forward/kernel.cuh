@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FlashAttention-3 forward (Shah et al. 2024, Algorithm 1 and section 3). Q tiles are the outer loop and K/V blocks the
-// inner loop, as in FlashAttention-2. What Hopper adds:
+// inner loop, as in FlashAttention-2. Hopper adds:
 //   - warp specialization: a producer warp fills shared memory by TMA, two or three consumer warpgroups compute;
 //   - ping-pong scheduling (section 3.1): of two consumers, one exponentiates beside the other's GEMMs;
 //   - within a warpgroup, S of a block runs beside P V of the previous block (section 3.2), and no GEMM of its own

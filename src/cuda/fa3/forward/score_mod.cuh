@@ -27,7 +27,7 @@ struct ScoreMod {
 };
 
 /// Softcap. Scores that are small beside the cap take a polynomial of seven operations, none of them on the special
-/// function unit, which the exponentials keep busy. Where one of a few scores is not small, both forms are computed for
+/// function unit, which the exponentials keep busy. If one of 32 scores is not small, both forms are computed for
 /// all of them. A score's result does not depend on its neighbours.
 template <class T, int kBlockKv>
 struct ScoreMod<T, kBlockKv, Scores::capped> {

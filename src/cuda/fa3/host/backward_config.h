@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The compiled shapes of the backward, and which of its modes each one has. Plain C++.
 #pragma once
 
 #include "cuda/host/shape_list.hpp"
@@ -9,58 +11,62 @@ namespace tessera::cuda::fa3::backward {
 struct Config {
     int head_dim;        ///< of Q and K: a multiple of 32
     int head_dim_v;      ///< of V and dO: a multiple of 32
-    int block_q = 64;    ///< queries of a step: 64; or 128, taken 64 at a time, then a third warpgroup makes dQ
-    int block_kv = 128;  ///< keys: 64 of each warpgroup; or 64, then one makes dV and the other dK (roles)
+    int block_q = 64;    ///< queries of a step: 64, or 128 in two halves (with a dedicated dQ warpgroup)
+    int block_kv = 128;  ///< keys of a CTA: 64 for each warpgroup, or 64 for both (dV and dK split)
     int q_stages = 3;
     int do_stages = 2;
     bool general = false;  ///< softcap, ALiBi, dropout, and scales of 0 and less
 
-    static constexpr int kStages = 2;     ///< of dS: the parity of the step
-    static constexpr int kRows = 64;      ///< of a warpgroup's products; of RowStats
-    static constexpr int kConsumers = 2;  ///< warpgroups that make dK and dV
+    static constexpr int kDsStages = 2;                    ///< stages of dS; the stage is the parity of the step
+    static constexpr int kRows = 64;                       ///< M of a warpgroup's MMA, and rows of one RowStats
+    static constexpr int kConsumers = 2;                   ///< warpgroups that make dK and dV
+    static constexpr int kQueryTile = kRows * kConsumers;  ///< of a CTA whose outer loop is over queries
     static constexpr int kThreads = 128 * (kConsumers + 1);
-    static constexpr int kAdders = kConsumers + 1;  ///< threads that see to the sums of dQ, one of them to their order
+    static constexpr int kDqThreads = kConsumers + 1;  ///< producer threads that add to dQ or keep its order
     static constexpr int kProducerRegisters = 24;
     static constexpr int kConsumerRegisters = 240;
-    static constexpr int kDeltaRegisters = 168;  ///< of each thread of delta_kernel when it starts, ...
-    static constexpr int kDeltaProducerRegisters = 40, kDeltaConsumerRegisters = 232;  ///< ... and with a tile
-    static constexpr int kDqRegisters = 88;         ///< of the warpgroup that makes dQ apart,
-    static constexpr int kBesideDqRegisters = 200;  ///< and of the other two beside it
+    static constexpr int kDeltaRegisters = 168;  ///< of each thread of delta_kernel at its launch
+    static constexpr int kDeltaProducerRegisters = 40, kDeltaConsumerRegisters = 232;  ///< while it works on a tile
+    static constexpr int kDqWarpgroupRegisters = 88;    ///< of the dedicated dQ warpgroup
+    static constexpr int kKeyWarpgroupRegisters = 200;  ///< of the two warpgroups beside it
 
-    /// Does a third consumer warpgroup make dQ (apart.cuh)?
-    constexpr bool dq_apart() const { return block_q == 2 * kRows; }
-    constexpr int threads() const { return kThreads + (dq_apart() ? 128 : 0); }
-    constexpr int consumer_registers() const { return dq_apart() ? kBesideDqRegisters : kConsumerRegisters; }
+    /// Does a third consumer warpgroup make dQ (main/mainloop_64.cuh)?
+    constexpr bool dedicated_dq_warpgroup() const { return block_q == 2 * kRows; }
+    constexpr int threads() const { return kThreads + (dedicated_dq_warpgroup() ? 128 : 0); }
+    constexpr int consumer_registers() const {
+        return dedicated_dq_warpgroup() ? kKeyWarpgroupRegisters : kConsumerRegisters;
+    }
     /// Panels of 64 columns in shared memory; zeros past head_dim.
     constexpr int qk_panels() const { return (head_dim + 63) / 64; }
     constexpr int v_panels() const { return (head_dim_v + 63) / 64; }
-    /// Does one warpgroup make P and dV, the other one dS and dK? dQ then has a kernel of its own (dq_product.cuh).
-    constexpr bool roles() const { return block_kv == kRows; }
-    /// A warpgroup's first row of the block's keys.
-    constexpr int first_row(int warpgroup) const { return roles() ? 0 : kRows * warpgroup; }
-    /// Columns of dQ that a warpgroup of the main kernel multiplies at once, always of 64 queries.
-    constexpr int dq_columns() const { return dq_apart() ? head_dim : head_dim / kConsumers; }
-    /// Does a thread of its own keep the order of dQ (keep_order)?
-    constexpr bool order_kept() const { return !roles() && !dq_apart(); }
-    /// Does a thread block take one block of keys after the other? (Elsewhere its steps got dearer than what that
-    /// saves.)
-    constexpr bool goes_on() const { return order_kept() && !general; }
-    /// May the last block of keys to add to dQ make it of the sum? (Elsewhere registers are short.)
-    constexpr bool may_finish() const { return !roles() && !general; }
-    /// Of block_q queries: where RowStats stand, one after the other.
+    /// Does one warpgroup make P and dV, the other one dS and dK (main/mainloop_wide.cuh)? dQ then has a kernel of its
+    /// own (after/dq_kernel.cuh).
+    constexpr bool splits_dv_dk() const { return block_kv == kRows; }
+    /// A warpgroup's first row of the CTA's keys.
+    constexpr int first_row(int warpgroup) const { return splits_dv_dk() ? 0 : kRows * warpgroup; }
+    /// Columns of dQ in one MMA of the main kernel, which always has 64 queries.
+    constexpr int dq_columns() const { return dedicated_dq_warpgroup() ? head_dim : head_dim / kConsumers; }
+    /// Does one producer thread wait for the dQ semaphores of both halves (order_dq_additions)?
+    constexpr bool has_dq_order_thread() const { return !splits_dv_dk() && !dedicated_dq_warpgroup(); }
+    /// Does a CTA take one key block after the other (main/persistent.cuh)? The other shapes lose more in each step
+    /// than that saves (TRIED.md).
+    constexpr bool persistent() const { return has_dq_order_thread() && !general; }
+    /// May the last key block to add to dQ write the finished dQ? The other shapes have no registers for it.
+    constexpr bool may_write_dq() const { return !splits_dv_dk() && !general; }
+    /// RowStats of a query block, one after the other.
     constexpr int row_stats() const { return block_q / kRows; }
-    /// Blocks of keys in shared memory where queries are outer; K is there twice while dQ is made.
+    /// Stages of K and V in the kernels whose outer loop is over queries. The dQ kernel has two of K in any case.
     constexpr int delta_stages() const { return head_dim > 192 ? 1 : 2; }
 };
 
-/// The compiled shapes (cuda/host/shape_list.hpp), as types: what __global__ functions can be templates of.
+/// The compiled shapes (cuda/host/shape_list.hpp), as types: __global__ functions are templates of them.
 struct HeadDim64 {
     static constexpr Config kConfig{.head_dim = 64, .head_dim_v = 64, .block_q = 128};
 };
 struct HeadDim128 {
     static constexpr Config kConfig{.head_dim = 128, .head_dim_v = 128};
 };
-/// Where dK and dV of 64 keys fill the registers of a warpgroup each.
+/// From here on, dK or dV of 64 keys fills the registers of a warpgroup.
 struct HeadDim192V128 {
     static constexpr Config kConfig{.head_dim = 192, .head_dim_v = 128, .block_kv = 64};
 };
@@ -70,7 +76,7 @@ struct HeadDim192 {
 struct HeadDim256 {
     static constexpr Config kConfig{.head_dim = 256, .head_dim_v = 256, .block_kv = 64, .q_stages = 2};
 };
-/// Shapes that do more to a score.
+/// Shapes with a score_mod (main/score_mod.cuh).
 struct HeadDim64General {
     static constexpr Config kConfig{.head_dim = 64, .head_dim_v = 64, .general = true};
 };
@@ -79,8 +85,8 @@ struct HeadDim128General {
 };
 using Shapes =
     ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64General, HeadDim128General>;
-/// Those whose dQ blocks of keys add up, and those by roles, whose dQ has a kernel of its own.
-using ShapesThatAdd = ShapeList<HeadDim64, HeadDim128, HeadDim64General, HeadDim128General>;
-using ShapesByRoles = ShapeList<HeadDim192V128, HeadDim192, HeadDim256>;
+/// The shapes whose main kernel adds up dQ, and those whose dQ has a kernel of its own.
+using ShapesAddingDq = ShapeList<HeadDim64, HeadDim128, HeadDim64General, HeadDim128General>;
+using ShapesSplitDvDk = ShapeList<HeadDim192V128, HeadDim192, HeadDim256>;
 
 }  // namespace tessera::cuda::fa3::backward

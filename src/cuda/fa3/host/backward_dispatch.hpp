@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape of the backward runs a Problem.
+// Which compiled shape of the backward runs a Problem, and how its CTAs are launched. The launch (backward/kernels.cc)
+// and the cost model (src/model) call these functions. Plain C++.
 #pragma once
 
 #include <algorithm>
@@ -8,20 +9,24 @@
 
 #include "cuda/fa3/host/backward_config.h"
 #include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/fa3/host/numbering.hpp"
 #include "cuda/host/scores.hpp"
 #include "tessera/kernel.hpp"
 
 namespace tessera::cuda::fa3::backward {
 
-/// Do scores go through more than a scale over 0 and the mask?
+/// Do scores go through more than a positive scale and the mask?
 inline bool is_general(const Problem& p) { return changes_scores(p) || !scale_can_wait(p); }
 
-/// The place in Shapes of the first one that holds a Problem; none: it is too large for them.
+/// The index in Shapes of the first one that holds a Problem; none: it is too large for them.
 inline std::optional<std::size_t> shape_of(const Problem& p) {
     return Shapes::first([&](const Config& c) {
         return c.general == is_general(p) && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v;
     });
 }
+
+/// The Config of that shape, which must exist.
+inline const Config& config_of(const Problem& p) { return Shapes::kConfigs[*shape_of(p)]; }
 
 /// The largest head_dim of shapes for such a Problem.
 inline int largest_dim(const Problem& p) {
@@ -33,68 +38,146 @@ inline int largest_dim(const Problem& p) {
 }
 
 inline Tile tile_of(const Problem& p) {
-    const Config& c = Shapes::kConfigs[*shape_of(p)];
+    const Config& c = config_of(p);
     return {c.block_q, c.block_kv};
 }
 
-/// Sums of dQ in the workspace: 2 where a block of keys may go on from the last queries to the first ones (order.hpp);
-/// none where dQ has a kernel of its own.
-inline int sums_of_dq(const Problem& p) {
-    if (Shapes::kConfigs[*shape_of(p)].roles()) return 0;
+/// Key blocks of one head of one sequence, at most.
+inline std::int64_t max_key_blocks(const Problem& p) {
+    const int block_kv = config_of(p).block_kv;
+    return (p.len_kv + block_kv - 1) / block_kv;
+}
+
+/// Accumulators of dQ in the workspace: 2 where a key block may wrap from the last query block to the first one
+/// (dq_order.hpp), 0 where dQ has a kernel of its own.
+inline int dq_accumulators(const Problem& p) {
+    if (config_of(p).splits_dv_dk()) return 0;
     if (p.ragged) return 2;
-    // Under a causal mask of equal lengths, blocks start at the first queries that see them, or rise.
+    // Under a causal mask of equal lengths, key blocks start at the first queries that see them, or ascend.
     const bool square = p.mask.causal != Causal::none && p.len_q == p.len_kv;
-    const bool straight = p.mask.trivial() && p.group() == 1 && p.len_kv <= 128 * kMostStraight;
-    return square || straight ? 1 : 2;
+    const bool aligned = p.mask.trivial() && p.group() == 1 && p.len_kv <= 128 * kMaxAlignedBlocks;
+    return square || aligned ? 1 : 2;
 }
 
-/// What `ask` says of the Blocks of a Problem (of a ragged one, of its largest sequence).
+/// Returns ask(schedule) for the BlockSchedule of a Problem; of a ragged one, of its largest sequence.
 template <class Ask>
-auto ask_blocks(const Problem& p, const Ask& ask) {
-    const auto of = [&](auto blocks) {
-        blocks.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
-                   static_cast<int>(p.heads_kv));
-        return ask(blocks);
+auto ask_schedule(const Problem& p, const Ask& ask) {
+    const auto of = [&](auto schedule) {
+        schedule.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
+                     static_cast<int>(p.heads_kv));
+        return ask(schedule);
     };
-    const Config& c = Shapes::kConfigs[*shape_of(p)];
-    if (c.roles()) return of(Blocks<64, 64>{});
-    return c.block_q == 128 ? of(Blocks<128, 128>{}) : of(Blocks<64, 128>{});
+    const Config& c = config_of(p);
+    if (c.splits_dv_dk()) return of(BlockSchedule<64, 64>{});
+    return c.block_q == 128 ? of(BlockSchedule<128, 128>{}) : of(BlockSchedule<64, 128>{});
 }
 
-/// The most shares that a group's query heads are in (Blocks::shares): 1 where a block of keys has them all.
-inline int shares_of_groups(const Problem& p) {
+/// The most head splits of any sequence; 1 where a CTA has all query heads of a group.
+inline int head_splits(const Problem& p) {
     if (p.ragged) {
-        return most_shares(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
-                           static_cast<int>(p.len_kv), Shapes::kConfigs[*shape_of(p)].block_kv);
+        return max_head_splits(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
+                               static_cast<int>(p.len_kv), config_of(p).block_kv);
     }
-    return ask_blocks(p, [](const auto& blocks) { return blocks.shares; });
+    return ask_schedule(p, [](const auto& schedule) { return schedule.head_splits; });
 }
 
-/// Do blocks of keys start by their length, whatever head they are of? Those that rise (of a ragged call, some
-/// sequences' may), and under a causal mask those by roles, of which nobody waits.
-inline bool goes_by_length(const Problem& p) {
+/// Are the longest key blocks of several heads launched before shorter ones of any? So are ascending ones (in a ragged
+/// call, those of some sequences may be), and under a causal mask those that add to no dQ.
+inline bool starts_longest_first(const Problem& p) {
     if (p.mask.causal == Causal::none) return false;
-    constexpr int kShort = 512;  // head by head there: 2 to 4 % faster
-    if (Shapes::kConfigs[*shape_of(p)].roles()) return p.len_kv > kShort;
+    constexpr int kShort = 512;  // head by head is 2 to 4 % faster up to here
+    if (config_of(p).splits_dv_dk()) return p.len_kv > kShort;
     if (p.ragged) return p.group() > 1;
-    return ask_blocks(p, [](const auto& blocks) { return blocks.rising; });
+    return ask_schedule(p, [](const auto& schedule) { return schedule.ascending; });
 }
 
-/// Does the block of keys that is the last to add make dQ of its sum (Blocks::ends_with_first)? Where rows of dQ can be
-/// written by vectors.
-inline bool finishes_dq(const Problem& p) {
-    if (!Shapes::kConfigs[*shape_of(p)].may_finish() || p.ragged) return false;
-    return ask_blocks(p, [](const auto& blocks) { return blocks.ends_with_first(); });
-}
-
-/// Do blocks of keys start in parts (Blocks::parted)? Of a ragged call, those of some sequences may.
-inline bool starts_in_parts(const Problem& p) {
+/// Are key blocks launched in segments (dq_order.hpp)? In a ragged call, those of some sequences may be.
+inline bool uses_segments(const Problem& p) {
     if (p.ragged) {
-        const std::int64_t most = (p.len_kv + 127) / 128;
-        return may_start_in_parts(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
-                                  static_cast<int>(most));
+        const std::int64_t max_blocks = (p.len_kv + 127) / 128;
+        return may_use_segments(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
+                                static_cast<int>(max_blocks));
     }
-    return ask_blocks(p, [](const auto& blocks) { return blocks.parted; });
+    return ask_schedule(p, [](const auto& schedule) { return schedule.segmented; });
+}
+
+/// Key blocks of a call from which on the last one of a head to add to dQ writes dQ. Its steps take longer, but they
+/// overlap with many other CTAs, and dq_convert_kernel would read what has left the L2 cache.
+inline constexpr std::int64_t kMinBlocksToWriteDq = 1024;
+
+/// Does the key block that adds last write the finished dQ? The launch also needs rows of dQ that it can write by
+/// vectors.
+inline bool writes_dq(const Problem& p) {
+    if (!config_of(p).may_write_dq() || p.ragged || uses_segments(p)) return false;
+    if (p.batch * p.heads_kv * max_key_blocks(p) < kMinBlocksToWriteDq) return false;
+    return ask_schedule(p, [](const auto& schedule) { return schedule.first_block_adds_last(); });
+}
+
+/// Heads whose Q, dO, K, V and gradients fit the L2 cache: 24 MiB of the 50 MiB of an H100.
+inline std::int64_t cached_heads(const Problem& p) {
+    constexpr std::int64_t kBytes = std::int64_t{24} << 20;
+    const std::int64_t dims = p.head_dim + p.head_dim_v;
+    const std::int64_t head_bytes = p.len_q * (4 * p.head_dim + 2 * dims) + p.len_kv * 4 * dims;
+    return std::max<std::int64_t>(kBytes / std::max<std::int64_t>(head_bytes, 1), 1);
+}
+
+/// The same, and at least as many heads as have 512 CTAs, of `blocks` each: some CTAs for each multiprocessor.
+inline std::int64_t cached_heads_of_many_blocks(const Problem& p, std::int64_t blocks) {
+    constexpr std::int64_t kMinBlocks = 512;
+    return std::max(cached_heads(p), kMinBlocks / std::max<std::int64_t>(blocks, 1));
+}
+
+/// Heads of a round in which the longest key blocks come first. With few heads, more of the CTAs that run share the
+/// rows of Q and dO in the L2 cache; with many, the longest blocks are balanced better. All heads, if they have few
+/// blocks.
+inline std::int64_t heads_longest_first(std::int64_t blocks, std::int64_t heads, bool splits_dv_dk) {
+    if (!splits_dv_dk && heads * blocks <= kMinBlocksOfSequence) return heads;
+    const std::int64_t own = std::max<std::int64_t>(blocks, 1);
+    const std::int64_t few = splits_dv_dk ? 4 : std::clamp<std::int64_t>(1024 / own, 4, 8);
+    return std::max(few, 128 / own);
+}
+
+/// In which rounds the key blocks of a call are launched.
+inline KeyBlockRounds key_block_rounds(const Problem& p) {
+    const Config& c = config_of(p);
+    const std::int64_t heads = p.batch * p.heads_kv * head_splits(p);
+    const std::int64_t blocks = max_key_blocks(p);
+    const auto rounds = [&](std::int64_t segments, std::int64_t segment_size, std::int64_t heads_per_round) {
+        return KeyBlockRounds{static_cast<int>(segments), static_cast<int>(segment_size),
+                              static_cast<int>(std::min(heads_per_round, heads))};
+    };
+    // A segment for each block: heads take turns, the longest block of each first.
+    if (starts_longest_first(p)) return rounds(blocks, 1, heads_longest_first(blocks, heads, c.splits_dv_dk()));
+    if (c.splits_dv_dk()) return rounds(1, blocks, heads);
+    if (uses_segments(p)) {
+        constexpr std::int64_t kMaxBlocksInRounds = 32;  // heads with more blocks take turns all together
+        return rounds(kSegments, (blocks + kSegments - 1) / kSegments,
+                      blocks > kMaxBlocksInRounds ? heads : cached_heads_of_many_blocks(p, blocks));
+    }
+    // Few blocks that start together: heads take turns, so that few blocks wait for each other at their start.
+    if (!p.ragged && p.mask.trivial() && p.group() == 1 && blocks <= kMaxAlignedBlocks) {
+        return rounds(blocks, 1, cached_heads(p));
+    }
+    return rounds(1, blocks, heads);
+}
+
+inline KeyBlockNumbering key_block_numbering(const Problem& p) {
+    return {p.batch, p.heads_kv, head_splits(p), key_block_rounds(p)};
+}
+
+/// Query tiles of a head, in the kernels whose outer loop is over queries.
+inline std::int64_t query_tiles(const Problem& p) { return (p.len_q + Config::kQueryTile - 1) / Config::kQueryTile; }
+
+/// Query heads that take turns in the dQ kernel, where the longest tiles come first; else 1: head by head.
+inline std::int64_t query_heads_per_round(const Problem& p) {
+    constexpr std::int64_t kMinHeads = 16;
+    const bool longest_first = config_of(p).splits_dv_dk() && starts_longest_first(p);
+    return std::min(longest_first ? std::max(cached_heads_of_many_blocks(p, query_tiles(p)), kMinHeads) : 1,
+                    p.batch * p.heads_q);
+}
+
+inline QueryTileNumbering query_tile_numbering(const Problem& p) {
+    return {p.batch * p.heads_q, query_tiles(p), query_heads_per_round(p)};
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -125,8 +125,8 @@ struct HeadDim192 {
     static constexpr Config kConfig{
         .head_dim = 192, .head_dim_v = 192, .block_kv = 96, .consumers = 2, .kv_stages = 2, .q_stages = 1};
 };
-/// For calls with a mask. A causal tile of 128 queries ends on the edge of a block of 64 keys, so fewer hidden pairs are
-/// computed than with blocks of 80. Speed beside those: 512 causal keys 1.07, 1,024 1.02, 2,048 1.01, 16,384 0.99;
+/// For calls with a mask. A causal tile of 128 queries ends on the edge of a block of 64 keys, so fewer hidden pairs
+/// are computed than with blocks of 80. Speed beside those: 512 causal keys 1.07, 1,024 1.02, 2,048 1.01, 16,384 0.99;
 /// without a mask 0.97 to 1.00. The bits differ from HeadDim256: a mask may choose between the two, a length may not.
 struct HeadDim256Masked {
     static constexpr Config kConfig{.head_dim = 256,

@@ -5,13 +5,12 @@
 #include "cuda/fa3/backward/before/delta_from_output.cuh"
 #include "cuda/fa3/backward/main/kernel.cuh"
 
-template cudaError_t tessera::cuda::fa3::backward::start_delta<__nv_bfloat16, tessera::cuda::fa3::backward::HeadDim192>(
-    const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
-template cudaError_t tessera::cuda::fa3::backward::start_delta_of_output<
-    __nv_bfloat16, tessera::cuda::fa3::backward::HeadDim192>(const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
-template cudaError_t tessera::cuda::fa3::backward::start_backward<
-    __nv_bfloat16, tessera::cuda::fa3::backward::HeadDim192>(const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
-template cudaError_t tessera::cuda::fa3::backward::start_dq_product<
-    __nv_bfloat16, tessera::cuda::fa3::backward::HeadDim192>(const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
-template cudaError_t tessera::cuda::fa3::backward::start_shares<
-    __nv_bfloat16, tessera::cuda::fa3::backward::HeadDim192>(const tessera::cuda::fa3::backward::Launch&, cudaStream_t);
+namespace tessera::cuda::fa3::backward {
+
+template cudaError_t launch_delta<__nv_bfloat16, HeadDim192>(const Launch&, cudaStream_t);
+template cudaError_t launch_delta_from_output<__nv_bfloat16, HeadDim192>(const Launch&, cudaStream_t);
+template cudaError_t launch_backward<__nv_bfloat16, HeadDim192>(const Launch&, cudaStream_t);
+template cudaError_t launch_dq_kernel<__nv_bfloat16, HeadDim192>(const Launch&, cudaStream_t);
+template cudaError_t launch_dkdv_reduce<__nv_bfloat16, HeadDim192>(const Launch&, cudaStream_t);
+
+}  // namespace tessera::cuda::fa3::backward

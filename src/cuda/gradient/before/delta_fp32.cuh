@@ -68,7 +68,7 @@ struct RowsFp32 {
     /// Q K^T and dO V^T, unscaled.
     template <class F>
     __device__ void for_each_tile(int begin, int end, const F& f) const {
-        const int first = max(begin, work.tiles.first);
+        const int first = max(begin, work.tiles.begin);
         const int last = min(end, work.tiles.end);
         if (first >= last) return;
         const ForwardParams& p = launch.params.forward;

@@ -4,10 +4,10 @@
 #pragma once
 
 #include "cuda/gradient/workspace.cuh"
-#include "cuda/tile/key_tiles.cuh"
+#include "cuda/host/block_range.hpp"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/sequence.cuh"
-#include "cuda/tile/warp_product.cuh"
+#include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda::gradient {
 
@@ -19,7 +19,7 @@ struct RowWork {
     int q_begin = 0;
     ScoreInputs scores;
     Band32 band;
-    KeyTiles tiles;
+    BlockRange tiles;
 
     RowWork() = default;
     __device__ RowWork(const ForwardParams& p, std::int64_t in_batch, int of_head, int first_query, int block_q,
@@ -28,7 +28,7 @@ struct RowWork {
         scores = ScoreInputs(p, batch, head);
         const Band bound = p.mask.bind(sequence.len_q, sequence.len_kv);
         band = Band32(bound);
-        if (exists()) tiles = KeyTiles(bound, q_begin, min(q_begin + block_q, sequence.len_q), block_kv);
+        if (exists()) tiles = BlockRange(bound, q_begin, min(q_begin + block_q, sequence.len_q), block_kv);
     }
     __device__ __forceinline__ bool exists() const { return q_begin < sequence.len_q; }
 };
@@ -63,8 +63,8 @@ struct RowGemms {
     /// the dropout, and is 0 there.
     template <class F>
     __device__ __forceinline__ void for_each_tile(int begin, int end, const F& f) const {
-        const KeyTiles& tiles = work.tiles;
-        const int first = max(begin, tiles.first);
+        const BlockRange& tiles = work.tiles;
+        const int first = max(begin, tiles.begin);
         const int last = min(end, tiles.end);
         if (first >= last) return;
         load_queries();

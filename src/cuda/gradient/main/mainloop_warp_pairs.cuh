@@ -140,7 +140,7 @@ struct MainloopWarpPairs {
         const int first_query = step.tile * kBlockQ + column;
         const int first_key = tiles.work.first_key + first_row() + lane_number() / 4;
         const float scale = kConfig.general ? 1.0F : tiles.launch.params.forward.scale;
-        KeptOfColumns kept[kKeyTiles];
+        DropoutBitsTransposed kept[kKeyTiles];
         if constexpr (kConfig.general) draw_dropout(kept, step.head, first_query, first_key);
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
@@ -229,13 +229,15 @@ struct MainloopWarpPairs {
             if (!tiles.sees(query + e % 2, key + e / 2 * 8)) x[e] = 0;
         }
     }
-    __device__ __forceinline__ void draw_dropout(KeptOfColumns (&kept)[kKeyTiles], int head, int query, int key) const {
+    __device__ __forceinline__ void draw_dropout(DropoutBitsTransposed (&kept)[kKeyTiles], int head, int query,
+                                                 int key) const {
         const TransposedScores<T> scores = this->scores(head);
         if (!scores.drops()) return;
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m) kept[m] = scores.draw(query, key + 16 * m, lane_number());
     }
-    __device__ static __forceinline__ void drop(float (&p)[4], float4& out, const KeptOfColumns& kept, int tile) {
+    __device__ static __forceinline__ void drop(float (&p)[4], float4& out, const DropoutBitsTransposed& kept,
+                                                int tile) {
         float* handed[4] = {&out.x, &out.y, &out.z, &out.w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {

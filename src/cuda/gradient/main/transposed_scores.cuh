@@ -42,8 +42,8 @@ struct TransposedScores {
     __device__ __forceinline__ bool drops() const { return params.drops(); }
 
     /// Which elements of P of 16 keys x 64 queries dropout keeps. All lanes of the warp call it.
-    __device__ __forceinline__ KeptOfColumns draw(int query, int key, int lane) const {
-        return KeptOfColumns::draw(params.keep, batch, static_cast<int>(head), query, key, lane);
+    __device__ __forceinline__ DropoutBitsTransposed draw(int query, int key, int lane) const {
+        return DropoutBitsTransposed::draw(params.keep, batch, static_cast<int>(head), query, key, lane);
     }
 
  private:

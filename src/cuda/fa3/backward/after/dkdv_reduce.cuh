@@ -1,37 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// After the main kernel, where thread blocks have shares of a group's query heads: dK and dV are the sums of their
-// shares, in order, rounded. One thread block for 64 keys of one of the two.
+// After the main kernel, with head splits: dK and dV are the sums over the splits, in order, rounded. One CTA for 64
+// keys of dK or of dV.
 #pragma once
 
 #include <algorithm>
 
-#include "cuda/fa3/backward/after/dq_convert.cuh"
+#include "cuda/fa3/backward/common/store_gradient.cuh"
+#include "cuda/fa3/backward/launch.hpp"
+#include "cuda/shared/start.cuh"
+#include "cuda/tile/fragment.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
-inline constexpr int kSharesThreads = 128;
-inline constexpr int kSharesKeys = 64;  ///< of a warpgroup
+inline constexpr int kReduceThreads = 128;
+inline constexpr int kReduceKeys = 64;  ///< of a warpgroup
 
-/// Which keys a thread block of shares_kernel adds up.
-struct ShareKeys {
+/// The keys of a CTA.
+struct ReducedKeys {
     int batch, kv_head;
     int first;         ///< of the sequence
     int len;           ///< keys of the sequence
     std::int64_t row;  ///< of the tensor, where `first` lies
-    std::int64_t at;   ///< of the blocks of 64 keys of a share and a head, over all sequences
+    std::int64_t at;   ///< their index among the pieces of 64 keys of a split and a head, over all sequences
 };
 
 template <class T, int kDim>
-__device__ __forceinline__ void add_shares(const Launch& launch, const ShareKeys& keys, int shares, const float* from,
-                                           int blocks, const Rows& to, int columns, bool by_vectors,
-                                           T (&tile)[kSharesKeys][kDim + 8]) {
+__device__ __forceinline__ void reduce_splits(const Launch& launch, const ReducedKeys& keys, int splits,
+                                              const float* from, int blocks, const Rows& to, int columns,
+                                              bool by_vectors, T (&tile)[kReduceKeys][kDim + 8]) {
     const int thread = static_cast<int>(threadIdx.x);
     const int heads_kv = launch.params.forward.heads_kv;
     float sum[kDim / 2] = {};
-    for (int share = 0; share < shares; ++share) {
-        const std::int64_t head = std::int64_t{share} * heads_kv + keys.kv_head;
-        const auto* own = reinterpret_cast<const float4*>(from + (head * blocks + keys.at) * (kSharesKeys * kDim));
+    for (int split = 0; split < splits; ++split) {
+        const std::int64_t head = std::int64_t{split} * heads_kv + keys.kv_head;
+        const auto* own = reinterpret_cast<const float4*>(from + (head * blocks + keys.at) * (kReduceKeys * kDim));
 #pragma unroll
         for (int j = 0; j < kDim / 8; ++j) {
             const float4 four = own[128 * j + thread];
@@ -51,51 +55,54 @@ __device__ __forceinline__ void add_shares(const Launch& launch, const ShareKeys
     T* out = reinterpret_cast<T*>(to.data) +
              (launch.params.forward.cu_seqlens_kv != nullptr ? 0 : keys.batch * to.batch) + keys.kv_head * to.head +
              keys.row * to.row;
-    store_rows<kSharesThreads>(tile, to, out, min(kSharesKeys, keys.len - keys.first), columns, by_vectors);
+    store_rows<kReduceThreads>(tile, to, out, min(kReduceKeys, keys.len - keys.first), columns, by_vectors);
 }
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(kSharesThreads) shares_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kReduceThreads) dkdv_reduce_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
-    constexpr int kPieces = kConfig.block_kv / kSharesKeys;
-    using TileDk = T[kSharesKeys][kConfig.head_dim + 8];
-    using TileDv = T[kSharesKeys][kConfig.head_dim_v + 8];
+    constexpr int kPieces = kConfig.block_kv / kReduceKeys;
+    using TileDk = T[kReduceKeys][kConfig.head_dim + 8];
+    using TileDv = T[kReduceKeys][kConfig.head_dim_v + 8];
     __shared__ __align__(16) unsigned char memory[std::max(sizeof(TileDk), sizeof(TileDv))];
     const ForwardParams& p = launch.params.forward;
-    const int count = (p.len_kv + kSharesKeys - 1) / kSharesKeys;
+    const int count = (p.len_kv + kReduceKeys - 1) / kReduceKeys;
     const int number = static_cast<int>(blockIdx.x) / 2;
     const int head = number / count;
-    ShareKeys keys{};
-    keys.first = number % count * kSharesKeys;
+    ReducedKeys keys{};
+    keys.first = number % count * kReduceKeys;
     keys.batch = head / p.heads_kv;
     keys.kv_head = head % p.heads_kv;
     const Sequence sequence = sequence_of(p, keys.batch);
     keys.len = sequence.len_kv;
     keys.row = sequence.first_kv + keys.first;
-    BlocksOf<kConfig> blocks;
-    blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
-                  p.heads_kv);
-    if (keys.first >= keys.len || blocks.shares == 1 || launch.workspace.start->broken != 0) return;
-    keys.at = first_block_kv(p, kConfig.block_kv, keys.batch, sequence.first_kv) * kPieces + keys.first / kSharesKeys;
+    ScheduleOf<kConfig> schedule;
+    schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
+                    p.heads_kv);
+    if (keys.first >= keys.len || schedule.head_splits == 1 || launch.workspace.state->cu_seqlens_decreased != 0)
+        return;
+    keys.at = first_block_kv(p, kConfig.block_kv, keys.batch, sequence.first_kv) * kPieces + keys.first / kReduceKeys;
     const int all = launch.blocks_kv * kPieces;
     if (blockIdx.x % 2 == 0) {
         if (launch.params.dk.data == nullptr) return;
-        add_shares<T, kConfig.head_dim>(launch, keys, blocks.shares, launch.workspace.dk, all, launch.params.dk,
-                                        p.head_dim, launch.dk_by_vectors, reinterpret_cast<TileDk&>(memory));
+        reduce_splits<T, kConfig.head_dim>(launch, keys, schedule.head_splits, launch.workspace.split_dk, all,
+                                           launch.params.dk, p.head_dim, launch.gradients.vector_dk,
+                                           reinterpret_cast<TileDk&>(memory));
     } else {
         if (launch.params.dv.data == nullptr) return;
-        add_shares<T, kConfig.head_dim_v>(launch, keys, blocks.shares, launch.workspace.dv, all, launch.params.dv,
-                                          p.head_dim_v, launch.dv_by_vectors, reinterpret_cast<TileDv&>(memory));
+        reduce_splits<T, kConfig.head_dim_v>(launch, keys, schedule.head_splits, launch.workspace.split_dv, all,
+                                             launch.params.dv, p.head_dim_v, launch.gradients.vector_dv,
+                                             reinterpret_cast<TileDv&>(memory));
     }
 }
 
 template <class T, class Shape>
-cudaError_t start_shares(const Launch& launch, cudaStream_t stream) {
-    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
+cudaError_t launch_dkdv_reduce(const Launch& launch, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape>, "not in the list of backward_config.h");
     const ForwardParams& p = launch.params.forward;
-    const std::int64_t count = (p.len_kv + kSharesKeys - 1) / kSharesKeys;
-    return start(shares_kernel<T, Shape>, 2 * std::int64_t{p.batch} * p.heads_kv * count, kSharesThreads, 0, launch,
-                 stream);
+    const std::int64_t count = (p.len_kv + kReduceKeys - 1) / kReduceKeys;
+    return start(dkdv_reduce_kernel<T, Shape>, 2 * std::int64_t{p.batch} * p.heads_kv * count, kReduceThreads, 0,
+                 launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

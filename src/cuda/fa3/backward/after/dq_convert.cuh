@@ -1,36 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// After the main kernel: dQ = scale * (what blocks of keys have added up), rounded. One thread block for each 64
-// queries of a head.
+// After the main kernel: dQ = scale * (the sum of its accumulators), rounded. One CTA for each query block of a head.
 #pragma once
 
-#include "cuda/fa3/backward/main/mainloop_128.cuh"
+#include "cuda/fa3/backward/common/fp16_scale.cuh"
+#include "cuda/fa3/backward/common/store_gradient.cuh"
+#include "cuda/fa3/backward/launch.hpp"
 #include "cuda/shared/start.cuh"
+#include "cuda/tile/fragment.cuh"
 #include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
-inline constexpr int kDqThreads = 128 * Config::kConsumers;
-
-/// Rows of a tile in shared memory, which has 8 columns more, to rows of a tensor from `out` on.
-template <int kThreads, class T, int kRows, int kStride>
-__device__ __forceinline__ void store_rows(const T (&tile)[kRows][kStride], const Rows& to, T* out, int rows,
-                                           int columns, bool by_vectors) {
-    constexpr int kChunks = kStride / 8 - 1;  // of 16 bytes, in a row
-    for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += kThreads) {
-        const int row = i / kChunks;
-        const int column = i % kChunks * 8;
-        T* chunk = out + row * to.row + column * to.column;
-        if (by_vectors && column + 8 <= columns) {
-            *reinterpret_cast<uint4*>(chunk) = *reinterpret_cast<const uint4*>(&tile[row][column]);
-        } else {
-            for (int e = 0; e < 8 && column + e < columns; ++e) chunk[e * to.column] = tile[row][column + e];
-        }
-    }
-}
+inline constexpr int kConvertThreads = 128 * Config::kConsumers;
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kConvertThreads, 2) dq_convert_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kColumns = kConfig.block_q == Config::kRows ? kConfig.head_dim / 2 : kConfig.head_dim;
     __shared__ __align__(16) T tile[kConfig.block_q][kConfig.head_dim + 8];
@@ -40,10 +25,10 @@ __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant
     const int batch = static_cast<int>(blockIdx.x) / count / p.heads_q;
     const int head = static_cast<int>(blockIdx.x) / count % p.heads_q;
     const Sequence sequence = sequence_of(p, batch);
-    BlocksOf<kConfig> blocks;
-    blocks.set_of(launch.blocks, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
-                  p.heads_kv);
-    if (m >= blocks.count_q || launch.workspace.start->broken != 0) return;
+    ScheduleOf<kConfig> schedule;
+    schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
+                    p.heads_kv);
+    if (m >= schedule.count_q || launch.workspace.state->cu_seqlens_decreased != 0) return;
 
     const int thread = static_cast<int>(threadIdx.x);
     const int half = thread / 128;
@@ -51,10 +36,10 @@ __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant
         std::int64_t{head} * launch.blocks_q + first_block_q(p, kConfig.block_q, batch, sequence.first_q) + m;
     const std::int64_t all = std::int64_t{p.heads_q} * launch.blocks_q;
     float sum[kColumns / 2] = {};
-    for (int which = 0; which < 2; ++which) {
-        if (!blocks.any(which, m)) continue;
-        const auto* from = reinterpret_cast<const float4*>(launch.workspace.dq + ((which * all + block) * 2 + half) *
-                                                                                     (Config::kRows * kColumns));
+    for (int accumulator = 0; accumulator < 2; ++accumulator) {
+        if (!schedule.has_contributions(accumulator, m)) continue;
+        const auto* from = reinterpret_cast<const float4*>(
+            launch.workspace.dq + ((accumulator * all + block) * 2 + half) * (Config::kRows * kColumns));
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) {
             const float4 four = from[128 * j + thread % 128];
@@ -65,8 +50,8 @@ __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant
         }
     }
     const float factor =
-        kHeld<T> ? p.scale / gradient_unit<T>(launch, batch, head / p.group, head % p.group / blocks.share_heads)
-                 : p.scale;
+        kFp16Scaled<T> ? p.scale / ds_scale<T>(launch, batch, head / p.group, head % p.group / schedule.heads_per_split)
+                       : p.scale;
     const bool by_columns = kConfig.block_q == Config::kRows;
     const int row = (by_columns ? 0 : Config::kRows * half) + thread % 128 / 32 * 16 + thread % 32 / 4;
 #pragma unroll
@@ -80,17 +65,18 @@ __global__ void __launch_bounds__(kDqThreads, 2) dq_kernel(const __grid_constant
     const std::int64_t first_row = sequence.first_q + std::int64_t{m} * kConfig.block_q;
     T* out = reinterpret_cast<T*>(dq.data) + (p.cu_seqlens_q != nullptr ? 0 : batch * dq.batch) + head * dq.head +
              first_row * dq.row;
-    const int rows = min(kConfig.block_q, blocks.len_q - m * kConfig.block_q);
-    store_rows<kDqThreads>(tile, dq, out, rows, p.head_dim, launch.dq_by_vectors);
+    const int rows = min(kConfig.block_q, schedule.len_q - m * kConfig.block_q);
+    store_rows<kConvertThreads>(tile, dq, out, rows, p.head_dim, launch.gradients.vector_dq);
 }
 
 template <class T, class Shape>
-cudaError_t start_dq(const Launch& launch, cudaStream_t stream) {
-    static_assert(ShapesThatAdd::kHas<Shape> && !Shape::kConfig.roles(), "not in that list of config.h");
+cudaError_t launch_dq_convert(const Launch& launch, cudaStream_t stream) {
+    static_assert(ShapesAddingDq::kHas<Shape> && !Shape::kConfig.splits_dv_dk(),
+                  "not in that list of backward_config.h");
     const ForwardParams& p = launch.params.forward;
     constexpr int kBlockQ = Shape::kConfig.block_q;
     const std::int64_t count = (p.len_q + kBlockQ - 1) / kBlockQ;
-    return start(dq_kernel<T, Shape>, p.batch * p.heads_q * count, kDqThreads, 0, launch, stream);
+    return start(dq_convert_kernel<T, Shape>, p.batch * p.heads_q * count, kConvertThreads, 0, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -1,30 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dQ where the main kernel is split by roles: dQ = scale * dS K, queries outer, in registers. S and dP are multiplied
-// once more for it; that costs less than adding dQ up in fp32 in the second-level cache did (README.md), and there is
-// no order to wait for.
+// After the main kernel over head_dim 128: dQ = scale * dS K in registers, with the outer loop over queries. S and dP
+// are computed once more for it. That costs less than adding dQ up in fp32 in the L2 cache (TRIED.md), and no CTA waits
+// for another one.
 #pragma once
 
-#include "cuda/fa3/backward/before/delta.cuh"
-#include "cuda/fa3/backward/main/epilogue.cuh"
+#include "cuda/fa3/backward/common/mma.cuh"
+#include "cuda/fa3/backward/common/nonfinite.cuh"
+#include "cuda/fa3/backward/common/pair.cuh"
+#include "cuda/fa3/backward/common/query_outer.cuh"
+#include "cuda/fa3/backward/common/store_gradient.cuh"
+#include "cuda/shared/start.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
-/// A warpgroup: 64 queries.
+/// A warpgroup: 64 queries of the tile.
 template <class T, Config kConfig>
-struct DqConsumer {
+struct DqTileConsumer {
     static constexpr int kPairs = kConfig.block_kv / 2;  ///< scores of a thread
 
     const Launch& launch;
-    DeltaShared<kConfig, true>& shared;
+    QueryOuterShared<kConfig, true>& shared;
     const QueryTile<kConfig>& tile;
     int warpgroup;
-    bool nonfinite_keys;  ///< NaN and infinities of K are to be taken out
+    bool nonfinite_keys;  ///< K may hold NaN or infinities, which are to be set to 0
 
-    RingPosition<2> k{};
-    RingPosition<kConfig.delta_stages()> v{};
-    float minus_lse[2], delta[2], inverse_sum[2];  ///< RowStats of the thread's rows; delta times unit
-    float unit = 1;                                ///< what dP is multiplied by for dS (score_gradient)
+    PipelineState<2> k{};
+    PipelineState<kConfig.delta_stages()> v{};
+    float minus_lse[2], delta[2], inverse_sum[2];  ///< RowStats of the thread's rows; delta times ds_factor
+    float ds_factor = 1;                           ///< what dP is multiplied by for dS (score_gradient)
     float dq[kConfig.head_dim / 2];                ///< [64 queries][head_dim]
     float s[kPairs];                               ///< S, then P: [64 queries][64 keys]
     float dp[kPairs];                              ///< dP, then dS
@@ -41,87 +45,88 @@ struct DqConsumer {
     __device__ __forceinline__ void skip(int count);
     __device__ __forceinline__ void exponentiate();
     __device__ __forceinline__ void make_ds(int n);
-    __device__ __forceinline__ void multiply(Span keys);
+    __device__ __forceinline__ void loop(Span keys);
     __device__ __forceinline__ void run();
     __device__ __forceinline__ void store();
 
     __device__ __forceinline__ void start_s() {
-        start_product<T, kConfig, kConfig.head_dim>(s, uniform(row_descriptor(shared.q[warpgroup])),
-                                                    uniform(row_descriptor(shared.k[k.stage()])));
+        start_query_scores<T, kConfig, kConfig.head_dim>(s, uniform(row_descriptor(shared.q[warpgroup])),
+                                                         uniform(row_descriptor(shared.k[k.index()])));
     }
     __device__ __forceinline__ void start_dp() {
-        start_product<T, kConfig, kConfig.head_dim_v>(dp, uniform(row_descriptor(shared.d_o[warpgroup])),
-                                                      uniform(row_descriptor(shared.v[v.stage()])));
+        start_query_scores<T, kConfig, kConfig.head_dim_v>(dp, uniform(row_descriptor(shared.d_o[warpgroup])),
+                                                           uniform(row_descriptor(shared.v[v.index()])));
     }
     __device__ __forceinline__ void start_dq() {
-        start_key_gradient<T, kConfig.head_dim, kConfig.block_kv>(
-            dq, ds, uniform(column_descriptor(shared.k[k.stage()], kConfig.block_kv)));
+        start_gradient<T, kConfig.head_dim, kConfig.block_kv>(
+            dq, ds, uniform(column_descriptor(shared.k[k.index()], kConfig.block_kv)));
     }
 };
 
-/// What is known of the thread's rows; rows past the end are without keys.
+/// Reads the RowStats of the thread's rows; rows past the end are rows without keys.
 template <class T, Config kConfig>
-__device__ __forceinline__ void DqConsumer<T, kConfig>::read_stats() {
+__device__ __forceinline__ void DqTileConsumer<T, kConfig>::read_stats() {
     const RowStats& stats = launch.workspace.stats[tile.first_block + warpgroup];
     const bool exist = tile.has_stats(warpgroup);
-    if constexpr (kHeld<T>) {
-        unit = gradient_unit<T>(launch, tile.batch, tile.head / launch.params.forward.group, tile.share(launch)) /
-               kWeightUnit<T>;
+    if constexpr (kFp16Scaled<T>) {
+        ds_factor =
+            ds_scale<T>(launch, tile.batch, tile.head / launch.params.forward.group, tile.split(launch)) / kPScale<T>;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const int place = RowStats::place(16 * warp() + lane() / 4 + 8 * r);
-        minus_lse[r] = exist ? stats.minus_lse[place] : -INFINITY;
-        delta[r] = exist ? stats.delta[place] : 0;
-        if constexpr (kHeld<T>) delta[r] *= unit;
-        inverse_sum[r] = exist ? stats.inverse_sum[place] : 0;
+        const int slot = RowStats::slot(16 * warp() + lane() / 4 + 8 * r);
+        minus_lse[r] = exist ? stats.minus_lse[slot] : -INFINITY;
+        delta[r] = exist ? stats.delta[slot] : 0;
+        if constexpr (kFp16Scaled<T>) delta[r] *= ds_factor;
+        inverse_sum[r] = exist ? stats.inverse_sum[slot] : 0;
     }
 }
 
-/// Blocks of keys that the warpgroup's queries see.
+/// Key blocks that the warpgroup's queries see.
 template <class T, Config kConfig>
-__device__ __forceinline__ Span DqConsumer<T, kConfig>::keys() const {
+__device__ __forceinline__ Span DqTileConsumer<T, kConfig>::keys() const {
     static_assert(kConfig.block_q == Config::kRows);
     const int m = tile.query / kConfig.block_q + warpgroup;
-    const Span span = m < tile.blocks.count_q ? tile.blocks.keys_of(m) : Span{0, 0};
+    const Span span = m < tile.schedule.count_q ? tile.schedule.key_blocks_of(m) : Span{0, 0};
     return span.begin < span.end ? span : Span{tile.n_begin, tile.n_begin};
 }
 
-/// The stage holds K. NaN and infinities become 0, as in the main kernel: both warpgroups do so, half of the rows each.
+/// Waits for K. The two warpgroups set its NaN and infinities to 0, as in the main kernel, half of the rows each.
 template <class T, Config kConfig>
-__device__ __forceinline__ void DqConsumer<T, kConfig>::wait_for_keys() {
-    wait_for(shared.k_ring.full[k.stage()], k.phase());
+__device__ __forceinline__ void DqTileConsumer<T, kConfig>::wait_for_keys() {
+    wait_for(shared.k_ring.full[k.index()], k.phase());
     if (!nonfinite_keys) return;
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
-    for (auto& panel : shared.k[k.stage()]) clean<T, kKeys * kPanelRowBytes, 128>(panel[kKeys * warpgroup], thread);
+    for (auto& panel : shared.k[k.index()])
+        zero_nonfinite<T, kKeys * kPanelRowBytes, 128>(panel[kKeys * warpgroup], thread);
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
 }
 
-/// Blocks that only the other warpgroup sees.
+/// Releases key blocks that only the other warpgroup sees.
 template <class T, Config kConfig>
-__device__ __forceinline__ void DqConsumer<T, kConfig>::skip(int count) {
+__device__ __forceinline__ void DqTileConsumer<T, kConfig>::skip(int count) {
 #pragma unroll 1
     for (; count > 0; --count, k.advance(), v.advance()) {
         wait_for_keys();
-        wait_for(shared.v_ring.full[v.stage()], v.phase());
+        wait_for(shared.v_ring.full[v.index()], v.phase());
         __syncwarp();
         if (lane() == 0) {
-            k.release(shared.k_ring);
-            v.release(shared.v_ring);
+            shared.k_ring.consumer_release(k);
+            shared.v_ring.consumer_release(v);
         }
     }
 }
 
-/// P of S, which is there.
+/// P from S, which is there.
 template <class T, Config kConfig>
-__device__ __forceinline__ void DqConsumer<T, kConfig>::exponentiate() {
+__device__ __forceinline__ void DqTileConsumer<T, kConfig>::exponentiate() {
     ptx::warpgroup_fence_operand(s);
-    if (agreed(inverse_sum[0] != 0 || inverse_sum[1] != 0)) {  // rare
+    if (any_lane(inverse_sum[0] != 0 || inverse_sum[1] != 0)) {  // rare
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-            s[i] = weight(s[i], launch.scale_log2, minus_lse[row_of(i)], inverse_sum[row_of(i)]);
+            s[i] = probability(s[i], launch.scale_log2, minus_lse[row_of(i)], inverse_sum[row_of(i)]);
         }
         return;
     }
@@ -129,17 +134,18 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::exponentiate() {
     for (int i = 0; i < kPairs; ++i) s[i] = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, minus_lse[row_of(i)]));
 }
 
-/// dS of P and dP, which are there, against the keys of block n; into 16 bits.
+/// dS in 16 bits from P and dP, which are there, for key block n.
 template <class T, Config kConfig>
-__device__ __forceinline__ void DqConsumer<T, kConfig>::make_ds(int n) {
+__device__ __forceinline__ void DqTileConsumer<T, kConfig>::make_ds(int n) {
     ptx::warpgroup_fence_operand(dp);
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) dp[i] = score_gradient<T>(s[i], dp[i], delta[row_of(i)], unit);
-    const Pairs& pairs = tile.blocks;
+    for (int i = 0; i < kPairs; ++i) dp[i] = score_gradient<T>(s[i], dp[i], delta[row_of(i)], ds_factor);
+    const SequenceSchedule& sequence = tile.schedule;
+    const int len_kv = sequence.len_kv();
     const int key = n * kConfig.block_kv;
-    const int last_query = min(first_query() + Config::kRows, pairs.len_q) - 1;  // rows past the end are not stored
-    const bool full = key + kConfig.block_kv <= pairs.len_kv && key >= last_query + pairs.low &&
-                      key + kConfig.block_kv - 1 <= first_query() + pairs.high;
+    const int last_query = min(first_query() + Config::kRows, sequence.len_q) - 1;  // rows past the end are not stored
+    const bool full = key + kConfig.block_kv <= len_kv && key >= last_query + sequence.low &&
+                      key + kConfig.block_kv - 1 <= first_query() + sequence.high;
     if (!full) {
         const int query = first_query() + 16 * warp() + lane() / 4;
         const int column = key + 2 * (lane() % 4);
@@ -147,7 +153,7 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::make_ds(int n) {
         for (int i = 0; i < kPairs; ++i) {
             const int from_query = column + column_of(i) - (query + 8 * row_of(i));
             const bool sees =
-                from_query >= pairs.low && from_query <= pairs.high && column + column_of(i) < pairs.len_kv;
+                from_query >= sequence.low && from_query <= sequence.high && column + column_of(i) < len_kv;
             if (!sees) dp[i] = 0;
         }
     }
@@ -155,37 +161,37 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::make_ds(int n) {
     for (int i = 0; i < kPairs; i += 2) ds[i / 8][i / 2 % 4] = ptx::pack_finite<T>(dp[i], dp[i + 1]);
 }
 
-/// Over these blocks of keys, of which there are some.
+/// The loop over these key blocks, of which there is one at least.
 template <class T, Config kConfig>
-__device__ __forceinline__ void DqConsumer<T, kConfig>::multiply(Span keys) {
+__device__ __forceinline__ void DqTileConsumer<T, kConfig>::loop(Span keys) {
     wait_for_keys();
     start_s();
-    wait_for(shared.v_ring.full[v.stage()], v.phase());
+    wait_for(shared.v_ring.full[v.index()], v.phase());
     start_dp();
-    ptx::wgmma_wait<0>();  // with products under way here, ptxas would serialise those of the loop
+    ptx::wgmma_wait<0>();  // with MMAs under way here, ptxas would serialize those of the loop
     ptx::warpgroup_fence_operand(s);
     ptx::warpgroup_fence_operand(dp);
 #pragma unroll 1
     for (int n = keys.begin; n < keys.end; ++n) {
         const bool last = n + 1 == keys.end;
         exponentiate();
-        wait_for(shared.v_ring.full[v.stage()], v.phase());  // passed already: keeps the next wait behind (roles.cuh)
+        wait_for(shared.v_ring.full[v.index()], v.phase());  // returns at once; see mainloop_wide.cuh
         ptx::wgmma_wait<0>();
         make_ds(n);
-        if (lane() == 0) v.release(shared.v_ring);
+        if (lane() == 0) shared.v_ring.consumer_release(v);
         start_dq();
-        const RingPosition<2> k_before = k;
+        const PipelineState<2> last_k = k;
         k.advance();
         v.advance();
         if (!last) wait_for_keys();
-        start_s();  // of the next block; after the last, of whatever lies there
-        if (!last) wait_for(shared.v_ring.full[v.stage()], v.phase());
+        start_s();  // of the next block; after the last one, of whatever the stage holds
+        if (!last) wait_for(shared.v_ring.full[v.index()], v.phase());
         start_dp();
         ptx::wgmma_wait<1>();
         ptx::warpgroup_fence_operand(dq);
         ptx::warpgroup_fence_operand(ds);
         ptx::warpgroup_fence_operand(s);
-        if (lane() == 0) k_before.release(shared.k_ring);
+        if (lane() == 0) shared.k_ring.consumer_release(last_k);
     }
     ptx::wgmma_wait<0>();
     ptx::warpgroup_fence_operand(s);
@@ -193,33 +199,28 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::multiply(Span keys) {
 }
 
 template <class T, Config kConfig>
-__device__ __forceinline__ void DqConsumer<T, kConfig>::run() {
+__device__ __forceinline__ void DqTileConsumer<T, kConfig>::run() {
     read_stats();
 #pragma unroll
     for (float& element : dq) element = 0;
     wait_for(shared.q_full, 0);
     const Span own = keys();
     skip(own.begin - tile.n_begin);
-    if (own.begin < own.end) multiply(own);
+    if (own.begin < own.end) loop(own);
     skip(tile.n_end - own.end);
     store();
 }
 
-/// Through the shared memory of the warpgroup's own Q.
+/// Stores dQ through the shared memory of the warpgroup's Q.
 template <class T, Config kConfig>
-__device__ __forceinline__ void DqConsumer<T, kConfig>::store() {
-    ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);  // nobody multiplies from it any more
+__device__ __forceinline__ void DqTileConsumer<T, kConfig>::store() {
+    ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);  // no warp reads it any more
     const ForwardParams& p = launch.params.forward;
     const int query = first_query() + 16 * warp();
-    const GradientRows to{launch.params.dq,
-                          launch.dq,
-                          launch.store_dq_by_tma,
-                          p.cu_seqlens_q != nullptr ? 0 : tile.batch,
-                          tile.head,
-                          tile.first_q + query,
-                          tile.blocks.len_q - query,
-                          p.head_dim};
-    const float factor = kHeld<T> ? p.scale / (unit * kWeightUnit<T>) : p.scale;
+    const GradientRows to{
+        launch.params.dq, launch.maps.dq,       launch.gradients.tma_dq,     p.cu_seqlens_q != nullptr ? 0 : tile.batch,
+        tile.head,        tile.first_q + query, tile.schedule.len_q - query, p.head_dim};
+    const float factor = kFp16Scaled<T> ? p.scale / (ds_factor * kPScale<T>) : p.scale;
     PanelRows rows[kConfig.qk_panels()];
     set_rows(rows, shared.q[warpgroup], 16 * warp());
     store_gradient<T, kConfig.head_dim>(dq, factor, to, rows, lane());
@@ -227,33 +228,34 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::store() {
 }
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(Config::kThreads, 1) dq_product_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(Config::kThreads, 1) dq_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(1024) unsigned char memory[];
-    auto& shared = *reinterpret_cast<DeltaShared<kConfig, true>*>(memory);
-    const Start& start = *launch.workspace.start;
+    auto& shared = *reinterpret_cast<QueryOuterShared<kConfig, true>*>(memory);
+    const CallState& state = *launch.workspace.state;
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
-    const QueryTile<kConfig> tile(launch, place_in_turn(launch));
-    if (tile.query >= tile.blocks.len_q || start.broken != 0) return;
-    const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
+    const QueryTile<kConfig> tile(launch, launch.query_tiles.decode(static_cast<int>(blockIdx.x)));
+    if (tile.query >= tile.schedule.len_q || state.cu_seqlens_decreased != 0) return;
+    const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<Config::kProducerRegisters>();
-        if (threadIdx.x == 0) load_for_queries(launch, shared, tile);
+        if (threadIdx.x == 0) load_query_tile(launch, shared, tile);
     } else {
         ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-        DqConsumer<T, kConfig>{launch, shared, tile, warpgroup - 1, launch.only_dq || start.nonfinite_keys != 0}.run();
+        DqTileConsumer<T, kConfig>{launch, shared, tile, warpgroup - 1,
+                                   launch.gradients.only_dq || state.nonfinite_keys != 0}
+            .run();
     }
 }
 
 template <class T, class Shape>
-cudaError_t start_dq_product(const Launch& launch, cudaStream_t stream) {
-    static_assert(ShapesByRoles::kHas<Shape> && Shape::kConfig.roles(), "not in that list of config.h");
-    constexpr int kBytes = sizeof(DeltaShared<Shape::kConfig, true>);
+cudaError_t launch_dq_kernel(const Launch& launch, cudaStream_t stream) {
+    static_assert(ShapesSplitDvDk::kHas<Shape> && Shape::kConfig.splits_dv_dk(),
+                  "not in that list of backward_config.h");
+    constexpr int kBytes = sizeof(QueryOuterShared<Shape::kConfig, true>);
     static_assert(kBytes <= 227 * 1024);
-    const ForwardParams& p = launch.params.forward;
-    const std::int64_t tiles = (p.len_q + kDeltaBlockQ - 1) / kDeltaBlockQ;
-    return start(dq_product_kernel<T, Shape>, p.batch * p.heads_q * tiles, Config::kThreads, kBytes, launch, stream);
+    return start(dq_kernel<T, Shape>, query_tile_count(launch), Config::kThreads, kBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// delta[i] = dO . (O + residual) - dLSE[i] where the caller has kept what rounding took off O: no product, so it takes
-// the time of reading O, dO and the bytes. It writes all that delta_kernel does. Rows with a large |LSE| are left to
-// that kernel, which then does nothing else: their P wants the largest score, which only the scores tell.
+// Before the main kernel, where the caller has kept the residual of O: RowStats with delta[i] = dO . (O + residual) -
+// dLSE[i]. It needs no GEMM and is bound by reading O, dO and the residual. Rows with a large |LSE| are left to
+// delta_kernel, since their P needs the row's largest score.
 #pragma once
 
 #include <algorithm>
 
-#include "cuda/fa3/backward/before/delta.cuh"
+#include "cuda/fa3/backward/common/fp16_scale.cuh"
+#include "cuda/fa3/backward/common/query_tile.cuh"
+#include "cuda/host/constants.hpp"
+#include "cuda/ptx/math.cuh"
+#include "cuda/shared/start.cuh"
+#include "cuda/tile/fragment.cuh"
 #include "cuda/tile/residual.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
 inline constexpr int kOutputThreads = 256;
-inline constexpr int kOutputBlocks = 2;  ///< of a multiprocessor, by registers
+inline constexpr int kOutputCtas = 2;  ///< on a multiprocessor, by registers
 
-/// This thread's share of row . row. `vector`: its chunks lie together.
+/// This thread's part of row . row. `vector`: the row can be read 16 bytes at a time.
 template <class T>
 __device__ __forceinline__ float squares_of_row(const HeadRows& rows, int row, int dim, int part, bool vector) {
     float sum = 0;
@@ -33,8 +38,8 @@ __device__ __forceinline__ float squares_of_row(const HeadRows& rows, int row, i
 
 /// One warp: 64 queries of a head.
 template <class T, Config kConfig>
-struct OutputDelta {
-    static constexpr int kRowsAtOnce = 32 / kRowThreads;
+struct DeltaFromOutput {
+    static constexpr int kRowStride = 32 / kRowThreads;
     static constexpr int kChunks =
         (kConfig.head_dim_v + 8 * kRowThreads - 1) / (8 * kRowThreads);  ///< of a thread, in a row
 
@@ -45,16 +50,17 @@ struct OutputDelta {
     int batch;  ///< of the tensors; ragged: 0
     RowStats& stats;
     bool some_nonfinite = false, some_large = false;
-    Limits limits{};
+    DsBounds bounds{};
 
-    __device__ __forceinline__ OutputDelta(const Launch& of_launch, const QueryRows<kConfig>& of_queries, int of_batch)
+    __device__ __forceinline__ DeltaFromOutput(const Launch& of_launch, const QueryRows<kConfig>& of_queries,
+                                               int of_batch)
         : launch(of_launch),
           queries(of_queries),
           rows{{of_launch.params.forward.o, of_batch, of_queries.first_q, of_queries.head, sizeof(T)},
-               {of_launch.o_residual, of_batch, of_queries.first_q, of_queries.head, 1},
+               {of_launch.output.residual, of_batch, of_queries.first_q, of_queries.head, 1},
                {of_launch.params.d_o, of_batch, of_queries.first_q, of_queries.head, sizeof(T)},
                of_launch.params.forward.head_dim_v,
-               of_launch.o_by_vectors},
+               of_launch.output.by_vectors},
           q(of_launch.params.forward.q, of_batch, of_queries.first_q, of_queries.head, sizeof(T)),
           batch(of_batch),
           stats(of_launch.workspace.stats[of_queries.stats()]) {}
@@ -67,47 +73,47 @@ struct OutputDelta {
                                                             (std::int64_t{queries.first_q} + query) * numbers.row];
     }
     __device__ __forceinline__ float lse_of(int query) const {
-        return query < queries.blocks.len_q ? of_row(launch.params.forward.lse, query) : -INFINITY;
+        return query < queries.schedule.len_q ? of_row(launch.params.forward.lse, query) : -INFINITY;
     }
 
     __device__ __forceinline__ void run() {
-        if (launch.o_by_vectors) {
-            // These rows are read at once: one after the other the latency of memory would be most of the time.
+        if (launch.output.by_vectors) {
+            // The loads of several rows are issued together, to overlap the latency of memory.
             constexpr int kAtOnce = std::max(4 / kChunks, 1);
 #pragma unroll 1
-            for (int row = first_row(); row < Config::kRows; row += kAtOnce * kRowsAtOnce) run_at_once<kAtOnce>(row);
+            for (int row = first_row(); row < Config::kRows; row += kAtOnce * kRowStride) run_rows<kAtOnce>(row);
         } else {
 #pragma unroll 1
-            for (int row = first_row(); row < Config::kRows; row += kRowsAtOnce) run_one(row);
+            for (int row = first_row(); row < Config::kRows; row += kRowStride) run_row(row);
         }
         if (launch.params.forward.cu_seqlens_q != nullptr) look_past_end();
-        if constexpr (kHeld<T>) {
-            Limits& of_head = queries.limits(launch);
-            raise_limit(of_head.d_o_squares, limits.d_o_squares);
-            raise_limit(of_head.sum, limits.sum);
+        if constexpr (kFp16Scaled<T>) {
+            DsBounds& of_split = queries.ds_bounds(launch);
+            raise_bound(of_split.max_do_squares, bounds.max_do_squares);
+            raise_bound(of_split.addend, bounds.addend);
         }
-        const bool nonfinite = __any_sync(kAllLanes, some_nonfinite);
-        const bool large = __any_sync(kAllLanes, some_large);
+        const bool nonfinite = any_lane(some_nonfinite);
+        const bool large = any_lane(some_large);
         if (threadIdx.x % 32 != 0) return;
         stats.some_nonfinite = nonfinite ? 1 : 0;
         stats.some_large = large ? 1 : 0;
-        if (large) launch.workspace.start->some_large = 1;
-        if (queries.query % kConfig.block_q == 0) clear_counters(launch, queries.block());
+        if (large) launch.workspace.state->some_large = 1;
+        if (queries.query % kConfig.block_q == 0) clear_dq_semaphores(launch, queries.block());
     }
 
-    /// Rows `row`, row + kRowsAtOnce, ..., whose columns lie together.
+    /// kRows rows `row`, row + kRowStride, ... that can be read by vectors.
     template <int kRows>
-    __device__ __forceinline__ void run_at_once(int row) {
+    __device__ __forceinline__ void run_rows(int row) {
         OutputChunk chunks[kRows][kChunks];
         float lse[kRows];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-            const int query = queries.query + row + kRowsAtOnce * r;
+            const int query = queries.query + row + kRowStride * r;
             lse[r] = lse_of(query);
 #pragma unroll
             for (int c = 0; c < kChunks; ++c) {
                 const int first = 8 * (part() + kRowThreads * c);
-                if (query < queries.blocks.len_q && first < rows.dim) chunks[r][c] = rows.load(query, first);
+                if (query < queries.schedule.len_q && first < rows.dim) chunks[r][c] = rows.load(query, first);
             }
         }
 #pragma unroll
@@ -116,69 +122,69 @@ struct OutputDelta {
 #pragma unroll
             for (int c = 0; c < kChunks; ++c) {
                 chunks[r][c].template add_to<T>(dot);
-                if constexpr (kHeld<T>) chunks[r][c].template add_squares_to<T>(squares);
+                if constexpr (kFp16Scaled<T>) chunks[r][c].template add_squares_to<T>(squares);
             }
-            store(row + kRowsAtOnce * r, lse[r], dot, squares);
+            store(row + kRowStride * r, lse[r], dot, squares);
         }
     }
 
-    /// Any other row.
-    __device__ __forceinline__ void run_one(int row) {
+    /// One row of any strides.
+    __device__ __forceinline__ void run_row(int row) {
         const int query = queries.query + row;
-        const bool exists = query < queries.blocks.len_q;
+        const bool exists = query < queries.schedule.len_q;
         const float dot = exists ? rows.dot(query, part()) : 0.0F;
         float squares = 0;
-        if constexpr (kHeld<T>) {
+        if constexpr (kFp16Scaled<T>) {
             squares = exists ? squares_of_row<T>(rows.d_o, query, rows.dim, part(), rows.vector) : 0.0F;
         }
         store(row, lse_of(query), dot, squares);
     }
 
-    /// What the eight threads of a row have: `share` of dO . (O + residual), `squares` of dO . dO. A row past the end
-    /// is one without keys. In fp16 `limits` are raised to what the row has of them.
-    __device__ __forceinline__ void store(int row, float lse, float share, float squares) {
+    /// Stores the RowStats of a row. `part_of_dot` and `squares`: what each of its eight threads has summed of
+    /// dO . (O + residual) and of dO . dO. A row past the end is one without keys.
+    __device__ __forceinline__ void store(int row, float lse, float part_of_dot, float squares) {
         const BackwardParams& p = launch.params;
         const int query = queries.query + row;
-        const bool exists = query < queries.blocks.len_q;
-        const float dot = sum_of_row(share);
-        // NaN and infinities of O and dO are in the sum; those of Q in the LSE, but not through a softcap, nor where no
-        // key is seen.
+        const bool exists = query < queries.schedule.len_q;
+        const float dot = sum_of_row(part_of_dot);
+        // NaN and infinities of O and dO show in the sum. Those of Q show in the LSE, except through a softcap or where
+        // no key is seen.
         bool nonfinite = exists && (!isfinite(dot) || !isfinite(lse));
         if (kConfig.general && p.forward.softcap != 0) {
             const float zero = exists ? zero_of_row<T>(q, query, p.forward.head_dim, part()) : 0.0F;
             nonfinite |= sum_of_row(zero) != 0;
         }
-        if constexpr (kHeld<T>) squares = sum_of_row(squares);
+        if constexpr (kFp16Scaled<T>) squares = sum_of_row(squares);
         if (part() != 0) return;
         const bool sees_keys = lse != -INFINITY;
         float delta = 0;
         if (sees_keys) {
             delta = dot;
             if (p.dlse.data != nullptr) delta -= of_row(p.dlse, query);
-            if (!isfinite(delta)) delta = NAN;  // as delta_kernel has it
+            if (!isfinite(delta)) delta = NAN;  // as in delta_kernel
         }
-        if constexpr (kHeld<T>) {
+        if constexpr (kFp16Scaled<T>) {
             if (sees_keys && isfinite(delta)) {
-                limits.d_o_squares = fmaxf(limits.d_o_squares, finite_or_0(squares));
-                limits.sum = fmaxf(limits.sum, fabsf(delta));
+                bounds.max_do_squares = fmaxf(bounds.max_do_squares, finite_or_0(squares));
+                bounds.addend = fmaxf(bounds.addend, fabsf(delta));
             }
         }
         some_nonfinite |= nonfinite;
         some_large |= fabsf(lse) > kOrdinaryLse && sees_keys;
-        const int place = RowStats::place(row);
-        stats.minus_lse[place] = sees_keys ? fmaf(-lse, kLog2E, kWeightExponent<T>) : -INFINITY;
-        stats.delta[place] = delta;
-        stats.inverse_sum[place] = 0;
+        const int slot = RowStats::slot(row);
+        stats.minus_lse[slot] = sees_keys ? fmaf(-lse, kLog2E, kPScaleExponent<T>) : -INFINITY;
+        stats.delta[slot] = delta;
+        stats.inverse_sum[slot] = 0;
     }
 
-    /// Past the end of a ragged sequence the tiles of Q and dO hold rows of the next one.
+    /// Looks for NaN past the end of a ragged sequence, where the tiles of Q and dO hold rows of the next one.
     __device__ __forceinline__ void look_past_end() {
         const ForwardParams& p = launch.params.forward;
         const std::int64_t end = p.total_q - queries.first_q;
 #pragma unroll 1
-        for (int row = first_row(); row < Config::kRows; row += kRowsAtOnce) {
+        for (int row = first_row(); row < Config::kRows; row += kRowStride) {
             const int query = queries.query + row;
-            if (query < queries.blocks.len_q || query >= end) continue;
+            if (query < queries.schedule.len_q || query >= end) continue;
             const float zero =
                 zero_of_row<T>(q, query, p.head_dim, part()) + zero_of_row<T>(rows.d_o, query, p.head_dim_v, part());
             if (zero != 0) some_nonfinite = true;
@@ -186,14 +192,14 @@ struct OutputDelta {
     }
 };
 
-/// Of a query head of a sequence, pieces of 64 queries: those of all its blocks, at most.
+/// Pieces of 64 queries of a query head of a sequence: those of all its query blocks, at most.
 template <Config kConfig>
 __host__ __device__ constexpr int pieces_of_head(const ForwardParams& p) {
     return static_cast<int>((p.len_q + kConfig.block_q - 1) / kConfig.block_q) * kConfig.row_stats();
 }
-/// And of all of them.
+/// The same of all query heads.
 template <Config kConfig>
-__host__ __device__ constexpr std::int64_t output_pieces(const ForwardParams& p) {
+__host__ __device__ constexpr std::int64_t query_pieces(const ForwardParams& p) {
     return std::int64_t{p.batch} * p.heads_q * pieces_of_head<kConfig>(p);
 }
 
@@ -202,65 +208,65 @@ __host__ __device__ constexpr int value_pieces(const ForwardParams& p) {
     return static_cast<int>((p.len_kv + Config::kRows - 1) / Config::kRows);
 }
 
-/// One warp: the largest row of piece `number` of V, in fp16. Rows that are not finite count as nothing, for who sees
-/// one has no delta; nor do those that nobody sees.
+/// fp16, one warp: raises max_v_squares to the largest row of piece `number` of V. It leaves out rows that no query
+/// sees, and rows that are not finite, since a query that sees one has no finite delta.
 template <class T, Config kConfig>
-__device__ __forceinline__ void limit_values(const Launch& launch, int number) {
+__device__ __forceinline__ void bound_v(const Launch& launch, int number) {
     const ForwardParams& p = launch.params.forward;
     const int head = number / value_pieces(p);
     const int batch = head / p.heads_kv;
     const int kv_head = head - batch * p.heads_kv;
     const Sequence sequence = sequence_of(p, batch);
-    BlocksOf<kConfig> blocks;
-    blocks.set(p.mask, sequence.len_q, sequence.len_kv, p.group, p.heads_kv);
-    const int begin = max(blocks.low, 0);
-    const int end = min(blocks.len_q + blocks.high, blocks.len_kv);
+    ScheduleOf<kConfig> schedule;
+    schedule.set(p.mask, sequence.len_q, sequence.len_kv, p.group, p.heads_kv);
+    const int begin = max(schedule.low, 0);
+    const int end = min(schedule.len_q + schedule.high, schedule.len_kv());
     const HeadRows v(p.v, p.cu_seqlens_q != nullptr ? 0 : batch, sequence.first_kv, kv_head, sizeof(T));
     const int first = (number - head * value_pieces(p)) * Config::kRows;
     const int thread = static_cast<int>(threadIdx.x) % 32;
-    float limit = 0;
+    float bound = 0;
 #pragma unroll 4
     for (int row = first + thread / kRowThreads; row < first + Config::kRows; row += 32 / kRowThreads) {
         const bool counts = row >= begin && row < end;
-        const float share = counts ? squares_of_row<T>(v, row, p.head_dim_v, thread % kRowThreads, true) : 0.0F;
-        limit = fmaxf(limit, finite_or_0(sum_of_row(share)));
+        const float part = counts ? squares_of_row<T>(v, row, p.head_dim_v, thread % kRowThreads, true) : 0.0F;
+        bound = fmaxf(bound, finite_or_0(sum_of_row(part)));
     }
-    raise_limit(launch.limits[std::int64_t{head} * launch.shares].v_squares, limit);
+    raise_bound(launch.workspace.ds_bounds[std::int64_t{head} * launch.key_blocks.splits].max_v_squares, bound);
 }
 
-/// A warp goes through several pieces; in fp16 those of V come last.
+/// A warp goes through several pieces; in fp16 those of V come after those of O.
 template <class T, class Shape>
-__global__ void __launch_bounds__(kOutputThreads, kOutputBlocks)
-    delta_of_output_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kOutputThreads, kOutputCtas)
+    delta_from_output_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     const ForwardParams& p = launch.params.forward;
-    const int pieces = static_cast<int>(output_pieces<kConfig>(p));
-    const int of_values = kHeld<T> ? static_cast<int>(p.batch) * p.heads_kv * value_pieces(p) : 0;
+    const int pieces = static_cast<int>(query_pieces<kConfig>(p));
+    const int of_values = kFp16Scaled<T> ? static_cast<int>(p.batch) * p.heads_kv * value_pieces(p) : 0;
     const int step = static_cast<int>(gridDim.x) * (kOutputThreads / 32);
 #pragma unroll 1
     for (int number = static_cast<int>(blockIdx.x * kOutputThreads + threadIdx.x) / 32; number < pieces + of_values;
          number += step) {
         if (number >= pieces) {
-            if constexpr (kHeld<T>) limit_values<T, kConfig>(launch, number - pieces);
+            if constexpr (kFp16Scaled<T>) bound_v<T, kConfig>(launch, number - pieces);
             continue;
         }
         const int batch_head = number / pieces_of_head<kConfig>(p);
         const int batch = batch_head / p.heads_q;
         const QueryRows<kConfig> queries(launch, batch, batch_head - batch * p.heads_q,
                                          (number - batch_head * pieces_of_head<kConfig>(p)) * Config::kRows);
-        if (threadIdx.x % 32 == 0 && falls(p, batch)) launch.workspace.start->broken = 1;
-        if (queries.exists()) OutputDelta<T, kConfig>(launch, queries, p.cu_seqlens_q != nullptr ? 0 : batch).run();
+        if (threadIdx.x % 32 == 0 && cu_seqlens_decrease(p, batch)) launch.workspace.state->cu_seqlens_decreased = 1;
+        if (queries.exists()) DeltaFromOutput<T, kConfig>(launch, queries, p.cu_seqlens_q != nullptr ? 0 : batch).run();
     }
 }
 
 template <class T, class Shape>
-cudaError_t start_delta_of_output(const Launch& launch, cudaStream_t stream) {
+cudaError_t launch_delta_from_output(const Launch& launch, cudaStream_t stream) {
     const ForwardParams& p = launch.params.forward;
     const std::int64_t pieces =
-        output_pieces<Shape::kConfig>(p) + (kHeld<T> ? std::int64_t{p.batch} * p.heads_kv * value_pieces(p) : 0);
-    const std::int64_t blocks = std::min<std::int64_t>((pieces + kOutputThreads / 32 - 1) / (kOutputThreads / 32),
-                                                       std::int64_t{launch.multiprocessors} * kOutputBlocks);
-    return start(delta_of_output_kernel<T, Shape>, blocks, kOutputThreads, 0, launch, stream);
+        query_pieces<Shape::kConfig>(p) + (kFp16Scaled<T> ? std::int64_t{p.batch} * p.heads_kv * value_pieces(p) : 0);
+    const std::int64_t ctas = std::min<std::int64_t>((pieces + kOutputThreads / 32 - 1) / (kOutputThreads / 32),
+                                                     std::int64_t{launch.multiprocessors} * kOutputCtas);
+    return start(delta_from_output_kernel<T, Shape>, ctas, kOutputThreads, 0, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -1,119 +1,145 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FlashAttention-3 backward: K/V blocks outer, in shared memory; blocks of queries inner.
+// The main kernel, by warpgroups: Algorithm 2 of the FlashAttention-2 paper. The outer loop over keys is the grid, and
+// K and V of a CTA stay in shared memory; the inner loop over query blocks is in mainloop_*.cuh.
 #pragma once
 
 #include <algorithm>
 
+#include "cuda/fa3/backward/main/dq_accumulate.cuh"
 #include "cuda/fa3/backward/main/epilogue.cuh"
+#include "cuda/fa3/backward/main/loads.cuh"
 #include "cuda/fa3/backward/main/persistent.cuh"
-#include "cuda/fa3/backward/main/producer.cuh"
 #include "cuda/shared/start.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
-template <class OfConsumer, bool kFinishes = false, Config kConfig>
+template <class OfConsumer, bool kWritesDq = false, Config kConfig>
 __device__ __forceinline__ void run(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {
-    OfConsumer consumer{{ConsumerPlace<kConfig>{}, launch, shared, warpgroup}};
-    if constexpr (requires { consumer.template run<kFinishes>(); }) consumer.template run<kFinishes>();
+    OfConsumer consumer{{ConsumerState<kConfig>{}, launch, shared, warpgroup}};
+    if constexpr (requires { consumer.template run<kWritesDq>(); }) consumer.template run<kWritesDq>();
     else consumer.run();
     store_gradients(consumer);
 }
 
-/// What a consumer warpgroup that has keys does.
+/// A consumer warpgroup that has keys.
 template <class T, Config kConfig>
 __device__ __forceinline__ void consume(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {
-    if constexpr (kConfig.goes_on()) consume_blocks<T>(launch, shared, warpgroup);
-    else if constexpr (kConfig.dq_apart()) run<KeysConsumer<T, kConfig>>(launch, shared, warpgroup);
-    else if constexpr (!kConfig.roles()) run<Consumer<T, kConfig>>(launch, shared, warpgroup);
-    else if (warpgroup == 0) run<WeightsConsumer<T, kConfig>>(launch, shared, 0);
-    else run<ScoresConsumer<T, kConfig>>(launch, shared, 1);
+    if constexpr (kConfig.persistent()) consume_blocks<T>(launch, shared, warpgroup);
+    else if constexpr (kConfig.dedicated_dq_warpgroup()) run<KeyConsumer<T, kConfig>>(launch, shared, warpgroup);
+    else if constexpr (!kConfig.splits_dv_dk()) run<Consumer<T, kConfig>>(launch, shared, warpgroup);
+    else if (warpgroup == 0) run<DvConsumer<T, kConfig>>(launch, shared, 0);
+    else run<DkConsumer<T, kConfig>>(launch, shared, 1);
 }
 
-/// And the producer's.
-template <class T, Config kConfig>
-__device__ __forceinline__ void produce(const Launch& launch, Shared<kConfig>& shared) {
-    if constexpr (kConfig.goes_on()) {
-        produce_blocks<T>(launch, shared);
-    } else {
-        if constexpr (kConfig.may_finish()) {
-            if (shared.block.finishes) return produce<kConfig, Order::falling, true>(launch, shared);
-        }
-        if (shared.block.blocks.rising) produce<kConfig, Order::rising>(launch, shared);
-        else if (shared.block.blocks.parted) produce<kConfig, Order::in_parts>(launch, shared);
-        else produce<kConfig, Order::falling>(launch, shared);
+/// The producer's threads, for one key block. There is no code after the if ... else if: the compiler would keep the
+/// other lanes of a thread's warp waiting there, and dQ would be added late.
+template <Config kConfig, DqOrder kOrder, bool kWritesDq = false>
+__device__ __forceinline__ void produce_block(const Launch& launch, Shared<kConfig>& shared) {
+    const int thread = static_cast<int>(threadIdx.x);
+    DqParities parity;
+    if (thread == 0) Loader<kConfig, kOrder == DqOrder::ascending>{launch, shared}.load_others();
+    else if constexpr (kConfig.has_dq_order_thread() && !kWritesDq) {
+        const int steps =
+            StepIterator<false>(shared.block.schedule, shared.block.n, shared.block.schedule.heads_per_split).count();
+        if (thread == 32) add_dq_when_signaled<kConfig, 0>(launch, shared, steps, parity);
+        else if (thread == 64) add_dq_when_signaled<kConfig, 1>(launch, shared, steps, parity);
+        else if (thread == 96) order_dq_additions<kConfig, kOrder>(launch, shared, shared.block, parity);
+    } else if constexpr (kWritesDq) {
+        if (thread == 32) add_or_fetch_dq<kConfig, 0>(launch, shared, shared.block, parity);
+        else if (thread == 64) add_or_fetch_dq<kConfig, 1>(launch, shared, shared.block, parity);
+    } else if constexpr (!kConfig.splits_dv_dk()) {
+        if (thread == 32) add_dq<kConfig, 0, kOrder>(launch, shared);
+        else if (thread == 64) add_dq<kConfig, 1, kOrder>(launch, shared);
     }
 }
 
-/// One thread: which keys the thread block works on, first; the first copies are on their way as soon as that is known.
+/// The producer warpgroup.
 template <class T, Config kConfig>
-__device__ __forceinline__ void begin(const Launch& launch, Shared<kConfig>& shared, unsigned number, int broken) {
-    shared.init_barriers();
-    KeyBlock<kConfig>& block = shared.block;
-    if constexpr (kConfig.goes_on()) set_existing(launch, block, number);
-    else block.set_place(launch, number);
-    if (broken != 0) block.n = block.blocks.count_kv;
-    if (!block.exists()) return;
-    if (block.blocks.rising) load_first<kConfig, true>(launch, shared);
-    else load_first<kConfig, false>(launch, shared);
-    set_residual<T>(launch, block);
-    if constexpr (kConfig.goes_on()) ptx::mbarrier_arrive(shared.on.block_ring.full[0]);
+__device__ __forceinline__ void produce(const Launch& launch, Shared<kConfig>& shared) {
+    if constexpr (kConfig.persistent()) {
+        produce_blocks<T>(launch, shared);
+    } else {
+        if constexpr (kConfig.may_write_dq()) {
+            if (shared.block.writes_dq) return produce_block<kConfig, DqOrder::descending, true>(launch, shared);
+        }
+        if (shared.block.schedule.ascending) produce_block<kConfig, DqOrder::ascending>(launch, shared);
+        else if (shared.block.schedule.segmented) produce_block<kConfig, DqOrder::segmented>(launch, shared);
+        else produce_block<kConfig, DqOrder::descending>(launch, shared);
+    }
 }
 
-/// All threads: waits for begin(). Is there anything to do?
+/// One thread: sets the key block of this number, and starts its first loads as soon as the block is known. A call
+/// whose cu_seqlens decrease gets no key blocks.
+template <class T, Config kConfig>
+__device__ __forceinline__ void begin(const Launch& launch, Shared<kConfig>& shared, unsigned number,
+                                      int cu_seqlens_decreased) {
+    shared.init_barriers();
+    KeyBlock<kConfig>& block = shared.block;
+    if constexpr (kConfig.persistent()) find_existing(launch, block, number);
+    else block.decode(launch, number);
+    if (cu_seqlens_decreased != 0) block.n = block.schedule.count_kv;
+    if (!block.exists()) return;
+    if (block.schedule.ascending) load_first_tiles<kConfig, true>(launch, shared);
+    else load_first_tiles<kConfig, false>(launch, shared);
+    block.template set_derived<T>(launch);
+    if constexpr (kConfig.persistent()) ptx::mbarrier_arrive(shared.persistent.block_ring.full[0]);
+}
+
+/// All threads: waits for begin(). Returns whether there is a key block.
 template <Config kConfig>
 __device__ __forceinline__ bool has_begun(const Shared<kConfig>& shared) {
     __syncthreads();
     return shared.block.exists();
 }
 
-/// Registers change hands while the number of the thread block is on its way.
+/// setmaxnreg runs while the number of the CTA is on its way from memory.
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) backward_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<kConfig>*>(memory);
-    const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
+    const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<Config::kProducerRegisters>();
         if (threadIdx.x == 0) {
-            for (const CUtensorMap* map : {&launch.k, &launch.q, &launch.v, &launch.d_o}) {
+            for (const CUtensorMap* map : {&launch.maps.k, &launch.maps.q, &launch.maps.v, &launch.maps.d_o}) {
                 ptx::prefetch_tensor_map(*map);
             }
         }
         if (has_begun(shared)) produce<T>(launch, shared);
         return;
     }
-    if constexpr (kConfig.dq_apart()) {
+    if constexpr (kConfig.dedicated_dq_warpgroup()) {
         if (warpgroup == Config::kConsumers + 1) {
-            ptx::setmaxnreg_dec<Config::kDqRegisters>();
+            ptx::setmaxnreg_dec<Config::kDqWarpgroupRegisters>();
             if (!has_begun(shared)) return;
-            if (shared.block.finishes) run<QueriesConsumer<T, kConfig>, true>(launch, shared, 0);
-            else run<QueriesConsumer<T, kConfig>>(launch, shared, 0);
+            if (shared.block.writes_dq) run<DqConsumer<T, kConfig>, true>(launch, shared, 0);
+            else run<DqConsumer<T, kConfig>>(launch, shared, 0);
             return;
         }
     }
-    // Blocks that started earlier come earlier in the order: nobody waits for one that has not started.
+    // CTAs that start earlier get smaller numbers, so none waits for one that has not started (dq_order.hpp).
     constexpr unsigned kFirstConsumer = 128;
     unsigned number = 0;
-    int broken = 0;
+    int cu_seqlens_decreased = 0;
     if (threadIdx.x == kFirstConsumer) {
-        number = atomicAdd(&launch.workspace.start->next_block, 1);
-        broken = launch.workspace.start->broken;
+        number = atomicAdd(&launch.workspace.state->next_number, 1);
+        cu_seqlens_decreased = launch.workspace.state->cu_seqlens_decreased;
     }
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
-    if (threadIdx.x == kFirstConsumer) begin<T>(launch, shared, number, broken);
+    if (threadIdx.x == kFirstConsumer) begin<T>(launch, shared, number, cu_seqlens_decreased);
     if (has_begun(shared)) consume<T>(launch, shared, warpgroup - 1);
 }
 
 template <class T, class Shape>
-cudaError_t start_backward(const Launch& launch, cudaStream_t stream) {
-    static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
+cudaError_t launch_backward(const Launch& launch, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape>, "not in the list of backward_config.h");
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
-    unsigned blocks = launch.numbers;
-    if constexpr (Shape::kConfig.goes_on()) blocks = std::min(blocks, static_cast<unsigned>(launch.multiprocessors));
-    return start(backward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream);
+    unsigned ctas = launch.key_blocks.count;
+    if constexpr (Shape::kConfig.persistent()) ctas = std::min(ctas, static_cast<unsigned>(launch.multiprocessors));
+    return start(backward_kernel<T, Shape>, ctas, Shape::kConfig.threads(), kBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The main loop of a consumer warpgroup at head_dim 128 and in general shapes: the inner loop of Algorithm 2 of the
-// FlashAttention-2 paper, for 64 of the thread block's keys, over the blocks of 64 queries that see them. Said before:
-// consumer.cuh, what a thread knows; products.cuh, the five products. S and dP are transposed, rows are keys.
+// FlashAttention-2 paper, for 64 of the CTA's keys, over the query blocks that see them. consumer.cuh has what a thread
+// knows, common/mma.cuh the five GEMMs. S and dP are transposed: rows are keys.
 //
-// The paper's lines in the order in which they are done here. S of a block of queries is multiplied a turn ahead, and
-// dK of it is under way until the next turn's exponentials are done. A turn of run():
+// S of a query block is computed one step ahead, and its dK overlaps with the exponentials of the next step. A step of
+// run(), in the order of the code:
 //
-//   make_ds()               S^T is there (S = Q K^T). dP^T = V dO^T is started, and half of P^T = exp2(S^T - LSE) made
-//                           beside it; the other half beside dS^T = P^T (dP^T - delta), which needs other units. dV +=
-//                           P^T dO is started, and dS stored to shared memory beside it, since dQ takes the keys of
-//                           both warpgroups
-//   start_s()               the next block's scores
-//   the barrier             the other warpgroup's dS is there, too
-//   start_dq(), start_dk()  dQ = dS K, half of its columns, and dK += dS^T Q. S and dQ are waited for, and put_dq()
-//                           leaves dQ to the producer's warp that adds it up
+//   make_ds()               S^T = K Q^T is there. Starts dP^T = V dO^T, and computes half of P^T = exp2(S^T - LSE)
+//                           beside it. Computes the other half beside dS^T = P^T (dP^T - delta): exponentials have a
+//                           unit of their own. Starts dV += P^T dO, and stores dS to shared memory beside it, since dQ
+//                           needs the keys of both warpgroups
+//   start_s()               starts S^T of the next step
+//   the barrier             waits for the other warpgroup's dS
+//   start_dq(), start_dk()  start dQ = dS K, half of its columns, and dK += dS^T Q. Then waits for S and dQ, and
+//                           store_dq() leaves dQ to the producer thread that adds it up
 #pragma once
 
 #include "cuda/fa3/backward/main/consumer.cuh"
+#include "cuda/fa3/backward/main/dq_accumulate.cuh"
 #include "cuda/fa3/backward/main/score_mod.cuh"
 
 namespace tessera::cuda::fa3::backward {
@@ -25,13 +26,13 @@ namespace tessera::cuda::fa3::backward {
 template <class T, Config kConfig>
 struct Consumer : ConsumerThread<T, kConfig> {
     using Base = ConsumerThread<T, kConfig>;
-    using Base::arrive, Base::d_o, Base::first_column, Base::first_query, Base::four_of, Base::is_full, Base::kPairs,
-        Base::lane, Base::launch, Base::q, Base::row, Base::shared, Base::steps, Base::warpgroup;
+    using Base::arrive, Base::d_o, Base::first_column, Base::first_query, Base::stats_of_chunk, Base::is_unmasked,
+        Base::kPairs, Base::lane, Base::launch, Base::q, Base::row, Base::shared, Base::steps, Base::warpgroup;
     static constexpr int kBlockQ = kConfig.block_q;
     static_assert(kBlockQ == Config::kRows);
 
-    KeptOfColumns kept;     ///< by dropout, of the thread's pairs
-    bool finishes = false;  ///< KeyBlock::finishes
+    DropoutBitsTransposed kept;  ///< by dropout, of the thread's pairs
+    bool writes_dq = false;      ///< KeyBlock::writes_dq
 
     float dk[kConfig.head_dim / 2];      ///< [64 keys][head_dim]
     float dv[kConfig.head_dim_v / 2];    ///< [64 keys][head_dim_v]
@@ -42,45 +43,45 @@ struct Consumer : ConsumerThread<T, kConfig> {
     float dq[kConfig.dq_columns() / 2];  ///< [64 queries][dq_columns]
 
     __device__ __forceinline__ void run();
-    /// Is there a dQ of the step before, of which add_dq() does not know yet?
-    __device__ __forceinline__ bool gives_dq() const {
-        if constexpr (!kConfig.goes_on()) return steps > 0;
-        else return agreed((Base::flags & Base::kLater) != 0) && !finishes;
+    /// Has the last step's dQ been stored but not signaled (signal_dq)?
+    __device__ __forceinline__ bool has_pending_dq() const {
+        if constexpr (!kConfig.persistent()) return steps > 0;
+        else return any_lane((Base::flags & Base::kNotFirst) != 0) && !writes_dq;
     }
-    /// dK of the step before is done, and nothing reads its Q any more.
-    __device__ __forceinline__ void release_q(int q_before) {
+    /// Releases Q of the last step, whose dK is done.
+    __device__ __forceinline__ void release_q(int last_q) {
         ptx::warpgroup_fence_operand(dk);
         ptx::warpgroup_fence_operand(ds);
-        if (steps > 0) arrive(shared.q_ring.empty[q_before]);
+        if (steps > 0) arrive(shared.q_ring.empty[last_q]);
     }
     __device__ __forceinline__ void make_ds();
-    __device__ __forceinline__ void make_ds_with_features();
+    __device__ __forceinline__ void make_ds_with_score_mod();
     /// P^T of a chunk of 8 elements from S^T.
     __device__ __forceinline__ void exponentiate_chunk(int chunk, const float4& minus_lse) {
 #pragma unroll
         for (int i = 8 * chunk; i < 8 * chunk + 8; ++i) {
-            s[i] = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, of_element(minus_lse, i)));
+            s[i] = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, element_of(minus_lse, i)));
         }
     }
-    /// And dS^T from P^T and dP^T; both into 16 bits.
+    /// dS^T of a chunk from P^T and dP^T; rounds both to 16 bits.
     __device__ __forceinline__ void score_gradients_of_chunk(int chunk, const float4& delta, float factor) {
 #pragma unroll
         for (int i = 8 * chunk; i < 8 * chunk + 8; i += 2) {
-            const float first = score_gradient<T>(s[i], dp[i], of_element(delta, i), factor);
-            const float second = score_gradient<T>(s[i + 1], dp[i + 1], of_element(delta, i + 1), factor);
+            const float first = score_gradient<T>(s[i], dp[i], element_of(delta, i), factor);
+            const float second = score_gradient<T>(s[i + 1], dp[i + 1], element_of(delta, i + 1), factor);
             ds[i / 8][i / 2 % 4] = ptx::pack_finite<T>(first, second);
             p[i / 8][i / 2 % 4] = ptx::pack_finite<T>(s[i], s[i + 1]);
         }
     }
-    __device__ __forceinline__ void exponentiate_with_features();
+    __device__ __forceinline__ void exponentiate_with_score_mod();
     template <bool kMasked>
-    __device__ __forceinline__ void score_gradients(float4 (&delta)[Base::kEarly]);
-    /// K is not read any more.
-    __device__ __forceinline__ void leave_keys() {
-        if constexpr (kConfig.goes_on()) arrive(shared.on.k_empty);
+    __device__ __forceinline__ void score_gradients(float4 (&delta)[Base::kChunks]);
+    /// Persistent CTA: this warpgroup reads K no more.
+    __device__ __forceinline__ void release_k() {
+        if constexpr (kConfig.persistent()) arrive(shared.persistent.k_empty);
     }
-    /// dS^T into shared memory, for the dQ of both warpgroups.
-    __device__ __forceinline__ void leave_ds() {
+    /// Stores dS^T to shared memory, for the dQ of both warpgroups.
+    __device__ __forceinline__ void publish_ds() {
         Base::store_ds(ds, Base::ds_address(warpgroup));
         ptx::fence_proxy_async();
     }
@@ -91,25 +92,24 @@ struct Consumer : ConsumerThread<T, kConfig> {
     __device__ __forceinline__ std::uint64_t v_operand() const {
         return uniform(row_descriptor(&shared.v[0][64 * warpgroup]));
     }
-    /// K as the second factor of dQ: this warpgroup's columns.
+    /// K as the B operand of dQ: this warpgroup's columns.
     __device__ __forceinline__ std::uint64_t k_columns() const {
         const int column = kConfig.dq_columns() * warpgroup;
         return uniform(
             column_descriptor(&shared.k[column / kPanelColumns][0][column % kPanelColumns], kConfig.block_kv));
     }
     __device__ __forceinline__ void start_s() {
-        start_scores<T, kConfig, kConfig.head_dim>(s, k_operand(), uniform(row_descriptor(shared.q[q.stage])));
+        start_scores<T, kConfig, kConfig.head_dim>(s, k_operand(), uniform(row_descriptor(shared.q[q.index()])));
     }
     __device__ __forceinline__ void start_dp() {
-        start_scores<T, kConfig, kConfig.head_dim_v>(dp, v_operand(), uniform(row_descriptor(shared.d_o[d_o.stage])));
+        start_scores<T, kConfig, kConfig.head_dim_v>(dp, v_operand(), uniform(row_descriptor(shared.d_o[d_o.index()])));
     }
     __device__ __forceinline__ void start_dv() {
-        start_key_gradient<T, kConfig.head_dim_v, kBlockQ>(dv, p,
-                                                           uniform(column_descriptor(shared.d_o[d_o.stage], kBlockQ)));
+        start_gradient<T, kConfig.head_dim_v, kBlockQ>(dv, p,
+                                                       uniform(column_descriptor(shared.d_o[d_o.index()], kBlockQ)));
     }
     __device__ __forceinline__ void start_dk(int q_stage) {
-        start_key_gradient<T, kConfig.head_dim, kBlockQ>(dk, ds,
-                                                         uniform(column_descriptor(shared.q[q_stage], kBlockQ)));
+        start_gradient<T, kConfig.head_dim, kBlockQ>(dk, ds, uniform(column_descriptor(shared.q[q_stage], kBlockQ)));
     }
     __device__ __forceinline__ void start_dq() {
         backward::start_dq<T, kConfig, kConfig.dq_columns()>(dq, uniform(row_descriptor(shared.ds[steps % 2][0])),
@@ -117,44 +117,44 @@ struct Consumer : ConsumerThread<T, kConfig> {
     }
 };
 
-/// P^T in 16 bits from S^T, with dropout; in s, P^T times the derivative of the softcap.
+/// From S^T: P^T in 16 bits after dropout, and in s P^T times the derivative of the softcap.
 template <class T, Config kConfig>
-__device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_features() {
+__device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_score_mod() {
     const ForwardParams& params = launch.params.forward;
     const KeyBlock<kConfig>& block = Base::block();
-    const Features features(params, block.blocks, block.batch, shared.head[q.stage]);
+    const ScoreMod score_mod(params, block.schedule, block.batch, shared.head[q.index()]);
     const int key = block.n * kConfig.block_kv + row();
     const int column = first_column();
     const int query = first_query() + column;
-    const bool full = is_full();
-    const PairMask mask(block.blocks, key, query);
-    kept = features.kept(query, key, lane());
+    const bool full = is_unmasked();
+    const PairMask mask(block.schedule, key, query);
+    kept = score_mod.kept(query, key, lane());
 #pragma unroll
     for (int i = 0; i < kPairs; i += 2) {
-        const float4 minus_lse = four_of(&RowStats::minus_lse, i / 8, column);
-        const float4 inverse_sum = four_of(&RowStats::inverse_sum, i / 8, column);
-        float weights[2];
+        const float4 minus_lse = stats_of_chunk(&RowStats::minus_lse, i / 8, column);
+        const float4 inverse_sum = stats_of_chunk(&RowStats::inverse_sum, i / 8, column);
+        float kept_p[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             float& score = s[i + e];
-            const float derivative = features.transform(score, query + column_of(i + e), key + 8 * row_of(i));
+            const float derivative = score_mod.transform(score, query + column_of(i + e), key + 8 * row_of(i));
             float p_of_pair =
-                weight(score, launch.scale_log2, of_element(minus_lse, i + e), of_element(inverse_sum, i + e));
+                probability(score, launch.scale_log2, element_of(minus_lse, i + e), element_of(inverse_sum, i + e));
             if (!full && !mask.sees(i + e)) p_of_pair = 0;
             const bool is_kept = kept(i / 4, i % 4 + e);
-            // In fp16 dV is multiplied by keep_scale in the end: weights over 1 would not fit.
-            if constexpr (kHeld<T>) weights[e] = is_kept ? p_of_pair : 0.0F;
-            else weights[e] = is_kept ? p_of_pair * params.keep_scale : 0.0F;
+            // In fp16 the epilogue multiplies dV by keep_scale: P over 1 would overflow.
+            if constexpr (kFp16Scaled<T>) kept_p[e] = is_kept ? p_of_pair : 0.0F;
+            else kept_p[e] = is_kept ? p_of_pair * params.keep_scale : 0.0F;
             score = p_of_pair * derivative;
         }
-        p[i / 8][i / 2 % 4] = ptx::pack_finite<T>(weights[0], weights[1]);
+        p[i / 8][i / 2 % 4] = ptx::pack_finite<T>(kept_p[0], kept_p[1]);
     }
 }
 
-/// dS^T from P^T and dP^T; both into 16 bits. kMasked: some pair may be hidden.
+/// dS^T from P^T and dP^T; rounds both to 16 bits. kMasked: some pair may be masked.
 template <class T, Config kConfig>
 template <bool kMasked>
-__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&delta)[Base::kEarly]) {
+__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&delta)[Base::kChunks]) {
     if constexpr (kConfig.general) {
         const float keep_scale = launch.params.forward.keep_scale;
 #pragma unroll
@@ -168,17 +168,17 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&d
     }
 }
 
-/// From S^T, which is there, to dS^T in shared memory and dV under way. dK of the step before and dP^T run beside the
-/// first exponentials. The others share their time with dS^T: exponentials have a unit of their own, which is busy for
-/// as long as dP^T takes, since the other warpgroup has its exponentials now, too.
+/// From S^T, which is there, to dS^T in shared memory and dV under way. dK of the last step and dP^T overlap with the
+/// first half of the exponentials. The other half overlaps with dS^T, because both warpgroups share the exponential
+/// units and keep them busy for as long as dP^T takes.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
-    constexpr int kChunks = Base::kEarly, kAhead = kChunks / 2;  // those before dP^T is waited for
+    constexpr int kChunks = Base::kChunks, kAhead = kChunks / 2;  // chunks before the wait for dP^T
     const bool some_nonfinite = Base::some_nonfinite();
-    const bool full = is_full();
-    const bool plain = agreed((Base::flags & (Base::kFull | Base::kLarge)) == Base::kFull);
+    const bool full = is_unmasked();
+    const bool plain = any_lane((Base::flags & (Base::kUnmasked | Base::kLargeLse)) == Base::kUnmasked);
     float4 minus_lse[kChunks], delta[kChunks];
-    Base::read_early(minus_lse, &RowStats::minus_lse);
+    Base::read_stats(minus_lse, &RowStats::minus_lse);
     Base::wait_for_do();
     start_dp();
     if (plain) {
@@ -187,15 +187,15 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     } else {
         Base::exponentiate(s, minus_lse);
     }
-    if (gives_dq()) Base::give_dq();  // of the step before: its fence has nothing to wait for any more
-    Base::read_early(delta, &RowStats::delta);
+    if (has_pending_dq()) signal_dq(*this);  // of the last step; by now its fence has nothing to wait for
+    Base::read_stats(delta, &RowStats::delta);
     ptx::wgmma_wait<1>();
-    release_q(q.stage_before());
+    release_q(q.previous_index());
     ptx::wgmma_wait<0>();
     ptx::warpgroup_fence_operand(dp);
     if (plain) {
-        const float factor = Base::unit();
-        hold_deltas<T>(delta, factor);
+        const float factor = Base::ds_factor();
+        scale_deltas<T>(delta, factor);
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {
             const int next = chunk + kAhead;
@@ -207,77 +207,76 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     } else {
         score_gradients<true>(delta);
     }
-    if (some_nonfinite) Base::clean_queries();
+    if (some_nonfinite) Base::zero_nonfinite_queries();
     start_dv();  // dS is stored beside it
-    leave_ds();
+    publish_ds();
 }
 
-/// The same in general shapes. dP^T alone runs beside the exponentials, and P^T has become part of dV when dS^T is
-/// made: registers are short.
+/// The same in general shapes. Registers are short, so dV += P^T dO is done before dS^T is computed.
 template <class T, Config kConfig>
-__device__ __forceinline__ void Consumer<T, kConfig>::make_ds_with_features() {
+__device__ __forceinline__ void Consumer<T, kConfig>::make_ds_with_score_mod() {
     Base::wait_for_do();
     ptx::wgmma_wait<0>();
-    release_q(q.stage_before());
-    exponentiate_with_features();
-    if (Base::some_nonfinite()) Base::clean_queries();
+    release_q(q.previous_index());
+    exponentiate_with_score_mod();
+    if (Base::some_nonfinite()) Base::zero_nonfinite_queries();
     start_dv();
     start_dp();
-    if (gives_dq()) Base::give_dq();
+    if (has_pending_dq()) signal_dq(*this);
     ptx::wgmma_wait<0>();
     ptx::warpgroup_fence_operand(dp);
     ptx::warpgroup_fence_operand(dv);
     ptx::warpgroup_fence_operand(p);
-    float4 delta[Base::kEarly];
-    Base::read_early(delta, &RowStats::delta);
-    if (is_full()) score_gradients<false>(delta);
+    float4 delta[Base::kChunks];
+    Base::read_stats(delta, &RowStats::delta);
+    if (is_unmasked()) score_gradients<false>(delta);
     else score_gradients<true>(delta);
-    leave_ds();
+    publish_ds();
 }
 
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     int left = Base::count_steps();
-    if constexpr (kConfig.may_finish()) finishes = agreed(Base::block().finishes);
-    begin_steps(*this);
-    // (With the answer of begin_steps() here, the loop has other instructions than were timed.)
-    if (left == 0) return leave_keys();
-    int q_before = -1;  // the stage of Q that dK of the step before is multiplied from
+    if constexpr (kConfig.may_write_dq()) writes_dq = any_lane(Base::block().writes_dq);
+    prologue(*this);
+    // prologue() returns the same, but using that changes ptxas's register allocation in the loop.
+    if (left == 0) return release_k();
+    int last_q = -1;  // stage of the Q that dK of the last step reads
 #pragma unroll 1
     while (true) {
-        if constexpr (kConfig.general) make_ds_with_features();
+        if constexpr (kConfig.general) make_ds_with_score_mod();
         else make_ds();
         --left;
-        q_before = q.stage;
+        last_q = q.index();
         q.advance();
-        if (left > 0) wait_for(shared.q_ring.full[q.stage], q.phase);
-        start_s();  // of the next step; after the last, of whatever lies there
-        // Both halves of dS are there. The other stage of dS is free: who comes here has multiplied the dQ before.
+        if (left > 0) wait_for(shared.q_ring.full[q.index()], q.phase());
+        start_s();  // of the next step; after the last one, of whatever the stage holds
+        // Now both halves of dS are there. The other stage of dS is free: its dQ was done before this step.
         ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
         if constexpr (!kConfig.general) {
             ptx::wgmma_wait<1>();
             ptx::warpgroup_fence_operand(dv);
             ptx::warpgroup_fence_operand(p);
         }
-        arrive(shared.do_ring.empty[d_o.stage]);
+        arrive(shared.do_ring.empty[d_o.index()]);
         start_dq();
-        start_dk(q_before);
+        start_dk(last_q);
         Base::read_flags(true);
         ptx::wgmma_wait<1>();
         ptx::warpgroup_fence_operand(s);
         ptx::warpgroup_fence_operand(dq);
-        if (finishes) {
-            if constexpr (kConfig.may_finish()) Base::put_dq_or_finish(dq, q_before);
+        if (writes_dq) {
+            if constexpr (kConfig.may_write_dq()) store_or_write_dq(*this, dq, last_q);
         } else {
-            Base::wait_for_dq_memory();
-            Base::put_dq(dq);
+            Base::wait_for_dq_buffer();
+            store_dq(*this, dq);
         }
         ++steps;
         d_o.advance();
         if (left == 0) break;
     }
-    if (!finishes) Base::give_dq();
-    leave_keys();
+    if (!writes_dq) signal_dq(*this);
+    release_k();
 }
 
 }  // namespace tessera::cuda::fa3::backward

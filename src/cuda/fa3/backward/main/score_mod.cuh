@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What scores and weights go through besides scale, mask and softmax, on transposed tiles: softcap, ALiBi, dropout.
-// Rows are keys and columns queries; `key` and `query` are those of a thread's element 0. (On tiles whose rows are
-// queries, tile/score.cuh does it.)
+// score_mod on transposed tiles: what scores and P go through besides scale, mask and softmax, which is softcap, ALiBi
+// and dropout. Rows are keys and columns queries; `key` and `query` are those of a thread's element 0.
+// (tile/score.cuh does it on tiles whose rows are queries.)
 #pragma once
 
 #include <cfloat>
 
 #include "core/dropout.hpp"
-#include "cuda/fa3/backward/main/mask.cuh"
+#include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/ptx/math.cuh"
-#include "cuda/tile/kept_weights.cuh"
+#include "cuda/tile/dropout_mask.cuh"
 #include "cuda/tile/params.hpp"
 #include "cuda/tile/softcap.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
-struct Features {
+struct ScoreMod {
     const ForwardParams& params;
     int batch, head;
     float slope = 0;  ///< of ALiBi
     int diagonal;     ///< len_kv - len_q
 
-    __device__ __forceinline__ Features(const ForwardParams& p, const Pairs& pairs, int own_batch, int own_head)
-        : params(p), batch(own_batch), head(own_head), diagonal(pairs.len_kv - pairs.len_q) {
+    __device__ __forceinline__ ScoreMod(const ForwardParams& p, const SequenceSchedule& sequence, int own_batch,
+                                        int own_head)
+        : params(p), batch(own_batch), head(own_head), diagonal(sequence.len_kv() - sequence.len_q) {
         if (p.alibi_slopes) slope = p.alibi_slopes[batch * p.alibi_batch + head * p.alibi_head];
     }
 
-    /// From a product of Q and K to a score in units of the natural logarithm; returns what the score's gradient is to
-    /// be multiplied by to become the scaled product's.
+    /// From q . k to a score in units of the natural logarithm. Returns d(score) / d(scale * q . k).
     __device__ __forceinline__ float transform(float& s, int query, int key) const {
         s = __fmul_rn(s, params.scale);
         float derivative = 1;
@@ -42,12 +42,12 @@ struct Features {
         return derivative;
     }
 
-    /// Which weights of a warp's 16 keys and 64 queries dropout keeps.
-    __device__ __forceinline__ KeptOfColumns kept(int query, int key, int lane) const {
+    /// Which P of a warp's 16 keys and 64 queries dropout keeps.
+    __device__ __forceinline__ DropoutBitsTransposed kept(int query, int key, int lane) const {
         if (!params.drops()) return {};
-        // Opaque: what follows from them is made anew, so that no register is kept for it over the loop.
-        return KeptOfColumns::draw(params.keep, ptx::opaque(batch), ptx::opaque(head), ptx::opaque(query),
-                                   ptx::opaque(key), ptx::opaque(lane));
+        // Opaque: what follows from them is computed anew, so that no register holds it over the loop.
+        return DropoutBitsTransposed::draw(params.keep, ptx::opaque(batch), ptx::opaque(head), ptx::opaque(query),
+                                           ptx::opaque(key), ptx::opaque(lane));
     }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which blocks of keys add to dQ (src/cuda/fa3/host/dq_order.hpp), at the largest lengths that CUDA
+// The order in which key blocks add to dQ (src/cuda/fa3/host/dq_order.hpp), at the largest lengths that CUDA
 // kernels count in 32 bits.
 #include <gtest/gtest.h>
 
@@ -12,11 +12,11 @@
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/host/kernel_table.hpp"
 
-namespace tessera::dq_order_limits_test {
+namespace tessera::fa3_dq_order_limits_test {
 namespace {
 
 using cuda::kMaxIndex;
-using cuda::fa3::backward::Blocks;
+using cuda::fa3::backward::BlockSchedule;
 using cuda::fa3::backward::Span;
 
 Span tiles(Range rows, int block) {
@@ -24,48 +24,49 @@ Span tiles(Range rows, int block) {
     return {static_cast<int>(rows.begin / block), static_cast<int>((rows.end + block - 1) / block)};
 }
 
-/// Of the longest tensors, what 32-bit sums say of the first blocks, the last and those between is what the Band says.
+/// With the longest tensors, 32-bit sums give what the Band gives, for the first blocks, the last and those between.
 template <int kBlockQ, int kBlockKv>
 void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
-    Blocks<kBlockQ, kBlockKv> blocks{};
-    blocks.set(mask, len_q, len_kv, 1, 1);
+    BlockSchedule<kBlockQ, kBlockKv> schedule{};
+    schedule.set(mask, len_q, len_kv, 1, 1);
     const Band band = mask.bind(len_q, len_kv);
-    for (const int n : {0, 1, blocks.count_kv / 2, blocks.count_kv - 2, blocks.count_kv - 1}) {
-        if (n < 0 || n >= blocks.count_kv) continue;
+    for (const int n : {0, 1, schedule.count_kv / 2, schedule.count_kv - 2, schedule.count_kv - 1}) {
+        if (n < 0 || n >= schedule.count_kv) continue;
         const std::int64_t key = std::int64_t{n} * kBlockKv;
         const std::int64_t end = std::min<std::int64_t>(key + kBlockKv, len_kv);
         const Span expected = tiles(band.q_range(key, end), kBlockQ);
-        const Span got = blocks.queries_of(n);
+        const Span got = schedule.query_blocks_of(n);
         EXPECT_TRUE(got.begin == expected.begin && got.end == expected.end) << "queries of " << n;
-        const Span full = blocks.full_queries_of(static_cast<int>(key), kBlockKv);
+        const Span full = schedule.unmasked_query_blocks(static_cast<int>(key), kBlockKv);
         for (const int m : {full.begin - 1, full.begin, full.end - 1, full.end}) {
-            if (m < 0 || m >= blocks.count_q) continue;
+            if (m < 0 || m >= schedule.count_q) continue;
             const std::int64_t query = std::int64_t{m} * kBlockQ;
             const bool all = query + kBlockQ <= len_q && key + kBlockKv <= len_kv &&
                              band.coverage(query, query + kBlockQ, key, key + kBlockKv) == Coverage::full;
             EXPECT_EQ(m >= full.begin && m < full.end, all) << "queries " << m << ", keys " << n;
         }
     }
-    for (const int m : {0, 1, blocks.count_q / 2, blocks.count_q - 2, blocks.count_q - 1}) {
-        if (m < 0 || m >= blocks.count_q) continue;
+    for (const int m : {0, 1, schedule.count_q / 2, schedule.count_q - 2, schedule.count_q - 1}) {
+        if (m < 0 || m >= schedule.count_q) continue;
         const std::int64_t query = std::int64_t{m} * kBlockQ;
         const Range keys = band.kv_range(query, std::min<std::int64_t>(query + kBlockQ, len_q));
         const Span expected = tiles(keys, kBlockKv);
-        const Span got = blocks.keys_of(m);
+        const Span got = schedule.key_blocks_of(m);
         EXPECT_TRUE(got.begin == expected.begin && got.end == expected.end) << "keys of " << m;
         if (expected.begin >= expected.end) continue;
-        // The places of those who add, first to last, begin with 0 in each sum; the first part's last block comes
-        // first.
-        const int last = std::min(expected.end - 1, blocks.last_of_part(0));
-        const int which = blocks.any(1, m) ? 1 : 0;
-        EXPECT_EQ(blocks.place(which, m, which == 1 ? last : std::min(last, blocks.last_started(m))), 0) << m;
-        if (blocks.parted) {
-            EXPECT_EQ(blocks.place(0, m, blocks.added_before(expected.end - 1)) + 1, expected.end) << m;
+        // Positions begin with 0 in each accumulator; the last block of the first segment adds first.
+        const int last = std::min(expected.end - 1, schedule.segment_last(0));
+        const int accumulator = schedule.has_contributions(1, m) ? 1 : 0;
+        EXPECT_EQ(
+            schedule.position(accumulator, m, accumulator == 1 ? last : std::min(last, schedule.last_started_by(m))), 0)
+            << m;
+        if (schedule.segmented) {
+            EXPECT_EQ(schedule.position(0, m, schedule.segment_begin(expected.end - 1)) + 1, expected.end) << m;
         }
     }
 }
 
-TEST(DqOrderLimits, spans_of_blocks_hold_at_the_largest_lengths) {
+TEST(Fa3DqOrderLimits, spans_of_blocks_hold_at_the_largest_lengths) {
     constexpr int kMost = static_cast<int>(kMaxIndex) - 1;
     const std::array<Mask, 7> masks{Mask{},
                                     {.causal = Causal::bottom_right},
@@ -91,4 +92,4 @@ TEST(DqOrderLimits, spans_of_blocks_hold_at_the_largest_lengths) {
 }
 
 }  // namespace
-}  // namespace tessera::dq_order_limits_test
+}  // namespace tessera::fa3_dq_order_limits_test

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NaN and infinities in tiles. The weight of a hidden pair is 0, but 0 * NaN is NaN: where some pair of a tile is
-// hidden, what is not finite must not be multiplied.
+// NaN and infinities in tiles. P of a masked pair is 0, but 0 * NaN is NaN. So they are set to 0 before the MMAs of a
+// tile with masked pairs.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// Does this thread's share of a tile hold NaN or infinities? `thread`: of kThreads. kAtOnce: as of clean().
+/// Does this thread's part of a tile hold NaN or infinities? `thread`: of kThreads. kAtOnce: loads under way.
 template <class T, int kBytes, int kThreads, int kAtOnce = 1>
 __device__ __forceinline__ bool any_nonfinite(const void* tile, int thread) {
     const auto* chunks = static_cast<const uint4*>(tile) + thread;
@@ -25,11 +25,11 @@ __device__ __forceinline__ std::uint32_t without_nonfinite(std::uint32_t pair) {
     return pair & ~((nonfinite<T>(pair) >> 15) * 0xFFFF);
 }
 
-/// Sets NaN and infinities in this thread's share of a tile to 0; were there any? (No branch that depends on the
-/// thread: ptxas would keep nothing in uniform registers afterwards.) kAtOnce: how many loads are under way,
-/// four registers each.
+/// Sets NaN and infinities in this thread's part of a tile to 0. Returns whether there were any. No branch depends on
+/// the thread, after which ptxas would keep nothing in uniform registers. kAtOnce: loads under way, four registers
+/// each.
 template <class T, int kBytes, int kThreads, int kAtOnce = 1>
-__device__ __forceinline__ bool clean(void* tile, int thread) {
+__device__ __forceinline__ bool zero_nonfinite(void* tile, int thread) {
     static_assert(kBytes % (16 * kThreads) == 0);
     auto* chunks = static_cast<uint4*>(tile) + thread;
     std::uint32_t found = 0;

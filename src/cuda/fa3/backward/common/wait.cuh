@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Waiting. With TESSERA_BOUNDED_WAITS a wait that lasts some seconds leaves word of where it is, and ends the kernel.
+// Named barriers, and waits on mbarriers and semaphores. With TESSERA_BOUNDED_WAITS a wait of two seconds reports its
+// line and ends the kernel.
 #pragma once
 
 #include "cuda/tile/pipeline.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
+/// Named barriers of the CTA. 0 is __syncthreads.
+enum NamedBarrier : int {
+    kConsumersBarrier = 1,
+    kWarpgroupBarrier = 2,  ///< of the first consumer warpgroup; the second one's follows
+    kEndBarrier = 4,        ///< of all consumer warpgroups
+    kOwnBarrier = 5,        ///< of the first consumer warpgroup, between key blocks; the second one's follows
+};
+
 #ifdef TESSERA_BOUNDED_WAITS
 inline constexpr bool kBoundedWaits = true;
-__device__ int* waited_at;  ///< host memory: line, block, thread, number of the wait that did not end
+__device__ int* waited_at;  ///< host memory: line, CTA, thread and `number` of the wait that did not end
 #else
 inline constexpr bool kBoundedWaits = false;
 #endif
 
-/// Calls `done` until it is true.
+/// Calls `done` until it returns true.
 template <class Done>
 __device__ __forceinline__ void wait_until([[maybe_unused]] int number, const Done& done,
                                            [[maybe_unused]] int line = __builtin_LINE()) {
@@ -36,6 +45,7 @@ __device__ __forceinline__ void wait_until([[maybe_unused]] int number, const Do
 #endif
 }
 
+/// Waits until the phase of this parity is complete. `number` is only reported.
 __device__ __forceinline__ void wait_for(ptx::Mbarrier& barrier, std::uint32_t parity, int number = 0,
                                          int line = __builtin_LINE()) {
     wait_until(

@@ -53,7 +53,7 @@ __device__ __forceinline__ std::uint32_t swap_with_lane(std::uint32_t bits, int 
 }
 
 /// A lane's part of the mask of 16 queries (the rows) by 64 keys: bit place(j, e) is that of element e of tile j.
-struct KeptOfRows {
+struct DropoutBits {
     std::uint32_t bits = ~0U;
 
     __device__ __forceinline__ static constexpr int place(int j, int e) {
@@ -61,15 +61,15 @@ struct KeptOfRows {
     }
     /// The rows begin at query `query` - lane / 4, a multiple of 16, and the keys at key / 64 * 64. Tile 0 is the one
     /// of key / 16 * 16. All lanes of the warp take part.
-    __device__ __forceinline__ static KeptOfRows draw(const KeepRule& rule, std::int64_t batch, int head, int query,
-                                                      int key, int lane) {
-        KeptOfRows parts[1];
+    __device__ __forceinline__ static DropoutBits draw(const KeepRule& rule, std::int64_t batch, int head, int query,
+                                                       int key, int lane) {
+        DropoutBits parts[1];
         draw(parts, rule, batch, head, query, key, lane);
         return {parts[0].bits >> (key / 16 % 4)};
     }
     /// Draws kParts times 64 keys at once, from key / 64 * 64 on.
     template <int kParts>
-    __device__ __forceinline__ static void draw(KeptOfRows (&parts)[kParts], const KeepRule& rule, std::int64_t batch,
+    __device__ __forceinline__ static void draw(DropoutBits (&parts)[kParts], const KeepRule& rule, std::int64_t batch,
                                                 int head, int query, int key, int lane) {
         DropoutPatch patches[kParts];
         std::uint32_t bits[kParts];
@@ -93,7 +93,7 @@ struct KeptOfRows {
 };
 
 /// A lane's part of the mask of a transposed tile: 16 keys (the rows) by 64 queries.
-struct KeptOfColumns {
+struct DropoutBitsTransposed {
     std::uint32_t bits = ~0U;
 
     __device__ __forceinline__ static constexpr int place(int j, int e) {
@@ -101,8 +101,8 @@ struct KeptOfColumns {
     }
     /// The rows begin at key `key` - lane / 4, a multiple of 16, and the queries at query / 64 * 64. Tile 0 is the one
     /// of query / 16 * 16.
-    __device__ __forceinline__ static KeptOfColumns draw(const KeepRule& rule, std::int64_t batch, int head, int query,
-                                                         int key, int lane) {
+    __device__ __forceinline__ static DropoutBitsTransposed draw(const KeepRule& rule, std::int64_t batch, int head,
+                                                                 int query, int key, int lane) {
         const int own = lane / 4 % 2 * 4 + lane / 8 % 2 * 8 + lane / 16 * 16;  // of 32 pairs of queries
         const DropoutPatch patch[1] = {{.queries = static_cast<std::uint32_t>(query / 64 * 32 + own + lane % 4),
                                         .keys = static_cast<std::uint32_t>(key / 16),

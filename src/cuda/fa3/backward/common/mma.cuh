@@ -1,23 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The five products of a step, as one warpgroup starts them. Scores and dP are transposed, rows are keys: so P^T and
-// dS^T are A operands where they lie, in registers.
+// The GEMMs of a step, as one warpgroup issues them. Each function starts one as a wgmma group; the caller waits.
+// Where keys are outer, S and dP are transposed: rows are keys, so P^T and dS^T are A operands in the registers they
+// are computed in.
 #pragma once
 
-#include "cuda/fa3/backward/main/shared_storage.cuh"
+#include "cuda/fa3/host/backward_config.h"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/fragment.cuh"
+#include "cuda/tile/swizzle_panel.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
-/// The same value in all lanes, known to the compiler as such: the lower half of a descriptor, which holds the address,
-/// then lives in a uniform register, and nothing stands between two products.
-__device__ __forceinline__ std::uint64_t uniform(std::uint64_t descriptor) {
-    const std::uint32_t low = __shfl_sync(kAllLanes, static_cast<std::uint32_t>(descriptor), 0);
-    return descriptor >> 32 << 32 | low;
-}
-
-/// S^T = K Q^T or dP^T = V dO^T, started: [64 keys][kQueries] = [64 keys][kDim] [kQueries][kDim]^T.
+/// S^T = K Q^T or dP^T = V dO^T: [64 keys][kQueries] = [64 keys][kDim] [kQueries][kDim]^T.
 template <class T, Config kConfig, int kDim, int kQueries = kConfig.block_q>
 __device__ __forceinline__ void start_scores(float (&s)[kQueries / 2], std::uint64_t keys, std::uint64_t queries) {
     constexpr int kKeyPanel = kConfig.block_kv * kPanelRowBytes >> 4;
@@ -47,7 +43,26 @@ __device__ __forceinline__ void start_scores_of_registers(float (&s)[32], const 
     ptx::wgmma_commit();
 }
 
-/// 64 rows of a panel as an A operand: [64][64 columns].
+/// S = Q K^T or dP = dO V^T where queries are outer: [64 queries][kBlockKv].
+template <class T, Config kConfig, int kDim>
+__device__ __forceinline__ void start_query_scores(float (&s)[kConfig.block_kv / 2], std::uint64_t queries,
+                                                   std::uint64_t keys) {
+    constexpr int kBlockKv = kConfig.block_kv;
+    constexpr int kQueryPanel = kConfig.block_q * kPanelRowBytes >> 4;
+    constexpr int kKeyPanel = kBlockKv * kPanelRowBytes >> 4;
+    ptx::warpgroup_fence_operand(s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int column = 0; column < kDim; column += 16) {
+        const int panel = column / kPanelColumns;
+        const int step = column % kPanelColumns / 16 * kStepColumns;
+        ptx::wgmma_ss<kBlockKv, T>(s, queries + panel * kQueryPanel + step, keys + panel * kKeyPanel + step,
+                                   column > 0);
+    }
+    ptx::wgmma_commit();
+}
+
+/// Loads 64 rows of a panel as an A operand: [64][64 columns].
 template <class Panel>
 __device__ __forceinline__ void load_rows(std::uint32_t (&a)[4][4], const Panel& panel, int first_row) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -58,20 +73,21 @@ __device__ __forceinline__ void load_rows(std::uint32_t (&a)[4][4], const Panel&
     }
 }
 
-/// dV += P^T dO or dK += dS^T Q, started: [64 keys][kDim] += [64 keys][kBlockQ] [kBlockQ][kDim].
+/// dV += P^T dO or dK += dS^T Q: [64 keys][kDim] += [64 keys][kBlockQ] [kBlockQ][kDim]. Where queries are outer,
+/// dQ += dS K.
 template <class T, int kDim, int kBlockQ>
-__device__ __forceinline__ void start_key_gradient(float (&gradient)[kDim / 2],
-                                                   const std::uint32_t (&a)[kBlockQ / 16][4], std::uint64_t queries) {
+__device__ __forceinline__ void start_gradient(float (&gradient)[kDim / 2], const std::uint32_t (&a)[kBlockQ / 16][4],
+                                               std::uint64_t b) {
     ptx::warpgroup_fence_operand(gradient);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockQ / 16; ++step) {
-        ptx::wgmma_rs<kDim, T>(gradient, a[step], queries + step * kStepRows, true);
+        ptx::wgmma_rs<kDim, T>(gradient, a[step], b + step * kStepRows, true);
     }
     ptx::wgmma_commit();
 }
 
-/// A half of dQ = dS K, started: [64 queries][kColumns] = [64][kBlockKv] [kBlockKv][kColumns].
+/// Columns of dQ = dS K with dS in shared memory: [64 queries][kColumns] = [64][kBlockKv] [kBlockKv][kColumns].
 template <class T, Config kConfig, int kColumns>
 __device__ __forceinline__ void start_dq(float (&dq)[kColumns / 2], std::uint64_t ds, std::uint64_t keys) {
     constexpr int kDsPanel = kConfig.block_q * kPanelRowBytes >> 4;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which tiles of keys a tile of queries works on, and which of them need mask code, against the host's Band.
+#include "cuda/host/block_range.hpp"
 #include "cuda/on_device.cuh"
-#include "cuda/tile/key_tiles.cuh"
 #include "cuda/tile/score.cuh"
 
 namespace tessera::cuda::test {
@@ -15,11 +15,11 @@ struct Answer {
 };
 
 __global__ void ask(Band band, std::int64_t q_begin, std::int64_t q_end, int block_kv, Answer* answer) {
-    const KeyTiles tiles(band, q_begin, q_end, block_kv);
-    const Visible visible(band);
+    const BlockRange tiles(band, q_begin, q_end, block_kv);
+    const Band32 visible(band);
     const int begin = static_cast<int>(q_begin);
     const int end = static_cast<int>(q_end);
-    *answer = {tiles.first,
+    *answer = {tiles.begin,
                tiles.end,
                tiles.full_begin,
                tiles.full_end,

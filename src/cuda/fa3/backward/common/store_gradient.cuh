@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of a gradient to its tensor: from a warp's accumulators by TMA, or from a tile in shared memory.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/tile/fragment.cuh"
+#include "cuda/tile/params.hpp"
+#include "cuda/tile/swizzle_panel.cuh"
+
+namespace tessera::cuda::fa3::backward {
+
+/// fmaf(x, f, 0) turns -0 into +0, so the sign cannot reveal how many masked products were added.
+__device__ __forceinline__ float scaled(float x, float factor) { return fmaf(x, factor, 0.0F); }
+/// Factor 1. The sums started at 0, so none is -0.
+struct Unscaled {};
+__device__ __forceinline__ float scaled(float x, Unscaled /*unused*/) { return x; }
+
+/// Where a warp's 16 rows of a gradient go.
+struct GradientRows {
+    const Rows& rows;
+    const CUtensorMap& map;
+    bool by_tma;
+    int batch, head;
+    int row;    ///< of the tensor (ragged: over all sequences)
+    int count;  ///< of the 16 rows, how many the tensor or the sequence has; may be 0 or less
+    int columns;
+};
+
+/// 16 rows of a panel in shared memory, for one warp.
+using PanelRows = std::uint16_t (*)[kPanelColumns];
+
+/// Sets them in consecutive panels, from row `first` on.
+template <class Panel, int kPanels>
+__device__ __forceinline__ void set_rows(PanelRows (&rows)[kPanels], Panel (&panels)[kPanels], int first) {
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i) rows[i] = &panels[i][first];
+}
+
+/// Stores a warp's accumulators times `factor`, [16][kDim], through `panels`, which no other warp uses.
+template <class T, int kDim, class Factor, int kPanels>
+__device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2], Factor factor, const GradientRows& to,
+                                               const PanelRows (&panels)[kPanels], int lane) {
+    if (to.rows.data == nullptr || to.count <= 0) return;
+    if (!to.by_tma || to.count < 16) {
+        T* out = reinterpret_cast<T*>(to.rows.data) + to.batch * to.rows.batch + to.head * to.rows.head +
+                 to.row * to.rows.row;
+#pragma unroll
+        for (int i = 0; i < kDim / 2; ++i) {
+            const int row = lane / 4 + 8 * row_of(i);
+            const int column = column_of(i) + 2 * (lane % 4);
+            if (row < to.count && column < to.columns) {
+                out[row * to.rows.row + column * to.rows.column] = T(scaled(gradient[i], factor));
+            }
+        }
+        return;
+    }
+    const int matrix_row = lane % 8 + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int j = 0; j < kDim / 8; j += 2) {  // 16 columns at a time
+        std::uint32_t packed[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            packed[i] =
+                ptx::pack<T>(scaled(gradient[4 * j + 2 * i], factor), scaled(gradient[4 * j + 2 * i + 1], factor));
+        }
+        ptx::stmatrix_x4(ptx::shared_address(*panels[j / 8]) + swizzled(matrix_row, j % 8 + lane / 16), packed[0],
+                         packed[1], packed[2], packed[3]);
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane != 0) return;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+        ptx::tma_store_4d(panels[panel], to.map, panel * kPanelColumns, to.row, to.head, to.batch);
+    }
+    ptx::tma_store_commit();
+}
+
+/// Copies rows of a tile in shared memory, which is padded by 8 columns, to rows of a tensor from `out` on.
+template <int kThreads, class T, int kRows, int kStride>
+__device__ __forceinline__ void store_rows(const T (&tile)[kRows][kStride], const Rows& to, T* out, int rows,
+                                           int columns, bool by_vectors) {
+    constexpr int kChunks = kStride / 8 - 1;  // of 16 bytes, in a row
+    for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += kThreads) {
+        const int row = i / kChunks;
+        const int column = i % kChunks * 8;
+        T* chunk = out + row * to.row + column * to.column;
+        if (by_vectors && column + 8 <= columns) {
+            *reinterpret_cast<uint4*>(chunk) = *reinterpret_cast<const uint4*>(&tile[row][column]);
+        } else {
+            for (int e = 0; e < 8 && column + e < columns; ++e) chunk[e * to.column] = tile[row][column + e];
+        }
+    }
+}
+
+}  // namespace tessera::cuda::fa3::backward

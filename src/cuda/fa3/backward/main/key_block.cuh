@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The key block that a CTA works on: which one its number stands for, and what follows from that.
+#pragma once
+
+#include "cuda/fa3/backward/common/fp16_scale.cuh"
+#include "cuda/fa3/backward/launch.hpp"
+#include "cuda/fa3/host/backward_config.h"
+#include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/sequence.cuh"
+
+namespace tessera::cuda::fa3::backward {
+
+template <Config kConfig>
+struct KeyBlock {
+    ScheduleOf<kConfig> schedule;
+    int batch, kv_head, n;
+    int segment, index;                 ///< KeyBlockNumber's
+    int split;                          ///< of the group's query heads
+    int end_head;                       ///< past its last query head
+    int zeroed_do;                      ///< not 0: NaN or infinities may have been taken out of dO
+    float ds_factor;                    ///< fp16: the scale of dS over that of P (common/fp16_scale.cuh)
+    bool writes_dq;                     ///< it is the last to add to some query blocks, and writes their dQ
+    int segment_begin, segment_last;    ///< of block n
+    int first_q, first_kv;              ///< rows where a ragged sequence begins
+    int first_block_q;                  ///< query blocks before the sequence's first one
+    Span unmasked[Config::kConsumers];  ///< query blocks that see all keys of a warpgroup
+
+    /// Sets which keys it has. The rest follows in set_derived(), after the first loads have been started.
+    __device__ __forceinline__ void decode(const Launch& launch, unsigned number) {
+        const ForwardParams& p = launch.params.forward;
+        const KeyBlockNumber key_block = launch.key_blocks.decode(number);
+        segment = key_block.segment;
+        index = key_block.index;
+        batch = key_block.batch;
+        kv_head = key_block.kv_head;
+        split = key_block.split;
+        const Sequence sequence = sequence_of(p, batch);
+        first_q = static_cast<int>(sequence.first_q);
+        first_kv = static_cast<int>(sequence.first_kv);
+        first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, sequence.first_q));
+        const int len_q = sequence.len_q, len_kv = sequence.len_kv;
+        reload_from_memory();
+        schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, len_q, len_kv, p.group, p.heads_kv);
+        reload_from_memory();
+        end_head = kv_head * p.group + (split + 1) * schedule.heads_per_split;
+        // Where dQ has a kernel of its own, no CTA waits for another one, and n is in launch order.
+        if constexpr (kConfig.splits_dv_dk()) n = segment * launch.key_blocks.segment_size + index;
+        else n = schedule.key_block(segment, index, launch.key_blocks.segments, launch.key_blocks.segment_size);
+        if (split >= schedule.head_splits) n = schedule.count_kv;
+    }
+    template <class T>
+    __device__ __forceinline__ void set_derived(const Launch& launch) {
+        zeroed_do = 0;
+        segment_begin = schedule.segment_begin(n);
+        writes_dq = launch.gradients.writes_dq && n == segment_begin;
+        segment_last = schedule.segment_last(n);
+        for (int w = 0; w < Config::kConsumers; ++w) {
+            unmasked[w] = schedule.unmasked_query_blocks(n * kConfig.block_kv + kConfig.first_row(w), Config::kRows);
+        }
+        if constexpr (kFp16Scaled<T>) ds_factor = ds_scale<T>(launch, batch, kv_head, split) / kPScale<T>;
+    }
+    __device__ __forceinline__ bool exists() const { return n < schedule.count_kv; }
+    /// The index of block m of a query head among all query blocks.
+    __device__ __forceinline__ std::int64_t block_q(const Launch& launch, int head, int m) const {
+        return std::int64_t{head} * launch.blocks_q + first_block_q + m;
+    }
+
+ private:
+    /// The producer thread of a persistent CTA has few registers. It reads the schedule from shared memory instead of
+    /// keeping it.
+    __device__ __forceinline__ static void reload_from_memory() {
+        if constexpr (kConfig.persistent()) ptx::compiler_memory_barrier();
+    }
+};
+
+}  // namespace tessera::cuda::fa3::backward

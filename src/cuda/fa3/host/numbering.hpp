@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From the number of a CTA to its work: the order in which key blocks are launched, and query tiles where the outer
+// loop is over queries. Plain C++: the kernels decode with it, and the cost model goes through the same numbers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/host/divider.hpp"
+#include "tessera/mask.hpp"
+
+namespace tessera::cuda::fa3::backward {
+
+/// A Divider by 1 at least, for counts that may be 0.
+inline Divider divider_by(std::int64_t count) { return Divider(static_cast<int>(std::max<std::int64_t>(count, 1))); }
+
+/// In which rounds the key blocks of all heads are launched. A head here is a head split of a kv head of a sequence.
+struct KeyBlockRounds {
+    int segments = 1;      ///< of a head
+    int segment_size = 0;  ///< key blocks of a segment of the longest sequence
+    int heads = 1;         ///< of a round
+};
+
+/// The work of one number.
+struct KeyBlockNumber {
+    int batch, kv_head, split;
+    int segment, index;  ///< of the head's segments, and of the segment's key blocks in launch order
+};
+
+/// The numbers 0 ... count - 1 of the key blocks of a call:
+///
+///     for the rounds of heads_per_round heads:
+///         for segment in 0 .. segments - 1:
+///             for head in the round:
+///                 for index in 0 .. segment_size - 1:     one number
+///
+/// Every head has segments * segment_size numbers; shorter sequences leave some without a key block
+/// (BlockSchedule::key_block).
+struct KeyBlockNumbering {
+    int heads = 0;  ///< sequences * kv heads * splits
+    int heads_per_round = 1;
+    int segments = 1;
+    int segment_size = 0;
+    int splits = 1;      ///< head splits of a group, the most that a sequence has
+    unsigned count = 0;  ///< numbers of the call
+    Divider by_round;    ///< divides by the numbers of a round
+    Divider by_segment_size;
+    Divider by_segment;             ///< divides by the numbers of a segment of all heads of a round
+    Divider by_last_round_segment;  ///< ... of the last round, which may have fewer heads
+    Divider by_sequence;            ///< divides by the heads of a sequence
+    Divider by_splits;
+
+    KeyBlockNumbering() = default;
+    KeyBlockNumbering(std::int64_t batch, std::int64_t heads_kv, int head_splits, const KeyBlockRounds& rounds)
+        : heads(static_cast<int>(batch * heads_kv) * head_splits),
+          heads_per_round(rounds.heads),
+          segments(rounds.segments),
+          segment_size(rounds.segment_size),
+          splits(head_splits),
+          count(static_cast<unsigned>(heads) * static_cast<unsigned>(rounds.segments * rounds.segment_size)),
+          by_round(divider_by(rounds.heads * std::int64_t{rounds.segments} * rounds.segment_size)),
+          by_segment_size(divider_by(rounds.segment_size)),
+          by_segment(divider_by(rounds.heads * std::int64_t{rounds.segment_size})),
+          by_last_round_segment(divider_by(heads % std::max(rounds.heads, 1) * std::int64_t{rounds.segment_size})),
+          by_sequence(divider_by(heads_kv * head_splits)),
+          by_splits(divider_by(head_splits)) {}
+
+    TESSERA_HOST_DEVICE KeyBlockNumber decode(unsigned number) const {
+        const int own = static_cast<int>(number);
+        const int round = by_round.quotient(own);
+        const int of_round = own - round * by_round.divisor();
+        const int first_head = round * heads_per_round;
+        const Divider& by_own_segment = heads - first_head < heads_per_round ? by_last_round_segment : by_segment;
+        KeyBlockNumber key_block;
+        key_block.segment = by_own_segment.quotient(of_round);
+        const int of_segment = of_round - key_block.segment * by_own_segment.divisor();
+        const int head_of_round = by_segment_size.quotient(of_segment);
+        key_block.index = of_segment - head_of_round * segment_size;
+        const int head = first_head + head_of_round;
+        key_block.batch = by_sequence.quotient(head);
+        const int of_sequence = head - key_block.batch * by_sequence.divisor();
+        key_block.kv_head = by_splits.quotient(of_sequence);
+        key_block.split = of_sequence - key_block.kv_head * splits;
+        return key_block;
+    }
+};
+
+/// A tile of queries of a query head of a sequence.
+struct QueryTileNumber {
+    int batch_head, tile;
+};
+
+/// The numbers of the query tiles of a call. Under a causal mask a head's last tile takes longest, so tiles go from the
+/// last to the first, and heads_per_round heads take turns.
+struct QueryTileNumbering {
+    int tiles = 0;                ///< of a head
+    int heads = 0;                ///< sequences * query heads
+    Divider by_heads;             ///< divides by the heads of a round
+    Divider by_last_round_heads;  ///< ... of the last round, which may have fewer
+    Divider by_round;             ///< divides by the tiles of a round
+
+    QueryTileNumbering() = default;
+    QueryTileNumbering(std::int64_t all_heads, std::int64_t tiles_of_head, std::int64_t heads_per_round)
+        : tiles(static_cast<int>(tiles_of_head)),
+          heads(static_cast<int>(all_heads)),
+          by_heads(divider_by(heads_per_round)),
+          by_last_round_heads(divider_by(all_heads % std::max<std::int64_t>(heads_per_round, 1))),
+          by_round(divider_by(heads_per_round * tiles_of_head)) {}
+
+    TESSERA_HOST_DEVICE QueryTileNumber decode(int number) const {
+        const int round = by_round.quotient(number);
+        const int of_round = number - round * by_round.divisor();
+        const int first_head = round * by_heads.divisor();
+        const Divider& by_own_heads = heads - first_head < by_heads.divisor() ? by_last_round_heads : by_heads;
+        const int row = by_own_heads.quotient(of_round);
+        return {first_head + of_round - row * by_own_heads.divisor(), tiles - 1 - row};
+    }
+};
+
+}  // namespace tessera::cuda::fa3::backward
