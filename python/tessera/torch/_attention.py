@@ -175,7 +175,7 @@ def no_gradient(name, tensor):
     if tensor is None:
         return
     expect_tensor(name, tensor)
-    if tensor.requires_grad and _is_grad_enabled():
+    if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name}: expected a tensor without requires_grad, since it gets no gradient here")
 
 
