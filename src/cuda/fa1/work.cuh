@@ -32,15 +32,15 @@ struct Work {
 
 /// Query tiles of one group of warps, every stride-th of a range.
 struct QueryTiles {
-    int first = 0;
+    int begin = 0;
     int end = 0;
 
     /// The tiles that hold one of queries [q_begin, q_end).
     __device__ QueryTiles(int q_begin, int q_end, int block_q, int own, int stride) {
         if (q_begin >= q_end) return;
-        first = q_begin / block_q;
+        begin = q_begin / block_q;
         end = (q_end + block_q - 1) / block_q;
-        first += (own - first % stride + stride) % stride;
+        begin += (own - begin % stride + stride) % stride;
     }
 };
 

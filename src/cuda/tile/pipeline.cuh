@@ -111,14 +111,4 @@ class PipelineState<kStages, StateStorage::index_and_phase> {
     std::uint32_t phase_ = 0;
 };
 
-/// Deprecated name of PipelineState, with the operations of Ring as members.
-template <int kStages>
-struct RingPosition : PipelineState<kStages> {
-    __device__ __forceinline__ int stage() const { return this->index(); }
-    __device__ __forceinline__ void wait_empty(Ring<kStages>& ring) const { ring.producer_acquire(*this); }
-    __device__ __forceinline__ bool is_full(Ring<kStages>& ring) const { return ring.is_full(*this); }
-    __device__ __forceinline__ void wait_full(Ring<kStages>& ring) const { ring.consumer_wait(*this); }
-    __device__ __forceinline__ void release(Ring<kStages>& ring) const { ring.consumer_release(*this); }
-};
-
 }  // namespace tessera::cuda

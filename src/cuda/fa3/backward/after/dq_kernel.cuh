@@ -141,9 +141,10 @@ __device__ __forceinline__ void DqTileConsumer<T, kConfig>::make_ds(int n) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) dp[i] = score_gradient<T>(s[i], dp[i], delta[row_of(i)], ds_factor);
     const SequenceSchedule& sequence = tile.schedule;
+    const int len_kv = sequence.len_kv();
     const int key = n * kConfig.block_kv;
     const int last_query = min(first_query() + Config::kRows, sequence.len_q) - 1;  // rows past the end are not stored
-    const bool full = key + kConfig.block_kv <= sequence.len_kv() && key >= last_query + sequence.low &&
+    const bool full = key + kConfig.block_kv <= len_kv && key >= last_query + sequence.low &&
                       key + kConfig.block_kv - 1 <= first_query() + sequence.high;
     if (!full) {
         const int query = first_query() + 16 * warp() + lane() / 4;
@@ -152,7 +153,7 @@ __device__ __forceinline__ void DqTileConsumer<T, kConfig>::make_ds(int n) {
         for (int i = 0; i < kPairs; ++i) {
             const int from_query = column + column_of(i) - (query + 8 * row_of(i));
             const bool sees =
-                from_query >= sequence.low && from_query <= sequence.high && column + column_of(i) <= sequence.last_key;
+                from_query >= sequence.low && from_query <= sequence.high && column + column_of(i) < len_kv;
             if (!sees) dp[i] = 0;
         }
     }
