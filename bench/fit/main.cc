@@ -96,7 +96,7 @@ struct Asked {
 model::PredictOptions options_of(const Row& row) {
     return {.by = row.measured.prediction.by,
             .threads = row.measured.record.threads,
-            .members = measure::members_of(row.measured.record)};
+            .sequences = measure::sequences_of(row.measured.record)};
 }
 
 void fit_gpu(const Asked& asked) {

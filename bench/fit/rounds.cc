@@ -106,7 +106,7 @@ std::vector<Case> cases_of(const Asked& asked, int cores) {
     for (const std::string& path : asked.paths) {
         for (const measure::Record& r : measure::read_records(path))
             cases.push_back({measure::problem_of(r), r.pass == "backward" ? Pass::backward : Pass::forward,
-                             Schedule::fa2, std::min(r.threads, cores), true, measure::members_of(r)});
+                             Schedule::fa2, std::min(r.threads, cores), true, measure::sequences_of(r)});
     }
     return cases;
 }

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "check/tolerances.hpp"
+#include "core/arguments.hpp"
 
 namespace tessera::check {
 namespace {
@@ -21,13 +22,11 @@ PackedCall<Args> pack_inputs(const Problem& problem, const Args& args) {
     packed.k = packed_copy(args.k);
     packed.v = packed_copy(args.v);
     packed.bias = packed_copy(args.bias);
+    packed.call = inputs_of<Args>(inputs_of<ForwardArgs>(args));  // those of both passes
     packed.call.q = packed.q.view;
     packed.call.k = packed.k.view;
     packed.call.v = packed.v.view;
     packed.call.bias = packed.bias.view;
-    packed.call.alibi_slopes = args.alibi_slopes;
-    packed.call.cu_seqlens_q = args.cu_seqlens_q;
-    packed.call.cu_seqlens_kv = args.cu_seqlens_kv;
     return packed;
 }
 

@@ -258,7 +258,7 @@ Comparisons compare(std::span<const Record> records, const model::Machine* machi
             const auto [found, is_new] = beside.try_emplace(record.file);
             if (is_new) found->second = machine_beside(record.file);
             if (found->second) {
-                if (!found->second->kernels.empty()) row.device += ", calibrated";
+                if (!measured_kernels(*found->second).empty()) row.device += ", calibrated";
                 if (const auto reason = try_compare(record, &*found->second, row)) ++result.left_out[*reason];
                 else result.rows.push_back(std::move(row));
                 continue;
