@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "roofline_views.hpp"
-#include "schedule/near.hpp"
+#include "schedule/fast_memory.hpp"
 #include "table.hpp"
 
 namespace tessera::cli {
@@ -30,7 +30,7 @@ std::string sum_text(std::initializer_list<std::pair<const char*, std::int64_t>>
 }
 
 std::vector<Level> levels_of(const schedule::Workload& w, const model::Machine& m) {
-    const schedule::NearMemory near = schedule::near_memory(w);
+    const schedule::FastMemory near = schedule::fast_memory(w);
     const bool gpu = m.kind == model::MachineKind::gpu;
     const auto near_bytes = static_cast<double>(model::limits_of(m).shared_bytes);
     const schedule::Footprint memory = schedule::footprint(w);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Forward and backward on generated numbers: 2 sequences of 384 tokens, 8 query heads over 2 kv heads, causal. The
-// library chooses the kernels; the backend `reference` (fp64) says how far off they are.
+// library chooses the kernels; the backend `reference` (fp64) measures their errors.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two calls on two CUDA streams, on tensors in CUDA memory; the host waits once, at the end. Without a GPU it says so
-// and ends with 77, which CTest counts as skipped.
+// Runs two calls on two CUDA streams, on tensors in CUDA memory; the host waits once, at the end. Without a GPU it
+// prints a message and exits with 77, which CTest counts as skipped.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -43,7 +43,7 @@ int main() {
 
     cudaStream_t streams[2];
     TensorView results[2];
-    void* workspaces[2] = {};  // one for each stream: calls that may run at the same time share none
+    void* workspaces[2] = {};  // one per stream: concurrent calls must not share a workspace
     const TensorView q = on_device(true), k = on_device(true), v = on_device(true);
     for (int i = 0; i < 2; ++i) {
         expect_ok(cudaStreamCreate(&streams[i]));

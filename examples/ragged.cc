@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A ragged batch: three sequences of 100, 1 and 37 tokens, packed one after the other without padding. Each gets the
-// bits that it gets alone.
+// A ragged batch (varlen): three sequences of 100, 1 and 37 tokens, packed one after another without padding. Each gets
+// the same bits as in a call of its own.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +24,7 @@ std::vector<float> normal(std::int64_t size, unsigned seed) {
     return numbers;
 }
 
-/// One sequence alone, from row `first` on: q, o [1, len, heads_q, head_dim], k, v [1, len, heads_kv, head_dim].
+/// Runs one sequence alone, from row `first` on: q, o [1, len, heads_q, head_dim], k, v [1, len, heads_kv, head_dim].
 std::vector<float> alone(std::vector<float>& q, std::vector<float>& k, std::vector<float>& v, std::int64_t first,
                          std::int64_t len) {
     Problem problem = Problem::dense(1, len, kHeadsQ, kDim);
@@ -43,13 +43,13 @@ std::vector<float> alone(std::vector<float>& q, std::vector<float>& k, std::vect
 
 int main() {
     std::vector<std::int32_t> first_rows = {
-        0};  // [batch + 1]: member b has the rows first_rows[b] .. first_rows[b + 1] - 1
+        0};  // [batch + 1]: sequence b has the rows first_rows[b] .. first_rows[b + 1] - 1
     Problem problem;
     problem.ragged = true;
     problem.batch = static_cast<std::int64_t>(kLengths.size());
     for (const std::int64_t len : kLengths) {
         first_rows.push_back(first_rows.back() + static_cast<std::int32_t>(len));
-        problem.len_q = problem.len_kv = std::max(problem.len_q, len);  // bounds: what plan() knows
+        problem.len_q = problem.len_kv = std::max(problem.len_q, len);  // upper bounds for plan()
     }
     problem.total_q = problem.total_kv = first_rows.back();
     problem.heads_q = kHeadsQ, problem.heads_kv = kHeadsKv;

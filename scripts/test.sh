@@ -88,7 +88,7 @@ if build "clang, TSan" build-tsan --preset tsan "${SANITIZED[@]}" -- c_api_threa
 fi
 
 # NEON, cross-compiled and emulated: are the results right? The corner cases, ten of the fifteen parts of the random cases,
-# special values and the tile words' tests. What else the kernels' tests look at (bits that depend on the batch, more head dims, known bugs) is left to
+# special values and the tests of the tile primitives. What else the kernels' tests look at (bits that depend on the batch, more head dims, known bugs) is left to
 # --long; not there either: the tests of the checks themselves and of bf16 units, which only x86-64 has, and those that take
 # long because of their sizes, which are no matter of the instruction set.
 EMULATED='*CornerCase*:*RandomCases*/?:Cpu/*:*SpecialValues*_24x24:SpecialValuesOnce.*:Stripes.*'

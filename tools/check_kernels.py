@@ -92,8 +92,7 @@ LOCAL_MEMORY = [
     Allowed(r"fa2::forward_kernel<.*HeadDim128>", 8, 4, "one value, when compiled for sm_80"),
     Allowed(r"gradient::delta_kernel<bf16, RowsHeadDim64>", 8, 6, "8 bytes kept over the tiles of queries of a thread block"),
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim64>", 16, 22, "numbers kept over a step, when compiled for sm_80"),
-    Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim128>", 16, 10, "the same, when compiled for sm_80"),
-    Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim256>", 8, 7, "one value, outside of the steps on sm_90"),
+    Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim256>", 8, 7, "one value, when compiled for sm_80"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 72, 85, "scalars of the tile transition and of the producer; none in the main loop"),
 ]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tessera's C ABI (include/tessera/tessera.h) as the comparisons need it: tensors in, a callable out. Tensors are torch's
-(`prepare`), or views of memory that the caller has (`bind`), which needs no torch."""
+"""Binds tessera's C ABI (include/tessera/tessera.h) for the comparisons: tensors in, a callable out. `prepare` takes torch's
+tensors; `bind` takes views of the caller's memory and needs no torch."""
 import ctypes as c
 import os
 import pathlib
@@ -29,7 +29,7 @@ TYPES = {"size_t": c.c_size_t, "int32_t": c.c_int32, "int64_t": c.c_int64, "uint
 
 
 def struct_of(name):
-    """The struct of this name as the header states it."""
+    """The ctypes struct of this name, read from the header."""
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
     body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", text, re.DOTALL)[1]
     fields = re.findall(r"(\w+)\s+(\w+)\s*;", body)
@@ -97,7 +97,7 @@ class Library:
         return info
 
     def bind(self, problem, options, direction, views, workspace, size, stream=None, keep=()):
-        """A function that runs one call. views: a Tensor by argument; workspace: an address, a multiple of 64."""
+        """Returns a function that runs one call. views: a Tensor by argument; workspace: an address, a multiple of 64."""
         kind = ForwardArgs if direction == FORWARD else BackwardArgs
         args = kind(struct_size=c.sizeof(kind), **views)
         run = self.lib.tessera_forward if direction == FORWARD else self.lib.tessera_backward
@@ -109,7 +109,7 @@ class Library:
         return call
 
     def prepare(self, shape, options, direction, tensors):
-        """A function that runs one call. shape: fields of a tessera_problem; tensors: torch's, [batch, heads, len,
+        """Returns a function that runs one call. shape: fields of a tessera_problem; tensors: torch's, [batch, heads, len,
         head_dim] (LSE [batch, heads, len]), all on one device. CUDA work is queued on torch's current stream."""
         problem = self.problem(shape)
         size = self.workspace_bytes(problem, options, direction)

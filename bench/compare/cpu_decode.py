@@ -5,9 +5,9 @@
     python3 bench/compare/cpu_decode.py build/src/libtessera.so [--threads 16] [--out records.jsonl]
 
 tessera is loaded as a shared library (cmake -DBUILD_SHARED_LIBS=ON) and called through its C ABI. Decoding reads K and V
-once, so figures are in GB/s of K and V. `read` is the sum of as many numbers by PyTorch, in turn with the others: what
-the machine gives at that moment, to a reader that computes next to nothing. Keys of batch 1 may stay in the last-level
-cache from call to call; those of the larger batch are more than it holds.
+once, so figures are in GB/s of K and V. `read` is the sum of as many numbers by PyTorch, in turn with the others: the
+read rate of the machine at that moment, almost without arithmetic. Keys of batch 1 may stay in the last-level cache from
+call to call; those of the larger batch exceed it.
 """
 import argparse
 import ctypes
@@ -25,7 +25,7 @@ from abi import FORWARD
 from host import alternate, commit, cpu_name
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-CACHES = 640 << 20  # bytes of K and V that no last-level cache holds
+CACHES = 640 << 20  # bytes of K and V: more than any last-level cache
 
 
 def calls_of(lib, dtype, batch, options):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What features, threads and lengths cost tessera's CPU kernels, each beside a plain call in the same run.
+"""Measures the cost of features, threads and lengths in tessera's CPU kernels, each beside a plain call in the same run.
 
     python3 bench/compare/cpu_features.py build/src/libtessera.so [--parts features,scaling] [--out records.jsonl]
 
@@ -9,7 +9,7 @@ tessera is loaded as a shared library (cmake -DBUILD_SHARED_LIBS=ON); nothing el
   features  time for each visible pair of a call with a feature, relative to the plain call (full mask) beside it
   scaling   16 heads of 2,048 on one thread and on all
   lengths   time for each visible pair from 1,024 to 65,536, causal
-  memory    workspace for each token, and what the process grows by in a call
+  memory    workspace for each token, and the growth of the process in a call
 
 Calls are taken in turn; a figure is a median over rounds, a ratio the median of the rounds' ratios. All of it takes about
 five minutes on two shared cores, less on more.
@@ -89,7 +89,7 @@ class Bench:
     def feature_column(self, cases, dtype, dim, direction, threads):
         """ns for 1000 plain pairs, then each case's speed in percent of it."""
         calls = [b.call(direction) for b in self.bind(cases, dtype, dim, [threads] * len(cases))]
-        # A plain call beside every other: what the machine does meanwhile meets both.
+        # A plain call beside every other: a disturbance of the machine affects both.
         order = [calls[0] if i % 2 == 0 else calls[1 + i // 2] for i in range(2 * len(calls) - 2)]
         times = in_turn(order, self.options.seconds * len(cases), least=3)
         plain_pairs = cases[0].visible_pairs()
@@ -167,10 +167,10 @@ def status_bytes(field):
 
 
 def growth(call):
-    """How much the peak of resident memory in a call is over what there was before."""
+    """The growth of resident memory in a call: its peak less the value at the start."""
     try:
         with open("/proc/self/clear_refs", "w") as f:
-            f.write("5")  # the peak begins anew
+            f.write("5")  # resets the peak
     except OSError:
         pass
     before = status_bytes("VmRSS")

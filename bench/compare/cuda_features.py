@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What features and short rows cost in tessera's CUDA forward, each beside the plain call of its head_dim in one process.
+"""Measures the cost of features and short rows in tessera's CUDA forward, each beside the plain call of its head_dim in one process.
 
     python3 bench/compare/cuda_features.py build/src/libtessera.so [--schedule fa3] [--parts features,short] [--out file.jsonl]
 
 features: time of a visible pair without the feature / with it (bf16, 2,048 numbers a token, causal; 1 would be no cost).
-short: microseconds of rows that are short, or that few queries see, beside PyTorch's FlashAttention-2 and cuDNN, where they take them.
+short: microseconds of short rows, or rows with few queries, beside PyTorch's FlashAttention-2 and cuDNN if they take them.
 Before each call 256 MiB are written, so that no operand is left in L2; medians over alternating calls, between CUDA events.
 """
 import argparse
@@ -37,7 +37,7 @@ def visible(len_q, len_kv, causal, left):
 
 
 class Case:
-    """One call of tessera. `fields`: of a tessera_problem, beside the shape."""
+    """One call of tessera. `fields`: fields of a tessera_problem besides the shape."""
 
     def __init__(self, lib, schedule, name, batch, len_q, len_kv, heads_q, heads_kv, dim, scores=1.0, ragged=None, **fields):
         self.name = name
@@ -120,7 +120,7 @@ def peers_of(case):
 
 
 def medians(calls, repeat, flush):
-    """Microseconds of each call, in turn, with a cold L2."""
+    """The median microseconds of each call, in alternation, with a cold L2."""
     return {name: 1e3 * statistics.median(t) for name, t in times_of(calls, repeat, flush).items()}
 
 

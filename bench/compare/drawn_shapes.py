@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes that nobody chose: drawn from a seed, kind by kind, for measurements that the cost model is judged by.
+"""Draws random shapes from a seed, kind by kind, for measurements that judge the cost model.
 
     python3 bench/compare/drawn_shapes.py --seed 11 --count 60 > suite.json   # for tessera bench --suite, on a CPU
     python3 bench/compare/drawn_shapes.py --seed 11 --count 60 --records > drawn.jsonl   # for host_rounds (bench/fit)
 
-torch_held_out.py --seed draws those for a GPU. A kind is what measure::kind_of() calls so; within it every size is drawn
-from a range, so that most are no power of two and many no multiple of a tile. What is larger than `most` FLOP is drawn
-again."""
+torch_held_out.py --seed draws those for a GPU. The kinds are those of measure::kind_of(). Within a kind every size is
+drawn from a range, so that most are no power of two and many no multiple of a tile. Shapes of more than `most` FLOP are
+drawn again."""
 import argparse
 import itertools
 import json
@@ -18,7 +18,7 @@ DIMS = (64, 128, 256)
 
 
 def between(rng, low, high):
-    """Every factor is as likely as every other."""
+    """A log-uniform random size."""
     return round(low * (high / low) ** rng.random())
 
 
@@ -52,14 +52,14 @@ def one(rng, kind, direction, longest):
 
 
 def flop(row):
-    """Of the whole rectangle."""
+    """FLOP of the whole rectangle of scores."""
     kind, direction, dim, heads, _, batch, len_q, len_kv, _ = row
     pairs = sum(n * n for n in len_q) if kind == "ragged" else batch * len_q * len_kv
     return (4 if direction == "forward" else 10) * pairs * heads * dim
 
 
 def elements(row):
-    """Of the largest tensor."""
+    """Elements of the largest tensor."""
     kind, _, dim, heads, heads_kv, batch, len_q, len_kv, _ = row
     return sum(len_q) * heads * dim if kind == "ragged" else batch * dim * max(heads * len_q, heads_kv * len_kv)
 
@@ -78,7 +78,7 @@ def drawn(seed, count, passes=("forward", "backward"), longest=16384, least=2e10
 
 
 def as_set(rng, row, cores):
-    """The options of tessera bench."""
+    """The row as options of tessera bench."""
     kind, direction, dim, heads, heads_kv, batch, len_q, len_kv, mask = row
     options = {"pass": direction, "heads": f"{heads}/{heads_kv}", "head-dim": dim, "schedule": "fa2",
                "dtype": rng.choice(("fp32", "fp32", "bf16", "bf16", "fp16")), "threads": rng.choice((cores, cores, max(1, cores // 4), 1))}
@@ -94,7 +94,7 @@ def as_set(rng, row, cores):
 
 
 def as_record(options):
-    """A Record of the options of tessera bench, but for what comes out."""
+    """The row as a Record of tessera bench without results."""
     heads = [int(n) for n in options["heads"].split("/")]
     lens = [int(n) for n in options["ragged"].split(",")] if "ragged" in options else None
     len_q, len_kv = (max(lens), max(lens)) if lens else (options["len-q"], options["len-kv"])

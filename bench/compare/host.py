@@ -22,7 +22,7 @@ MOST_CALLS = 400
 
 
 class Memory:
-    """Pages of their own, given back when it goes."""
+    """Pages of memory, released when the object is destroyed."""
 
     def __init__(self, size):
         self.size = max(size, 1)
@@ -30,7 +30,7 @@ class Memory:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
     def fill(self, block):
-        """Repeats `block` over all of it."""
+        """Fills the memory with repetitions of `block`."""
         for begin in range(0, self.size, len(block)):
             ctypes.memmove(self.address + begin, block, min(len(block), self.size - begin))
 
@@ -56,7 +56,7 @@ def tensor(memory, dtype, shape):
 
 
 class Case:
-    """What is computed: lengths, heads, mask and features. `lens` of several numbers: a ragged batch."""
+    """A problem: lengths, heads, mask and features. `lens` of several numbers: a ragged batch."""
 
     def __init__(self, name, lens, heads, heads_kv=0, causal=False, window=None, **features):
         self.name, self.lens, self.heads, self.heads_kv = name, lens, heads, heads_kv or heads
@@ -101,7 +101,7 @@ def visible(n, causal, window):
 
 
 class Arena:
-    """Inputs and gradients that all cases of one dtype share: they are read, or written over and over."""
+    """Inputs and gradients that all cases of one dtype share; each case reads or overwrites them."""
 
     def __init__(self, dtype, elements):
         self.memory = {}
@@ -175,7 +175,7 @@ def short_median(call, most_ms=20, calls=4):
 
 
 def in_turn(calls, seconds, least=3, most=25):
-    """Times (ms) of each call, taken one after the other in rounds, so that what the machine does meets all alike."""
+    """Times (ms) of each call, taken one after another in rounds, so that disturbances of the machine affect all alike."""
     times = [[] for _ in calls]
     for call in calls:
         call()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Records of the same cases from several runs, one each: what disturbs a host for seconds makes one run slow, not the median.
+"""Merges Records of the same cases from several runs into one each. A disturbance of seconds slows one run, not the median.
 
     python3 bench/compare/median_of_runs.py run1.jsonl run2.jsonl run3.jsonl > records.jsonl
 
-The time of a case is the median of its runs, its spread the widest of theirs or of the runs among each other; stderr says how far
-two runs of a case are apart in the median."""
+The time of a case is the median of its runs, its spread the widest of theirs or of the runs among each other; stderr shows the
+median difference of two runs of a case."""
 import json
 import statistics
 import sys

@@ -4,7 +4,7 @@
 
     python3 bench/compare/ncu_bytes.py build/tessera [--out records.jsonl] [--commit HASH] [--schedules fa2,fa3]
 
-`dram` is what device memory gave and took, `l2` what the multiprocessors read from and wrote to the second-level cache;
+`dram` counts the bytes read from and written to device memory, `l2` those between the multiprocessors and the L2 cache;
 a call's kernels are added up. Caches are cold before each kernel. `tessera roofline` and docs/model.md have the counted
 bytes beside them.
 """

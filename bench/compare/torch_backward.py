@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward for torch_cuda.py: beside PyTorch's FlashAttention-2, by its own operator, and cuDNN. Before it is timed,
-each of tessera's results is compared with PyTorch's in fp32, for the first sequence's last kv head: dQ of the last 512
-queries, dK and dV of the last 512 keys, to 2 % of their norms. That finds a kernel that is grossly wrong, no more.
+"""Times the backward for torch_cuda.py beside PyTorch's FlashAttention-2 (by its own operator) and cuDNN. Before timing, each of
+tessera's results is compared with PyTorch's in fp32, for the first sequence's last kv head: dQ of the last 512 queries, dK and
+dV of the last 512 keys, to 2 % of their norms. This detects grossly wrong kernels only.
 
-Where a backward of tessera takes the residual of O (docs/numerics.md), it gets that with O and LSE from tessera's forward of its
-own choice, as a binding that trains would hand it over; that is "tessera fa3". "tessera fa3 summed" is the same kernel without.
-The others start from PyTorch's O and LSE."""
+If a backward of tessera takes the residual of O (docs/numerics.md), it gets it with O and LSE from tessera's default forward, as
+in training; this is "tessera fa3". "tessera fa3 summed" is the same kernel without the residual. The others start from
+PyTorch's O and LSE."""
 import ctypes
 import math
 import sys
@@ -48,8 +48,8 @@ def check(name, right, dq, dk, dv):
 
 
 def peers(q, k, v, d_o, causal):
-    """Functions that run the backward of PyTorch's FlashAttention-2 and of cuDNN, and O and LSE of the former. cuDNN's
-    operator wants a bias, so that it goes through autograd: its work on the host is done while the L2 is flushed."""
+    """Returns functions that run the backward of PyTorch's FlashAttention-2 and of cuDNN, and O and LSE of the former. cuDNN's
+    operator requires a bias, so it goes through autograd: its host work overlaps the flush of the L2."""
     aten, causal = torch.ops.aten, bool(causal)
     o, lse, cum_q, cum_k, max_q, max_k, seed, offset = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:8]
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
@@ -65,7 +65,7 @@ def peers(q, k, v, d_o, causal):
 
 
 def with_residual(lib, shape, options, q, k, v):
-    """O, LSE and the residual of O by tessera's forward where the backward of these options takes it; or nothing."""
+    """O, LSE and the residual of O by tessera's forward if the backward of these options takes it; otherwise nothing."""
     any_schedule = abi.Options(struct_size=ctypes.sizeof(abi.Options), backend=abi.CUDA)
     if not (lib.plan(shape, options, abi.BACKWARD).o_residual and lib.plan(shape, any_schedule, abi.FORWARD).o_residual): return None
     kept = dict(o=torch.empty_like(q), lse=torch.empty(q.shape[:3], device=q.device),
@@ -75,7 +75,7 @@ def with_residual(lib, shape, options, q, k, v):
 
 
 def calls_of(lib, row, schedules, residual="kept", dtype=torch.bfloat16):
-    """residual: "kept": by the residual of O where that is taken; "summed": without; "both"."""
+    """residual: "kept": with the residual of O if that is taken; "summed": without; "both"."""
     dim, heads_q, heads_kv, causal, batch, length = row[:6]
     make = lambda heads: torch.randn(batch, length, heads, dim, device="cuda", dtype=dtype).transpose(1, 2)
     q, k, v, d_o = make(heads_q), make(heads_kv), make(heads_kv), make(heads_q)

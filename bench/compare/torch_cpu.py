@@ -5,7 +5,7 @@
     python3 bench/compare/torch_cpu.py build/src/libtessera.so [--dtype fp32,bf16] [--out records.jsonl]
 
 tessera is loaded as a shared library (cmake -DBUILD_SHARED_LIBS=ON) and called through its C ABI. A figure is the median
-of alternating calls; FLOP are counted by visible pairs: 4 * pairs * head_dim forward, 10 * pairs * head_dim backward.
+of alternating calls; FLOP count visible pairs: 4 * pairs * head_dim forward, 10 * pairs * head_dim backward.
 Results up to length 2048 are first compared with PyTorch's fp32 ones, so that a fast wrong answer can't be reported.
 The whole grid takes three to four minutes on 16 cores.
 """

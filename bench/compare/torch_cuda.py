@@ -6,15 +6,14 @@
         [--rows 128] [--dtype fp16] [--fa3] [--before other/libtessera.so] [--out records.jsonl]
 
 --fa3 adds FlashAttention-3's forward, from the package `fa3-fwd` of PyPI. --before times another build of the library
-beside this one, in the same process and order, and prints how many times as fast this one is.
+beside this one, in the same process and order, and prints the speedup of this one.
 
-The shapes and targets are those of h200_forward.json: times cuDNN; and of h200_backward.json: TFLOP/s of the better of
-FlashAttention-3 and -4 (torch_backward.py, which also says what --residual is). Before each call 256 MiB are written, so that no operand is left
-in L2. A figure is the median over calls in an order that is new each time, between CUDA events; FLOP are counted by visible pairs. Before
-it is timed, each of tessera's results is compared with PyTorch's in fp32 at one place: the last 1,024 queries of the last
-head of the first sequence, O to 5e-3 of its norm, LSE to 1e-3. That finds a kernel that is grossly wrong, no more; what
-holds the kernels to the contract is `tessera check`. A schedule that refuses a shape, or whose workspace does not fit, has no
-figure for it.
+The shapes and targets are those of h200_forward.json (times cuDNN) and of h200_backward.json (TFLOP/s of the better of
+FlashAttention-3 and -4; torch_backward.py explains --residual). Before each call 256 MiB are written, so that no operand is
+left in L2. A figure is the median over calls in random order, between CUDA events; FLOP count visible pairs. Before timing,
+each of tessera's results is compared with PyTorch's in fp32 for the last 1,024 queries of the last head of the first
+sequence: O to 5e-3 of its norm, LSE to 1e-3. This detects grossly wrong kernels only; `tessera check` tests the contract.
+A schedule that refuses a shape, or whose workspace does not fit, has no figure for it.
 """
 import argparse
 import ctypes
@@ -99,9 +98,9 @@ def calls_of(lib, row, schedules, dtype=torch.bfloat16, fa3=False):
 
 
 def times_of(calls, repeat, flush):
-    """Milliseconds of each call, with a cold L2. In a new order each time: long calls run at the clock that the power of
-    those before leaves them. One that always came behind FlashAttention-2, which takes less power, ran at 1.63 GHz; one
-    behind that at 1.42 (64 heads of 32,768 keys on an H200)."""
+    """Milliseconds of each call, with a cold L2, in random order: the clock of a long call depends on the power of the
+    previous ones. A call that always followed FlashAttention-2, which takes less power, ran at 1.63 GHz, the call after
+    it at 1.42 (64 heads of 32,768 keys on an H200)."""
     times = {name: [] for name in calls}
     order = random.Random(0)
     for call in calls.values():

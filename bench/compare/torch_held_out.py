@@ -1,22 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Times the shapes of h200_held_out.json: other head_dims, few heads, cross lengths, windows, decoding. No constant of the
-cost model is fitted on them; `tessera roofline --accuracy` judges it by them.
+cost model is fitted to them; `tessera roofline --accuracy` judges the model by them.
 
     python3 bench/compare/torch_held_out.py build/src/libtessera.so --out bench/results/h200/held_out.jsonl
     python3 bench/compare/torch_held_out.py build/src/libtessera.so --seed 11 --count 90 --out bench/results/h200/blind.jsonl
 
---seed draws other shapes (drawn_shapes.py), ragged batches among them, which nobody has seen before they are measured.
---dropout 0.1 times tessera's kernels alone, with that dropout: each is compared with the first one's results, since all
-have one mask (docs/numerics.md).
+--seed draws other, unseen shapes (drawn_shapes.py), ragged batches among them. --dropout 0.1 times tessera's kernels
+alone, with that dropout; each is compared with the first one's results, since all have one mask (docs/numerics.md).
 
-PyTorch's FlashAttention-2 runs by its own operator, which takes windows and other lengths of queries and keys; cuDNN
-where scaled_dot_product_attention can ask for the same, its backward by the operator behind that (through autograd, as in
-older Records, a short call is the host's). 1 GiB is written before each call: no operand is left in L2, and
-the host is done with a short call before the GPU begins it. Calls of all kernels alternate; a figure is the median
-between CUDA events. Each of tessera's results is compared with FlashAttention-2's before it is timed: O, LSE and the
-gradients to 2 % of their norm, which finds a grossly wrong kernel, no more. tessera's backward gets the residual of O where
-it takes that (docs/numerics.md). What a kernel refuses is told on stderr and has no Record.
+PyTorch's FlashAttention-2 runs by its own operator, which takes windows and unequal lengths. cuDNN runs if
+scaled_dot_product_attention can express the call; its backward uses the underlying operator, since the host dominates short
+calls through autograd. 1 GiB is written before each call: no operand is left in L2, and the host has issued a short call
+before the GPU starts it. Calls of all kernels alternate; a figure is the median between CUDA events. Before timing, each of
+tessera's results is compared with FlashAttention-2's: O, LSE and the gradients to 2 % of their norm, which detects grossly
+wrong kernels only. tessera's backward gets the residual of O if it takes one (docs/numerics.md). Refusals are printed on
+stderr and have no Record.
 """
 import argparse
 import ctypes
@@ -38,7 +37,7 @@ import drawn_shapes
 from torch_cuda import query, times_of
 
 SHAPES = pathlib.Path(__file__).parent / "h200_held_out.json"
-MOST_SCORES = 4 << 30  # elements of S for which `standard` is asked at all: 16 GiB
+MOST_SCORES = 4 << 30  # elements of S up to which `standard` runs: 16 GiB
 
 
 class Case:
@@ -90,23 +89,23 @@ class Case:
         return fields
 
     def heads_first(self, *tensors):
-        """As abi.view() and scaled_dot_product_attention want them; ragged ones as they are."""
+        """The tensors in the layout of abi.view() and scaled_dot_product_attention; ragged ones unchanged."""
         return [t if self.lens else t.transpose(1, 2) for t in tensors]
 
     def torch_heads_first(self):
         return self.heads_first(self.q, self.k, self.v, self.d_o)
 
     def sequences(self):
-        """The arguments that say where sequences begin."""
+        """The arguments with the first rows of sequences."""
         return dict(cu_seqlens_q=self.starts, cu_seqlens_kv=self.starts) if self.lens else {}
 
     def cudnn_can(self):
-        """What scaled_dot_product_attention says as this case does: its causal mask is aligned top-left."""
+        """Can scaled_dot_product_attention express this case? Its causal mask is aligned top-left."""
         return not self.lens and self.window is None and (not self.causal or self.len_q == self.len_kv)
 
 
 def flash_attention(case):
-    """Functions of FlashAttention-2's forward and backward; O and LSE. head_dims of 8's multiples need no padding."""
+    """Returns functions of FlashAttention-2's forward and backward, and O and LSE. head_dims that are multiples of 8 need no padding."""
     ops, c = torch.ops.aten, case
     starts = (c.starts, c.starts) if c.lens else (None, None)
     lengths = (*starts, c.len_q, c.len_kv, 0.0, c.causal)
@@ -140,8 +139,8 @@ def differs(name, got, expected):
 
 
 def with_residual(lib, case, options, inputs):
-    """O, LSE and the residual of O by tessera's forward of its own choice where the backward of these options takes that; under
-    dropout, which only its own forward knows, in any case."""
+    """O, LSE and the residual of O by tessera's default forward, if the backward of these options takes it; always under
+    dropout, which only tessera's own forward reproduces."""
     any_schedule = abi.Options(struct_size=ctypes.sizeof(abi.Options), backend=abi.CUDA)
     takes_residual = lib.plan(case.problem(), options, abi.BACKWARD).o_residual and lib.plan(case.problem(), any_schedule, abi.FORWARD).o_residual
     if not takes_residual and not case.dropout:
@@ -156,7 +155,7 @@ def with_residual(lib, case, options, inputs):
 
 
 def ours(lib, case, schedule, o, lse, gradients):
-    """A function that runs tessera's kernel, which has been compared with FlashAttention-2's results."""
+    """Returns a function that runs tessera's kernel, after comparing its results with FlashAttention-2's."""
     options = abi.Options(struct_size=ctypes.sizeof(abi.Options), backend=abi.CUDA, schedule=abi.SCHEDULES[schedule])
     q, k, v, d_o = case.torch_heads_first()
     inputs = dict(q=q, k=k, v=v)
@@ -243,7 +242,7 @@ def main():
     passes = ("forward", "backward") if options.direction == "both" else (options.direction,)
     if options.seed is None:
         rows = [r for r in json.loads(SHAPES.read_text())["rows"] if r[1] in passes]
-        random.Random(1).shuffle(rows)  # so that time that runs out leaves all kinds
+        random.Random(1).shuffle(rows)  # a run that ends early has covered all kinds
     else:
         sizes = dict(longest=2048, least=1e7, most=2e10) if options.short else {}
         rows = drawn_shapes.drawn(options.seed, options.count, passes, **sizes)

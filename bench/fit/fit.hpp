@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Constants of a model from Records: coordinate by coordinate, by steps that shrink, as long as the mean square of
-// log(predicted / measured) falls. A constant that is 0 stays so: the table does not have it.
+// Fits constants of a model to Records. Coordinate descent with shrinking steps runs as long as the mean square of
+// log(predicted / measured) falls. A constant that is 0 stays so: it is not in the table.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@
 
 namespace tessera::fit {
 
-/// A measured row, and the machine that it is predicted on.
+/// A measured row and the machine to predict it on.
 struct Row {
     measure::Comparison measured;
     Problem problem;
@@ -47,7 +47,7 @@ double loss(std::span<const Row* const> rows, const Constants& constants, const 
     return sum / static_cast<double>(rows.size());
 }
 
-/// The constants with the least loss that steps of 20, 5, 1 and 0.2 percent find.
+/// The constants of least loss, found by steps of 20, 5, 1 and 0.2 percent.
 template <class Constants>
 Constants fitted(Constants constants, std::span<const Named<Constants>> names, std::span<const Row* const> rows,
                  const LogError<Constants>& log_error) {
@@ -74,8 +74,8 @@ std::string errors_text(std::span<const Row* const> rows, const Constants& const
     return errors_text(std::move(errors));
 }
 
-/// Fits the rows that are not held out, and prints the constants and the errors of both kinds with those of now and the
-/// new ones.
+/// Fits the rows that are not held out. Prints the constants and the errors of both sets, with the current and the new
+/// constants.
 template <class Constants>
 void report(const std::string& title, const Constants& now, std::span<const Named<Constants>> names,
             const std::vector<const Row*>& all, const LogError<Constants>& log_error) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the threads of this host reach in a few microseconds of each kind of work.
+// The rates that the threads of this host reach within a few microseconds of each kind of work.
 #pragma once
 
 #include <atomic>
@@ -15,13 +15,13 @@ namespace tessera::fit {
 
 using Json = nlohmann::ordered_json;
 
-/// Rates of a thread: GHz of a chain of dependent steps, GFLOP/s in lanes and of bf16 tiles.
+/// The rates of a thread: GHz of a chain of dependent steps, GFLOP/s of the SIMD path and of bf16 tiles.
 struct Rates {
     double clock = 0, lanes = 0, tiles = 0;
     int cpu = -1;
 };
 
-/// body(worker) on so many threads at once: nobody begins before all have come.
+/// Runs body(worker) on `threads` threads at once: all start together.
 template <class Body>
 void on_all(int threads, const Body& body) {
     std::atomic<int> here{0};
@@ -32,7 +32,7 @@ void on_all(int threads, const Body& body) {
     });
 }
 
-/// Of so many threads at once.
+/// The rates of `threads` threads that run at once.
 std::vector<Rates> rates_of(int threads);
 
 Json json_of(const std::vector<Rates>& rates);
@@ -40,11 +40,11 @@ Json json_of(const std::vector<Rates>& rates);
 /// The first CPU of each core, then the others.
 std::vector<int> cores_in_turn(int cpus);
 
-/// The calling thread, from now on.
+/// Pins the calling thread to `cpu`.
 void run_on(int cpu);
 
-/// Rates on each CPU in turn for a quarter of a second, then on the first with another thread on each other CPU of a
-/// few, which does nothing but one kind of work; a line of JSON each.
+/// Writes the rates of each CPU in turn for a quarter of a second. Then measures the first CPU while another thread on
+/// each of a few other CPUs runs one kind of work only. Each is a line of JSON.
 void write_states(std::ostream& out);
 
 }  // namespace tessera::fit

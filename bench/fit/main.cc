@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fits the constants of the cost model, of src/model/families_gpu.cc by the Records of an H200, of
-// src/model/cpu_families.cc by those of CPUs:
+// Fits the constants of the cost model: those of src/model/families_gpu.cc to Records of an H200, those of
+// src/model/cpu_families.cc to Records of CPUs:
 //
 //     cd bench/results/h200 && fit_model [--only "tessera fa2 backward"] [--free exp_exposed,end_cycles]
 //         {forward,peers,drawn*,held_out,now/*}.jsonl
@@ -12,14 +12,14 @@
 //
 //     fit_model --probe probes.jsonl
 //
-// --host does what `tessera calibrate` does, with the rows of the first file for its probes: the shares of that host's
-// kernels are fitted to them, and judged by the rows of the others. --write FILE writes its machine file, --all prints
-// every row. --probe FILE does what `tessera calibrate` does and appends each call that it times as a Record, so that a
-// fit can be tried again; the machine file comes beside it (probes.machine.json).
+// --host runs the fit of `tessera calibrate` with the rows of the first file as its probes. It fits the shares of that
+// host's kernels and judges them by the rows of the other files. --write FILE writes its machine file, --all prints
+// every row. --probe FILE runs `tessera calibrate` and appends each timed call as a Record, so that a fit can be
+// repeated. The machine file is written beside it (probes.machine.json).
 //
-// Of each family of kernels those constants are free that the table has (fit.hpp). Rows that `tessera roofline
-// --accuracy` counts as held out are predicted with the result and take no part; all others are fitted. Where a machine
-// file lies beside Records of a CPU (x.machine.json beside x.jsonl), that is their machine.
+// For each family of kernels, the constants in the table are free (fit.hpp). Rows that `tessera roofline --accuracy`
+// counts as held out are predicted but not fitted. A machine file beside Records of a CPU (x.machine.json beside
+// x.jsonl) is their machine.
 #include <filesystem>
 #include <string_view>
 
@@ -84,7 +84,7 @@ struct Asked {
     std::string write;
     bool cpu = false;
     bool host = false;
-    bool all = false;  ///< every row of a host is printed, not only those that are far off
+    bool all = false;  ///< print every row of a host, not only those that are far off
     std::vector<Row> rows;
 
     bool may_move(std::string_view name) const {
@@ -153,7 +153,7 @@ void fit_cpu(const Asked& asked) {
     }
 }
 
-/// `tessera calibrate` by the Records of `first`: all others are held out.
+/// Runs the fit of `tessera calibrate` on the Records of `first`; all others are held out.
 void judge_host(const Asked& asked, const std::string& first) {
     std::map<std::string, std::vector<const Row*>> kinds;
     for (const Row& row : asked.rows) {
@@ -207,7 +207,8 @@ void judge_host(const Asked& asked, const std::string& first) {
     fmt::print("\nall, fitted:   {}\nall, held out: {}\n", errors_text(errors[0]), errors_text(errors[1]));
 }
 
-/// What `tessera calibrate` measures, each call as a Record as soon as it is timed, and the machine file beside them.
+/// Runs the measurements of `tessera calibrate`: writes each call as a Record as soon as it is timed, and the machine
+/// file.
 void probe(const std::string& path) {
     const std::string beside = std::filesystem::path(path).replace_extension(".machine.json").string();
     const measure::Timer timer;

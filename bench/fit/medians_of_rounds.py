@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Records of what host_rounds timed: of each call the median over rounds, calibrate's calls and the drawn ones apart.
+"""Makes Records of the timings of host_rounds: the median over rounds of each call, with calibrate's calls and the drawn ones in
+separate files.
 
     build/bench/fit/host_rounds --roofs roofs.machine.json
     build/bench/fit/host_rounds --seconds 150 drawn.jsonl > rounds.jsonl
@@ -8,8 +9,8 @@
     cp roofs.machine.json probes_11.machine.json && cp roofs.machine.json blind_11.machine.json
     build/bench/fit/fit_model --host --write blind_11.machine.json probes_11.jsonl blind_11.jsonl
 
-stderr says, by threads, how far a run of a call is off the median of its runs, and how far the medians of every other run are off
-those of the rest."""
+stderr shows, by threads, the deviation of a call's runs from their median, and the deviation of the medians of every other run
+from those of the rest."""
 import argparse
 import collections
 import json

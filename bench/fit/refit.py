@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""When a kernel gets faster: its Records retire, the new ones are fitted, and the constants move.
+"""Refits the model after a kernel has become faster: retires its old Records, fits the new ones and updates the constants.
 
     # the new Records lie in bench/results/h200/now (backward.jsonl, drawn_SEED.jsonl, blind_SEED.jsonl)
     python3 bench/fit/refit.py build --kernel "fa2 backward" --new 1a2b3c4 --write
 
-What it does, for each --kernel of tessera's on an H200:
- 1. Its Records of other commits than --new (and of those that --keep names) are of a kernel that is another one now: their
-    commits are added to kRetired in toolkit/measure/accuracy.cc.
- 2. fit_model fits the family (or two, where head_dims over 128 have one of their own) to what is left.
- 3. The constants go to src/model/families_gpu.cc, with three digits, where the fitted rows' median error falls.
- 4. tessera is built again, and `tessera roofline --accuracy` says how far it is off.
---up-to 64 says that only the kernel of such head_dims is another one: others' Records stay, and where the family has no constants
-of its own for them, it is told apart. With few new rows --free exp_exposed,end_cycles moves these constants alone.
-Without --write nothing is changed: it says what it would do. docs/model.md (the table of section 3, the figures of section 6)
-is edited by hand; the lines for it are printed. Exit status 1 when a kernel has too few new Records, or its fit is no better."""
+Steps for each --kernel of tessera's on an H200:
+ 1. Its Records of commits other than --new and those in --keep belong to an older kernel: their commits are added to kRetired
+    in toolkit/measure/accuracy.cc.
+ 2. fit_model fits the family (or two, if head_dims over 128 have their own) to the remaining Records.
+ 3. The constants are written to src/model/families_gpu.cc with three digits, if the fitted rows' median error falls.
+ 4. tessera is rebuilt, and `tessera roofline --accuracy` prints its errors.
+--up-to 64 restricts the change to the kernel of head_dims up to 64: Records of others stay, and the family gets separate
+constants for them. With few new rows, --free exp_exposed,end_cycles fits these constants alone.
+Without --write nothing is changed; the changes are printed. docs/model.md (the table of section 3, the figures of section 6)
+is edited by hand; its new lines are printed. Exit status 1 if a kernel has too few new Records, or its fit is no better."""
 import argparse
 import glob
 import json
@@ -89,7 +89,7 @@ def rows_of(text):
 
 
 def tell_apart(kernel, up_to):
-    """The kernel's first row is that of head_dims up to `up_to` from now on; a copy has the others."""
+    """Restricts the kernel's first row to head_dims up to `up_to`; a copy serves the others."""
     text = FAMILIES.read_text()
     rows = [(row, over) for row, *name, over in rows_of(text) if " ".join(name) == kernel]
     first = next(row for row, over in rows if over == 0)
@@ -100,7 +100,7 @@ def tell_apart(kernel, up_to):
 
 
 def families_of(kernel):
-    """As fit_model calls them."""
+    """The names of the families, as fit_model prints them."""
     found = [over for _, *name, over in rows_of(FAMILIES.read_text()) if " ".join(name) == kernel]
     return [f"tessera {kernel}" + (f" over {over}" if over else "") for over in found]
 

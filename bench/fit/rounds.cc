@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How far a call's time is from itself, on a CPU that others use: the calls of `tessera calibrate` and drawn ones, all
-// in one process, round after round in a new random order, each beside what the core could do just before and after.
+// Measures the spread of a call's time on a shared CPU. All calls of `tessera calibrate` and drawn ones run in one
+// process, round after round in a new random order. Each is timed together with the core's rates just before and after.
 //
 //     host_rounds --seconds 30 [--pin] [--huge] [--no-probes] [--seed N] [--name plain] [DRAWN.jsonl] > rounds.jsonl
 //     host_rounds --states > states.jsonl
 //     host_rounds --roofs rounds.machine.json
 //
-// A line is a Record of one timing (fields beside a Record's: `name`, `round`, `at`, seconds; `own_ms`, of the calling
-// thread; `before`, `after`: what the threads of the call reach in a few microseconds of each kind of work; `cpus`,
-// where they ran); medians_of_rounds.py makes Records of the medians. --pin gives each thread a core of its own as long
-// as there are any, --huge asks for huge pages.
-// --states samples the rates on each CPU in turn, and on one with its sibling at work.
+// Each line is a Record of one timing with further fields: `name`, `round`; `at`, seconds; `own_ms`, of the calling
+// thread; `before`, `after`: the rates of the call's threads in a few microseconds of each kind of work; `cpus`: the
+// CPUs of its threads. medians_of_rounds.py makes Records of the medians. --pin gives each thread its own core as long
+// as there are any; --huge asks for huge pages. --states samples the rates on each CPU in turn, and on one with its
+// sibling busy.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -59,7 +59,7 @@ struct Case {
     std::vector<std::pair<std::int64_t, std::int64_t>> members;
 };
 
-/// Memory that lives as long as the process, every page of it touched.
+/// Memory that lives as long as the process; every page is touched.
 class Arena {
  public:
     Arena(std::size_t bytes, bool huge) : bytes_(bytes) {
@@ -77,7 +77,7 @@ class Arena {
     std::size_t bytes_;
 };
 
-/// Tensors one after the other from a place in an arena, each at a page.
+/// Allocates tensors one after another from an offset in an arena, each at a page boundary.
 class Places {
  public:
     Places(const Arena& arena, std::size_t first) : arena_(arena), at_(first) {}
@@ -158,7 +158,7 @@ class Rounds {
 
     static std::size_t part_of(DType dtype) { return dtype == DType::fp32 ? 0 : dtype == DType::bf16 ? 1 : 2; }
 
-    /// All that a call reads and writes, from random places of the arenas.
+    /// The tensors of a call, at random offsets in the arenas.
     struct Tensors {
         ForwardArgs forward;
         BackwardArgs backward;

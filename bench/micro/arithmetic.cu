@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Exponentials on the special-function unit, fused multiply-adds, and both at once, as a softmax needs them.
+// Throughput of exponentials on the SFU, of fused multiply-adds, and of both at once, as in a softmax.
 #include "cuda/ptx/math.cuh"
 #include "micro/measure.cuh"
 
@@ -11,9 +11,10 @@ using namespace tessera::cuda;
 
 constexpr int kThreads = 1024;
 constexpr int kUnrolled = 16;
-constexpr int kChains = 4;  // of dependent operations in a thread; with 8 warps of a scheduler enough to hide latencies
+constexpr int kChains =
+    4;  // chains of dependent operations in a thread; with 8 warps per scheduler they hide latencies
 
-/// In each round, kExps exponentials and kFmas multiply-adds for each chain.
+/// Runs kExps exponentials and kFmas multiply-adds per chain and round.
 template <int kExps, int kFmas>
 __global__ void __launch_bounds__(kThreads, 1) work(int rounds, float factor, float* sink, long long* clocks) {
     float exps[kChains], sums[kChains];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TMA alone, from L2 to shared memory; and stores to shared memory.
+// Throughput of TMA alone, from L2 to shared memory, and of stores to shared memory.
 #include "cuda/ptx/tma.cuh"
 #include "cuda/shared/tensor_map.hpp"
 #include "cuda/tile/pipeline.cuh"
@@ -15,9 +15,9 @@ using namespace tessera::cuda;
 constexpr int kBoxRows = 128;
 constexpr int kBoxBytes = kBoxRows * kPanelRowBytes;
 constexpr int kMaxBoxes = 8;
-constexpr int kOwnRows = 1024;  // of each multiprocessor: 128 KiB, together they stay in L2
+constexpr int kOwnRows = 1024;  // rows of each multiprocessor: 128 KiB; all together stay in L2
 
-/// Block b begins at row b * `begin_step`, and comes round after `period` rows.
+/// Copies boxes in a loop. Block b begins at row b * `begin_step` and wraps around after `period` rows.
 __global__ void copy_boxes(const __grid_constant__ CUtensorMap map, int boxes, int rounds, int begin_step, int period,
                            long long* clocks) {
     extern __shared__ __align__(1024) char memory[];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is measured: one Figure for each ceiling and variant. A group of figures is one function, in a file of its own.
+// The measured quantities: one Figure for each ceiling and variant. Each file has one function for its group of
+// figures.
 #pragma once
 
 #include <string>
@@ -8,25 +9,26 @@
 
 namespace tessera::micro {
 
-/// What one launch does, how long it takes, and what it could do at best.
+/// The work of one launch, its time, and its ceiling.
 struct Figure {
-    std::string name{};      ///< "wgmma, A in shared memory"
-    std::string variant{};   ///< "n 128, 2 warpgroups"
-    std::string resource{};  ///< whose ceiling it is: "tensor", "shared", "l2", "dram", "ex2", "fma"; empty: a latency
-    std::string unit{};      ///< of `work`: "FLOP", "B", "op"; of a latency, what it is the latency of
-    double work = 0;  ///< of one launch on the whole device; of a latency, how often it happens one after the other
-    double ms = 0;    ///< of one launch, median
+    std::string name{};     ///< "wgmma, A in shared memory"
+    std::string variant{};  ///< "n 128, 2 warpgroups"
+    std::string
+        resource{};      ///< resource of the ceiling: "tensor", "shared", "l2", "dram", "ex2", "fma"; empty: a latency
+    std::string unit{};  ///< unit of `work`: "FLOP", "B", "op"; for a latency, its event
+    double work = 0;     ///< work of one launch on the whole device; for a latency, the number of serial events
+    double ms = 0;       ///< median time of one launch
     double ms_spread = 0;           ///< interquartile range
-    double cycles = 0;              ///< of one block, mean; 0: not counted
+    double cycles = 0;              ///< mean clocks of one block; 0: not counted
     double nominal = 0;             ///< work per multiprocessor and clock; 0: none is given for the chip
-    double nominal_per_second = 0;  ///< instead of the one before, where clocks don't matter
-    int threads = 0;                ///< of a multiprocessor
+    double nominal_per_second = 0;  ///< instead of `nominal`, if clocks don't matter
+    int threads = 0;                ///< threads per multiprocessor
 };
 
 struct Chip {
     std::string name;
     int multiprocessors = 0;
-    double clock_hz = 0;  ///< what the driver calls the clock rate: the highest
+    double clock_hz = 0;  ///< clock rate reported by the driver: the highest
     double dram_bytes_per_second = 0;
 };
 
@@ -39,7 +41,7 @@ std::vector<Figure> arithmetic_figures(const Chip& chip);
 std::vector<Figure> memory_figures(const Chip& chip);
 std::vector<Figure> waiting_figures(const Chip& chip);
 
-/// A table on stdout.
+/// Prints a table on stdout.
 void print(const Chip& chip, const std::vector<Figure>& figures);
 /// Appends a Record (JSON line) for each.
 void save(const std::string& path, const std::string& commit, const Chip& chip, const std::vector<Figure>& figures);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a kernel is timed: between events on its stream, and in clocks of its multiprocessors.
+// Timing of kernels: between events on their stream, and in clocks of their multiprocessors.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -32,7 +32,7 @@ class Buffer {
     std::size_t count_ = 0;
 };
 
-/// Clocks from its construction until stop(), kept for block blockIdx.x. All threads of the block call both.
+/// Measures the clocks from construction until stop() for block blockIdx.x. All threads of the block call both.
 class BlockClock {
  public:
     __device__ explicit BlockClock(long long* clocks) : clocks_(clocks) {
@@ -58,7 +58,7 @@ Figure timed(Figure figure, int blocks, const Launch& launch) {
     cudaEvent_t begin{}, end{};
     cuda::check(cudaEventCreate(&begin), "cudaEventCreate");
     cuda::check(cudaEventCreate(&end), "cudaEventCreate");
-    launch(clocks.data());  // caches, and the first launch's own work
+    launch(clocks.data());  // warms caches and pays for the first launch
     std::vector<double> times;
     for (int i = 0; i < kRepeats; ++i) {
         cuda::check(cudaEventRecord(begin), "cudaEventRecord");
@@ -80,7 +80,7 @@ Figure timed(Figure figure, int blocks, const Launch& launch) {
     return figure;
 }
 
-/// Starts a kernel with this much dynamic shared memory, and says so when that fails.
+/// Launches a kernel with `shared_bytes` of dynamic shared memory; throws if that fails.
 template <class... Parameters, class... Args>
 void launch(void (*kernel)(Parameters...), int blocks, int threads, std::size_t shared_bytes, const Args&... args) {
     cuda::check(
@@ -90,7 +90,7 @@ void launch(void (*kernel)(Parameters...), int blocks, int threads, std::size_t 
     cuda::check(cudaGetLastError(), "launch");
 }
 
-/// Operands that toggle as many bits as real ones: random bf16 in (-1, 1), two in a word.
+/// Random operands with realistic bit toggling: bf16 in (-1, 1), two in a 32-bit word.
 __device__ __forceinline__ std::uint32_t random_pair(std::uint32_t index) {
     std::uint32_t h = (index + 1) * 0x9E3779B1;
     h = (h ^ (h >> 15)) * 0x85EBCA77;

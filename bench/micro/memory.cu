@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// L2 and device memory.
+// Bandwidth of L2 and device memory.
 #include "micro/measure.cuh"
 
 namespace tessera::micro {
@@ -10,7 +10,7 @@ constexpr int kThreads = 1024;
 constexpr int kBlocksPerSm = 2;
 constexpr int kUnrolled = 2;
 
-/// Reads past the L1, in whole lines; `rounds` times over the memory, from a different place each time.
+/// Reads the memory `rounds` times in whole lines, bypassing L1, from a different start each time.
 __global__ void __launch_bounds__(kThreads)
     read(const uint4* from, std::size_t count, int rounds, unsigned* sink, long long* clocks) {
     const std::size_t step = std::size_t{gridDim.x} * kThreads;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     clock.stop();
 }
 
-/// How much of `count` the loops above touch.
+/// The part of `count` that the loops above touch.
 double touched(std::size_t count, int blocks) {
     const std::size_t step = std::size_t{kUnrolled} * static_cast<std::size_t>(blocks) * kThreads;
     return static_cast<double>(count / step * step) * sizeof(uint4);
@@ -68,7 +68,7 @@ std::vector<Figure> memory_figures(const Chip& chip) {
                    clocks);
         }));
     };
-    // In units of what one step of all blocks reads, 8.25 MiB with 132 multiprocessors.
+    // Sizes in units of one step of all blocks, 8.25 MiB with 132 multiprocessors.
     const std::size_t unit = std::size_t{kUnrolled} * static_cast<std::size_t>(blocks) * kThreads;
     for (const std::size_t units : {1, 2, 3, 4}) {
         const double mib = static_cast<double>(units * unit * sizeof(uint4)) / (1 << 20);

@@ -10,7 +10,7 @@
 namespace tessera::micro {
 namespace {
 
-/// Of the multiprocessors while the kernel ran; 0 when it did not count clocks.
+/// The clock of the multiprocessors while the kernel ran; 0 if clocks were not counted.
 double clock_hz(const Figure& f) { return f.cycles / (f.ms * 1e-3); }
 
 /// Share of the nominal rate at the clock that was measured; 0 without a nominal rate.

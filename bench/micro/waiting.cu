@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What it costs to start a kernel, to hand a turn to another warpgroup, and to look at a barrier.
+// Latencies of a kernel launch, of a ping-pong handover between warpgroups, and of a test of a barrier.
 #include "cuda/ptx/barrier.cuh"
 #include "measure/timer.hpp"
 #include "micro/measure.cuh"
@@ -12,7 +12,7 @@ using namespace tessera::cuda;
 
 __global__ void nothing() {}
 
-/// Two warpgroups hand the turn to each other, as those of fa3 do.
+/// Two warpgroups alternate through named barriers, as in fa3's ping-pong scheduling.
 __global__ void take_turns(int rounds, long long* clocks) {
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup == 1) ptx::named_barrier_arrive(1, 256);
@@ -33,7 +33,7 @@ __global__ void meet(int rounds, long long* clocks) {
     clock.stop();
 }
 
-/// Looks again and again at a phase that has ended.
+/// Tests a completed phase of an mbarrier repeatedly.
 __global__ void look(int rounds, int* sink, long long* clocks) {
     __shared__ ptx::Mbarrier barrier;
     if (threadIdx.x == 0) ptx::mbarrier_init(barrier, 1);
@@ -45,7 +45,7 @@ __global__ void look(int rounds, int* sink, long long* clocks) {
     if (said == 1) *sink = said;
 }
 
-/// One thread arrives, and waits for the phase that it has ended.
+/// One thread arrives and waits for the phase that its arrival completes.
 __global__ void arrive_and_wait(int rounds, long long* clocks) {
     __shared__ ptx::Mbarrier barrier;
     if (threadIdx.x == 0) ptx::mbarrier_init(barrier, 1);

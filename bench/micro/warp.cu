@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one warp at a time does: mma.sync, and ldmatrix.
+// Throughput of warp-level instructions: mma.sync and ldmatrix.
 #include "cuda/ptx/mma.cuh"
 #include "micro/measure.cuh"
 
@@ -9,7 +9,7 @@ namespace {
 
 using namespace tessera::cuda;
 
-constexpr int kAccumulators = 8;  // independent products of a warp
+constexpr int kAccumulators = 8;  // independent MMAs of a warp
 
 __global__ void multiply(int rounds, float* sink, long long* clocks) {
     float d[kAccumulators][4] = {};
@@ -28,7 +28,7 @@ __global__ void multiply(int rounds, float* sink, long long* clocks) {
     if (sum == 0.123F) *sink = sum;
 }
 
-/// Lanes read 16 bytes each, 512 bytes of a warp in a row: no two meet in a bank.
+/// Lanes read 16 bytes each, 512 consecutive bytes per warp: no bank conflicts.
 __global__ void load_matrices(int rounds, std::uint32_t* sink, long long* clocks) {
     extern __shared__ __align__(1024) char memory[];
     for (unsigned i = threadIdx.x; i < 65536 / 4; i += blockDim.x)

@@ -18,14 +18,14 @@ constexpr int kDepth = 128;  // columns of A: two panels
 constexpr int kSteps = kDepth / 16;
 constexpr int kRoundSteps = 64;          // wgmma of one round, between two waits
 constexpr double kTensorNominal = 4096;  // FLOP per multiprocessor and clock, 16 bits, dense
-constexpr double kClocks = 4e6;          // about how long a launch takes
+constexpr double kClocks = 4e6;          // approximate clocks of a launch
 
 constexpr int kBoxRows = 128;
 constexpr int kBoxBytes = kBoxRows * kPanelRowBytes;
 constexpr int kMaxBoxes = 4;
-constexpr int kOwnRows = 1024;  // of each multiprocessor: 128 KiB, together they stay in L2
+constexpr int kOwnRows = 1024;  // rows of each multiprocessor: 128 KiB; all together stay in L2
 
-/// Copies that run beside the products: `boxes` of them are under way at any time; 0: none.
+/// TMA copies that run beside the MMAs: `boxes` of them are in flight at any time; 0: none.
 struct Copies {
     CUtensorMap map;
     int boxes;
@@ -41,7 +41,7 @@ struct Shared {
     int finished;  // warpgroups
 };
 
-/// One thread: keeps copies under way until all warpgroups are done.
+/// One thread keeps copies in flight until all warpgroups are done.
 template <class SharedMemory>
 __device__ void copy_until_finished(const Copies& copies, SharedMemory& shared, int warpgroups) {
     const auto start = [&](int box, int row) {
@@ -141,7 +141,7 @@ Figure rate(const Chip& chip, Copies copies = {}) {
     });
 }
 
-/// The same beside copies; and what the copies brought meanwhile.
+/// Adds the MMA rate beside copies, and the rate of the copies.
 template <int kN, bool kFromRegisters, int kWarpgroups>
 void add_beside_copies(std::vector<Figure>& figures, const Chip& chip, int boxes) {
     const int source_rows = kOwnRows * chip.multiprocessors;
@@ -169,7 +169,7 @@ template <bool kFromRegisters, int kN>
 void add_shape(std::vector<Figure>& figures, const Chip& chip) {
     figures.push_back(rate<kN, kFromRegisters, 1>(chip));
     figures.push_back(rate<kN, kFromRegisters, 2>(chip));
-    // Three have 168 registers a thread: too few for 128 accumulators beside A.
+    // Three warpgroups have 168 registers a thread: too few for 128 accumulators and A.
     if constexpr (!(kFromRegisters && kN == 256)) figures.push_back(rate<kN, kFromRegisters, 3>(chip));
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the example traces of docs/which.md: made up, in the form in which PyTorch's profiler writes them, with times
-that are round and were measured nowhere. Running it again gives the same bytes."""
+"""Writes the example traces of docs/which.md in the format of PyTorch's profiler. The times are invented round numbers.
+The output is the same in every run."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ QKV = [1, 32, 4096, 128]
 
 
 def sdpa(start, mask):
-    """The operator, with its inputs as record_shapes=True writes them."""
+    """An operator event with the inputs that record_shapes=True writes."""
     return {
         "ph": "X", "cat": "cpu_op", "name": "aten::scaled_dot_product_attention", "pid": 1, "tid": 1, "ts": start,
         "dur": 90,

@@ -6,6 +6,7 @@
 """
 import ctypes
 import functools
+import operator
 import typing
 
 import jax
@@ -193,7 +194,10 @@ def _window(size, shape):
     place."""
     if size is None:
         return _native.UNBOUNDED, _native.UNBOUNDED, None
-    left, right = (size, size) if isinstance(size, int) else size
+    try:
+        left, right = map(operator.index, size if isinstance(size, (tuple, list)) else (size, size))
+    except (TypeError, ValueError):
+        expect("local_window_size", "an integer or (left, right)", repr(size))
     if min(left, right) < 0:
         expect("local_window_size", "0 or more on both sides", (left, right))
     diagonal = shape[3] - shape[2]  # JAX counts from the index of the query

@@ -14,23 +14,24 @@ namespace {
 
 constexpr std::int64_t kMaxBlock = 1024;
 
-/// 64 queries are four AVX-512 vectors, all that the accumulators of the tile product take; 64 keys keep the scores at
-/// 16 KiB, beside Q^T in the first-level cache, and waste the least on a causal diagonal. Measured on a 16-core Xeon
-/// with AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and pass.
+/// The default tile. 64 queries fill four AVX-512 vectors, all that the accumulators of the tile product take. 64 keys
+/// keep the scores at 16 KiB, beside Q^T in the L1 cache, and waste the least work on a causal diagonal. Measured on a
+/// 16-core Xeon with AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and
+/// pass.
 Tile default_tile(const Problem&) { return {64, 64}; }
 
-bool on_matrix(const Problem& problem) { return matrix::packing_pays(problem.dtype); }
+bool matrix_path(const Problem& problem) { return matrix::packing_pays(problem.dtype); }
 
-/// On a matrix unit: the two lane tiles of 32 queries fill the accumulators of AMX, and a block of keys bounds what a
-/// merge costs.
-Tile fa2_forward_tile(const Problem& problem) { return on_matrix(problem) ? Tile{32, 512} : default_tile(problem); }
+/// Default tiles of fa2. On a matrix unit, 32 queries are two lane tiles, which fill the accumulators of AMX; long key
+/// blocks keep merges rare.
+Tile fa2_forward_tile(const Problem& problem) { return matrix_path(problem) ? Tile{32, 512} : default_tile(problem); }
 Tile fa2_backward_tile(const Problem& problem) {
-    return on_matrix(problem) && !problem.bias_gradient ? Tile{128, 256} : default_tile(problem);
+    return matrix_path(problem) && !problem.bias_gradient ? Tile{128, 256} : default_tile(problem);
 }
 
 std::string fa2_matrix_unit(const Plan& plan) {
     const bool taken =
-        plan.pass == Pass::forward ? fa2::on_matrix::takes_forward(plan) : fa2::on_matrix::takes_backward(plan);
+        plan.pass == Pass::forward ? fa2::matrix_path::takes_forward(plan) : fa2::matrix_path::takes_backward(plan);
     return taken ? matrix::name_of(matrix::unit()) : "";
 }
 
@@ -41,13 +42,13 @@ std::optional<std::string> refuse(const Problem&, const std::optional<Tile>& til
     return simd::isa_refusal();
 }
 
-/// O is normalised anew at every K/V block, as the paper has it; from here on that rounding alone passes 2e-6.
+/// fa1 normalises O at every K/V block, as in the paper. At longer rows that rounding alone exceeds 2e-6.
 constexpr std::int64_t kFa1MaxLenKv = 65536;
 
 std::optional<std::string> refuse_fa1_forward(const Problem& problem, const std::optional<Tile>& tile,
                                               const Device& device) {
     if (problem.len_kv > kFa1MaxLenKv) {
-        // All that is known of a ragged call's sequences before cu_seqlens comes.
+        // For a ragged Problem len_kv is only an upper bound; the lengths come with cu_seqlens.
         return fmt::format("renormalises O at every K/V block: too inexact over {} keys, got {}{}", kFa1MaxLenKv,
                            problem.len_kv, problem.ragged ? " as the bound of the sequences" : "");
     }
@@ -66,7 +67,7 @@ struct Entry {
     void (*backward)(const BackwardCall&);
 };
 
-/// In order of preference.
+/// The registry's rows, in order of preference.
 constexpr Entry kEntries[] = {
     {Schedule::fa2, "Q blocks outer, O stays near until it is done; memory O(len)",
      "parallel over K/V blocks in rounds, dQ without atomics; memory O(len)", "none", "none", fa2::forward_workspace,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Time of tessera's CPU kernels: products at the multiply-add rate, the softmax beside them, an even deal to threads
-// with what is left over, cold memory, and the start of parallel loops.
+// The predicted time of tessera's CPU kernels: GEMMs at the multiply-add rate, the softmax, the load imbalance of
+// threads, cold memory, and the start of parallel loops.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -18,24 +18,24 @@ namespace {
 
 constexpr const char* kMatrix = "bench/results/cpu/probes_95001_xeon16.jsonl";
 constexpr const char* kSchedules16 = "bench/results/cpu/schedules_xeon16.jsonl";
-constexpr double kGradientCopies = 1.2;  // the backward keeps Q, dO, dQ, dK, dV in fp32, too: of all its tensors
+constexpr double kGradientCopies = 1.2;  // copies of Q, dO, dQ, dK, dV in fp32, relative to all tensors
 constexpr double kMiB = 1048576;
-constexpr double kSecondLevelBytes = 2 * kMiB;  // of a core: what of its packed tensors stays there
-// Dropout, in the time of exponentials: 16 patches of 2 queries x 16 keys go together in the lanes, three blocks of
-// Philox side by side, further ones while a word of them is level (cpu/simd/dropout.cc). Chosen on two cores of an AMD
-// EPYC by calls with probabilities of 0.1 and 0.5.
+constexpr double kSecondLevelBytes = 2 * kMiB;  // L2 cache of a core, which holds a part of its packed tensors
+// Dropout, in times of exponentials. 16 patches of 2 queries x 16 keys share a vector. Three blocks of Philox are drawn
+// side by side, further ones while some word equals the threshold's bits (cpu/simd/dropout.cc). Chosen on two cores of
+// an AMD EPYC from calls with probabilities of 0.1 and 0.5.
 constexpr Drawing kDrawing{.weights = 32, .together = 512, .first = 3, .further = 1, .spares = true};
 constexpr double kExpsOfBlock = 10;
 constexpr double kExpsOfFactor = 0.8;  // a weight's factor is stored, read and multiplied by
-constexpr double kCoreReads = 0.12;    // of the memory's rate, one core alone; of few cores: its part
+constexpr double kCoreReads = 0.12;    // share of the memory's rate that one core reaches alone
 
 constexpr Tile kTile{64, 64};  // cpu/backend.cc
 constexpr double kTileDepth = 32, kTileRows = 16;
-constexpr double kMaxPanels = 8;                                     // of a task of the forward on a matrix unit
-constexpr double kPackingOfRows = 0.4, kPackingOfRowsInParts = 0.8;  // of packing, with few queries
-constexpr std::int64_t kChunk = 512;  // fa2: a task is at least a tile of queries and so many keys
+constexpr double kMaxPanels = 8;                                     // panels per task of the forward on a matrix unit
+constexpr double kPackingOfRows = 0.4, kPackingOfRowsInParts = 0.8;  // share of the packing cost with few queries
+constexpr std::int64_t kChunk = 512;  // fa2: a task is at least one tile of queries by this many keys
 
-/// Of a task or of all.
+/// Clocks of a task, or of all tasks.
 struct Clocks {
     double products, softmax, masks, dropout, packing;
     double total() const { return products + softmax + masks + dropout + packing; }
@@ -50,9 +50,9 @@ struct Cpu {
     double threads;
     schedule::Workload workload{};
     Units units{};
-    std::vector<Loop> loops{};  ///< of tasks; none where they are not known, or very many
+    std::vector<Loop> loops{};  ///< loops of tasks; empty if unknown or very many
     double busy = 1;            ///< threads that have work
-    double crowd = 0;           ///< 0: one thread has work, 1: all cores have; each doubling of threads is as much
+    double contention = 0;      ///< 0: one thread has work, 1: all cores have; each doubling of threads is as much
     double per_ms = 0;          ///< clocks
 
     Cpu(const Question& question, const CpuConstants& constants, Prediction& prediction)
@@ -80,22 +80,23 @@ struct Cpu {
             loops = loops_of(workload, {static_cast<int>(threads), on_matrix_unit(), parts() ? 3 : 1});
         busy = std::min(threads, std::max(1.0, tasks()));
         const Machine& m = q.machine;
-        crowd = busy > 1 ? std::log2(busy) / std::log2(m.cores) : 0.0;
-        out.clock_ghz = m.clock_ghz - (m.clock_ghz - m.loaded_clock_ghz) * crowd;
-        per_ms = out.clock_ghz * 1e6 * std::pow(c.crowd, std::sqrt(crowd));
+        contention = busy > 1 ? std::log2(busy) / std::log2(m.cores) : 0.0;
+        out.clock_ghz = m.clock_ghz - (m.clock_ghz - m.loaded_clock_ghz) * contention;
+        per_ms = out.clock_ghz * 1e6 * std::pow(c.crowd, std::sqrt(contention));
     }
 
     bool forward() const { return q.pass == Pass::forward; }
     bool bf16() const { return q.problem.dtype == DType::bf16; }
     bool parts() const { return in_parts(q); }
     bool on_matrix_unit() const { return by_tiles(q); }
-    /// FLOP/clk of one thread at most.
+    /// The peak FLOP/clk of one thread.
     double peak() const {
         if (!on_matrix_unit()) return q.machine.fma_flop;
         return parts() ? q.machine.matrix_flop / kProductsOfParts : q.machine.matrix_flop;
     }
     double product_rate() const { return peak() * c.product_share; }
-    /// Of an element that is packed. Few queries (cpu/fa2/matrix/decode.cc) are rows, for which V need not be turned.
+    /// Nanoseconds per packed element. With few queries, these are rows and V is not transposed
+    /// (cpu/fa2/matrix/decode.cc).
     double pack_ns() const {
         const bool as_rows = on_matrix_unit() && forward() && q.problem.group() == 1 && q.problem.len_q <= kLanes;
         return c.pack_ns * (as_rows ? parts() ? kPackingOfRowsInParts : kPackingOfRows : 1);
@@ -119,7 +120,8 @@ struct Cpu {
     void add_roofs();
 };
 
-/// Threads that the work is worth, as src/cpu/steps/head.hpp has it: FLOP of all pairs, or bytes of K and V.
+/// The number of threads that the work is worth, as in src/cpu/steps/head.hpp, by FLOP of all pairs or bytes of K and
+/// V.
 double Cpu::worthwhile_threads() const {
     const Problem& p = q.problem;
     const auto dims = static_cast<double>(p.head_dim + p.head_dim_v);
@@ -131,7 +133,7 @@ double Cpu::worthwhile_threads() const {
     return std::max(2 * (forward() ? 1 : 2.5) * pairs * dims / (bf16() ? 6e5 : 3e5), bytes / 2e5);
 }
 
-/// How many tasks the kernels can make of the problem.
+/// The number of tasks that the kernels can make of the problem.
 double Cpu::tasks() const {
     const Problem& p = q.problem;
     const auto heads = static_cast<double>(p.batch * p.heads_q);
@@ -157,16 +159,16 @@ void Cpu::add_roofs() {
     account.roof("DRAM", static_cast<double>(work.bytes.dram) / (m.dram_gbs * 1e6));
 }
 
-/// The clock, and a thread's share of the core when others work beside it.
+/// Notes the clock, and a thread's share of the core if others work beside it.
 void Cpu::note_speed() {
     const Machine& m = q.machine;
     if (busy > 1)
         account.note("crowd", "doublings of threads: log2({:.0f}) / log2({:.0f} cores) = {:.4g}", busy, m.cores.value,
-                     crowd);
+                     contention);
     account.note("clock", "{:.4g} - ({:.4g} - {:.4g}) * {:.4g} = {:.5g} GHz", m.clock_ghz.value, m.clock_ghz.value,
-                 m.loaded_clock_ghz.value, crowd, out.clock_ghz);
-    account.note("speed of a thread", "{:.5g} * {:.4g} ^ ({:.4g} ^ 0.5) = {:.5g} GHz", out.clock_ghz, c.crowd, crowd,
-                 per_ms * 1e-6);
+                 m.loaded_clock_ghz.value, contention, out.clock_ghz);
+    account.note("speed of a thread", "{:.5g} * {:.4g} ^ ({:.4g} ^ 0.5) = {:.5g} GHz", out.clock_ghz, c.crowd,
+                 contention, per_ms * 1e-6);
 }
 
 /// On a matrix unit head_dim is padded to tiles: 32 deep in S and dP, 16 rows of O, dQ, dK and dV (cpu/README.md).
@@ -178,10 +180,11 @@ double Cpu::flop_per_pair() const {
     const Problem& p = q.problem;
     const double deep = padded(p.head_dim, kTileDepth), deep_v = padded(p.head_dim_v, kTileDepth);
     const double rows = padded(p.head_dim, kTileRows), rows_v = padded(p.head_dim_v, kTileRows);
-    const double sums = on_matrix_unit() && !parts() ? kTileRows : 0;  // of weights as they were rounded
+    const double sums = on_matrix_unit() && !parts() ? kTileRows : 0;  // sums of the rounded weights
     if (forward()) return 2 * (deep + rows_v + sums);
     const double five = 2 * (deep + deep_v + rows_v + 2 * rows) + (sums_deltas() ? 2 * (deep + deep_v) : 0);
-    return on_matrix_unit() && !in_stripes() ? five + 2 * (deep + deep_v) : five;  // dK, dV and dQ apart: seven
+    return on_matrix_unit() && !in_stripes() ? five + 2 * (deep + deep_v)
+                                             : five;  // dK, dV and dQ in separate tasks: seven GEMMs
 }
 
 double Cpu::clocks_of_dropout(double elements) const {
@@ -191,14 +194,14 @@ double Cpu::clocks_of_dropout(double elements) const {
     return elements * exps / q.machine.exp_rate;
 }
 
-/// What the call computes: by its tasks where they are known.
+/// The amounts that the call computes: the sum over its tasks if they are known.
 Amounts Cpu::amounts() const {
     if (!loops.empty()) {
         Amounts sum;
         for (const Loop& loop : loops) sum += loop.sum();
         return sum;
     }
-    const double times = sums_deltas() ? 2 : 1;  // that scores are made
+    const double times = sums_deltas() ? 2 : 1;  // how often scores are computed
     const auto elements = static_cast<double>(computed_elements(workload, on_matrix_unit()));
     return {.flop = elements * flop_per_pair(),
             .exps = elements * times,
@@ -206,7 +209,7 @@ Amounts Cpu::amounts() const {
             .packed = on_matrix_unit() ? packed_elements() : 0};
 }
 
-/// Clocks that the last thread is later by than if all had the same, and how they come about.
+/// The clocks by which the last thread exceeds an even share, and their explanation.
 std::pair<double, std::string> Cpu::idle_clocks(double total) const {
     if (busy <= 1) return {0, ""};
     if (!loops.empty()) {
@@ -226,13 +229,13 @@ std::pair<double, std::string> Cpu::idle_clocks(double total) const {
                 fmt::format("whole heads: ({:.0f} - {:.0f} / {:.0f}) / {:.0f} * {:.6g} clk", rounds, kv_heads, busy,
                             kv_heads, total)};
     }
-    if (tiles <= 0 || q.schedule == Schedule::fa2) return {0, ""};  // so many tasks
+    if (tiles <= 0 || q.schedule == Schedule::fa2) return {0, ""};  // the tasks are many, and shares even
     const double side = forward() ? static_cast<double>(units.shortest) : 0.5 * static_cast<double>(units.longest);
     return {c.last * side * total / tiles,
             fmt::format("by so many tiles: {:.4g} * {:.4g} * {:.6g} clk / {:.0f}", c.last, side, total, tiles)};
 }
 
-/// Products, softmax, masks and packing of all tasks, dealt to the threads.
+/// Adds GEMMs, softmax, masks and packing of all tasks, spread over the threads.
 void Cpu::add_arithmetic() {
     const Machine& m = q.machine;
     const Amounts all = amounts();
@@ -278,8 +281,8 @@ Clocks Cpu::clocks_of(const Amounts& what) const {
             .packing = what.packed * pack_ns() * q.machine.clock_ghz};
 }
 
-/// Elements that are packed where tasks are very many: all of so many panels, which pack the keys for themselves, half
-/// of them under a causal mask (cpu/fa2/matrix/memory.hpp).
+/// Packed elements if tasks are very many: each kMaxPanels panels pack all keys for themselves, half of them under a
+/// causal mask (cpu/fa2/matrix/memory.hpp).
 double Cpu::packed_elements() const {
     const Problem& p = q.problem;
     const auto d = static_cast<double>(p.head_dim);
@@ -293,7 +296,7 @@ double Cpu::packed_elements() const {
     return queries * (d + dv) + keys * (d + dv) * std::ceil(panels / kMaxPanels) * seen;
 }
 
-/// Is the backward on a matrix unit dealt out in stripes of queries (cpu/fa2/matrix/backward.cc)?
+/// Does the backward on a matrix unit run in stripes of queries (cpu/fa2/matrix/backward.cc)?
 bool Cpu::in_stripes() const {
     const Problem& p = q.problem;
     const auto heads = std::max(1.0, static_cast<double>(p.batch * p.heads_q));
@@ -301,13 +304,13 @@ bool Cpu::in_stripes() const {
     const auto tiles = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), 128));
     const double stripes = threads <= 1 ? 1 : std::min({std::ceil(4 * threads / heads), blocks, tiles});
     const double queries = static_cast<double>(p.batch * p.heads_q * p.len_q);
-    const double sums = static_cast<double>(p.batch * p.heads_q * p.len_kv);  // of dK and dV of each query head
+    const double sums = static_cast<double>(p.batch * p.heads_q * p.len_kv);  // dK and dV sums of each query head
     const double bytes = 4 * static_cast<double>(p.head_dim + p.head_dim_v);
     if (p.heads_q != p.heads_kv && sums * bytes > std::max(0x1p28, queries * bytes)) return false;
     return heads >= threads || heads * stripes >= 4 * threads;
 }
 
-/// Bytes that the backward on a matrix unit packs Q, dO, K and V into, some of them twice, and dQ
+/// The bytes of packed Q, dO, K and V, some of them packed twice, and of dQ, in the backward on a matrix unit
 /// (cpu/steps/matrix/gradient.cc).
 double Cpu::packed_bytes() const {
     const Problem& p = q.problem;
@@ -317,7 +320,7 @@ double Cpu::packed_bytes() const {
            static_cast<double>(p.rows_kv() * p.heads_kv) * (2 * d + dv) * element;
 }
 
-/// Tensors that are not in a cache when the call begins, and the matrices of standard.
+/// Adds the reads of tensors that are not cached at the start, and the matrices of standard.
 void Cpu::add_memory() {
     const Machine& m = q.machine;
     const Problem& p = q.problem;
@@ -331,7 +334,7 @@ void Cpu::add_memory() {
     account.part("DRAM", bytes / read, "cold tensors: {:.6g} B / {:.5g} GB/s", bytes, read * 1e-6);
     if (!forward() && on_matrix_unit()) {
         const double own = packed_bytes(), kept = std::min(own, busy * kSecondLevelBytes), copies = 2 * (own - kept);
-        const bool stay = own + bytes <= m.l2_mib * kMiB / 2;  // with what they are packed from
+        const bool stay = own + bytes <= m.l2_mib * kMiB / 2;  // including their sources
         const double rate = stay ? m.l2_bytes * busy * per_ms : read;
         account.part("copies", copies / rate,
                      "packed tensors, but for what second-level caches hold, written and read: 2 * ({:.6g} B - {:.6g} "
@@ -345,19 +348,19 @@ void Cpu::add_memory() {
                      stay ? "which fit the last-level cache" : "beyond the caches", copies, rate * 1e-6);
     }
     if (q.schedule != Schedule::standard) return;
-    // S, P (and dS) written and read, and each line that is overwritten is fetched first.
+    // S, P (and dS) are written and read; each overwritten line is fetched first.
     const double matrices = static_cast<double>(out.cost.elements) * (forward() ? 20.0 : 28.0);
     const double rate = workload.residency.scores ? m.l2_bytes * busy * per_ms : read;
     account.part("N x N matrices", matrices / rate, "{:.6g} B / {:.5g} GB/s", matrices, rate * 1e-6);
 }
 
-/// What a call takes whatever its size, and the start of threads.
+/// Adds the fixed cost of a call and the start of threads.
 void Cpu::add_loops() {
     const double starts = threads > 1 ? c.loops : 0;
-    const double ms = (c.call_us + starts * q.machine.launch_us + c.start_us * crowd) * 1e-3;
+    const double ms = (c.call_us + starts * q.machine.launch_us + c.start_us * contention) * 1e-3;
     account.part("launch", ms,
                  "a call, parallel loops, threads that wake: {:.4g} us + {:.4g} * {:.4g} us + {:.4g} us * {:.4g}",
-                 c.call_us, starts, q.machine.launch_us.value, c.start_us, crowd);
+                 c.call_us, starts, q.machine.launch_us.value, c.start_us, contention);
 }
 
 }  // namespace
@@ -369,7 +372,7 @@ void predict_cpu(const Question& question, Prediction& prediction) {
 }
 
 void predict_cpu_family(const Question& question, const CpuConstants& constants, Prediction& prediction) {
-    // As fa2 decodes (cpu/fa2/stack_heads.hpp).
+    // fa2 stacks the query heads of a group (cpu/fa2/stack_heads.hpp).
     const bool stacks =
         question.pass == Pass::forward && question.schedule == Schedule::fa2 && stackable(question.problem);
     const Problem problem = stacks ? stacked(question.problem) : question.problem;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the model knows of tessera's CPU kernels: constants by dtype and pass. They stand in for what a machine's own
-// kernels reach, where `tessera calibrate` has not measured it.
+// The model's constants for tessera's CPU kernels, by dtype and pass. They stand in if `tessera calibrate` has not
+// measured the machine's own kernels.
 #pragma once
 
 #include <span>
@@ -15,46 +15,46 @@ using CpuConstants = KernelShares;
 
 struct CpuFamily {
     const char* name;
-    const char* fitted_on;  ///< Records behind the constants; "": none that are kept
+    const char* fitted_on;  ///< Records behind the constants; "": not kept
     CpuConstants constants;
 };
 
 std::span<const CpuFamily> cpu_families();
 
-/// The family that predict_cpu() takes where the machine's own kernels were not measured.
+/// The family that predict_cpu() uses if the machine's own kernels were not measured.
 const CpuFamily& cpu_family_of(const Question& question);
 
-inline constexpr std::int64_t kLanes = 16;        ///< queries at a time in lanes; ends are filled up to them
-inline constexpr std::int64_t kMatrixPanel = 32;  ///< queries of a panel on a matrix unit
+inline constexpr std::int64_t kLanes = 16;        ///< queries per vector of lanes; ends are padded to them
+inline constexpr std::int64_t kMatrixPanel = 32;  ///< queries of a panel on the matrix path
 
-/// fp32 in three bf16 parts, where six products on the matrix unit are faster than one multiply-add.
+/// Does fp32 run as three bf16 parts? It does if six MMAs on the matrix unit are faster than one multiply-add.
 bool in_parts(const Question& question);
 
-/// On a matrix unit.
+/// Does the call run on a matrix unit?
 bool by_tiles(const Question& question);
 
-/// standard and fa1 have constants of their own in the forward.
+/// Is it standard or fa1, which have their own constants in the forward?
 bool is_plain(const Question& question);
 
 /// The kind of kernel that the machine may have measured: "bf16 forward".
 std::string cpu_kernels_of(Schedule schedule, Pass pass, DType dtype);
 
-/// All of them.
+/// All kinds that cpu_kernels_of() can return.
 std::span<const std::string> cpu_kernel_kinds();
 
-/// What was measured of such kernels on the machine, with tiles of their own; null: nothing.
+/// The measurement of such kernels on the machine, which may include tiles; null: none.
 const MeasuredKernels* measured_of(const Question& question);
 
-/// What predict_cpu() takes: what was measured of such kernels; else the family's, and of a machine that measured
-/// others their medians of what is the host's own, start_us and crowd.
+/// The shares that predict_cpu() uses: those measured for such kernels, otherwise the family's. On a machine that
+/// measured other kernels, start_us and crowd are the medians of those, since they belong to the host.
 KernelShares shares_of(const Question& question);
 
-/// Elements of S of all heads that are computed: the ends of rows and a mask's edge are filled up to whole lanes, on a
-/// matrix unit to whole tiles.
+/// The computed elements of S of all heads. The ends of rows and a mask's edge are padded to whole lanes, on a matrix
+/// unit to whole tiles.
 std::int64_t computed_elements(const schedule::Workload& workload, bool on_matrix_unit);
 
-/// Those of them, on a matrix unit, that go through a mask: of a panel and a block of keys (backward: a strip and a
-/// block of queries) all, where a mask cuts them or they end within a tile.
+/// The computed elements that go through a mask on a matrix unit: all elements of a panel and a block of keys
+/// (backward: a strip and a block of queries) that a mask cuts or that ends within a tile.
 std::int64_t masked_elements(const schedule::Workload& workload);
 
 /// predict_cpu() with these constants.

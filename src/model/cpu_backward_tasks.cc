@@ -15,7 +15,7 @@ using schedule::ceil_div;
 /// The backward on a matrix unit: cpu/fa2/matrix/backward.cc.
 class MatrixBackward {
  public:
-    MatrixBackward(const schedule::Workload& w, const CpuDeal& deal)
+    MatrixBackward(const schedule::Workload& w, const CpuWorkSplit& deal)
         : p_(w.problem), w_(w), deal_(deal), heads_(p_.batch * p_.heads_q) {
         const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p_.len_kv, kBlockKv));
         const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(p_.len_q, kBlockQ));
@@ -61,7 +61,8 @@ class MatrixBackward {
         return 0;
     }
 
-    /// Queries against keys of a head: strips of 32 keys, each with the queries of a tile that see some of it.
+    /// Amounts of a head's queries against keys, by strips of 32 keys, each with the queries of a tile that see some of
+    /// it.
     Amounts amounts(const Band& band, const Range& queries, const Range& keys, Makes what) const {
         Amounts sum;
         for (std::int64_t key = keys.begin; key < keys.end; key += kTile) {
@@ -95,7 +96,7 @@ class MatrixBackward {
         return most;
     }
 
-    /// Tasks of so many queries each, the last ones first, of all heads.
+    /// Adds tasks of `rows` queries each, the last ones of all heads first.
     void add_queries(std::int64_t rows, Makes what, std::vector<Amounts>& tasks) const {
         for (const auto& [len_q, len_kv] : lengths_of(w_)) {
             const Band band = p_.mask.bind(len_q, len_kv);
@@ -138,7 +139,7 @@ class MatrixBackward {
         return loop;
     }
 
-    /// dK and dV of some keys over all queries, then dQ of some queries over all keys.
+    /// The loop of two kinds of tasks: dK and dV of some keys over all queries, then dQ of some queries over all keys.
     Loop parts() const {
         Loop loop;
         const std::int64_t rows = rows_per_task(p_.batch * p_.heads_kv, p_.len_kv, kBlockKv, 1);
@@ -157,16 +158,17 @@ class MatrixBackward {
 
     const Problem& p_;
     const schedule::Workload& w_;
-    CpuDeal deal_;
-    std::int64_t heads_;  // of queries, of all sequences
+    CpuWorkSplit deal_;
+    std::int64_t heads_;  // query heads of all sequences
     std::int64_t stripes_ = 1;
     bool striped_ = true;
 };
 
-/// The backward in lanes: whole heads, or the squares of a Latin square round by round (cpu/fa2/simd/backward.cc).
-class LanesBackward {
+/// The backward on the SIMD path: whole heads, or the squares of a Latin square round by round
+/// (cpu/fa2/simd/backward.cc).
+class SimdBackward {
  public:
-    LanesBackward(const schedule::Workload& w, const CpuDeal& deal)
+    SimdBackward(const schedule::Workload& w, const CpuWorkSplit& deal)
         : p_(w.problem), w_(w), threads_(deal.threads), heads_(p_.batch * p_.heads_kv) {}
 
     double count() const {
@@ -183,7 +185,7 @@ class LanesBackward {
  private:
     static constexpr std::int64_t kColumns = 4, kSquaresPerThread = 8, kEven = 4;
 
-    /// A tile of a head: queries in lanes against its keys, where some are seen.
+    /// Amounts of a tile of a head: its queries against its keys, if some are seen.
     Amounts tile(const Band& band, std::int64_t i, std::int64_t j) const {
         const Range queries{i * w_.tile.block_q, std::min(band.len_q, (i + 1) * w_.tile.block_q)};
         const Range keys{j * w_.tile.block_kv, std::min(band.len_kv, (j + 1) * w_.tile.block_kv)};
@@ -223,12 +225,12 @@ class LanesBackward {
         while (side > 1 && heads_ * ceil_div(pairs, side) < kSquaresPerThread * threads_) side /= 2;
         std::vector<Loop> of_head;
         for (const auto& [len_q, len_kv] : lengths_of(w_)) add_rounds(p_.mask.bind(len_q, len_kv), side, of_head);
-        std::vector<Loop> loops;  // a query head of each group after the other
+        std::vector<Loop> loops;  // one query head of each group after another
         for (std::int64_t i = 0; i < p_.group(); ++i) loops.insert(loops.end(), of_head.begin(), of_head.end());
         return loops;
     }
 
-    /// The squares of a sequence's heads, into the loop of their round.
+    /// Adds the squares of a sequence's heads to the loop of their round.
     void add_rounds(const Band& band, std::int64_t side, std::vector<Loop>& loops) const {
         const std::int64_t rows = ceil_div(panels(band), side), columns = ceil_div(key_tiles(band), side);
         const std::int64_t n = std::max(rows, columns);
@@ -251,17 +253,17 @@ class LanesBackward {
     const Problem& p_;
     const schedule::Workload& w_;
     int threads_;
-    std::int64_t heads_;  // of keys, of all sequences
+    std::int64_t heads_;  // kv heads of all sequences
 };
 
 }  // namespace
 
-std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuDeal& deal) {
+std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal) {
     if (deal.on_matrix_unit) {
         const MatrixBackward tasks(workload, deal);
         return tasks.count() > kMostTasks ? std::vector<Loop>{} : tasks.loops();
     }
-    const LanesBackward tasks(workload, deal);
+    const SimdBackward tasks(workload, deal);
     return tasks.count() > kMostTasks ? std::vector<Loop>{} : tasks.loops();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Elements of S that a CPU kernel computes: those that a mask leaves, filled up at the edges to what is computed at a
-// time (cpu/README.md).
+// The elements of S that a CPU kernel computes: those that a mask leaves, padded at the edges to the step of the
+// computation (cpu/README.md).
 #include "model/cpu.hpp"
 #include "model/cpu_tasks.hpp"
 #include "schedule/grid.hpp"
@@ -9,13 +9,14 @@
 namespace tessera::model {
 namespace {
 
-constexpr std::int64_t kStrip = 32;                                // keys
-constexpr std::int64_t kKeysOfBlock = 512, kQueriesOfBlock = 128;  // forward: in a step of a panel; backward
+constexpr std::int64_t kStrip = 32;  // keys
+constexpr std::int64_t kKeysOfBlock = 512,
+                       kQueriesOfBlock = 128;  // forward: keys of a step; backward: queries of a block
 
 std::int64_t filled(std::int64_t n, std::int64_t to) { return schedule::ceil_div(n, to) * to; }
 
-/// Of a head in lanes: a tile that a mask cuts takes as long as a whole one up to the last key that is seen.
-std::int64_t in_lanes(const schedule::Grid& grid) {
+/// Computed elements of a head on the SIMD path. A tile that a mask cuts counts whole, up to the last visible key.
+std::int64_t on_simd_path(const schedule::Grid& grid) {
     std::int64_t sum = 0;
     schedule::for_each_run_of_rows(grid, [&](std::int64_t i, std::int64_t alike) {
         const Range columns = grid.columns_of(i);
@@ -26,7 +27,8 @@ std::int64_t in_lanes(const schedule::Grid& grid) {
     return sum;
 }
 
-/// Of a head on a matrix unit: panels of queries, each against the strips of keys that it sees some of.
+/// Computed elements of a head on a matrix unit: panels of queries, each against the strips of keys that it sees some
+/// of.
 std::int64_t in_panels(const Band& band) {
     const schedule::Grid panels{band, {kMatrixPanel, kStrip}};
     std::int64_t sum = 0;
@@ -36,7 +38,7 @@ std::int64_t in_panels(const Band& band) {
     return sum;
 }
 
-/// The same in the backward: strips of keys, each against the queries that see some of it.
+/// Computed elements of a head in the backward: strips of keys, each against the queries that see some of it.
 std::int64_t in_strips(const Band& band) {
     const schedule::Grid strips{band, {kStrip, kStrip}, false};
     std::int64_t blocks = 0;
@@ -45,8 +47,8 @@ std::int64_t in_strips(const Band& band) {
     return blocks * kStrip * kStrip;
 }
 
-/// Of a head on a matrix unit: blocks of 512 keys that a panel of queries doesn't see all of, or whose last strip is
-/// not whole (`plain` in cpu/fa2/matrix/forward.cc).
+/// Masked elements of a head on a matrix unit: blocks of 512 keys that a panel of queries doesn't see all of, or whose
+/// last strip is partial (`plain` in cpu/fa2/matrix/forward.cc).
 std::int64_t masked_in_panels(const Band& band) {
     const schedule::Grid blocks{band, {kMatrixPanel, kKeysOfBlock}};
     std::int64_t sum = 0;
@@ -67,7 +69,8 @@ std::int64_t masked_in_panels(const Band& band) {
     return sum;
 }
 
-/// The same in the backward: blocks of 128 queries that don't all see a strip of keys, or end within 32.
+/// Masked elements of a head in the backward: blocks of 128 queries that don't all see a strip of keys, or end within
+/// 32.
 std::int64_t masked_in_strips(const Band& band) {
     const schedule::Grid blocks{band, {kQueriesOfBlock, kStrip}, false};
     std::int64_t sum = 0;
@@ -103,7 +106,7 @@ std::int64_t computed_elements(const schedule::Workload& w, bool on_matrix_unit)
     std::int64_t sum = 0;
     for (const auto& [lengths, times] : schedule::distinct_sequences(w)) {
         const Band band = w.problem.mask.bind(lengths.first, lengths.second);
-        const std::int64_t of_head = !on_matrix_unit ? in_lanes({band, w.tile, forward})
+        const std::int64_t of_head = !on_matrix_unit ? on_simd_path({band, w.tile, forward})
                                      : forward       ? in_panels(band)
                                                      : in_strips(band);
         sum += times * w.problem.heads_q * of_head;

@@ -8,23 +8,22 @@
 namespace tessera::model {
 namespace {
 
-constexpr const char* kFma = "";  // Records that are no longer kept
+constexpr const char* kFma = "";  // Records that are not kept
 constexpr const char* kMatrix = "bench/results/cpu/probes_95001_xeon16.jsonl";
 constexpr const char* kSchedules16 = "bench/results/cpu/schedules_xeon16.jsonl";
 
-// `bench/fit` moves them: fit_model --cpu, bench/fit/main.cc. In the order of cpu_family_of().
+// The families, in the order of cpu_family_of(). `bench/fit` refits them: fit_model --cpu, bench/fit/main.cc.
 constexpr CpuFamily kFamilies[] = {
-    // Multiply-adds in fp32: fitted on the Records of commit 5bdbca1 (torch_amx_xeon16.jsonl before fp32 ran on a
-    // matrix
-    // unit), and `crowd` by what PyTorch's calls took in the Records of then and now, whose hosts differ.
+    // fp32 multiply-adds: fitted on the Records of commit 5bdbca1 (torch_amx_xeon16.jsonl, with fp32 on the SIMD path).
+    // `crowd` is from the times of PyTorch's calls in two sets of Records, whose hosts differ.
     {"fp32 forward",
      kFma,
      {.product_share = 0.92, .exp_share = 1.13, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85}},
     {"fp32 backward",
      kFma,
      {.product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33, .crowd = 0.85}},
-    // On a matrix unit: near to what fits calibrate's calls, 34 rounds of all in turn on 1, 4 and 16 threads. With all
-    // cores at work a thread has 0.55 to 0.63 of its speed on that shared host; loops in registers keep 0.7 to 0.8.
+    // Matrix unit: close to the fit of calibrate's calls in 34 rounds, in turn on 1, 4 and 16 threads. With all cores
+    // busy a thread has 0.55 to 0.63 of its speed on that shared host; loops in registers keep 0.7 to 0.8.
     {"fp32 in parts forward",
      kMatrix,
      {.product_share = 1.0,
@@ -65,7 +64,7 @@ constexpr CpuFamily kFamilies[] = {
       .pack_ns = 0.31,
       .crowd = 0.55,
       .mask_share = 0.94}},
-    // standard and fa1 in multiply-adds: 1.5 times as long as fa2's constants say, of products and exponentials.
+    // standard and fa1 in multiply-adds: GEMMs and exponentials take 1.5 times as long as with fa2's constants.
     {"standard and fa1 forward",
      kSchedules16,
      {.product_share = 0.60, .exp_share = 1.74, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85}},

@@ -12,19 +12,19 @@ namespace {
 
 using schedule::ceil_div;
 
-constexpr std::int64_t kKeysOfChunk = 512;  // that a row's sum is cut into
-// Scores of a step on a matrix unit, 32 queries by so many keys, fit the first-level cache; the softmax of more takes
-// so much longer (bench/results/cpu/rounds_95001_xeon16.jsonl).
+constexpr std::int64_t kKeysOfChunk = 512;  // keys of a chunk of a row's sum
+// Up to this many keys, the scores of a step on a matrix unit (32 queries) fit the L1 cache. With more keys the softmax
+// is slower by kSpilled (bench/results/cpu/rounds_95001_xeon16.jsonl).
 constexpr std::int64_t kKeysInCache = 384;
 constexpr double kSpilled = 1.15;
 
-/// Of a head's forward: panels of queries against blocks of keys.
+/// The tasks of the forward: panels of queries against blocks of keys.
 class ForwardTasks {
  public:
-    ForwardTasks(const schedule::Workload& w, const CpuDeal& deal)
+    ForwardTasks(const schedule::Workload& w, const CpuWorkSplit& deal)
         : p_(w.problem), w_(w), deal_(deal), heads_(p_.batch * p_.heads_kv) {
         if (deal.on_matrix_unit) cut_for_matrix_unit();
-        else cut_for_lanes();
+        else cut_for_simd();
     }
 
     double count() const {
@@ -40,7 +40,7 @@ class ForwardTasks {
             const auto heads = p_.heads_kv;
             if (p_.mask.trivial() || split_) {
                 for (std::int64_t h = 0; h < heads; ++h) loop.tasks.insert(loop.tasks.end(), own.begin(), own.end());
-            } else {  // the last panels first, of all heads
+            } else {  // the last panels of all heads first
                 for (std::int64_t i = n; i-- > 0;)
                     loop.tasks.insert(loop.tasks.end(), static_cast<std::size_t>(heads),
                                       own[static_cast<std::size_t>(i)]);
@@ -74,7 +74,7 @@ class ForwardTasks {
     }
 
     /// cpu/fa2/simd/forward.cc
-    void cut_for_lanes() {
+    void cut_for_simd() {
         constexpr std::int64_t kMostPanels = 4, kTasks = 4;
         block_q_ = std::min(w_.tile.block_q, round_up(std::max<std::int64_t>(p_.len_q, 1), kLanes));
         count_panels();
@@ -143,14 +143,14 @@ class ForwardTasks {
                                band.coverage(queries.begin, queries.end, keys.begin, keys.end) == Coverage::full;
             sum.exps += static_cast<double>(elements) * (keys.size() > kKeysInCache ? kSpilled : 1);
             sum.masked += plain ? 0 : static_cast<double>(elements);
-            // In bf16 the sum of the rounded weights is one more tile of O.
+            // In bf16 the sum of the rounded weights takes one more tile of O.
             const std::int64_t columns =
                 round_up(p_.head_dim, kDeep) + round_up(p_.head_dim_v, kRows) + (deal_.parts == 1 ? kRows : 0);
             sum.flop += static_cast<double>(elements * 2 * columns);
         }
     }
 
-    /// Are K's rows used where they lie (cpu/steps/matrix/layout.hpp), those of a packed tensor?
+    /// Are K's rows used where they lie, for packed tensors (cpu/steps/matrix/layout.hpp)?
     bool keys_in_place() const {
         constexpr std::int64_t kFarthest = 512;
         return deal_.parts == 1 && p_.head_dim % kDeep == 0 && p_.heads_kv * p_.head_dim <= kFarthest;
@@ -159,15 +159,15 @@ class ForwardTasks {
     static constexpr std::int64_t kStrip = 32, kDeep = 32, kRows = 16;  // tiles of the matrix unit
     const Problem& p_;
     const schedule::Workload& w_;
-    CpuDeal deal_;
-    std::int64_t heads_;  // of keys, of all sequences
+    CpuWorkSplit deal_;
+    std::int64_t heads_;  // kv heads of all sequences
     std::int64_t block_q_ = 1, panels_ = 1, chunks_ = 1, per_task_ = 1;
     bool split_ = false;
 };
 
 }  // namespace
 
-std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuDeal& deal) {
+std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal) {
     const ForwardTasks tasks(workload, deal);
     if (tasks.count() > kMostTasks) return {};
     return {tasks.loop()};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which of tessera's CPU kernels a question is about, and what is known of them on its machine.
+// The kind of CPU kernel that a question is about, and its constants on the machine.
 #include <algorithm>
 
 #include "model/cpu.hpp"
@@ -8,7 +8,7 @@
 namespace tessera::model {
 namespace {
 
-/// Tiles that kernels on a matrix unit don't take run in multiply-adds (cpu/README.md).
+/// Can a matrix unit run the question's tile? Other tiles run in multiply-adds (cpu/README.md).
 bool fits_matrix_unit(const Question& q) {
     if (q.schedule != Schedule::fa2) return false;
     if (!q.options.tile) return true;
@@ -25,7 +25,8 @@ double median_of(std::vector<double> values) {
 
 }  // namespace
 
-/// AMX is 13 times as fast as multiply-adds, on a host that others use 4 times at the least; AVX512-BF16 twice as fast.
+/// fp32 in parts pays if the unit is at least this many times as fast as multiply-adds. AMX is 13 times as fast, at
+/// least 4 times on a shared host; AVX512-BF16 is twice as fast.
 constexpr double kPartsPay = 3;
 
 bool in_parts(const Question& q) {
@@ -72,8 +73,8 @@ KernelShares shares_of(const Question& question) {
     KernelShares shares = cpu_family_of(question).constants;
     const auto measured = measured_kernels(question.machine);
     if (measured.empty()) return shares;
-    // Threads that wake and what they lose beside each other are the host's: without them, a kind that was not measured
-    // would look faster than those that were.
+    // The start of threads and their contention belong to the host. Without them, an unmeasured kind would look faster
+    // than the measured ones.
     for (const auto sequence : {&KernelShares::start_us, &KernelShares::crowd}) {
         std::vector<double> values;
         for (const MeasuredKernels& one : measured) values.push_back(one.shares.*sequence);

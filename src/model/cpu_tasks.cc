@@ -8,7 +8,7 @@
 namespace tessera::model {
 namespace {
 
-/// Time until the last of `threads` is done that take tasks one by one.
+/// The time until the last of `threads` is done, if they take tasks one by one.
 double dealt(const std::vector<double>& clocks, int threads) {
     std::priority_queue<double, std::vector<double>, std::greater<>> free;
     for (int i = 0; i < threads; ++i) free.push(0);
@@ -22,7 +22,7 @@ double dealt(const std::vector<double>& clocks, int threads) {
     return last;
 }
 
-/// The same of stripes: a thread takes the ready block of the stripe that has most left.
+/// Simulates stripes: a thread takes the ready block of the stripe that has the most left.
 class StripesRun {
  public:
     StripesRun(const std::vector<std::vector<std::vector<Amounts>>>& stripes, const Cost& cost)
@@ -102,7 +102,7 @@ Lengths lengths_of(const schedule::Workload& w) {
     return Lengths(static_cast<std::size_t>(w.problem.batch), {w.problem.len_q, w.problem.len_kv});
 }
 
-std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuDeal& deal) {
+std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuWorkSplit& deal) {
     return workload.pass == Pass::forward ? forward_loops(workload, deal) : backward_loops(workload, deal);
 }
 

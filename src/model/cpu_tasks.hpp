@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tasks that fa2 cuts a call into on a CPU, and who gets them: how much later than an even share the last thread is
-// done. Loop by loop as the kernels have them (cpu/fa2/work_split.hpp, cpu/fa2/matrix).
+// The tasks that fa2 cuts a call into on a CPU, and their assignment to threads: how much later than an even share the
+// last thread is done. The loops are those of the kernels (cpu/fa2/work_split.hpp, cpu/fa2/matrix).
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@
 
 namespace tessera::model {
 
-/// What a task, or a call, computes. Its time is a sum over these.
+/// The amounts that a task, or a call, computes. Its time is a sum over these.
 struct Amounts {
     double flop = 0;
-    double exps = 0;    ///< elements of S, as often as they are made
-    double masked = 0;  ///< those of them that go through a mask on a matrix unit
-    double packed = 0;  ///< elements of tensors that are put into tiles, and of O that come out of them
+    double exps = 0;    ///< elements of S, counted each time they are computed
+    double masked = 0;  ///< elements that go through a mask on a matrix unit
+    double packed = 0;  ///< elements packed into tiles, and elements of O stored from them
 
     Amounts& operator+=(const Amounts& other);
 };
@@ -26,30 +26,30 @@ struct Amounts {
 /// Clocks of a task.
 using Cost = std::function<double(const Amounts&)>;
 
-/// A loop of a call. Tasks in the order in which they begin; those of a chain one after the other.
+/// A parallel loop of a call, with tasks in starting order.
 struct Loop {
     std::vector<Amounts> tasks;
-    /// The backward's stripes (cpu/fa2/matrix/stripes.hpp): [head][stripe][block of keys], each after the block before
-    /// it and after the stripe before it has taken that block; `tasks` is empty then.
+    /// The backward's stripes (cpu/fa2/matrix/stripes.hpp): [head][stripe][block of keys]. Each block waits for its
+    /// stripe's previous block, and for the previous stripe to take the same block. `tasks` is then empty.
     std::vector<std::vector<std::vector<Amounts>>> stripes;
-    bool even = false;  ///< tasks so small that all threads are done at once: `tasks` has their sum
+    bool even = false;  ///< tasks are so small that all threads end together: `tasks` holds their sum
 
     Amounts sum() const;
-    /// Clocks until the last of so many threads is done.
+    /// Clocks until the last of `threads` threads is done.
     double done(int threads, const Cost& cost) const;
 };
 
-/// What the kernels go by.
-struct CpuDeal {
+/// The settings that the kernels split by.
+struct CpuWorkSplit {
     int threads = 1;
     bool on_matrix_unit = false;
-    int parts = 1;  ///< of an element, on a matrix unit
+    int parts = 1;  ///< parts of an element on a matrix unit
 };
 
-/// The loops of fa2's call; nothing where there are so many tasks that an even share is what each thread gets.
-std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuDeal& deal);
-std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuDeal& deal);
-std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuDeal& deal);
+/// The loops of fa2's call; empty if tasks are so many that each thread gets an even share.
+std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuWorkSplit& deal);
+std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal);
+std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal);
 inline constexpr double kMostTasks = 1 << 16;
 
 using Lengths = std::vector<std::pair<std::int64_t, std::int64_t>>;

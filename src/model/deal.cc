@@ -11,19 +11,19 @@
 namespace tessera::model {
 namespace {
 
-/// A multiprocessor and what its blocks have left.
+/// A multiprocessor and the remaining work of its blocks.
 class Multiprocessor {
  public:
-    /// A block of so many clocks begins.
+    /// Starts a block of `clocks` clocks.
     void begin(double clocks) { left_.push_back(clocks); }
     bool idle() const { return left_.empty(); }
     double now() const { return now_; }
 
-    /// When the next of its blocks is done.
+    /// The time at which the next of its blocks is done.
     double next_done(double alone) const {
         return now_ + *std::min_element(left_.begin(), left_.end()) * clocks_per_clock(alone);
     }
-    /// Goes on until then, and the block leaves.
+    /// Advances to that time and removes the block.
     void finish_next(double alone) {
         const auto first = std::min_element(left_.begin(), left_.end());
         const double done = *first;
@@ -33,7 +33,7 @@ class Multiprocessor {
     }
 
  private:
-    /// Time that a clock's work of one block takes.
+    /// The time of one clock's work of one block.
     double clocks_per_clock(double alone) const {
         return left_.size() == 1 ? alone : static_cast<double>(left_.size());
     }
@@ -48,7 +48,7 @@ double dealt(std::span<const double> blocks, const Seats& seats) {
     std::vector<Multiprocessor> all(static_cast<std::size_t>(seats.multiprocessors));
     const std::size_t first = std::min(blocks.size(), all.size() * static_cast<std::size_t>(seats.each));
     for (std::size_t i = 0; i < first; ++i) all[i % all.size()].begin(blocks[i]);
-    using Event = std::pair<double, std::size_t>;  // when the next block of which multiprocessor is done
+    using Event = std::pair<double, std::size_t>;  // time at which the next block is done, and its multiprocessor
     std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
     const auto expect = [&](std::size_t which) {
         if (!all[which].idle()) events.emplace(all[which].next_done(seats.alone), which);

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long thread blocks take that are dealt to multiprocessors as these become free.
+// The time of thread blocks that are assigned to multiprocessors as these become free.
 #pragma once
 
 #include <span>
 
 namespace tessera::model {
 
-/// Where blocks run.
+/// The multiprocessors that blocks run on.
 struct Seats {
     int multiprocessors = 1;
-    int each = 1;      ///< blocks that a multiprocessor works on at a time, dividing its rate among them
-    double alone = 1;  ///< how much longer a block takes that has it to itself than its share of the rate says
+    int each = 1;      ///< resident blocks per multiprocessor, which share its rate
+    double alone = 1;  ///< factor on the time of a block that is alone on a multiprocessor
 };
 
-/// Clocks until the last block is done. `blocks`: clocks of each at the full rate of a multiprocessor, in the order in
-/// which they begin; the first ones go round the multiprocessors, each later one to whoever has a seat free first.
+/// The clocks until the last block is done. `blocks`: clocks of each at the full rate of a multiprocessor, in starting
+/// order. The first ones go round the multiprocessors; each later one goes to the first that is free.
 double dealt(std::span<const double> blocks, const Seats& seats);
 
 }  // namespace tessera::model

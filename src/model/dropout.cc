@@ -12,7 +12,7 @@ double blocks_of_draw(double probability, const Drawing& drawing) {
     constexpr int kBits = 32, kBitsOfBlock = 4;
     const std::uint64_t threshold = keep_threshold(probability);
     if (threshold >> kBits != 0) return 0;
-    // After these blocks no word is over the threshold that has not been seen to be: what is left of it is ones.
+    // After these blocks every word is decided: the remaining bits of the threshold are ones.
     int most = 0;
     for (int bit = 0; bit < kBits; ++bit) {
         if (((threshold - 1) >> (kBits - 1 - bit) & 1) == 0) most = bit / kBitsOfBlock + 1;
@@ -21,7 +21,7 @@ double blocks_of_draw(double probability, const Drawing& drawing) {
     for (int done = 0; done < most;) {
         const int first = drawing.spares ? std::min(drawing.first, most) : drawing.first;
         const int next = done == 0 ? first : drawing.further;
-        const double level = std::exp2(-kBitsOfBlock * done);  // of a word
+        const double level = std::exp2(-kBitsOfBlock * done);  // that a word is undecided
         sum += next * (done == 0 ? 1 : -std::expm1(drawing.together * std::log1p(-level)));
         done += next;
     }

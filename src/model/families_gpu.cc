@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The families of kernels on GPUs with their constants. `bench/fit` moves them: fit_model, bench/fit/main.cc.
+// The families of kernels on GPUs with their constants, which `bench/fit` refits: fit_model, bench/fit/main.cc.
 #include "model/family.hpp"
 
 namespace tessera::model {
 namespace {
 
-// Of drawn*.jsonl only the shapes with an even number of keys.
+// Only shapes of drawn*.jsonl with an even number of keys are used.
 constexpr const char* kOurs = "bench/results/h200/forward.jsonl";
 constexpr const char* kOfWarps = "bench/results/h200/forward.jsonl and drawn*.jsonl";
 constexpr const char* kNow = "bench/results/h200/now/forward.jsonl";

@@ -26,7 +26,7 @@ struct TileRow {
     Tile cut;               ///< with one
 };
 
-/// The first row that holds head_dim.
+/// The tile of the first row that holds head_dim.
 Tile choose(std::span<const TileRow> rows, std::int64_t head_dim, bool cut) {
     const auto row = std::find_if(rows.begin(), rows.end(), [&](const TileRow& r) { return head_dim <= r.head_dim; });
     const TileRow& chosen = row == rows.end() ? rows.back() : *row;
@@ -92,13 +92,13 @@ std::vector<std::int64_t> their_sizes(const Family& family) {
     return {64, 96, 128, 192, 256};
 }
 
-constexpr std::int64_t kSplitQueries = 64;  // of a tile of flash-attention's fa2 that splits the keys
+constexpr std::int64_t kSplitQueries = 64;  // queries of a tile of flash-attention's fa2 that splits the keys
 std::int64_t keys_of_split(std::int64_t head_dim) { return head_dim <= 64 ? 256 : head_dim <= 128 ? 128 : 64; }
 
-/// Shared memory of 8.6, 8.9 and older: too small for the tiles of 8.0 and 9.0.
+/// Is the shared memory too small for the tiles of 8.0 and 9.0? It is on 8.6, 8.9 and older.
 bool is_small(const Machine& machine) { return machine.shared_kib < 128; }
 
-/// flash-attention's fa2 has tiles of 64 x 64 for head_dim 256 where two of them fit a multiprocessor.
+/// Do two tiles of head_dim 256 fit a multiprocessor? flash-attention's fa2 then takes tiles of 64 x 64.
 bool holds_two_of_256(const Machine& machine) { return machine.shared_kib > 192; }
 
 }  // namespace
@@ -189,7 +189,7 @@ int blocks_at_a_time(const Family& family, const Problem& problem, const Machine
 }
 
 bool deals_keys(const Family& family, const Problem& problem, const Machine& machine) {
-    constexpr std::int64_t kFewQueries = 16;  // up to which cuDNN does
+    constexpr std::int64_t kFewQueries = 16;  // up to this many queries cuDNN splits
     if (is_ours(family) || family.pass != Pass::forward) return false;
     if (std::string_view(family.by) == "cudnn") return problem.len_q <= kFewQueries;
     return family.schedule == Schedule::fa2 && flash2_splits(problem, machine) > 1;
@@ -203,7 +203,7 @@ std::int64_t flash2_splits(const Problem& p, const Machine& machine) {
     const std::int64_t seats = 2 * static_cast<std::int64_t>(machine.cores.value);
     const std::int64_t key_blocks = ceil_div(p.len_kv, keys_of_split(p.head_dim));
     if (10 * blocks >= 8 * seats) return 1;
-    const auto efficiency = [&](std::int64_t splits) {  // of the last round
+    const auto efficiency = [&](std::int64_t splits) {  // fill of the last round
         if (splits > 1 && ceil_div(key_blocks, splits) == ceil_div(key_blocks, splits - 1)) return 0.0;
         const double rounds = static_cast<double>(blocks * splits) / static_cast<double>(seats);
         return rounds / std::ceil(rounds);

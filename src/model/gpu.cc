@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Time on a GPU: what the three shapes of kernel share. gpu_fused.cc and gpu_passes.cc have the shapes.
+// The predicted time on a GPU: the functions common to the three shapes of kernel, which are in gpu_fused.cc and
+// gpu_passes.cc.
 #include "model/gpu.hpp"
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 namespace tessera::model {
 namespace {
 
-constexpr std::int64_t kOneWarpgroup = 64;  // rows of a product of one warpgroup
+constexpr std::int64_t kOneWarpgroup = 64;  // rows of one warpgroup's MMA
 
 void add_roofs(Gpu& gpu) {
     const Machine& machine = gpu.q.machine;
@@ -29,7 +30,8 @@ void add_roofs(Gpu& gpu) {
     gpu.account.roof("launch", gpu.launches() * machine.launch_us * 1e-3);
 }
 
-/// tessera's backward goes over all query heads of a group, or of a share of it, for a block of keys.
+/// The units of a kernel. In tessera's backward, a block of keys loops over all query heads of a group or of a split of
+/// it.
 Units units_of_kernel(const schedule::Workload& workload, const Family& family) {
     Units units = units_of(workload, is_ours(family));
     if (workload.pass == Pass::forward || !is_ours(family)) return units;
@@ -103,13 +105,13 @@ double Gpu::product_rate() const {
 double Gpu::shared_bytes() const {
     const auto rows = static_cast<double>(rows_per_reader(family, q.problem.head_dim));
     if (q.schedule == Schedule::fa1 && q.pass == Pass::forward) {
-        // Four warps have a quarter of the keys each: all read Q, and three quarters of O go both ways (fp32).
+        // Four warps take a quarter of the keys each: all read Q, and three quarters of O are exchanged (fp32).
         constexpr double kWarps = 4;
         return n * (d + dv) * e + kWarps * m * d * e + m * d * e + 2 * (kWarps - 1) * m * dv * 4;
     }
     if (q.pass == Pass::forward) return (1 + m / rows) * n * (d + dv) * e;
     if (splits_dv_dk()) {
-        // By 64 rows: S, dP, dV, dK; P in fp32; Q and dO come in.
+        // 64 rows at a time: S, dP, dV, dK; P in fp32; Q and dO loaded.
         return (m + n) * (d + dv) * e + m * (d + dv) * e + 8 * m * n + m * (d + dv) * e;
     }
     const double readers = n / rows;  // src/schedule/backward.cc: S, dP, dV, dK, dQ, dS, dQ in fp32, Q and dO
@@ -117,7 +119,7 @@ double Gpu::shared_bytes() const {
            m * (d + dv) * e;
 }
 
-/// Of a multiprocessor that draws dropout's mask for so many weights and does nothing else.
+/// The clocks of a multiprocessor that draws dropout's mask for `elements` weights and does nothing else.
 double Gpu::clocks_of_draws(double elements) const {
     if (q.problem.dropout.probability <= 0 || c.dropout_exposed <= 0) return 0;
     const Drawing drawing = drawing_of(family, q.problem);
@@ -132,7 +134,7 @@ TileCycles Gpu::tile_cycles() const {
     cycles.exps = m * n / machine.exp_rate;
     cycles.shared = shared_bytes() / machine.shared_bytes;
     if (q.schedule != Schedule::standard) cycles.draws = clocks_of_draws(m * n);
-    const double dq_bytes = q.schedule == Schedule::fa1 ? 8 : 4;  // fa1 reads it, too
+    const double dq_bytes = q.schedule == Schedule::fa1 ? 8 : 4;  // fa1 reads dQ, too
     if (q.pass == Pass::backward && !splits_dv_dk() && machine.reduce_bytes > 0)
         cycles.adds = dq_bytes * m * d / machine.reduce_bytes;
     const double loaded = q.pass == Pass::forward ? n : m;
@@ -198,7 +200,8 @@ void Gpu::note_tile() {
                      t.mask);
 }
 
-/// The clock falls with the load of the product units, from clock_ghz (none) to loaded_clock_ghz (all of the time).
+/// Sets the clock. It falls with the load of the tensor cores, from clock_ghz (none) to loaded_clock_ghz (all of the
+/// time).
 double Gpu::set_clock(double tiles, double cycles) {
     const Machine& machine = q.machine;
     const double most = machine.product_flop(q.problem.dtype, false);
@@ -234,10 +237,10 @@ void Gpu::add_launches(int launches) {
     launches_ = launches;
 }
 
-/// So many keys a query that what a causal mask hides can be left out.
+/// From this many keys per query on, the pairs that a causal mask hides are negligible.
 constexpr std::int64_t kNoDiagonal = 64;
 
-/// `heads` query heads of a group as rows of one head.
+/// The Problem with `heads` query heads of a group as rows of one head.
 static Problem with_stacked(const Problem& p, std::int64_t heads) {
     Problem packed = p;
     packed.len_q = p.len_q * heads;
@@ -246,10 +249,10 @@ static Problem with_stacked(const Problem& p, std::int64_t heads) {
     return packed;
 }
 
-/// flash-attention stacks the query heads of a group as rows of one tile, so that K and V are read once: fa2 with one
-/// query a head (csrc/flash_attn/flash_api.cpp), fa3 while they fit a tile (hopper/heuristics.h, should_pack_gqa); so
-/// does tessera's fa3 (cuda/fa3/host/pack_gqa.hpp). What cuDNN does is not published; its times with one query a head
-/// are those of such a kernel. Ragged calls, and rows of which a mask hides much, are predicted as they are.
+/// Applies PackGQA as the family's kernels do, so that K and V are read once. flash-attention's fa2 packs with one
+/// query per head (csrc/flash_attn/flash_api.cpp), its fa3 while the heads fit a tile (hopper/heuristics.h,
+/// should_pack_gqa), as does tessera's fa3 (cuda/fa3/host/pack_gqa.hpp). cuDNN's rule is not published, but its times
+/// with one query per head fit. Ragged calls, and rows of which a mask hides much, are not packed in the prediction.
 Problem as_packed(const Problem& p, const Family& family) {
     if (family.pass != Pass::forward || p.group() == 1) return p;
     const std::string_view by = family.by;
@@ -285,7 +288,7 @@ void predict_family(const Question& question, const Family& family, Prediction& 
     gpu.account.close();
 }
 
-/// Whose constants a prediction has.
+/// The family whose constants a prediction uses.
 static const Family& family_of(const Question& question) {
     const Family& family = *find_family(question.schedule, question.pass, question.options.by);
     return family_for(family, as_packed(question.problem, family), question.machine);

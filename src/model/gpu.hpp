@@ -7,37 +7,38 @@
 
 namespace tessera::model {
 
-/// Clocks of one inner tile, by unit, as if nothing else were in the way.
+/// Clocks of one inner tile per unit, without interference of the others.
 struct TileCycles {
     double products = 0;
     double exps = 0;
     double shared = 0;
     double adds = 0;   ///< of dQ, in the L2
-    double loads = 0;  ///< from the L2: a tile can't be faster than its operands come
+    double loads = 0;  ///< loads from the L2, a lower bound of the tile
     double draws = 0;  ///< of dropout's mask
-    double mask = 0;   ///< more of a tile that a mask or an end cuts
-    double step = 0;   ///< all together: the products, what is exposed of the others, and never less than loads
+    double mask = 0;   ///< added for a tile that a mask or an end cuts
+    double step = 0;   ///< total: GEMMs and the exposed shares of the others, never less than loads
 };
 
-/// A prediction with the constants of `family`, which need not be in the table: bench/fit tries others.
+/// Predicts with the constants of `family`, which need not be in the table: bench/fit tries others.
 void predict_family(const Question& question, const Family& family, Prediction& prediction);
 
-/// The Problem as a family's kernels see it: query heads of a group may be rows of one head.
+/// The Problem as a family's kernels see it: the query heads of a group may be rows of one head (PackGQA).
 Problem as_packed(const Problem& problem, const Family& family);
 
 struct MatrixPass;  // gpu_passes.cc
 
-/// Clocks in a worksheet: with five digits where they are few, so that what is made of them comes out.
+/// Formats clocks for a worksheet: with five digits if they are few, so that results derived from them are
+/// reproducible.
 std::string clocks_text(double clocks);
 
-/// Clocks of a kernel's blocks.
+/// The clocks of a kernel's thread blocks.
 struct Dealt {
-    double share;  ///< of a multiprocessor, all being equal
-    double idle;   ///< more, until the last one is done
+    double share;  ///< even share of a multiprocessor
+    double idle;   ///< clocks beyond the share, until the last block is done
     double cut;    ///< tiles with mask code
 };
 
-/// One prediction for a GPU while it is made.
+/// The state of one prediction for a GPU.
 struct Gpu {
     const Question& q;
     const Family& family;
@@ -54,21 +55,21 @@ struct Gpu {
 
     Gpu(const Question& question, const Family& f, Prediction& prediction);
 
-    /// FLOP/clk of a multiprocessor that the kernel's products reach.
+    /// FLOP/clk of a multiprocessor that the kernel's GEMMs reach.
     double product_rate() const;
     double flop_per_pair() const;
-    /// Queries of a tile that are worked on: fa3's tiles of three warpgroups leave out those that have no rows.
+    /// Queries of a tile that are computed: fa3's tiles of three warpgroups skip those without rows.
     double rows_at_work() const;
     bool pads_head_dim() const { return static_cast<double>(q.problem.head_dim) < d; }
     bool one_warpgroup() const { return m < static_cast<double>(tile.block_q); }
-    /// Is each key read by one tile: the rows of a head are no more than that?
+    /// Is each key read by a single tile, because a head has no more rows than that?
     bool streams() const { return q.pass == Pass::forward && q.problem.len_q <= tile.block_q; }
-    /// Constants::exp_exposed, and what keys that don't fill their tiles add to it.
+    /// Constants::exp_exposed, plus the shares for keys that don't fill their tiles.
     double exp_exposed() const;
     /// Is this fa3's backward with dV and dK split between warpgroups? S and dP are then computed twice, the second
     /// time for dQ.
     bool splits_dv_dk() const;
-    /// Bytes through shared memory for one inner tile: what is loaded is written once, and read by each reader.
+    /// Bytes through shared memory for one inner tile: loaded data is written once and read by each reader.
     double shared_bytes() const;
     /// Bytes a millisecond.
     double read_rate() const { return q.machine.dram_gbs * q.machine.dram_read_share * 1e6; }
@@ -76,11 +77,11 @@ struct Gpu {
 
     /// Sets the clock for `cycles` in which `tiles` are computed; returns clocks a millisecond.
     double set_clock(double tiles, double cycles);
-    /// The parts of the tiles' time that products, exponentials, shared memory and adds leave exposed.
+    /// Adds the parts of the tiles' time that GEMMs, exponentials, shared memory and adds leave exposed.
     void add_tile_parts(double tiles, double clocks_per_ms);
     void add_launches(int launches);
 
-    /// Kernels that are started: one more where keys are split.
+    /// The number of kernel launches: one more if keys are split.
     int launches() const { return launches_; }
 
     void fused();     ///< fa2, fa3, and the backward of fa1
@@ -89,7 +90,7 @@ struct Gpu {
 
  private:
     int launches_ = 0;
-    std::int64_t splits_ = 1;  ///< parts that the keys of a unit are dealt out in
+    std::int64_t splits_ = 1;  ///< splits of the keys of a unit
 
     TileCycles tile_cycles() const;
     void note_tile();
@@ -116,7 +117,7 @@ struct Gpu {
     void add_stream(double main_ms);
 };
 
-/// Shares that tessera's backward deals the query heads of a group out in, each to thread blocks of its own.
+/// The number of splits of a group's query heads in tessera's backward, each with its own thread blocks.
 std::int64_t shares_of_groups(const schedule::Workload& workload);
 
 }  // namespace tessera::model

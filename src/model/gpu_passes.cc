@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa1's forward, whose inner loop reads and writes O, and standard attention, three passes over the N x N matrix.
+// The predicted time of fa1's forward, whose inner loop reads and writes O, and of standard attention, three passes
+// over the N x N matrix.
 #include <algorithm>
 #include <cmath>
 
@@ -13,8 +14,8 @@
 namespace tessera::model {
 namespace {
 
-// The softmax of tessera's standard kernel: a row is a block of threads and stays in shared memory, so that long rows
-// leave room for few of them.
+// The softmax of tessera's standard kernel assigns a row to a thread block and keeps it in shared memory, so that few
+// long rows are resident.
 constexpr double kMostRows = 16;          // blocks of 128 threads on a multiprocessor
 constexpr double kRowsForFullRate = 4.1;  // fitted on tessera's standard on H200
 
@@ -24,13 +25,13 @@ constexpr double kRowsForFullRate = 4.1;  // fitted on tessera's standard on H20
 struct MatrixPass {
     const char* name;
     const char* part;  ///< of the time
-    double bytes;      ///< of an element, read or written
+    double bytes;      ///< bytes read or written per element
     double rate;       ///< bytes a millisecond
-    double share;      ///< of all products
+    double share;      ///< share of all GEMM work
 };
 
-/// A thread block has a head, and takes some tiles of queries through the keys side by side; where there are fewer
-/// heads than multiprocessors, a head has several (parts_of in cuda/fa1/kernels.cc).
+/// The stage of fa1: a thread block takes a head, and some tiles of queries through the keys side by side. If heads are
+/// fewer than multiprocessors, a head has several blocks (parts_of in cuda/fa1/kernels.cc).
 Stage Gpu::stage_of_fa1() const {
     const Problem& p = q.problem;
     const std::int64_t together = cuda::fa1::config_of(p).groups;
@@ -52,7 +53,7 @@ void Gpu::fa1() {
     account.part("idle cores", idle / per_ms, "{} clk / {:.4f} GHz", clocks_text(idle), out.clock_ghz);
     account.note("main loop", "({} + {}) clk / {:.4f} GHz = {:.4g} ms", clocks_text(share), clocks_text(idle),
                  out.clock_ghz, (share + idle) / per_ms);
-    // O, m and l are prefetched between blocks; the first and the last pass over them have nothing to hide behind.
+    // O, m and l are prefetched between blocks, but nothing hides the first and the last pass over them.
     const auto rows = static_cast<double>(q.problem.rows_q() * q.problem.heads_q);
     const double bytes = rows * (2 * (4 * dv + 8) + dv * e);
     account.part("first and last pass", c.dram_exposed * bytes / copy_rate(),
@@ -61,8 +62,8 @@ void Gpu::fa1() {
     add_launches(c.launches);
 }
 
-/// The pass over rows: S to P, in the backward S and dP to P and dS. Rows are read and written while few of them fit a
-/// multiprocessor at once.
+/// Adds the pass over rows: S to P, or S and dP to P and dS in the backward. While few rows fit a multiprocessor at
+/// once, they bound the rate.
 void Gpu::add_rows(double elements) {
     const bool forward = q.pass == Pass::forward;
     const char* name = forward ? "softmax" : "rows";
@@ -93,7 +94,7 @@ void Gpu::add_rows(double elements) {
     }
 }
 
-/// A pass of products: the longer one of traffic and products, and a share of the other.
+/// Adds a GEMM pass: the longer one of traffic and GEMM, and a share of the other.
 void Gpu::add_pass(const MatrixPass& pass, double elements, double products) {
     const double traffic = elements * pass.bytes / pass.rate, own = products * pass.share;
     account.note(pass.name,
@@ -104,8 +105,8 @@ void Gpu::add_pass(const MatrixPass& pass, double elements, double products) {
                  c.pass_exposed, std::min(traffic, own));
 }
 
-/// The schedule counts what Algorithm 3 moves, 20 bytes an element. The kernels (src/cuda/standard) write S and dP,
-/// read both to write P and dS in 16 bits, and read dS twice and P once.
+/// Corrects the bytes of the backward. The schedule counts Algorithm 3, 20 bytes an element. The kernels
+/// (src/cuda/standard) write S and dP, read both to write P and dS in 16 bits, and read dS twice and P once.
 void Gpu::count_gradient_matrices() {
     constexpr std::int64_t kCounted = 20;
     const std::int64_t moved = 4 * 4 + 2 * size_of(q.problem.dtype) + 3 * size_of(q.problem.dtype);
@@ -118,7 +119,7 @@ void Gpu::standard() {
     const auto tiles = static_cast<double>(units.tiles);
     const auto elements = static_cast<double>(out.cost.elements);
     const double per_ms = set_clock(tiles, tiles * t.step / sms);
-    // A tile of queries has one block, however long its row.
+    // A tile of queries has one block, whatever the length of its row.
     const auto longest = static_cast<double>(units.longest);
     const double products = std::max(tiles / sms, longest) * (t.products + c.shared_exposed * t.shared) / per_ms;
     account.note("products of all passes",
@@ -130,7 +131,7 @@ void Gpu::standard() {
         add_rows(elements);
         add_pass({"pass 3: O = P V", "values", e, read, 0.5}, elements, products);
     } else {
-        const double all = 3 * d + 2 * dv;  // of the columns of five products
+        const double all = 3 * d + 2 * dv;  // columns of the five GEMMs
         add_pass({"pass 1: S = Q K^T", "scores", 4, write, d / all}, elements, products);
         add_pass({"pass 2: dP = dO V^T", "dP", 4, write, dv / all}, elements, products);
         add_rows(elements);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the cost model knows of a kind of CPU kernel on a machine: fitted constants, which bench/fit and
-// `tessera calibrate` find. They are part of the model and not of the public API.
+// The cost model's constants for a kind of CPU kernel on a machine, which bench/fit and `tessera calibrate` find. They
+// are part of the model and not of the public API.
 #pragma once
 
 #include <span>
@@ -15,7 +15,7 @@ namespace tessera {
 
 /// The share of a machine's rates that a kind of CPU kernel reaches, and the costs of a call beside it.
 struct KernelShares {
-    double product_share;  ///< of the rate of matrix products; over 1 by as much as that rate was timed too low
+    double product_share;  ///< of the machine's GEMM rate; over 1 if that rate was measured too low
     double exp_share;      ///< time of the softmax around the exponentials, in times of the exponentials alone
     double last;           ///< load imbalance: extra tiles of queries (backward: of keys) of the slowest thread
     double loops;          ///< parallel loops whose start is charged to a call
@@ -23,7 +23,7 @@ struct KernelShares {
     double pack_ns = 0;    ///< nanoseconds to fetch and pack an element
     double crowd = 1;     ///< contention: share of a thread's speed that is left, beyond the clock, with all cores busy
     double start_us = 0;  ///< microseconds until sleeping threads run, with all cores
-    double read_share = 1;  ///< of the memory's read rate for cold tensors; over 1 where a cache has part of them
+    double read_share = 1;  ///< of the memory's read rate for cold tensors; over 1 if a cache holds part of them
     double mask_share = 0;  ///< time of the mask on a matrix unit, in times of the exponentials alone
 };
 

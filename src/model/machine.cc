@@ -110,7 +110,7 @@ void validate_kernels(const Machine& machine) {
 
 void validate(const Machine& machine) {
     for_each_quantity(machine, [&](const std::string& name, const char*, const Quantity& quantity) {
-        // Sizes between which times and rates stay numbers; real machines lie well within.
+        // Bounds that keep times and rates finite; real machines lie well within.
         constexpr double kLeast = 1e-6, kMost = 1e9;
         const bool may_be_zero = name == "capability" || name == "reduce_bytes";
         const double most = name.ends_with("_share") ? 1 : kMost;
@@ -133,7 +133,7 @@ ShareRange range_of_share(std::string_view name) {
         const char* name;
         ShareRange range;
     };
-    // Shares are of what the same host reached in short runs: noise may take them over 1, by a quarter at most.
+    // Shares are relative to the same host's rates in short runs: noise may take them over 1, by a quarter at most.
     constexpr Known kKnown[] = {
         {"product_share", {0.01, 1.25}}, {"exp_share", {0.01, 20}}, {"last", {0, 20}},       {"loops", {0, 100}},
         {"call_us", {0, 1e5}},           {"pack_ns", {0, 100}},     {"crowd", {0.01, 1.25}}, {"start_us", {0, 1e5}},
@@ -152,7 +152,7 @@ bool in_range(const KernelShares& shares) {
 }
 
 cuda::Limits limits_of(const Machine& machine) {
-    // From 8.0 on the system keeps 1 KiB of a multiprocessor's shared memory for each block.
+    // From compute capability 8.0 on, the system reserves 1 KiB of a multiprocessor's shared memory for each block.
     const double kept = machine.capability >= 8.0 ? 1 : 0;
     return {.who = machine.name,
             .capability = static_cast<int>(std::lround(10 * machine.capability.value)),

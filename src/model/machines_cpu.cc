@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hosts. `tessera calibrate` makes one for the processor at hand.
+// The known CPU hosts. `tessera calibrate` makes a Machine for the current processor.
 #include "model/machines.hpp"
 
 namespace tessera::model {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GPUs by their datasheets. A number that nobody states and nobody here has measured is an estimate and says so;
-// `tessera calibrate` replaces it where the device is at hand.
+// GPUs by their datasheets. A number without a statement or a measurement is an estimate and says so; `tessera
+// calibrate` replaces it if the device is available.
 #include "model/machines.hpp"
 
 namespace tessera::model {
@@ -11,7 +11,7 @@ constexpr const char* kGuide = "CUDA C++ Programming Guide: arithmetic throughpu
 constexpr const char* kSheet = "NVIDIA datasheet or architecture whitepaper";
 constexpr const char* kRate = "whitepaper: dense peak / (multiprocessors * rated clock)";
 constexpr const char* kMicro = "measured: bench/results/h200/micro.jsonl";
-// With these the constants of the kernels were fitted; what was measured later is beside them.
+// The kernels' constants were fitted with these clocks; the later measurements stand beside them.
 constexpr const char* kFittedClock = "constants were fitted with it; measured: 1.966, bench/results/h200/micro.jsonl";
 constexpr const char* kFittedLoad = "constants were fitted with it; measured: 1.574, bench/results/h200/micro.jsonl";
 constexpr const char* kFittedL2 = "constants were fitted with it; measured: 47.8, bench/results/h200/micro.jsonl";

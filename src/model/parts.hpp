@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What predictions for GPUs and CPUs share.
+// Functions and types common to predictions for GPUs and CPUs.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,7 +9,7 @@
 
 namespace tessera::model {
 
-/// What is to be predicted, everything chosen.
+/// The question of a prediction, with all choices made.
 struct Question {
     const Problem& problem;
     Schedule schedule;
@@ -21,23 +21,23 @@ struct Question {
 /// The units of work of a kernel: tiles of queries (backward: of keys) of all heads, each with its inner tiles.
 struct Units {
     std::int64_t count = 0;
-    std::int64_t tiles = 0;     ///< inner tiles of all
-    std::int64_t cut = 0;       ///< those of them that a mask or an end cuts
-    std::int64_t longest = 0;   ///< inner tiles of the unit that has most
-    std::int64_t shortest = 0;  ///< of the one that has least
+    std::int64_t tiles = 0;     ///< inner tiles of all units
+    std::int64_t cut = 0;       ///< inner tiles that a mask or an end cuts
+    std::int64_t longest = 0;   ///< inner tiles of the largest unit
+    std::int64_t shortest = 0;  ///< inner tiles of the smallest unit
 };
-/// `ends`: a tile that reaches over the last key (backward: or query) counts as cut.
+/// Counts the units of a workload. `ends`: a tile that extends beyond the last key (backward: or query) counts as cut.
 Units units_of(const schedule::Workload& workload, bool ends = true);
 
-/// The workload when `at_once` units run at a time and all that is asked for again stays in the machine's L2.
+/// The workload if `at_once` units run at a time and all data that is read again stays in the machine's L2.
 schedule::Workload workload_of(const Question& question, const Tile& tile, std::int64_t at_once);
 
-/// Its cost. Of what is more than the L2 holds a part stays, the less the more it is: bytes grow smoothly with the
-/// length.
+/// The cost of the workload. Of data beyond the L2's capacity a part stays, which shrinks with the excess: bytes grow
+/// smoothly with the length.
 schedule::Cost cost_of(const Question& question, const schedule::Workload& workload);
 
-/// Adds a bias to what is moved and held: fp32, [heads_q, len_q, len_kv], as if the sequences each had their own
-/// but in memory, where they share it. Its work in the kernel is not modelled.
+/// Adds a bias to the traffic and the footprint: fp32, [heads_q, len_q, len_kv]. Each sequence reads it, but memory
+/// holds it once. Its work in the kernel is not modelled.
 void count_bias(const Question& question, Prediction& prediction);
 
 /// Collects a prediction: parts that add up, roofs, and the worksheet.
@@ -49,8 +49,8 @@ class Account {
     void note(const char* what, fmt::format_string<Args...> formula, Args&&... args) {
         if (worksheet_) prediction_.worksheet.push_back({what, fmt::format(formula, std::forward<Args>(args)...)});
     }
-    /// A part and the calculation that gives it: "{formula} = {ms} ms". Units beside numbers mean what they say: clk /
-    /// GHz is ns, B / (GB/s) is ns.
+    /// Adds a part and its calculation: "{formula} = {ms} ms". Units beside numbers are literal: clk / GHz is ns, B /
+    /// (GB/s) is ns.
     template <class... Args>
     void part(const char* name, double ms, fmt::format_string<Args...> formula, Args&&... args) {
         if (!(ms > 0)) return;
@@ -59,11 +59,12 @@ class Account {
         prediction_.worksheet.push_back(
             {name, fmt::format("{} = {:.4g} ms", fmt::format(formula, std::forward<Args>(args)...), ms)});
     }
-    /// The time is not less than this: what is missing becomes a part.
+    /// Sets a lower bound of the time: the difference becomes a part.
     void at_least(const char* name, double ms);
     void roof(std::string name, double ms) { prediction_.roofs.push_back({std::move(name), ms, 0}); }
 
-    /// Sum of the parts, raised to the highest roof; shares, bound, TFLOP/s; the last line of the worksheet.
+    /// Closes the prediction: the sum of the parts, raised to the highest roof; shares, bound, TFLOP/s; the last line
+    /// of the worksheet.
     void close();
 
  private:

@@ -13,7 +13,7 @@
 namespace tessera::model {
 namespace {
 
-/// Share of the L2 that the tensors of a kernel can count on: other traffic passes through it too.
+/// The share of the L2 that is available to a kernel's tensors; other traffic passes through it too.
 constexpr double kL2Usable = 0.8;
 
 std::optional<std::string> refusal_of_machine(const Problem& problem, Schedule schedule, const Machine& machine) {
@@ -24,7 +24,7 @@ std::optional<std::string> refusal_of_machine(const Problem& problem, Schedule s
     return std::nullopt;
 }
 
-/// Why a family has no kernel with this tile for a Problem that it takes, or nothing.
+/// The reason why a family has no kernel with this tile for a Problem that it takes, or nothing.
 std::optional<std::string> refusal_of_tile(const Family& family, const Problem& problem, const Machine& machine,
                                            const Tile& tile) {
     if (is_ours(family))
@@ -35,7 +35,7 @@ std::optional<std::string> refusal_of_tile(const Family& family, const Problem& 
                        tile.block_kv);
 }
 
-/// What a Problem asks for that costs time which no constant knows.
+/// The features of a Problem whose cost is not modelled.
 std::string not_modelled(const Problem& p, bool knows_dropout) {
     std::string text;
     const auto add = [&](const char* name) { text += (text.empty() ? "" : ", ") + std::string(name); };
@@ -72,7 +72,7 @@ Units units_of(const schedule::Workload& w, bool ends) {
     return units;
 }
 
-/// What of a working set the L2 can hold, of everything that is asked for again.
+/// The share of each tensor that the L2 holds, among all data that is read again.
 struct Held {
     double keys = 1, queries = 1, scores = 1;
 };
@@ -83,7 +83,7 @@ static Held held_in_l2(const Question& q, const Tile& tile, std::int64_t at_once
     const double e = static_cast<double>(size_of(p.dtype));
     const auto len_q = static_cast<double>(p.len_q);
     const auto len_kv = static_cast<double>(p.len_kv);
-    // Not in whole tiles: what is at work must not jump with the length.
+    // Fractional tiles, so that the working set does not jump with the length.
     const double outer = q.pass == Pass::forward ? std::max(1.0, len_q / static_cast<double>(tile.block_q)) *
                                                        static_cast<double>(std::max<std::int64_t>(p.group(), 1))
                                                  : std::max(1.0, len_kv / static_cast<double>(tile.block_kv));
@@ -97,13 +97,15 @@ static Held held_in_l2(const Question& q, const Tile& tile, std::int64_t at_once
         query_heads = std::min(static_cast<double>(p.batch * p.heads_q), static_cast<double>(at_once));
         per_query = static_cast<double>(p.head_dim) * e + 4.0 * static_cast<double>(p.head_dim_v) + 8;
     }
-    // The only tiles of a group's heads begin together and go through the same keys in step: one of them brings a key.
+    // If each head of a group has one tile, these start together and read the same keys in step, so each key is fetched
+    // once.
     const bool in_step = q.pass == Pass::forward && p.len_q <= tile.block_q && p.group() > 1 && p.group() <= at_once;
-    // What is read in turns is gone before its turn when it is too much: of twice as much as fits, nothing stays.
+    // Cyclic reads evict data before its reuse: at twice the capacity nothing stays.
     const auto share = [&](double bytes) { return std::clamp(2 - bytes / usable, 0.0, 1.0); };
-    return {.keys = in_step ? 1.0 : share(keys),
-            .queries = share(query_heads * len_q * per_query),
-            .scores = share(static_cast<double>(p.batch * p.heads_q) * len_q * len_kv * 4)};  // written whole first
+    return {
+        .keys = in_step ? 1.0 : share(keys),
+        .queries = share(query_heads * len_q * per_query),
+        .scores = share(static_cast<double>(p.batch * p.heads_q) * len_q * len_kv * 4)};  // written as a whole first
 }
 
 schedule::Workload workload_of(const Question& q, const Tile& tile, std::int64_t at_once) {
@@ -132,7 +134,7 @@ schedule::Cost cost_of(const Question& q, const schedule::Workload& near) {
 
 void count_bias(const Question& q, Prediction& prediction) {
     if (!q.problem.bias) return;
-    const auto bytes = 4 * prediction.cost.elements;  // of the tiles that run, once a head: fp32
+    const auto bytes = 4 * prediction.cost.elements;  // fp32, for the tiles that run, once a head
     prediction.cost.work.bytes.l2 += bytes;
     prediction.cost.work.bytes.dram += bytes;
     prediction.memory.tensors += 4 * q.problem.heads_q * q.problem.len_q * q.problem.len_kv;
@@ -228,7 +230,7 @@ std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass p
         p.total_q = p.total_kv = 0;
         p.len_kv = len;
         if (square) p.len_q = len;
-        // First in double, since what is far too much need not fit an int64.
+        // First in double, since a too large value need not fit an int64.
         const auto sequences = static_cast<double>(p.batch);
         const double queries = sequences * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q);
         const double keys = sequences * static_cast<double>(p.heads_kv) * static_cast<double>(p.len_kv);

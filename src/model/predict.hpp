@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The public predict() (tessera/predict.hpp) under the names of this room.
+// The public predict() (tessera/predict.hpp) in this namespace.
 #pragma once
 
 #include "model/machine.hpp"

@@ -26,7 +26,7 @@ std::vector<double> blocks_of_head(const Stage& s, std::int64_t len_q, std::int6
     return blocks;
 }
 
-/// The same where a block goes through many tiles.
+/// Clocks of each thread block if a block goes through many tiles.
 std::vector<double> parts_of_head(const Stage& s, const std::vector<double>& tiles) {
     const auto parts = static_cast<std::size_t>(s.parts), together = static_cast<std::size_t>(s.together);
     std::vector<double> clocks(parts);

@@ -35,13 +35,13 @@ bool is_store(Operation operation) {
     }
 }
 
-/// Reads back what the schedule itself stored for the same queries, so it waits for that.
+/// Does the step load data that the schedule itself stored for the same queries? It then waits for that store.
 bool is_load_of_stored(Operation operation) {
     return operation == Operation::load_state || operation == Operation::load_scores ||
            operation == Operation::load_weights || operation == Operation::load_ds;
 }
 
-/// Of `standard`, which kernel loads this: 0: S = Q K^T, 1: the softmax, 2: O = P V; backward: the rest.
+/// The kernel of `standard` that loads this: 0: S = Q K^T, 1: the softmax, 2: O = P V; backward: 3 for the rest.
 int kernel_of(Operation load) {
     switch (load) {
         case Operation::load_q:
@@ -53,7 +53,7 @@ int kernel_of(Operation load) {
     }
 }
 
-/// Microseconds of a step on one multiprocessor.
+/// Computes the microseconds of a step on one multiprocessor.
 class Rates {
  public:
     Rates(const Machine& m, DType dtype) {
@@ -112,7 +112,7 @@ class Layout {
         return free;
     }
 
-    /// Stores that are ready by then go first; the others let loads pass.
+    /// Runs the stores that are ready by `until`; the others let loads pass.
     void flush_stores(double until) {
         while (!stores_.empty() && stores_.front().ready <= until) {
             const Store& store = stores_.front();
@@ -140,8 +140,8 @@ class Layout {
         has_loaded_ = true;
     }
 
-    /// Work waits for what was loaded for it and, but for fa3, for the work before it. In fa3 the products of the next
-    /// tile wait for products only, the weights for their scores, and O for its weights.
+    /// Adds a computing step. It waits for its loads and, except in fa3, for the previous work. In fa3 the GEMMs of the
+    /// next tile wait for GEMMs only, P waits for its scores, and O for its P.
     void work(const Step& step) {
         const Unit unit = unit_of(step);
         if (std::exchange(has_loaded_, false)) tile_before_ = work_end_;  // another tile begins
@@ -158,10 +158,10 @@ class Layout {
     bool overlaps_;
     bool separate_kernels_;
     int kernel_ = 0;
-    std::array<double, 3> free_{};           // when each unit is
-    std::deque<Store> stores_;               // not begun
+    std::array<double, 3> free_{};           // time at which each unit is free
+    std::deque<Store> stores_;               // not started
     std::map<std::int64_t, double> stored_;  // first query -> end of its last store
-    bool has_loaded_ = false;                // since the last work
+    bool has_loaded_ = false;                // loads since the last work
     double load_end_ = 0, store_end_ = 0, work_end_ = 0, scores_end_ = 0, weights_end_ = 0;
     double tile_before_ = 0;  // end of the work before this tile's
     std::vector<TimedStep> timed_;

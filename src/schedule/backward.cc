@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Backward of fa1 (FlashAttention paper, Algorithm 4), fa2 and fa3 (FlashAttention-2 paper, Algorithm 2;
-// FlashAttention-3 paper, Appendix B.1): tiles of keys outer, tiles of queries inner; dK and dV stay near, over all
-// query heads that share a kv head. dQ lies in slow memory as fp32. Per query head, with t_j the queries of the tiles
-// that tile j touches:
+// FlashAttention-3 paper, Appendix B.1): tiles of keys outer, tiles of queries inner. dK and dV stay in fast memory
+// over all query heads that share a kv head. dQ lies in slow memory as fp32. Per query head, with t_j the queries of
+// the tiles that tile j touches:
 //   fa1         inner loop: sum over j of t_j (e (d + 2 d_v) + 4 + 8 d)      Q, dO, O, LSE; dQ read and written back
 //   fa2, fa3    before: O and dO read for D = rowsum(dO * O), D and dQ = 0 written: N_q (2 e d_v + 4 + 4 d)
 //               inner loop: sum over j of t_j (e (d + d_v) + 8 + 4 d)        Q, dO, LSE, D; dQ added to in the L2
 //   both        K, V once for the group: e N_k (d + d_v); dK, dV the same; dQ to the dtype: N_q (4 d + e d)
-// Five products a pair: 2 (3 d + 2 d_v) FLOP; S is made again, and with it one exp a pair.
+// Five GEMMs per pair: 2 (3 d + 2 d_v) FLOP. S is recomputed, which adds one exp per pair.
 //
-// Near memory per tile (queries R, keys w, g readers of keys): S^T and dP^T read the keys' rows once and the queries'
-// rows per reader; dV and dK read the queries' rows per reader; dQ reads dS per reader and K once; dS is written once
-// and dQ goes through it in fp32.
+// Shared memory traffic per tile (queries R, keys w, g readers of keys): S^T and dP^T read the keys' rows once and the
+// queries' rows once per reader. dV and dK read the queries' rows per reader. dQ reads dS per reader and K once. dS is
+// written once, and dQ passes through in fp32.
 #include "schedule/emit.hpp"
 
 namespace tessera::schedule {
@@ -51,7 +51,7 @@ void run_tile(Emitter& out, const Grid& grid, std::int64_t i, std::int64_t j, bo
     const std::int64_t pairs = grid.pairs(i, j);
     const SharedBytes shared(z, readers(w, k), n, k.size());
     const bool far = !w.residency.queries && first;
-    // dO was read for D by fa2 and fa3: it comes from DRAM again only when it did not stay.
+    // fa2 and fa3 have read dO for D, so it comes from DRAM again only if it did not stay in the L2.
     Work gradients = moved(n * row.gradients, far, n * z.v);
     if (w.residency.queries && first) gradients.bytes.dram = n * (w.schedule == Schedule::fa1 ? row.gradients : kSum);
     Work add = moved(n * row.dq, false, shared.add_dq);
@@ -67,7 +67,7 @@ void run_tile(Emitter& out, const Grid& grid, std::int64_t i, std::int64_t j, bo
     out.emit(Operation::dk_product, q, k, kDk, computed(2 * z.d * pairs, shared.dk));
 }
 
-/// Before the tiles: D for fa2 and fa3, dQ = 0.
+/// The work before the tiles: D for fa2 and fa3, dQ = 0.
 Work prepared(const Workload& w, const Sizes& z, std::int64_t rows) {
     const bool dots = w.schedule != Schedule::fa1;
     const std::int64_t read = dots ? rows * 2 * z.v : 0;
@@ -75,12 +75,12 @@ Work prepared(const Workload& w, const Sizes& z, std::int64_t rows) {
     return {.bytes = {.dram = read + (w.residency.queries ? 0 : written), .l2 = read + written}};
 }
 
-/// After them: dQ from fp32 to the dtype.
+/// The work after the tiles: dQ from fp32 to the dtype.
 Work finished(const Workload& w, const Sizes& z, std::int64_t rows) {
     return {.bytes = {.dram = rows * (z.q + (w.residency.queries ? 0 : kSum * z.d)), .l2 = rows * (z.q + kSum * z.d)}};
 }
 
-/// Tiles of keys that share a read of what is not resident: those that run at once; fa1 has one at a time.
+/// The number of key tiles that share a read of non-resident data: those that run at once. fa1 runs one at a time.
 std::int64_t sharing(const Workload& w) {
     if (w.residency.queries) return 0;
     return w.schedule == Schedule::fa1 ? 1 : std::max<std::int64_t>(w.residency.tiles_at_once, 1);
@@ -109,7 +109,8 @@ void run_kv_head(Emitter& out, const KvHead& kv) {
     }
 }
 
-/// Queries of tiles that some column of a group reads for the first time: all columns, or `at_once` at a time.
+/// The queries of tiles that some column of a group reads for the first time. A group is all columns, or `at_once` of
+/// them.
 std::int64_t first_reads_of_queries(const Grid& grid, std::int64_t at_once) {
     const std::int64_t all = std::max<std::int64_t>(grid.columns(), 1);
     const std::int64_t step = at_once == 0 ? all : std::min(at_once, all);
@@ -157,7 +158,7 @@ Cost fa2_backward_cost(const Workload& w) {
             const std::int64_t rows = Grid::extent(touched, grid.block.block_q, grid.band.len_q);
             inner += times * rows;
             loaded += touched.empty() ? 0 : times * keys;
-            // All terms are products of rows, but those that read the keys' rows once per tile of queries.
+            // All terms are proportional to rows, except those that read the keys' rows once per tile of queries.
             SharedBytes shared(z, readers(w, grid.keys(j)), rows, 0);
             const std::int64_t per_tile = keys * (2 * z.q + z.v);
             const std::int64_t ds = rows * keys * z.e * (1 + readers(w, grid.keys(j)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the schedules share in telling their steps: sizes in bytes, and the loops over sequences and heads.
+// Helpers of the schedules for emitting their steps: sizes in bytes, and the loops over sequences and heads.
 #pragma once
 
 #include "schedule/grid.hpp"
@@ -15,7 +15,7 @@ inline constexpr std::int64_t kSum = 4;
 struct Sizes {
     std::int64_t d, dv;  ///< head_dim, head_dim_v in elements
     std::int64_t e;      ///< bytes of an element
-    std::int64_t q, v;   ///< of a row of Q, K, dQ, dK; of V, O, dO, dV
+    std::int64_t q, v;   ///< bytes of a row of Q, K, dQ, dK; and of V, O, dO, dV
 
     explicit Sizes(const Problem& p)
         : d(p.head_dim), dv(p.head_dim_v), e(size_of(p.dtype)), q(p.head_dim * e), v(p.head_dim_v * e) {}
@@ -23,7 +23,7 @@ struct Sizes {
     std::int64_t state() const { return kSum * dv + 2 * kSum; }  ///< O in fp32, m and l of one query
 };
 
-/// Steps of one workload, or of a part of it.
+/// Emits the steps of one workload, or of a part of it.
 class Emitter {
  public:
     Emitter(const Workload& workload, const Visitor& visit)
@@ -55,7 +55,7 @@ class Emitter {
     Step step_{};
 };
 
-/// Bytes that are moved between near and slow memory; the part that crosses DRAM when `first`.
+/// Bytes moved between fast and slow memory; they cross DRAM if `first`.
 constexpr Work moved(std::int64_t bytes, bool first, std::int64_t shared = 0) {
     return {.bytes = {.dram = first ? bytes : 0, .l2 = bytes, .shared = shared}};
 }
@@ -71,14 +71,14 @@ struct KvHead {
     std::int64_t group;
 };
 
-/// Where a step is: a tile of queries, and one of keys.
-struct Place {
+/// The position of a step: a tile of queries and a tile of keys.
+struct TilePosition {
     std::int64_t i = 0;
     std::int64_t j = 0;
     Range queries{};
     Range loaded{};      ///< keys of the whole tile
-    Range computed{};    ///< of the part that is computed
-    bool first = false;  ///< what the inner loop loads is not in the L2 yet
+    Range computed{};    ///< keys that are computed
+    bool first = false;  ///< the inner loop's loads are not in the L2 yet
 
     std::int64_t elements() const { return queries.size() * computed.size(); }
 };
@@ -92,26 +92,26 @@ void for_each_row(Emitter& out, const KvHead& kv, const Row& row) {
     }
 }
 
-/// Calls tile(place) for every tile of row i, in order.
+/// Calls tile(TilePosition) for every tile of row i, in order.
 template <class Tile>
 void for_each_tile(const Grid& grid, std::int64_t i, FirstReads& reads, const Tile& tile) {
     reads.begin(i);
     const Range columns = grid.columns_of(i);
     for (std::int64_t j = columns.begin; j < columns.end; ++j) {
-        tile(Place{i, j, grid.queries(i), grid.keys(j), grid.computed(i, j), reads.first(j)});
+        tile(TilePosition{i, j, grid.queries(i), grid.keys(j), grid.computed(i, j), reads.first(j)});
     }
 }
 
-/// A schedule as data: its file defines NAME_order(), and schedule.cc makes the list of all from TESSERA_SCHEDULES.
+/// A schedule as data. Its file defines NAME_order(); schedule.cc lists all from TESSERA_SCHEDULES.
 struct Order {
     void (*forward_steps)(Emitter& emitter);
     void (*backward_steps)(Emitter& emitter);
     Cost (*forward_cost)(const Workload& workload);
     Cost (*backward_cost)(const Workload& workload);
-    /// Bytes in slow memory beside the tensors.
+    /// Bytes of workspace in slow memory.
     std::int64_t (*forward_workspace)(const Workload& workload);
     std::int64_t (*backward_workspace)(const Workload& workload);
-    /// Queries whose product is made by one reader of shared memory: each reader fetches the whole K and V tile.
+    /// Queries of one reader of shared memory. Each reader fetches the whole K and V tile.
     std::int64_t rows_per_reader = 32;  ///< a warp with two fragments of 16 rows
 };
 #define TESSERA_ORDER(name) Order name##_order();
@@ -119,12 +119,12 @@ TESSERA_SCHEDULES(TESSERA_ORDER)
 #undef TESSERA_ORDER
 const Order& order_of(Schedule schedule);
 
-/// How K and V are first read, for FirstReads.
+/// The FirstReads of K and V.
 inline FirstReads reads_of_keys(const Workload& w) {
     return FirstReads(w.residency.keys ? 0 : std::max<std::int64_t>(w.residency.tiles_at_once, 1));
 }
 
-/// Readers of shared memory for a tile of queries (of keys, in the backward).
+/// The number of readers of shared memory for a tile of queries (backward: of keys).
 inline std::int64_t readers(const Workload& w, const Range& rows) {
     return ceil_div(rows.size(), order_of(w.schedule).rows_per_reader);
 }
@@ -142,8 +142,7 @@ void for_each_kv_head(const Workload& workload, bool trimmed, const Body& body) 
     }
 }
 
-/// The sum of body(grid) over sequences, each a Cost of one kv head with its group of query heads; tile counts are
-/// added.
+/// The sum of body(grid), the Cost of one kv head with its query heads, over all kv heads; tile counts are added.
 template <class Body>
 Cost sum_over_kv_heads(const Workload& workload, bool trimmed, const Body& body) {
     const Problem& p = workload.problem;
@@ -158,11 +157,11 @@ Cost sum_over_kv_heads(const Workload& workload, bool trimmed, const Body& body)
 /// Tile counts, elements and pairs of one head in closed form.
 Cost tile_counts(const Grid& grid);
 
-/// Rows of K (or V) that cross DRAM for one kv head when tiles of queries are the outer loop: once each while they stay
-/// in the L2; otherwise once for every tiles_at_once tiles of queries, and for every query head.
+/// Rows of K (or V) that cross DRAM for one kv head if tiles of queries are the outer loop: once if they stay in the
+/// L2. Otherwise once for every tiles_at_once tiles of queries, and for every query head.
 std::int64_t first_reads_of_keys(const Workload& workload, const Grid& grid);
 
-/// What one tile of queries does with keys, over all tiles that it touches.
+/// The sums over all key tiles that one tile of queries touches.
 struct RowOfTiles {
     std::int64_t rows = 0;         ///< queries
     std::int64_t readers = 0;      ///< of them
@@ -173,7 +172,7 @@ struct RowOfTiles {
 };
 RowOfTiles row_of_tiles(const Workload& workload, const Grid& grid, std::int64_t i);
 
-// What several files share: the backward passes, and what fa3 has of fa2.
+// Functions of several files: the backward passes, and the parts of fa2 that fa3 uses.
 void standard_backward_steps(Emitter& emitter);
 void fa1_backward_steps(Emitter& emitter);
 void fa2_backward_steps(Emitter& emitter);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa1 forward (FlashAttention paper, section 3.1, Algorithm 1): tiles of keys outer, tiles of queries inner; O, m and l
-// of every query are in slow memory, and each tile of keys reads and writes them. Per query head, with T_c tiles of
+// fa1 forward (FlashAttention paper, section 3.1, Algorithm 1): tiles of keys outer, tiles of queries inner. O, m and l
+// of every query lie in slow memory, and each tile of keys reads and writes them. Per query head, with T_c tiles of
 // keys and t_j the queries of the tiles that tile j touches:
 //   K, V once:      e N_k (d + d_v)
 //   inner loop:     sum over j of t_j (e d + 2 (4 d_v + 8))       Q read; O, m, l read and written back
 //   beginning, end: N_q (4 d_v + 8) written; N_q (4 d_v + 8) read, N_q (e d_v + 4) written
-// Without a mask t_j = N_q, so the inner loop is T_c N_q (e d + 8 d_v + 16): with O in e bytes the paper's T_c 3 e N d,
-// and with B_c = M / (4 d) its Theorem 2, Theta(N^2 d^2 / M). O is kept in fp32 here, as both kernels do. `queries`
-// resident says that Q and the state of a head stay in the L2 from one tile of keys to the next.
+// Without a mask t_j = N_q, so the inner loop is T_c N_q (e d + 8 d_v + 16). With O in e bytes this is the paper's T_c
+// 3 e N d, and with B_c = M / (4 d) its Theorem 2, Theta(N^2 d^2 / M). Here O is fp32, as in both kernels. Resident
+// `queries` means that Q and the state of a head stay in the L2 from one tile of keys to the next.
 #include "schedule/emit.hpp"
 
 namespace tessera::schedule {
@@ -93,12 +93,12 @@ Cost forward_cost(const Workload& w) {
     });
 }
 
-/// O, m and l.
+/// The workspace: O, m and l.
 std::int64_t forward_workspace(const Workload& w) {
     return w.problem.rows_q() * w.problem.heads_q * Sizes(w.problem).state();
 }
 
-/// dQ in fp32.
+/// The workspace: dQ in fp32.
 std::int64_t backward_workspace(const Workload& w) {
     return w.problem.rows_q() * w.problem.heads_q * kSum * w.problem.head_dim;
 }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 forward (FlashAttention-2 paper, Algorithm 1): tiles of queries outer, tiles of keys inner; O, m and l stay near
-// until they are done. Per query head, with T_r tiles of B_r queries and W_i the keys of the tiles that tile i touches:
-//   l2    = e N_q (d + d_v) + 4 N_q + sum over i of e W_i (d + d_v)        Q, O, LSE once; K, V for every tile of
-//   queries dram  = e N_q (d + d_v) + 4 N_q + K, V once for the group              while K, V of a head stay in the L2
-// Without a mask W_i = N_k, so K and V are read T_r times; causal, W_i = B_c ceil(i B_r / B_c) about, half of that.
-// That is the paper's Theta(N^2 d^2 / M) with B_r = Theta(M / d), but carried by the L2.
+// fa2 forward (FlashAttention-2 paper, Algorithm 1): tiles of queries outer, tiles of keys inner. O, m and l stay in
+// fast memory until they are done. Per query head, with T_r tiles of B_r queries and W_i the keys of the tiles that
+// tile i touches:
+//   l2    = e N_q (d + d_v) + 4 N_q + sum over i of e W_i (d + d_v)   Q, O, LSE once; K, V for every tile of queries
+//   dram  = e N_q (d + d_v) + 4 N_q + K, V once for the group         if K, V of a head stay in the L2
+// Without a mask W_i = N_k, so K and V are read T_r times; causal, W_i is about B_c ceil(i B_r / B_c), half of that.
+// This is the paper's Theta(N^2 d^2 / M) with B_r = Theta(M / d), but the L2 carries it.
 //
-// Near memory: every tile that is loaded is written once; K and V are read once by each reader (a warp or warpgroup and
-// its queries), and O leaves through it.
+// Shared memory: every loaded tile is written once. Each reader (a warp or warpgroup with its queries) reads K and V
+// once, and O leaves through it.
 #include "schedule/emit.hpp"
 
 namespace tessera::schedule {
@@ -21,7 +22,7 @@ void forward_steps(Emitter& out) {
         FirstReads reads = reads_of_keys(w);
         for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
             out.emit(Operation::load_q, q, {}, kM | kL | kO, moved(q.size() * z.q, true, q.size() * z.q));
-            for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+            for_each_tile(kv.grid, i, reads, [&](const TilePosition& at) {
                 const std::int64_t pairs = kv.grid.pairs(i, at.j);
                 const std::int64_t read = readers(w, q) * at.computed.size();
                 const std::int64_t k_bytes = at.loaded.size() * z.q;

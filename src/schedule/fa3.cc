@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa3 forward (FlashAttention-3 paper, Algorithms 1 and 2): the tiles of fa2 in another order. A producer loads K_j and
-// V_j ahead, and the products of the next scores run beside the softmax: S_j is begun before O += P_{j-1} V_{j-1}, so
-// that V trails K by one tile (section 3.2). The sums are those of fa2, except that wgmma reads Q from shared memory
-// for every tile of keys. fa3 backward (section 3.4 and Appendix B.1) is fa2's in steps and bytes.
+// V_j ahead, and the GEMM of the next scores overlaps the softmax. S_j is issued before O += P_{j-1} V_{j-1}, so V
+// trails K by one tile (section 3.2). The sums are those of fa2, except that wgmma reads Q from shared memory for every
+// tile of keys. fa3 backward (section 3.4 and Appendix B.1) has the steps and bytes of fa2's.
 #include "schedule/emit.hpp"
 
 namespace tessera::schedule {
@@ -14,24 +14,24 @@ struct RowWriter {
     const Grid& grid;
     const Range& q;
 
-    void load(Operation operation, const Place& at, std::int64_t row_bytes) const {
+    void load(Operation operation, const TilePosition& at, std::int64_t row_bytes) const {
         const std::int64_t bytes = at.loaded.size() * row_bytes;
         out.emit(operation, {}, at.loaded, kNothing, moved(bytes, at.first, bytes));
     }
-    void scores(const Place& at) const {
+    void scores(const TilePosition& at) const {
         const Sizes& z = out.sizes();
         load(Operation::load_k, at, z.q);
         const std::int64_t shared = readers(out.workload(), q) * at.computed.size() * z.q + q.size() * z.q;
         out.emit(Operation::scores, q, at.computed, kS, computed(2 * z.d * grid.pairs(at.i, at.j), shared),
                  grid.coverage(at.i, at.j));
     }
-    void values(const Place& at) const {
+    void values(const TilePosition& at) const {
         const Sizes& z = out.sizes();
         load(Operation::load_v, at, z.v);
         const std::int64_t shared = readers(out.workload(), q) * at.computed.size() * z.v;
         out.emit(Operation::values, q, at.computed, kO, computed(2 * z.dv * grid.pairs(at.i, at.j), shared));
     }
-    void softmax(const Place& at) const {
+    void softmax(const TilePosition& at) const {
         out.emit(Operation::softmax, q, at.computed, kM | kL | kP, computed(0, 0, grid.pairs(at.i, at.j)));
     }
 };
@@ -43,8 +43,8 @@ void forward_steps(Emitter& out) {
         for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
             const RowWriter row{out, kv.grid, q};
             out.emit(Operation::load_q, q, {}, kM | kL | kO, moved(q.size() * z.q, true, q.size() * z.q));
-            Place before{};
-            for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+            TilePosition before{};
+            for_each_tile(kv.grid, i, reads, [&](const TilePosition& at) {
                 row.scores(at);
                 if (!before.computed.empty()) row.values(before);
                 row.softmax(at);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The matrix of scores of one head, cut into tiles: which tiles of keys meet a tile of queries, and the other way
-// round. All answers come from the Band, as in the kernels.
+// The score matrix of one head, cut into tiles: the key tiles that a query tile touches, and the reverse. All answers
+// come from the Band, as in the kernels.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 struct Grid {
     Band band;
     Tile block;
-    /// Forward kernels end a row's last tile at the last key that its queries see; backward ones, whose outer loop is
-    /// over keys, do not.
+    /// Ends a row's last tile at the last key that its queries see. Forward kernels do so; backward ones, whose outer
+    /// loop is over keys, do not.
     bool trimmed = true;
 
     std::int64_t rows() const { return ceil_div(band.len_q, block.block_q); }
@@ -46,12 +46,12 @@ struct Grid {
         return band.coverage(q.begin, q.end, k.begin, k.end);
     }
 
-    /// Tiles of keys of row i that hold visible pairs only; `ends`: and no place behind the last key.
+    /// Key tiles of row i that hold visible pairs only; with `ends`, they also don't extend beyond the last key.
     Range uncut_columns(std::int64_t i, bool ends = true) const {
         const Range q = queries(i);
         return whole({q.end - 1 + band.low, q.begin + band.high + 1}, band.len_kv, block.block_kv, ends);
     }
-    /// The same of column j, with the last query.
+    /// Query tiles of column j that hold visible pairs only; with `ends`, they also don't extend beyond the last query.
     Range uncut_rows(std::int64_t j, bool ends = true) const {
         const Range k{j * block.block_kv, (j + 1) * block.block_kv};
         if (ends && k.end > band.len_kv) return {};
@@ -69,11 +69,11 @@ struct Grid {
         return sum;
     }
 
-    /// Row i and the rows after it that are like it: whole tiles whose queries all see every key, or all see none.
+    /// The number of equal rows from row i on: whole tiles whose queries all see every key, or all see none.
     std::int64_t rows_alike(std::int64_t i) const {
         return alike(i, block.block_q, band.len_q, band.len_kv, band.low, band.high);
     }
-    /// The same for column j.
+    /// The number of equal columns from column j on.
     std::int64_t columns_alike(std::int64_t j) const {
         return alike(j, block.block_kv, band.len_kv, band.len_q, -band.high, -band.low);
     }
@@ -93,7 +93,7 @@ struct Grid {
         return seen.empty() ? Range{} : Range{seen.begin / size, ceil_div(seen.end, size)};
     }
 
-    /// Tiles that lie in `range`, a part of [0, length); without `ends`, its last one may reach over the end.
+    /// Tiles that lie in `range`, a part of [0, length). Without `ends`, the last one may extend beyond the end.
     static Range whole(const Range& range, std::int64_t length, std::int64_t size, bool ends) {
         const std::int64_t begin = ceil_div(std::max<std::int64_t>(range.begin, 0), size);
         const bool to_the_end = range.end >= length && !ends;
@@ -101,10 +101,10 @@ struct Grid {
         return range.end <= 0 || end <= begin ? Range{} : Range{begin, end};
     }
 
-    /// Index x of [0, length) meets x + low .. x + high of the `others`.
+    /// The number of equal tiles from `tile` on, if index x of [0, length) sees x + low .. x + high of the `others`.
     static std::int64_t alike(std::int64_t tile, std::int64_t size, std::int64_t length, std::int64_t others,
                               std::int64_t low, std::int64_t high) {
-        const Range whole[] = {{others - 1 - high, std::min(length, 1 - low)},  // meets all of them
+        const Range whole[] = {{others - 1 - high, std::min(length, 1 - low)},  // sees all of them
                                {0, low > high ? length : std::min(length, -high)},
                                {others - low, length}};
         for (const Range& same : whole) {
@@ -114,8 +114,8 @@ struct Grid {
     }
 };
 
-/// Calls body(i, times) for every run of rows that are alike, i being its first: a sum over rows takes as many steps as
-/// the mask's edges cross rows, whatever the length.
+/// Calls body(i, times) for every run of equal rows; i is its first. A sum over rows then takes as many steps as the
+/// mask's edges cross rows, whatever the length.
 template <class Body>
 void for_each_run_of_rows(const Grid& grid, const Body& body) {
     for (std::int64_t i = 0, times = 0; i < grid.rows(); i += times) body(i, times = grid.rows_alike(i));
@@ -125,21 +125,21 @@ void for_each_run_of_columns(const Grid& grid, const Body& body) {
     for (std::int64_t j = 0, times = 0; j < grid.columns(); j += times) body(j, times = grid.columns_alike(j));
 }
 
-/// Sum over all queries of the keys that they see, in closed form: with ramp(x) = sum over q of clamp(q + x, 0, len_kv)
-/// it is ramp(high + 1) - ramp(low).
+/// The sum over all queries of the keys that they see. In closed form: ramp(high + 1) - ramp(low), with ramp(x) = sum
+/// over q of clamp(q + x, 0, len_kv).
 std::int64_t visible_pairs(const Band& band);
 
-/// Tiles of row i that hold visible pairs only, in closed form: those from the first one that the last query of the row
-/// sees whole to the last one that the first query sees whole.
+/// Tiles of row i that hold visible pairs only, in closed form. They run from the first tile that the last query of the
+/// row sees whole to the last tile that the first query sees whole.
 std::int64_t full_tiles(const Grid& grid, std::int64_t i);
 
-/// Remembers how far a run of neighbours has read, to tell a first read from a repeated one. Ranges come in rising
-/// order, so that one number is enough.
+/// Tells a first read from a repeated one, among neighbours that share reads. Ranges come in rising order, so the end
+/// of the last read is enough.
 class FirstReads {
  public:
-    /// `tiles_at_once` neighbours share a read; 0: all do.
+    /// Makes `tiles_at_once` neighbours share a read; 0: all.
     explicit FirstReads(std::int64_t tiles_at_once) : tiles_at_once_(tiles_at_once) {}
-    /// Neighbour `index` of the outer loop begins.
+    /// Begins neighbour `index` of the outer loop.
     void begin(std::int64_t index) {
         if (tiles_at_once_ > 0 && index % tiles_at_once_ == 0) end_ = 0;
     }

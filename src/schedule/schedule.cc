@@ -38,7 +38,7 @@ void validate(const Workload& w) {
 }  // namespace
 
 bool countable(const Problem& p) {
-    // 16 (d + d_v) for each pair is more than any count. Sizes 0 count as 1: beside them others may be large.
+    // 16 (d + d_v) per pair bounds every count. Sizes of 0 count as 1, since the others may be large.
     const auto at_least_1 = [](std::int64_t n) { return static_cast<double>(std::max<std::int64_t>(n, 1)); };
     const double rows = p.ragged ? at_least_1(p.total_q) : at_least_1(p.batch) * at_least_1(p.len_q);
     const double pairs = rows * at_least_1(std::max(p.heads_q, p.heads_kv)) * at_least_1(p.len_kv);

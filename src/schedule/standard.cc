@@ -5,7 +5,8 @@
 //   S = Q K^T      reads Q once and K for every tile of queries; writes 4 N^2
 //   P = softmax(S) reads 4 N^2, writes e N^2 (e: bytes of the Problem's dtype)
 //   O = P V        reads e N^2 and V for every tile of queries; writes O and LSE
-// so N^2 (8 + 2 e) bytes for scores: 12 a pair in 16 bits, 16 in fp32. With S kept in e bytes it is the paper's 4 e.
+// The scores thus move N^2 (8 + 2 e) bytes: 12 per pair in 16 bits, 16 in fp32. With S in e bytes this is the paper's 4
+// e.
 #include "schedule/emit.hpp"
 
 namespace tessera::schedule {
@@ -17,7 +18,7 @@ void make_scores(Emitter& out, const KvHead& kv) {
     FirstReads reads = reads_of_keys(w);
     for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
         out.emit(Operation::load_q, q, {}, kNothing, moved(q.size() * z.q, true, q.size() * z.q));
-        for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+        for_each_tile(kv.grid, i, reads, [&](const TilePosition& at) {
             const std::int64_t bytes = at.loaded.size() * z.q;
             out.emit(Operation::load_k, {}, at.loaded, kNothing, moved(bytes, at.first, bytes));
             out.emit(Operation::scores, q, at.computed, kS,
@@ -48,7 +49,7 @@ void multiply_values(Emitter& out, const KvHead& kv) {
     const Sizes& z = out.sizes();
     FirstReads reads = reads_of_keys(w);
     for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
-        for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+        for_each_tile(kv.grid, i, reads, [&](const TilePosition& at) {
             const std::int64_t bytes = at.loaded.size() * z.v;
             const std::int64_t weights = at.elements() * z.e;
             out.emit(Operation::load_v, {}, at.loaded, kNothing, moved(bytes, at.first, bytes));
@@ -89,7 +90,7 @@ Cost forward_cost(const Workload& w) {
     });
 }
 
-/// Matrices of all scores in fp32.
+/// The bytes of `count` matrices of all scores in fp32.
 std::int64_t matrices(const Workload& w, std::int64_t count) {
     std::int64_t bytes = 0;
     for (const auto& [lengths, times] : distinct_sequences(w))
@@ -97,10 +98,10 @@ std::int64_t matrices(const Workload& w, std::int64_t count) {
     return bytes;
 }
 
-/// S, with P in its place.
+/// The workspace: S, overwritten by P.
 std::int64_t forward_workspace(const Workload& w) { return matrices(w, 1); }
 
-/// P and dS, and D of every query.
+/// The workspace: P and dS, and D of every query.
 std::int64_t backward_workspace(const Workload& w) {
     return matrices(w, 2) + w.problem.rows_q() * w.problem.heads_q * kSum;
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Standard attention, backward (FlashAttention paper, Algorithm 3), as the CPU kernel has it: P and dS of all pairs go
+// Standard attention, backward (FlashAttention paper, Algorithm 3), as in the CPU kernel: P and dS of all pairs go
 // through slow memory. Per query head, N^2 elements in the tiles that the mask leaves:
 //   P, dS   from Q, K, V, dO, LSE, D for every tile; writes 4 N^2 each
 //   dQ      reads dS, and K for every tile of queries
 //   dV, dK  read P and dS, and Q and dO for every tile of keys
-// so 20 N^2 bytes. The paper keeps P of the forward, and writes dP before dS: 7 passes of e N^2.
+// This makes 20 N^2 bytes. The paper keeps P of the forward and writes dP before dS: 7 passes of e N^2.
 #include "schedule/emit.hpp"
 
 namespace tessera::schedule {
@@ -20,7 +20,7 @@ void make_weights_and_ds(Emitter& out, const KvHead& kv) {
         out.emit(Operation::row_dots, q, {}, kNothing, moved(q.size() * 2 * z.v, true));
         out.emit(Operation::load_q, q, {}, kNothing, moved(q.size() * z.q, true, q.size() * z.q));
         out.emit(Operation::load_gradients, q, {}, kNothing, moved(q.size() * kSum, true, q.size() * z.v));
-        for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+        for_each_tile(kv.grid, i, reads, [&](const TilePosition& at) {
             const std::int64_t pairs = kv.grid.pairs(i, at.j);
             const std::int64_t read = readers(w, q) * at.computed.size();
             const std::int64_t matrix = at.elements() * kSum;
@@ -43,7 +43,7 @@ void multiply_keys(Emitter& out, const KvHead& kv) {
     const Sizes& z = out.sizes();
     FirstReads reads = reads_of_keys(w);
     for_each_row(out, kv, [&](std::int64_t i, const Range& q) {
-        for_each_tile(kv.grid, i, reads, [&](const Place& at) {
+        for_each_tile(kv.grid, i, reads, [&](const TilePosition& at) {
             const std::int64_t bytes = at.loaded.size() * z.q;
             out.emit(Operation::load_k, {}, at.loaded, kNothing, moved(bytes, at.first, bytes));
             out.emit(Operation::load_ds, q, at.computed, kNothing, moved(at.elements() * kSum, !w.residency.scores));
@@ -69,7 +69,7 @@ void multiply_queries(Emitter& out, const KvHead& kv) {
                 const std::int64_t matrix = q.size() * run.size() * kSum;
                 const std::int64_t pairs = kv.grid.pairs(i, j);
                 const std::int64_t read = readers(w, run) * q.size();
-                // Both were read by the first loop; they stay when `queries` do.
+                // The first loop has read both; they stay in the L2 if `queries` are resident.
                 out.emit(Operation::load_q, q, {}, kNothing, moved(q.size() * z.q, !w.residency.queries));
                 out.emit(Operation::load_gradients, q, {}, kNothing, moved(q.size() * z.v, !w.residency.queries));
                 out.emit(Operation::load_weights, q, run, kNothing, moved(matrix, far));

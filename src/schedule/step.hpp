@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A schedule as data: what a tile operation moves and computes, and the sums of those.
+// The step of a schedule: the bytes and FLOP of one tile operation, and sums of them.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ namespace tessera::schedule {
 /// One tile operation. The names are those of the papers' algorithms: Q_i is the tile of queries, K_j, V_j of keys.
 enum class Operation : std::uint8_t {
     // forward
-    load_q,         ///< Q_i comes near
+    load_q,         ///< Q_i to fast memory
     load_k,         ///< K_j
     load_v,         ///< V_j
     scores,         ///< S = Q_i K_j^T
     softmax,        ///< m and l with the new scores, P = exp(S - m)
     values,         ///< O_i += P V_j
-    store_o,        ///< O_i / l_i and LSE_i leave
+    store_o,        ///< O_i / l_i and LSE_i to slow memory
     init_state,     ///< fa1: O_i, m_i, l_i = 0, -inf, 0 in slow memory
     load_state,     ///< fa1: O_i, m_i, l_i are read
     store_state,    ///< fa1: O_i, m_i, l_i are written back
@@ -42,8 +42,8 @@ enum class Operation : std::uint8_t {
     add_dq,          ///< the sum of dQ_i in slow memory grows (fa1: read and written; fa2, fa3: added there)
     store_ds,        ///< standard: dS goes to slow memory
     load_ds,         ///< standard: dS comes back
-    store_dkv,       ///< dK_j, dV_j leave
-    store_dq,        ///< dQ_i leaves in the Problem's dtype
+    store_dkv,       ///< dK_j, dV_j to slow memory
+    store_dq,        ///< dQ_i to slow memory in the Problem's dtype
 };
 const char* name_of(Operation operation);
 
@@ -57,26 +57,26 @@ enum State : unsigned { kNothing = 0, kM = 1, kL = 2, kO = 4, kS = 8, kP = 16, k
 struct Step {
     Operation operation{};
     std::int64_t sequence = 0;    ///< of the batch
-    std::int64_t query_head = 0;  ///< within the sequence; of the first head of the group where a step serves all of it
-    Range queries{};              ///< empty where a step has none
+    std::int64_t query_head = 0;  ///< within the sequence; the group's first head if a step serves the whole group
+    Range queries{};              ///< empty if a step has none
     Range keys{};
     Coverage coverage = Coverage::full;
     unsigned touches = kNothing;  ///< bits of State
     Work work{};
 };
 
-/// Which tensors are found again in the L2 when a later tile asks for them: a matter of the cache's size, which a
+/// The tensors that stay in the L2 until a later tile reads them again. This depends on the cache's size, which a
 /// schedule does not know.
 struct Residency {
-    bool keys = true;     ///< K and V, after the first tile of queries that reads them
-    bool queries = true;  ///< Q, O, dO, dQ and what is kept for each query (m, l, D), after the first tile of keys
-    bool scores = false;  ///< the N x N matrices of `standard`
+    bool keys = true;                ///< K and V, after the first tile of queries that reads them
+    bool queries = true;             ///< Q, O, dO, dQ and the per-query state (m, l, D), after the first tile of keys
+    bool scores = false;             ///< the N x N matrices of `standard`
     std::int64_t tiles_at_once = 1;  ///< neighbours of the outer loop that run together share one read of what is not
                                      ///< resident
     friend bool operator==(const Residency&, const Residency&) = default;
 };
 
-/// What a schedule is asked about.
+/// The input of a schedule: a Problem with tile, pass and residency.
 struct Workload {
     Problem problem{};
     Schedule schedule = Schedule::fa2;

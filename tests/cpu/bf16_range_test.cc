@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Queries and keys at the ends of bf16's range, on every matrix unit of this processor: their products come before the
-// scale.
+// Queries and keys at the ends of bf16's range, on every matrix unit of this processor: their dot products are computed
+// before scaling.
 #include <algorithm>
 #include <cmath>
 

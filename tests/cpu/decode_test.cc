@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Few queries on a matrix unit: their product with V as rows, on every matrix unit of this processor, and the kernel.
+// Few queries on a matrix unit: the GEMM with V with queries as rows, on every matrix unit of this processor, and the
+// kernel.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,10 +14,10 @@
 namespace tessera::cpu::matrix::decode_test {
 namespace {
 
-class DecodeWords : public MatrixWords {};
+class DecodeWords : public MatrixPrimitives {};
 INSTANTIATE_TEST_SUITE_P(Cpu, DecodeWords, testing::Values(Unit::dot, Unit::amx), unit_label);
 
-/// P [keys, 16] as pair tiles and V [keys, dim] with gaps between rows, for a product in both ways.
+/// P [keys, 16] as pair tiles and V [keys, dim] with gaps between rows, for both forms of the GEMM.
 struct Operands {
     std::int64_t keys;
     std::int64_t dim;
@@ -29,7 +30,7 @@ struct Operands {
     Array<Bf16> v_bf16{keys * stride};
     Array<Bf16> p{key_tiles * parts * kTileElements};
 
-    Operands(const Words& words, std::int64_t n, std::int64_t d, DType type) : keys(n), dim(d), dtype(type) {
+    Operands(const Primitives& primitives, std::int64_t n, std::int64_t d, DType type) : keys(n), dim(d), dtype(type) {
         std::mt19937 rng(11);
         std::normal_distribution<float> normal;
         for (std::int64_t i = 0; i < keys * stride; ++i) {
@@ -38,8 +39,9 @@ struct Operands {
         }
         Array<float> s(keys * 16), m(16), l(16), maximum(16, -std::numeric_limits<float>::infinity());
         for (std::int64_t i = 0; i < keys * 16; ++i) s[i] = normal(rng);
-        words.maximum(s, keys, 16, maximum);
-        words.weights({.s = s, .keys = keys, .lanes = 16, .maximum = maximum, .m = m, .l = l, .parts = parts, .p = p});
+        primitives.maximum(s, keys, 16, maximum);
+        primitives.weights(
+            {.s = s, .keys = keys, .lanes = 16, .maximum = maximum, .m = m, .l = l, .parts = parts, .p = p});
     }
     HeadRows v() {
         char* data = dtype == DType::fp32 ? reinterpret_cast<char*>(static_cast<float*>(v_fp32))
@@ -47,27 +49,27 @@ struct Operands {
         return {data, dtype, stride, 1};
     }
     /// O^T = V^T P: [16 * dim_tiles, 16]
-    bool columns(const Words& words, float* o_t) {
+    bool columns(const Primitives& primitives, float* o_t) {
         Array<Bf16> packed(dim_tiles * key_tiles * parts * kTileElements);
         const Tiles tiles{packed, parts * kTileElements, dim_tiles * parts * kTileElements};
-        const bool all = words.pack({v(), 0, keys, dim, Form::columns, tiles, true});
-        words.multiply({parts, dim_tiles, 1, key_tiles, tiles, {p, parts * kTileElements, 0}, o_t, 16});
+        const bool all = primitives.pack({v(), 0, keys, dim, Form::columns, tiles, true});
+        primitives.multiply({parts, dim_tiles, 1, key_tiles, tiles, {p, parts * kTileElements, 0}, o_t, 16});
         return all;
     }
     /// O = P V: [16, 16 * dim_tiles]; P becomes row tiles.
-    bool rows(const Words& words, float* o, bool from_memory) {
+    bool rows(const Primitives& primitives, float* o, bool from_memory) {
         Array<Bf16> buffer(kRowsBuffer * dim_tiles * parts * kTileElements);
-        return words.multiply_rows({parts,
-                                    p,
-                                    {.from = v(),
-                                     .rows = keys,
-                                     .dim = dim,
-                                     .form = Form::row_pairs,
-                                     .to = {buffer, 0, 0},
-                                     .finite_only = true,
-                                     .from_memory = from_memory},
-                                    o,
-                                    dim_tiles * 16});
+        return primitives.multiply_rows({parts,
+                                         p,
+                                         {.from = v(),
+                                          .rows = keys,
+                                          .dim = dim,
+                                          .form = Form::row_pairs,
+                                          .to = {buffer, 0, 0},
+                                          .finite_only = true,
+                                          .from_memory = from_memory},
+                                         o,
+                                         dim_tiles * 16});
     }
 };
 
@@ -76,14 +78,14 @@ TEST_P(DecodeWords, product_of_rows_has_the_bits_of_that_of_columns) {
         for (const std::int64_t keys : {1, 31, 32, 70, 512}) {
             for (const std::int64_t dim : {1, 16, 40, 64, 80, 128, 200}) {
                 for (const bool special : {false, true}) {
-                    Operands x(words(), keys, dim, dtype);
+                    Operands x(primitives(), keys, dim, dtype);
                     if (special) {
                         x.v_fp32[(keys - 1) * x.stride] = std::numeric_limits<float>::quiet_NaN();
                         x.v_bf16[(keys - 1) * x.stride] = Bf16{0xFF80};
                     }
                     Array<float> o_t(x.dim_tiles * 256), o(x.dim_tiles * 256, 7.0F);
-                    EXPECT_EQ(x.columns(words(), o_t), !special);
-                    EXPECT_EQ(x.rows(words(), o, keys % 2 == 0), !special);
+                    EXPECT_EQ(x.columns(primitives(), o_t), !special);
+                    EXPECT_EQ(x.rows(primitives(), o, keys % 2 == 0), !special);
                     for (std::int64_t q = 0; q < 16; ++q) {
                         for (std::int64_t c = 0; c < dim; ++c) {
                             ASSERT_EQ(o[q * x.dim_tiles * 16 + c], o_t[c * 16 + q])
@@ -99,13 +101,13 @@ TEST_P(DecodeWords, product_of_rows_has_the_bits_of_that_of_columns) {
 TEST_P(DecodeWords, transpose_makes_row_tiles_of_pair_tiles_and_back) {
     Array<Bf16> from(kTileElements), to(kTileElements);
     for (int i = 0; i < kTileElements; ++i) from[i] = Bf16{static_cast<std::uint16_t>(i)};
-    words().transpose(from, 16, to, 16);
+    primitives().transpose(from, 16, to, 16);
     for (int depth = 0; depth < 32; ++depth) {
         for (int lane = 0; lane < 16; ++lane) {
             ASSERT_EQ(to[lane * 32 + depth].bits, from[depth / 2 * 32 + lane * 2 + depth % 2].bits);
         }
     }
-    words().transpose(to, 16, to, 16);
+    primitives().transpose(to, 16, to, 16);
     for (int i = 0; i < kTileElements; ++i) ASSERT_EQ(to[i].bits, from[i].bits);
 }
 
@@ -195,8 +197,8 @@ TEST(MatrixKernels, few_queries_have_the_bits_of_many_heads) {
     }
 }
 
-/// A panel with a NaN is stored another way. Its other rows keep their bits, subnormal ones too, whoever shares the
-/// task.
+/// A panel with a NaN takes another store path. Its other rows keep their bits, including subnormal ones, whichever
+/// panels share the task.
 TEST(MatrixKernels, subnormal_results_do_not_depend_on_neighbours) {
     for (const Unit chosen : {Unit::dot, Unit::amx}) {
         if (!has_unit(chosen)) continue;
@@ -213,7 +215,7 @@ TEST(MatrixKernels, subnormal_results_do_not_depend_on_neighbours) {
     }
 }
 
-/// Memory filled with 0xFF holds NaN of such bits that adding to them makes 0.
+/// Memory filled with 0xFF holds NaNs whose bits become 0 under an integer addition.
 TEST(MatrixKernels, nan_of_any_bits_is_told) {
     for (const Unit chosen : {Unit::none, Unit::dot, Unit::amx}) {
         if (!has_unit(chosen)) continue;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients in bf16 and fp16 where V, K or dO has a mean. There delta = rowsum(dO * O) with the O that the forward
-// rounded is off by far more than the gradients may be: RMSE up to 30 times that of the unfused computation, whose
-// delta is a sum of its own weights (docs/decisions/delta-of-rounded-output.md).
+// Gradients in bf16 and fp16 if V, K or dO has a mean. delta = rowsum(dO * O) with rounded O is then far too inexact:
+// RMSE up to 30 times that of the unfused computation, whose delta sums its own weights
+// (docs/decisions/delta-of-rounded-output.md).
 #include <cmath>
 #include <functional>
 #include <utility>
@@ -15,7 +15,7 @@ namespace {
 
 using namespace rounded_output;
 
-/// Runs f() on the fp32 words and on every matrix unit of this processor, with the unit in messages.
+/// Runs f() on the SIMD path and on every matrix unit of this processor, with the unit in messages.
 void on_every_unit(const std::function<void()>& f) {
     using cpu::matrix::Unit;
     for (const Unit unit : {Unit::none, Unit::dot, Unit::amx}) {
@@ -53,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(Cpu, RoundedOutput,
                              return std::string(name_of(std::get<0>(which.param))) + "_" + std::get<1>(which.param);
                          });
 
-/// Delta is a sum over keys: over those that the row sees, and in one order.
+/// Delta sums over the keys that the row sees, in one order.
 TEST(SummedDelta, takes_no_bit_from_hidden_keys_nor_from_threads) {
     for (const DType dtype : kRoundedTypes) {
         Problem p = make_problem(1, 130, 300, 2, 1, 24, dtype);

@@ -10,7 +10,7 @@
 namespace tessera::cpu::matrix::matrix_kernels_test {
 namespace {
 
-// In groups, for the parts of a test program to share.
+// Cases are in groups, so that parallel test processes can share them.
 class MatrixRandomCases : public testing::TestWithParam<std::uint64_t> {};
 constexpr std::uint64_t kRandomCases = 500;
 constexpr std::uint64_t kGroup = 50;
@@ -21,7 +21,7 @@ TEST_P(MatrixRandomCases, are_right_on_every_unit) {
         check::Case random = check::random_case(2027, index);
         if (random.problem.dtype == DType::fp16) continue;
         if (index % 4 != 0) random.tile.reset();
-        check::CaseRunner runner(random);  // what is right is the same for all units, and takes most of the time
+        check::CaseRunner runner(random);  // the reference is the same for all units, and takes most of the time
         for (const Unit chosen : {Unit::none, Unit::dot, Unit::amx}) {
             if (!has_unit(chosen)) continue;
             const OnlyUnit only(chosen);
@@ -72,7 +72,7 @@ TEST(MatrixKernels, a_task_may_skip_blocks_of_keys) {
     }
 }
 
-/// What waits to be merged or added up has a limit: without it these would take 9.6 and 8.6 GB.
+/// Partial results have a memory limit; without it these calls would take 9.6 and 8.6 GB.
 TEST(MatrixKernels, few_queries_of_many_keys_take_little_memory) {
     for (const Unit chosen : {Unit::dot, Unit::amx}) {
         if (!has_unit(chosen)) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The words of the matrix room against plain loops, on every matrix unit of this processor.
+// The primitives of the matrix path against plain loops, on every matrix unit of this processor.
 #include "units.hpp"
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-INSTANTIATE_TEST_SUITE_P(Cpu, MatrixWords, testing::Values(Unit::dot, Unit::amx), unit_label);
+INSTANTIATE_TEST_SUITE_P(Cpu, MatrixPrimitives, testing::Values(Unit::dot, Unit::amx), unit_label);
 
 void randomise(std::mt19937& rng, Bf16* x, std::int64_t n) {
     std::normal_distribution<double> normal;
@@ -32,7 +32,7 @@ Bf16& in_pair_tiles(const Tiles& t, std::int64_t depth, std::int64_t lane) {
         .data[depth / 32 * t.row_step + lane / 16 * t.column_step + depth % 32 / 2 * 32 + lane % 16 * 2 + depth % 2];
 }
 
-TEST_P(MatrixWords, packs_every_form_with_zeros_around) {
+TEST_P(MatrixPrimitives, packs_every_form_with_zeros_around) {
     std::mt19937 rng(1);
     for (const std::int64_t rows : {1, 15, 16, 33, 64}) {
         for (const std::int64_t dim : {1, 24, 32, 80, 129}) {
@@ -46,7 +46,7 @@ TEST_P(MatrixWords, packs_every_form_with_zeros_around) {
                     Array<Bf16> to(row_tiles * dim_tiles * kTileElements, Bf16{0x7FFF});
                     const bool along_rows = form == Form::rows || form == Form::row_pairs;
                     const Tiles tiles{to, (along_rows ? dim_tiles : row_tiles) * kTileElements, kTileElements};
-                    EXPECT_TRUE(words().pack({view, 2, rows, dim, form, tiles}));
+                    EXPECT_TRUE(primitives().pack({view, 2, rows, dim, form, tiles}));
                     const std::int64_t padded_rows = form == Form::rows || form == Form::column_pairs
                                                          ? (rows + 15) / 16 * 16
                                                          : (rows + 31) / 32 * 32;
@@ -68,19 +68,19 @@ TEST_P(MatrixWords, packs_every_form_with_zeros_around) {
     }
 }
 
-TEST_P(MatrixWords, finite_only_packs_0_for_nan_and_infinity_and_says_so) {
+TEST_P(MatrixPrimitives, finite_only_packs_0_for_nan_and_infinity_and_says_so) {
     Array<Bf16> from(32 * 32, Bf16{0x3F80}), to(kTileElements * 4);
     from[5] = Bf16{0x7FC0}, from[40] = Bf16{0xFF80}, from[41] = Bf16{0x7F7F};
     const HeadRows view{reinterpret_cast<char*>(static_cast<Bf16*>(from)), DType::bf16, 32, 1};
     const Tiles tiles{to, kTileElements, kTileElements};
-    EXPECT_FALSE(words().pack({view, 0, 16, 32, Form::rows, tiles, true}));
+    EXPECT_FALSE(primitives().pack({view, 0, 16, 32, Form::rows, tiles, true}));
     EXPECT_EQ(to[5].bits, 0);
     EXPECT_EQ(to[40].bits, 0);
     EXPECT_EQ(to[41].bits, 0x7F7F);
-    EXPECT_TRUE(words().pack({view, 2, 16, 32, Form::rows, tiles, true}));
+    EXPECT_TRUE(primitives().pack({view, 2, 16, 32, Form::rows, tiles, true}));
 }
 
-TEST_P(MatrixWords, multiplies_every_shape) {
+TEST_P(MatrixPrimitives, multiplies_every_shape) {
     std::mt19937 rng(2);
     for (const std::int64_t m : {1, 2, 3}) {
         for (const std::int64_t n : {1, 2, 3}) {
@@ -92,7 +92,7 @@ TEST_P(MatrixWords, multiplies_every_shape) {
                     randomise(rng, c, m * n * 256);
                     std::copy_n(static_cast<float*>(c), m * n * 256, static_cast<float*>(before));
                     const Tiles at{a, k * kTileElements, kTileElements}, bt{b, n * kTileElements, kTileElements};
-                    words().multiply({1, m, n, k, at, bt, c, n * 16, add, false, maximum});
+                    primitives().multiply({1, m, n, k, at, bt, c, n * 16, add, false, maximum});
                     for (std::int64_t j = 0; j < 16 * n; ++j) {
                         float largest = -1;
                         for (std::int64_t i = 0; i < 16 * m; ++i) {
@@ -110,28 +110,28 @@ TEST_P(MatrixWords, multiplies_every_shape) {
     }
 }
 
-TEST_P(MatrixWords, rows_in_place_give_the_bits_of_packed_ones) {
+TEST_P(MatrixPrimitives, rows_in_place_give_the_bits_of_packed_ones) {
     std::mt19937 rng(3);
     constexpr std::int64_t kRows = 48, kDim = 96, kStride = 160;
     Array<Bf16> from(kRows * kStride), packed(3 * 3 * kTileElements), b(3 * 2 * kTileElements);
     randomise(rng, from, kRows * kStride), randomise(rng, b, 3 * 2 * kTileElements);
     const HeadRows rows{reinterpret_cast<char*>(static_cast<Bf16*>(from)), DType::bf16, kStride, 1};
     const Tiles tiles{packed, 3 * kTileElements, kTileElements}, bt{b, 2 * kTileElements, kTileElements};
-    words().pack({rows, 0, kRows, kDim, Form::rows, tiles});
+    primitives().pack({rows, 0, kRows, kDim, Form::rows, tiles});
     Array<float> expected(kRows * 32), got(kRows * 32);
     TileProduct product{.m = 3, .n = 2, .k = 3, .a = tiles, .b = bt, .c = expected, .c_stride = 32};
-    words().multiply(product);
+    primitives().multiply(product);
     product.a = {from, 16 * kStride, 32};
     product.a_stride = kStride;
     product.c = got;
-    words().multiply(product);
+    primitives().multiply(product);
     for (std::int64_t i = 0; i < kRows * 32; ++i) ASSERT_EQ(got[i], expected[i]) << i;
 }
 
 /// bf16 holds 8 bits: half a unit in the last place is up to 2^-8 of the value.
 void expect_rounded(Bf16 got, double exact) { EXPECT_NEAR(to_double(got), exact, 0x1.01p-8 * std::abs(exact)); }
 
-TEST_P(MatrixWords, weights_alone_and_beside_a_product) {
+TEST_P(MatrixPrimitives, weights_alone_and_beside_a_product) {
     std::mt19937 rng(3);
     for (const std::int64_t keys : {1, 30, 32, 77, 512}) {
         for (const std::int64_t lanes : {16, 32}) {
@@ -147,11 +147,11 @@ TEST_P(MatrixWords, weights_alone_and_beside_a_product) {
                 Array<float> c(32 * 32), c2(32 * 32);
                 randomise(rng, a, 4 * kTileElements), randomise(rng, b, 4 * kTileElements);
                 Array<float> maximum(lanes, -kInf);
-                words().maximum(s, keys, lanes, maximum);
+                primitives().maximum(s, keys, lanes, maximum);
                 WeightsJob job{
                     .s = s, .keys = keys, .lanes = lanes, .scale = 0.25F, .maximum = maximum, .m = m, .l = l, .p = p};
                 if (drop) job.factors = factors;
-                words().weights(job);
+                primitives().weights(job);
                 const Tiles tiles{p, lanes / 16 * kTileElements, kTileElements};
                 for (std::int64_t i = 0; i < lanes; ++i) {
                     double sum = 0;
@@ -168,11 +168,11 @@ TEST_P(MatrixWords, weights_alone_and_beside_a_product) {
                 }
                 EXPECT_EQ(m[1], -kInf);
                 const TileProduct product{1, 2, 2, 2, {a, 1024, 512}, {b, 1024, 512}, c, 32};
-                words().multiply(product);
+                primitives().multiply(product);
                 TileProduct again = product;
                 again.c = c2;
                 job.p = p2;
-                words().multiply_beside_weights({&again, 1}, job);
+                primitives().multiply_beside_weights({&again, 1}, job);
                 EXPECT_EQ(std::memcmp(p, p2, static_cast<std::size_t>(rows * lanes) * sizeof(Bf16)), 0);
                 EXPECT_EQ(std::memcmp(c, c2, 32 * 32 * sizeof(float)), 0);
             }
@@ -180,7 +180,7 @@ TEST_P(MatrixWords, weights_alone_and_beside_a_product) {
     }
 }
 
-TEST_P(MatrixWords, gradient_of_the_scores) {
+TEST_P(MatrixPrimitives, gradient_of_the_scores) {
     std::mt19937 rng(4);
     const std::int64_t keys = 45, rows = 64, lanes = 64;
     Array<float> s(keys * lanes), dp(keys * lanes), lse(lanes, 3.0F), delta(lanes), norm(lanes), factors(keys * lanes),
@@ -198,7 +198,7 @@ TEST_P(MatrixWords, gradient_of_the_scores) {
         job.visible = visible;
         if (all) job.norm = norm, job.factors = factors, job.kept = 1.25F, job.cap_slope = slope;
         job.p_rows = p_rows, job.ds_rows = ds_rows, job.ds_pairs = ds_pairs;
-        words().gradient(job);
+        primitives().gradient(job);
         for (std::int64_t j = 0; j < rows; ++j) {
             for (std::int64_t i = 0; i < lanes; ++i) {
                 const std::int64_t at = j * lanes + i;
@@ -216,7 +216,7 @@ TEST_P(MatrixWords, gradient_of_the_scores) {
     }
 }
 
-TEST_P(MatrixWords, weighted_sums_of_visible_keys) {
+TEST_P(MatrixPrimitives, weighted_sums_of_visible_keys) {
     std::mt19937 rng(5);
     const std::int64_t keys = 29, lanes = 64;
     Array<float> s(keys * lanes), dp(keys * lanes), lse(lanes, 3.0F), norm(lanes), factors(keys * lanes),
@@ -229,7 +229,7 @@ TEST_P(MatrixWords, weighted_sums_of_visible_keys) {
         GradientJob job{.s = s, .dp = dp, .keys = keys, .lanes = lanes, .scale = 0.5F, .lse = lse, .visible = visible};
         if (all) job.norm = norm, job.factors = factors, job.kept = 1.25F;
         Array<double> weights(lanes, 2.0), products(lanes, 2.0);
-        words().add_weighted_sums(job, weights, products);
+        primitives().add_weighted_sums(job, weights, products);
         for (std::int64_t i = 0; i < lanes; ++i) {
             double sum = 2, product = 2;
             for (std::int64_t at = i; at < keys * lanes; at += lanes) {
@@ -258,7 +258,7 @@ double sum_of_parts(const Tiles& tiles, Form form, std::int64_t row, std::int64_
     return sum;
 }
 
-TEST_P(MatrixWords, parts_of_fp32_add_up_to_it_exactly) {
+TEST_P(MatrixPrimitives, parts_of_fp32_add_up_to_it_exactly) {
     constexpr std::int64_t kRows = 37, kDim = 45, kTiles = 4 * 4;
     for (const std::int64_t step : {1, 3}) {
         Array<float> from(kRows * kDim * step);
@@ -271,7 +271,7 @@ TEST_P(MatrixWords, parts_of_fp32_add_up_to_it_exactly) {
         for (const Form form : {Form::rows, Form::columns, Form::row_pairs, Form::column_pairs}) {
             Array<Bf16> to(3 * kTiles * kTileElements, Bf16{0x7FFF});
             const Tiles tiles{to, 4 * 3 * kTileElements, 3 * kTileElements};
-            EXPECT_TRUE(words().pack({view, 0, kRows, kDim, form, tiles}));
+            EXPECT_TRUE(primitives().pack({view, 0, kRows, kDim, form, tiles}));
             for (std::int64_t r = 0; r < kRows; ++r) {
                 for (std::int64_t c = 0; c < kDim; ++c) {
                     ASSERT_EQ(sum_of_parts(tiles, form, r, c), from[(r * kDim + c) * step]) << r << ", " << c;
@@ -281,21 +281,21 @@ TEST_P(MatrixWords, parts_of_fp32_add_up_to_it_exactly) {
     }
 }
 
-TEST_P(MatrixWords, unpackable_fp32_becomes_0_and_is_told) {
+TEST_P(MatrixPrimitives, unpackable_fp32_becomes_0_and_is_told) {
     for (const float bad : {kInf, -kInf, std::nanf(""), 0x1p127F, -0x1.8p127F}) {
         Array<float> from(32 * 32, 1.5F);
         Array<Bf16> to(2 * 3 * kTileElements);
         from[33] = bad;
         const HeadRows view{reinterpret_cast<char*>(static_cast<float*>(from)), DType::fp32, 32, 1};
         const Tiles tiles{to, 3 * kTileElements, 3 * kTileElements};
-        EXPECT_FALSE(words().pack({view, 0, 32, 32, Form::rows, tiles}));
+        EXPECT_FALSE(primitives().pack({view, 0, 32, 32, Form::rows, tiles}));
         EXPECT_EQ(sum_of_parts(tiles, Form::rows, 1, 1), 0);
         EXPECT_EQ(sum_of_parts(tiles, Form::rows, 1, 2), 1.5);
-        EXPECT_TRUE(words().pack({view, 2, 30, 32, Form::rows, tiles}));
+        EXPECT_TRUE(primitives().pack({view, 2, 30, 32, Form::rows, tiles}));
     }
 }
 
-TEST_P(MatrixWords, a_product_of_parts_is_an_fp32_product) {
+TEST_P(MatrixPrimitives, a_product_of_parts_is_an_fp32_product) {
     std::mt19937 rng(7);
     constexpr std::int64_t kDepth = 128;
     Array<float> x(32 * kDepth), y(32 * kDepth);
@@ -303,11 +303,11 @@ TEST_P(MatrixWords, a_product_of_parts_is_an_fp32_product) {
     Array<Bf16> a(3 * 8 * kTileElements), b(3 * 8 * kTileElements);
     const Tiles at{a, 4 * 3 * kTileElements, 3 * kTileElements}, bt{b, 2 * 3 * kTileElements, 3 * kTileElements};
     const auto rows_of = [](float* data) { return HeadRows{reinterpret_cast<char*>(data), DType::fp32, kDepth, 1}; };
-    words().pack({rows_of(x), 0, 32, kDepth, Form::rows, at});
-    words().pack({rows_of(y), 0, 32, kDepth, Form::column_pairs, bt, false, 0.5F});
+    primitives().pack({rows_of(x), 0, 32, kDepth, Form::rows, at});
+    primitives().pack({rows_of(y), 0, 32, kDepth, Form::column_pairs, bt, false, 0.5F});
     for (const bool small_first : {false, true}) {
         Array<float> c(32 * 32);
-        words().multiply({3, 2, 2, kDepth / 32, at, bt, c, 32, false, small_first});
+        primitives().multiply({3, 2, 2, kDepth / 32, at, bt, c, 32, false, small_first});
         double worst = 0;
         for (std::int64_t i = 0; i < 32; ++i) {
             for (std::int64_t j = 0; j < 32; ++j) {
@@ -323,7 +323,7 @@ TEST_P(MatrixWords, a_product_of_parts_is_an_fp32_product) {
     }
 }
 
-TEST_P(MatrixWords, weights_in_parts_are_fp32_weights) {
+TEST_P(MatrixPrimitives, weights_in_parts_are_fp32_weights) {
     std::mt19937 rng(8);
     for (const std::int64_t keys : {1, 40, 64}) {
         constexpr std::int64_t kLanes = 32;
@@ -331,8 +331,8 @@ TEST_P(MatrixWords, weights_in_parts_are_fp32_weights) {
         randomise(rng, s, keys * kLanes, 5);
         s[0] = -200;
         Array<Bf16> p(3 * 64 * kLanes);
-        words().maximum(s, keys, kLanes, maximum);
-        words().weights(
+        primitives().maximum(s, keys, kLanes, maximum);
+        primitives().weights(
             {.s = s, .keys = keys, .lanes = kLanes, .maximum = maximum, .m = m, .l = l, .parts = 3, .p = p});
         const Tiles tiles{p, 2 * 3 * kTileElements, 3 * kTileElements};
         for (std::int64_t i = 0; i < kLanes; ++i) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Softcap, ALiBi, bias and dropout of a tile where they can go wrong: far ends of their arguments, odd sizes, offsets
-// beyond 32 bits; on every instruction set that this processor has.
+// Softcap, ALiBi, bias and dropout of a tile in hard cases: extreme arguments, odd sizes, offsets beyond 32 bits; on
+// every instruction set that this processor has.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -93,12 +93,12 @@ TEST_P(Scores, alibi_is_the_distance_at_any_place) {
     for (const std::int64_t keys : {1, 3, 4, 7, 66}) {
         for (const std::int64_t q :
              {std::int64_t{0}, std::int64_t{100}, std::int64_t{1} << 24, std::int64_t{1} << 33}) {
-            // Of the first key; the last ones are as far as fp32 counts.
+            // The distance of the first key; the last ones are as far as fp32 counts.
             for (const std::int64_t ahead : {-1000000, -70, -5, 0, 5, 70, 1000000, -((1 << 24) - 49), (1 << 24) - 67}) {
                 if (q + ahead < 0) continue;
-                const simd::Place place{Mask{}.bind(q + 48, q + (1 << 25)), q, q + ahead + 3};
+                const simd::TilePosition position{Mask{}.bind(q + 48, q + (1 << 25)), q, q + ahead + 3};
                 Floats s(keys * kLanes), scratch(keys * kLanes);
-                simd::transform_scores({.alibi = 0.25F, .diagonal = 3}, place, keys, kLanes, s, kLanes, scratch,
+                simd::transform_scores({.alibi = 0.25F, .diagonal = 3}, position, keys, kLanes, s, kLanes, scratch,
                                        nullptr);
                 for (std::int64_t j = 0; j < keys; ++j) {
                     for (std::int64_t i = 0; i < kLanes; ++i) {
@@ -139,9 +139,10 @@ TEST_P(Scores, bias_of_any_dtype_and_broadcast) {
 /// Are all factors those of core/dropout.hpp?
 void expect_philox(const simd::DropoutRule& rule, std::int64_t first_query, std::int64_t first_key, std::int64_t keys,
                    std::int64_t lanes) {
-    const simd::Place place{Mask{}.bind(std::int64_t{1} << 40, std::int64_t{1} << 40), first_query, first_key};
+    const simd::TilePosition position{Mask{}.bind(std::int64_t{1} << 40, std::int64_t{1} << 40), first_query,
+                                      first_key};
     Floats factors(keys * lanes + 1, kNan);
-    simd::dropout_factors(rule, place, keys, factors, lanes);
+    simd::dropout_factors(rule, position, keys, factors, lanes);
     for (std::int64_t j = 0; j < keys; ++j) {
         for (std::int64_t i = 0; i < lanes; ++i) {
             const bool kept =
@@ -187,7 +188,7 @@ TEST_P(Scores, dropout_of_every_seed_head_and_rate) {
     }
 }
 
-// Thresholds that are a weight's word, which is then dropped, or one more: it is level to its last bit.
+// Thresholds equal to a weight's random word, which is then dropped, or one more: the comparison needs the last bit.
 TEST_P(Scores, dropout_compares_whole_words) {
     simd::DropoutRule rule{.seed = 77, .kept = 2.0F, .batch = 1, .head = 2, .active = true};
     for (const std::int64_t key : {32, 47, 48, 63}) {

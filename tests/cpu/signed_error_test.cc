@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The signed error of bf16 forwards, on every matrix unit of this processor: rounding of weights that rows have in
-// common must not lean to one side.
+// The signed error of bf16 forwards, on every matrix unit of this processor: the rounding of weights that rows have in
+// common must not be biased.
 #include <cmath>
 #include <vector>
 
@@ -60,7 +60,7 @@ std::vector<Inputs> setups() {
     return all;
 }
 
-/// Of 20 seeds, in standard deviations of their mean.
+/// The bias over 20 seeds, in standard deviations of their mean.
 double sigmas(const Inputs& setup, const KernelInfo& kernel) {
     constexpr int kSeeds = 20;
     double sum = 0, squares = 0;

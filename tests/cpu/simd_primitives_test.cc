@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each word of the tile vocabulary against plain loops, on every instruction set that this processor has.
+// Each tile primitive against plain loops, on every instruction set that this processor has.
 #include "cpu/simd/primitives.hpp"
 
 #include <cmath>
@@ -69,10 +69,10 @@ TEST_P(LaneWords, matmul_every_shape_into_every_mode) {
 TEST_P(LaneWords, hidden_pairs_add_nothing_and_visible_ones_the_same_bits) {
     std::mt19937 rng(2);
     constexpr std::int64_t kKeys = 20, kLanes = 32, kDim = 7;
-    const simd::Place place{Mask{.causal = Causal::bottom_right}.bind(32, 30), 0, 4};
+    const simd::TilePosition position{Mask{.causal = Causal::bottom_right}.bind(32, 30), 0, 4};
     Floats p(kKeys * kLanes), v(kKeys * kDim), o(kDim * kLanes), with_nan(kDim * kLanes);
     p.randomise(rng, kKeys * kLanes), v.randomise(rng, kKeys * kDim);
-    simd::fill_masked(place, kKeys, p, kLanes, 0.0F);
+    simd::fill_masked(position, kKeys, p, kLanes, 0.0F);
     simd::Product product{.m = kDim,
                           .n = kLanes,
                           .k = kKeys,
@@ -87,10 +87,10 @@ TEST_P(LaneWords, hidden_pairs_add_nothing_and_visible_ones_the_same_bits) {
     for (std::int64_t c = 0; c < kDim; ++c)
         v[15 * kDim + c] = c % 2 ? std::nanf("") : kInf;  // key 19: hidden from queries < 21
     product.c = with_nan;
-    simd::matmul_hidden_keys(product, place);
+    simd::matmul_hidden_keys(product, position);
     for (std::int64_t c = 0; c < kDim; ++c) {
         for (std::int64_t i = 0; i < kLanes; ++i) {
-            const bool sees = place.band.visible(i, place.kv + 15);
+            const bool sees = position.band.visible(i, position.kv + 15);
             ASSERT_EQ(std::isfinite(with_nan[c * kLanes + i]), !sees) << c << " " << i;
             ASSERT_TRUE(sees || with_nan[c * kLanes + i] == o[c * kLanes + i]);
         }
@@ -275,12 +275,12 @@ TEST_P(LaneWords, merge_of_rows_has_the_bits_of_merge) {
 TEST_P(LaneWords, fill_hidden_is_the_band) {
     for (const Mask mask : {Mask{.causal = Causal::bottom_right}, Mask{.causal = Causal::top_left},
                             Mask{.window_left = 3, .window_right = 2}}) {
-        const simd::Place place{mask.bind(40, 25), 7, 5};
+        const simd::TilePosition position{mask.bind(40, 25), 7, 5};
         Floats s(18 * 32, 1.0F);
-        simd::fill_masked(place, 18, s, 32, -5.0F);
+        simd::fill_masked(position, 18, s, 32, -5.0F);
         for (std::int64_t j = 0; j < 18; ++j) {
             for (std::int64_t i = 0; i < 32; ++i)
-                ASSERT_EQ(s[j * 32 + i], place.band.visible(7 + i, 5 + j) ? 1.0F : -5.0F);
+                ASSERT_EQ(s[j * 32 + i], position.band.visible(7 + i, 5 + j) ? 1.0F : -5.0F);
         }
     }
 }
@@ -295,11 +295,11 @@ TEST_P(LaneWords, transform_scores_is_the_contract) {
                                .alibi = 0.25F,
                                .bias = {reinterpret_cast<char*>(bias.data()), DType::fp32, kLenKv, 1},
                                .diagonal = kLenKv - kLenQ};
-    const simd::Place place{Mask{}.bind(kLenQ, kLenKv), 2, 8};
+    const simd::TilePosition position{Mask{}.bind(kLenQ, kLenKv), 2, 8};
     Floats s(kKeys * kLanes), scratch(kKeys * kLanes), slope(kKeys * kLanes);
     s.randomise(rng, kKeys * kLanes);
     std::vector<float> x(static_cast<float*>(s), static_cast<float*>(s) + kKeys * kLanes);
-    simd::transform_scores(rule, place, kKeys, 12, s, kLanes, scratch, slope);
+    simd::transform_scores(rule, position, kKeys, 12, s, kLanes, scratch, slope);
     for (std::int64_t j = 0; j < kKeys; ++j) {
         for (std::int64_t i = 0; i < 12; ++i) {
             const double t = std::tanh(2.5 * x[static_cast<std::size_t>(j * kLanes + i)] / 3);

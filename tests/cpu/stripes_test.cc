@@ -11,7 +11,7 @@
 
 #include "check/run_case.hpp"
 
-namespace tessera::cpu::fa2::on_matrix::stripes_test {
+namespace tessera::cpu::fa2::matrix_path::stripes_test {
 namespace {
 
 /// Every block once, each stripe's in order, and each after the stripe before it has taken that block.
@@ -65,8 +65,8 @@ TEST(Stripes, an_exception_ends_all_workers) {
     EXPECT_GE(thrown, 1);
 }
 
-/// Three stripes and three key blocks to a head, which has its keys for itself or shares them. (That threads change no
-/// bit: tests/kernels/properties_test.cc.)
+/// Three stripes and three key blocks per head, with own or shared keys. (tests/kernels/properties_test.cc checks that
+/// threads change no bit.)
 TEST(Stripes, make_a_right_backward) {
     for (const auto& [dtype, heads_kv] :
          {std::pair{DType::bf16, 4}, std::pair{DType::fp32, 4}, std::pair{DType::bf16, 2}, std::pair{DType::fp32, 1}}) {
@@ -91,4 +91,4 @@ TEST(Stripes, make_a_right_backward) {
 }
 
 }  // namespace
-}  // namespace tessera::cpu::fa2::on_matrix::stripes_test
+}  // namespace tessera::cpu::fa2::matrix_path::stripes_test

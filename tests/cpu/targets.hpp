@@ -16,11 +16,11 @@ inline std::vector<std::int64_t> usable_targets() {
     hwy::SetSupportedTargetsForTest(0);
     for (std::int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1)
         targets.push_back(rest & -rest);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());  // the reset forgot the limit
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());  // the reset drops the limit
     return targets;
 }
 
-/// While it lives, the tile words run on one instruction set only.
+/// While it lives, the tile primitives run on one instruction set only.
 class OnlyTarget {
  public:
     explicit OnlyTarget(std::int64_t target) {

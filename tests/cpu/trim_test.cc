@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Work that a mask hides is left out, and nothing else changes: the words that trim a tile against those that do not,
-// and whole kernels under a mask against the same mask written as a bias, on every instruction set.
+// Work that a mask hides is skipped, and nothing else changes. Compares the primitives that trim a tile with those that
+// do not, and whole kernels under a mask with the same mask written as a bias, on every instruction set.
 #include <cmath>
 #include <limits>
 #include <random>
@@ -17,8 +17,8 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr std::int64_t kKeys = 70, kQueries = 80, kDim = 19;
 
 /// Tiles of kKeys x kQueries that masks cut in different ways.
-std::vector<simd::Place> places() {
-    std::vector<simd::Place> result;
+std::vector<simd::TilePosition> positions() {
+    std::vector<simd::TilePosition> result;
     const auto add = [&](const Mask& mask, std::int64_t len_q, std::int64_t len_kv, std::int64_t q, std::int64_t kv) {
         result.push_back({mask.bind(len_q, len_kv), q, kv});
     };
@@ -60,15 +60,15 @@ struct Tensor {
     }
 };
 
-bool visible(const simd::Place& place, std::int64_t key, std::int64_t query) {
-    return place.q + query < place.band.len_q && place.band.visible(place.q + query, place.kv + key);
+bool visible(const simd::TilePosition& position, std::int64_t key, std::int64_t query) {
+    return position.q + query < position.band.len_q && position.band.visible(position.q + query, position.kv + key);
 }
 
 /// Does one of the kLanes queries around `query` see the key?
-bool group_sees(const simd::Place& place, std::int64_t key, std::int64_t query) {
+bool group_sees(const simd::TilePosition& position, std::int64_t key, std::int64_t query) {
     const std::int64_t first = query / simd::kLanes * simd::kLanes;
     for (std::int64_t i = first; i < first + simd::kLanes; ++i) {
-        if (visible(place, key, i)) return true;
+        if (visible(position, key, i)) return true;
     }
     return false;
 }
@@ -77,17 +77,17 @@ class Trim : public EachTarget {};
 INSTANTIATE_TEST_SUITE_P(Cpu, Trim, testing::ValuesIn(usable_targets()), target_label);
 
 TEST_P(Trim, fill_hidden_is_the_band_and_lanes_without_a_query) {
-    for (const simd::Place& place : places()) {
+    for (const simd::TilePosition& position : positions()) {
         Tensor s(kKeys * kQueries, 1.0F);
-        simd::fill_masked(place, kKeys, s.data, kQueries, -5.0F);
+        simd::fill_masked(position, kKeys, s.data, kQueries, -5.0F);
         for (std::int64_t at = 0; at < s.size; ++at)
-            ASSERT_EQ(s.data[at], visible(place, at / kQueries, at % kQueries) ? 1.0F : -5.0F) << at;
+            ASSERT_EQ(s.data[at], visible(position, at / kQueries, at % kQueries) ? 1.0F : -5.0F) << at;
     }
 }
 
 TEST_P(Trim, scores_of_hidden_sub_tiles_are_not_computed) {
     std::mt19937 rng(1);
-    for (const simd::Place& place : places()) {
+    for (const simd::TilePosition& position : positions()) {
         const Tensor k(kKeys * kDim, rng), q_t(kDim * kQueries, rng);
         Tensor all(kKeys * kQueries), cut(kKeys * kQueries, 7.0F);
         simd::Product product{.m = kKeys,
@@ -102,10 +102,10 @@ TEST_P(Trim, scores_of_hidden_sub_tiles_are_not_computed) {
                               .c_stride = kQueries};
         simd::matmul(product);
         product.c = cut.data;
-        simd::matmul_visible_scores(product, place);
+        simd::matmul_visible_scores(product, position);
         for (std::int64_t j = 0; j < kKeys; ++j) {
             for (std::int64_t i = 0; i < kQueries; ++i) {
-                const float expected = group_sees(place, j, i) ? all.data[j * kQueries + i] : 7.0F;
+                const float expected = group_sees(position, j, i) ? all.data[j * kQueries + i] : 7.0F;
                 ASSERT_EQ(cut.data[j * kQueries + i], expected) << j << " " << i;
             }
         }
@@ -114,12 +114,12 @@ TEST_P(Trim, scores_of_hidden_sub_tiles_are_not_computed) {
 
 TEST_P(Trim, products_over_keys_read_no_hidden_sub_tile) {
     std::mt19937 rng(2);
-    for (const simd::Place& place : places()) {
+    for (const simd::TilePosition& position : positions()) {
         for (const simd::Into into : {simd::Into::overwrite, simd::Into::add, simd::Into::scaled_add}) {
             const Tensor v(kKeys * kDim, rng), scale(kQueries, rng);
             Tensor p(kKeys * kQueries, rng), all(kDim * kQueries, rng);
             Tensor cut(all);
-            simd::fill_masked(place, kKeys, p.data, kQueries, 0.0F);
+            simd::fill_masked(position, kKeys, p.data, kQueries, 0.0F);
             simd::Product product{.m = kDim,
                                   .n = kQueries,
                                   .k = kKeys,
@@ -134,10 +134,10 @@ TEST_P(Trim, products_over_keys_read_no_hidden_sub_tile) {
                                   .lane_scale = scale.data};
             simd::matmul(product);
             for (std::int64_t at = 0; at < p.size; ++at) {
-                if (!group_sees(place, at / kQueries, at % kQueries)) p.data[at] = std::nanf("");
+                if (!group_sees(position, at / kQueries, at % kQueries)) p.data[at] = std::nanf("");
             }
             product.c = cut.data;
-            simd::matmul_visible_keys(product, place);
+            simd::matmul_visible_keys(product, position);
             ASSERT_TRUE(cut.same_bits(all));
         }
     }
@@ -146,12 +146,12 @@ TEST_P(Trim, products_over_keys_read_no_hidden_sub_tile) {
 TEST_P(Trim, products_over_queries_read_no_query_that_sees_nothing) {
     std::mt19937 rng(3);
     constexpr std::int64_t kStride = 48;
-    for (const simd::Place& place : places()) {
+    for (const simd::TilePosition& position : positions()) {
         for (const std::int64_t queries : {kQueries, kQueries - 11}) {
-            const std::int64_t present = std::min(queries, place.band.len_q - place.q);
+            const std::int64_t present = std::min(queries, position.band.len_q - position.q);
             Tensor p(kKeys * kQueries, rng), d_o(kQueries * kStride, rng), all(kKeys * kStride, rng);
             Tensor cut(all);
-            simd::fill_masked(place, kKeys, p.data, kQueries, 0.0F);
+            simd::fill_masked(position, kKeys, p.data, kQueries, 0.0F);
             simd::Product product{.m = kKeys,
                                   .n = kStride,
                                   .k = present,
@@ -166,11 +166,11 @@ TEST_P(Trim, products_over_queries_read_no_query_that_sees_nothing) {
             simd::matmul(product);
             for (std::int64_t i = 0; i < present; ++i) {
                 bool sees = false;
-                for (std::int64_t j = 0; j < kKeys; ++j) sees = sees || visible(place, j, i);
+                for (std::int64_t j = 0; j < kKeys; ++j) sees = sees || visible(position, j, i);
                 if (!sees) std::fill_n(d_o.data + i * kStride, kStride, std::nanf(""));
             }
             product.c = cut.data;
-            simd::matmul_visible_queries(product, place);
+            simd::matmul_visible_queries(product, position);
             ASSERT_TRUE(cut.same_bits(all));
         }
     }
@@ -178,32 +178,32 @@ TEST_P(Trim, products_over_queries_read_no_query_that_sees_nothing) {
 
 TEST_P(Trim, softmax_words_leave_hidden_sub_tiles_out) {
     std::mt19937 rng(4);
-    for (const simd::Place& place : places()) {
+    for (const simd::TilePosition& position : positions()) {
         Tensor all(kKeys * kQueries, rng), m(kQueries), l(kQueries), rescale(kQueries), lse(kQueries, rng);
-        simd::fill_masked(place, kKeys, all.data, kQueries, -kInf);
+        simd::fill_masked(position, kKeys, all.data, kQueries, -kInf);
         Tensor cut(all), weights(all), cut_weights(all), m2(m), l2(l), rescale2(rescale);
         simd::clear_state({m.data, l.data}, kQueries);
         simd::clear_state({m2.data, l2.data}, kQueries);
         simd::online_softmax(all.data, kKeys, kQueries, kQueries, {m.data, l.data}, rescale.data);
-        simd::online_softmax(cut.data, kKeys, kQueries, kQueries, {m2.data, l2.data}, rescale2.data, &place);
+        simd::online_softmax(cut.data, kKeys, kQueries, kQueries, {m2.data, l2.data}, rescale2.data, &position);
         EXPECT_TRUE(cut.same_bits(all) && m2.same_bits(m) && l2.same_bits(l) && rescale2.same_bits(rescale));
 
         simd::weights_from_lse(weights.data, lse.data, kKeys, kQueries, kQueries);
-        simd::weights_from_lse(cut_weights.data, lse.data, kKeys, kQueries, kQueries, &place);
+        simd::weights_from_lse(cut_weights.data, lse.data, kKeys, kQueries, kQueries, &position);
         Tensor ds(kKeys * kQueries, rng);
         Tensor cut_ds(ds);
         simd::softmax_gradient(weights.data, ds.data, lse.data, kKeys, kQueries, kQueries);
-        simd::softmax_gradient(weights.data, cut_ds.data, lse.data, kKeys, kQueries, kQueries, &place);
+        simd::softmax_gradient(weights.data, cut_ds.data, lse.data, kKeys, kQueries, kQueries, &position);
         for (std::int64_t at = 0; at < ds.size; ++at) {
-            if (!visible(place, at / kQueries, at % kQueries)) continue;
+            if (!visible(position, at / kQueries, at % kQueries)) continue;
             ASSERT_EQ(cut_weights.data[at], weights.data[at]);
             ASSERT_EQ(cut_ds.data[at], ds.data[at]);
         }
     }
 }
 
-/// The keys that a mask hides add exact zeros, wherever they lie in a tile; written as a bias of -inf it leaves every
-/// tile whole, and the bits are the same.
+/// Masked keys add exact zeros, wherever they lie in a tile. Written as a bias of -inf, the mask leaves every tile
+/// whole, and the bits are the same.
 TEST_P(Trim, a_mask_has_the_bits_of_a_bias) {
     const Mask masks[] = {{.causal = Causal::bottom_right},
                           {.causal = Causal::top_left},

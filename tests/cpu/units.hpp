@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests of the matrix room: each unit of this processor, and aligned memory.
+// For tests of the matrix path: each unit of this processor, and aligned memory.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,18 +15,18 @@
 
 namespace tessera::cpu::matrix {
 
-class MatrixWords : public testing::TestWithParam<Unit> {
+class MatrixPrimitives : public testing::TestWithParam<Unit> {
  protected:
     void SetUp() override {
         if (!has_unit(GetParam())) GTEST_SKIP() << "this processor has no such unit";
         set_unit_for_test(GetParam(), true);
-        session_ = std::make_unique<Session>(*words_of_unit());
+        session_ = std::make_unique<Session>(*primitives_of_unit());
     }
     void TearDown() override {
         session_.reset();
         set_unit_for_test(before_, before_fp32_);
     }
-    const Words& words() const { return *words_of_unit(); }
+    const Primitives& primitives() const { return *primitives_of_unit(); }
 
  private:
     Unit before_ = unit();

@@ -144,7 +144,7 @@ TEST(Predict, measured_kernels_of_a_cpu_count) {
         return predict(p, schedule, Pass::forward, machine, options).ms;
     };
     const double before = ms(Schedule::fa2), other = ms(Schedule::fa1);
-    const double in_lanes = ms(Schedule::fa2, {.tile = Tile{33, 64}});
+    const double on_simd_path = ms(Schedule::fa2, {.tile = Tile{33, 64}});
     KernelShares shares{.product_share = 0.5, .exp_share = 1, .last = 0, .loops = 0, .call_us = 20};
     set_measured_kernels(machine, {{"bf16 forward", shares, "a test"}});
     EXPECT_EQ(predict(p, Schedule::fa2, Pass::forward, machine).fitted_on, "a test");
@@ -154,7 +154,7 @@ TEST(Predict, measured_kernels_of_a_cpu_count) {
         EXPECT_FALSE(predict(p, schedule, Pass::forward, machine, options).measured);
     }
     EXPECT_LT(ms(Schedule::fa1), other);  // crowd is the host's: 1
-    EXPECT_LT(ms(Schedule::fa2, {.tile = Tile{33, 64}}), in_lanes);
+    EXPECT_LT(ms(Schedule::fa2, {.tile = Tile{33, 64}}), on_simd_path);
     const double fast = ms(Schedule::fa2);
     EXPECT_NE(fast, before);
     KernelShares crowded = shares;

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <map>
 
-#include "schedule/near.hpp"
+#include "schedule/fast_memory.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::model::timeline_test {
@@ -86,14 +86,14 @@ TEST(Timeline, refuses_a_dtype_that_the_machine_lacks) {
     EXPECT_THROW(timeline(workload(Schedule::fa2), *t4), Error);
 }
 
-TEST(NearMemory, counts_each_part_of_a_tile_once) {
-    const schedule::NearMemory near = schedule::near_memory(workload(Schedule::fa2));
+TEST(FastMemory, counts_each_part_of_a_tile_once) {
+    const schedule::FastMemory near = schedule::fast_memory(workload(Schedule::fa2));
     EXPECT_EQ(near.q, 128 * 128 * 2);
     EXPECT_EQ(near.k, near.q);
     EXPECT_EQ(near.loaded(), 3 * 128 * 128 * 2);
     EXPECT_EQ(near.scores, 128 * 128 * 4);
     EXPECT_EQ(near.o, 128 * (128 * 4 + 8));  // O, m and l of its queries
-    EXPECT_EQ(schedule::near_memory_of_whole_rows(workload(Schedule::fa2)).scores, 128 * 1024 * 4);
+    EXPECT_EQ(schedule::fast_memory_of_whole_rows(workload(Schedule::fa2)).scores, 128 * 1024 * 4);
     // 227 KiB less Q's 32, for K and V of 512 bytes a key, once and twice.
     EXPECT_EQ(schedule::most_keys(workload(Schedule::fa2), 227 * 1024, 1, false), 195 * 1024 / 512);
     EXPECT_EQ(schedule::most_keys(workload(Schedule::fa2), 227 * 1024, 2, false), 195);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The room "tiles": the map of tiles, what is computed in vain, and what fits near.
+#include "schedule/fast_memory.hpp"
 #include "schedule/grid.hpp"
-#include "schedule/near.hpp"
 #include "workload.hpp"
 
 namespace tessera::web {
@@ -21,7 +21,7 @@ Json map_of(const schedule::Grid& grid) {
     return map;
 }
 
-Json json_of(const schedule::NearMemory& near) {
+Json json_of(const schedule::FastMemory& near) {
     return {{"q", near.q},           {"k", near.k},          {"v", near.v},
             {"scores", near.scores}, {"o", near.o},          {"loaded", near.loaded()},
             {"sums", near.sums()},   {"total", near.total()}};
@@ -34,7 +34,7 @@ Json ask_tiles(const Json& question) {
     const model::Machine& machine = machine_of(question);
     const schedule::Grid grid{w.problem.mask.bind(w.problem.len_q, w.problem.len_kv), w.tile, true};
     const schedule::Cost cost = schedule::cost(w);
-    const schedule::NearMemory near = schedule::near_memory(w);
+    const schedule::FastMemory near = schedule::fast_memory(w);
     const auto room = static_cast<std::int64_t>(machine.shared_kib * 1024);
     const bool is_gpu = machine.kind == model::MachineKind::gpu;
     const std::int64_t held = is_gpu ? near.loaded() : near.total();
@@ -46,7 +46,7 @@ Json ask_tiles(const Json& question) {
         {"elements", cost.elements},
         {"wasted", cost.elements > 0 ? 1 - static_cast<double>(cost.pairs) / static_cast<double>(cost.elements) : 0},
         {"near", json_of(near)},
-        {"whole_rows", json_of(schedule::near_memory_of_whole_rows(w))},
+        {"whole_rows", json_of(schedule::fast_memory_of_whole_rows(w))},
         {"scratchpad",
          {{"device", machine.name},
           {"title", machine.title},

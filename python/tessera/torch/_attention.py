@@ -100,9 +100,14 @@ def _integer(value):
 
 @torch.compiler.assume_constant_result
 def _graph_may_draw_again():
-    """Whether AOTAutograd, as it is configured, may recompute a random number in the backward of a compiled graph."""
+    """Whether AOTAutograd may recompute a random number in the backward of the graph that is being traced: its settings
+    or torch.autograd.graph.region_activation_memory_budget ask for less memory."""
     import torch._functorch.config as config
-    return (getattr(config, "activation_memory_budget", 1) < 1 or getattr(config, "aggressive_recomputation", False)
+    import torch.fx.traceback as traceback
+    annotations = getattr(traceback, "current_meta", {}).get("custom") or {}
+    of_region = annotations.get(getattr(traceback, "MEMORY_BUDGET_ANNOTATION_KEY", None))
+    budget = getattr(config, "activation_memory_budget", 1) if of_region is None else of_region
+    return (budget < 1 or getattr(config, "aggressive_recomputation", False)
             or not getattr(config, "ban_recompute_not_in_allowlist", True))
 
 
@@ -114,8 +119,8 @@ def seed_tensor(seed, dropout_p):
         return None
     if seed is None:
         if torch.compiler.is_compiling() and torch.is_grad_enabled() and _graph_may_draw_again():
-            raise ValueError("seed: expected a seed, since a graph compiled with torch._functorch.config."
-                             "activation_memory_budget under 1 may draw another one for its backward, got None")
+            raise ValueError("seed: expected a seed, since a graph compiled with an activation memory budget under 1 may "
+                             "draw another one for its backward, got None")
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device="cpu")
     if isinstance(seed, torch.Tensor):
         expect_tensor("seed", seed)
@@ -170,7 +175,7 @@ def no_gradient(name, tensor):
     if tensor is None:
         return
     expect_tensor(name, tensor)
-    if tensor.requires_grad and _is_grad_enabled():
+    if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name}: expected a tensor without requires_grad, since it gets no gradient here")
 
 
@@ -188,7 +193,7 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores. A CausalBias of
         torch.nn.attention.bias (causal_upper_left, causal_lower_right) stands for its alignment, with causal=None.
     dropout_p, seed: seed is an int or an int64 tensor in host memory; default: drawn from torch's CPU generator. A
-        graph of torch.compile that may recompute its random numbers (activation_memory_budget under 1) needs a seed.
+        graph of torch.compile that may recompute its random numbers (activation memory budget under 1) needs a seed.
     deterministic: every kernel of tessera gives the same bits in every run, so both values mean the same.
     kernel: a name of `tessera list` without its pass ("cpu.fa2", "reference"); default: the plan's choice.
     Returns o, of the shape of q with head_dim_v, and with return_lse (o, lse): the natural logarithm of the sum of

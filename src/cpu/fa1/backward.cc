@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa1 backward (FlashAttention paper, Algorithm 4): K/V blocks outer, Q blocks inner; dK and dV of the block stay near
-// while every Q block is read again, and dQ is read, added to and written back for every K/V block. P is recomputed
-// from the LSE. Parallel over batch and kv heads only, as in the paper: compare fa2/simd/backward.cc.
+// fa1 backward (FlashAttention paper, Algorithm 4): K/V blocks outer, Q blocks inner. dK and dV of the block stay in
+// fast memory while every Q block is read again. dQ is read, added to and written back for every K/V block. P is
+// recomputed from the LSE. It is parallel over batch and kv heads only, as in the paper; compare fa2/simd/backward.cc.
 #include "cpu/schedules.hpp"
 #include "cpu/steps/simd/gradient.hpp"
 
@@ -27,7 +27,7 @@ void run_queries(const Head& head, const Geometry& g, Range keys, const simd::Gr
         float* dv = memory.dv(head.sequence, head.kv_head, keys.begin);
         simd::backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
         tally.ran(coverage, panel, kv);
-        tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
+        tally.report([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
         memory.added_to_keys(head, keys);
         memory.added_to_queries(head, index);
     }

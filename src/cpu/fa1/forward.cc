@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa1 forward (FlashAttention paper, Algorithm 1): K/V blocks outer, Q blocks inner. O, m and l of every query live in
-// slow memory: each K/V block reads them all, rescales them and writes them back, O normalised by l at every step. It
-// touches O ceil(len_kv / block_kv) times where fa2 touches it once; that is the lesson of this file.
+// slow memory. Each K/V block reads them all, rescales them and writes them back, with O normalised by l at every step.
+// It touches O ceil(len_kv / block_kv) times, fa2 only once; that is the lesson of this file.
 //
-// Parallel over batch and heads as in the paper; when those are fewer than the threads, each head's queries are dealt
-// to several tasks, which are independent runs of the algorithm.
+// Parallel over batch and heads as in the paper. If those are fewer than the threads, each head's queries are split
+// over several tasks, which are independent runs of the algorithm.
 #include <vector>
 
 #include "cpu/schedules.hpp"
@@ -28,7 +28,7 @@ struct ForwardScratch {
           spare_o(arena.take<float>(g.head_dim_v * g.lanes)) {}
 };
 
-/// Slow memory: what the algorithm keeps per query between K/V blocks, and Q^T ready for the lanes.
+/// Slow memory: the state that the algorithm keeps per query between K/V blocks, and Q^T.
 struct ForwardWorkspace {
     std::int64_t* ends;  // of tasks
     float* q_t;          // [heads_q, panels, head_dim, lanes]
@@ -54,8 +54,8 @@ void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile&
     simd::online_softmax(scratch.tiles.s, kv.keys, panel.lanes, panel.lanes, sums.state, old_share);
     simd::invert_sums(sums.state, panel.lanes, scratch.inverse);
     for (std::int64_t i = 0; i < panel.lanes; ++i) {
-        // A quotient, not a product with 1 / l: exactly 1 where the block is hidden from the row, so that O stays as it
-        // is.
+        // Dividing, instead of multiplying by 1 / l, gives exactly 1 if the block is hidden from the row, so that O
+        // keeps its bits.
         if (sums.state.l[i] != 0) old_share[i] *= scratch.old_l[i] / sums.state.l[i];
     }
     simd::scale_lanes(scratch.tiles.s, scratch.inverse, kv.keys, panel.lanes);
@@ -63,7 +63,7 @@ void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile&
                      old_share);
 }
 
-/// The algorithm for panels [begin, end) of one head.
+/// Runs the algorithm for panels [begin, end) of one head.
 void run(const ForwardCall& call, const Geometry& g, const Head& head, Range panels, const ForwardWorkspace& workspace,
          const ForwardScratch& scratch) {
     TileTally tally(call);
@@ -100,7 +100,7 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
             simd::PanelSums sums = sums_of(index);
             step(head, g, panel, kv, coverage, q_t_of(index), scratch, sums);
             tally.ran(coverage, panel, kv);
-            tally.tell([&] {
+            tally.report([&] {
                 TileReport report = report_of(TileStep::values, head, panel, {first, first + kv.keys}, coverage, sums);
                 report.p = scratch.tiles.s;
                 report.rescale = scratch.tiles.rescale;
@@ -112,9 +112,10 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
         const Panel panel(index, g.block_q, head.sequence.len_q);
         const simd::PanelSums sums = sums_of(index);
         if (!simd::all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
-            simd::mend_overflow(head, g, panel, q_t_of(index), scratch.tiles, sums.state, sums.o, scratch.spare_o);
+            simd::recompute_overflow(head, g, panel, q_t_of(index), scratch.tiles, sums.state, sums.o, scratch.spare_o);
         simd::store_o_and_lse(head, g, panel, sums, scratch.inverse, call.args);
-        tally.tell([&] { return report_of(TileStep::finish, head, panel, head.keys_of(panel), Coverage::full, sums); });
+        tally.report(
+            [&] { return report_of(TileStep::finish, head, panel, head.keys_of(panel), Coverage::full, sums); });
     }
 }
 
@@ -143,7 +144,7 @@ void forward(const ForwardCall& call) {
     call.parallel_for(tasks.total(), call.plan.threads, [&](std::int64_t index, int worker) {
         const HeadTask task = tasks.by_index(index);
         const Sequence sequence = sequence_of(call, task.head / p.heads_q);
-        const std::int64_t part = task.tasks - 1 - task.index;  // the last queries see the most keys
+        const std::int64_t part = task.tasks - 1 - task.index;  // the last queries see the most keys and go first
         const Range panels{part * panels_per_part(sequence),
                            std::min(g.panels_of(sequence), (part + 1) * panels_per_part(sequence))};
         run(call, g, Head(p, call.args, sequence, task.head % p.heads_q), panels, workspace,

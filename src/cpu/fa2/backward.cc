@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 backward: which room computes a call. They sum in other orders, each of which is fixed
+// fa2 backward: chooses the path of a call. The paths sum in different orders, each of which is fixed
 // (docs/decisions/deterministic-backward.md).
 #include <algorithm>
 
@@ -10,14 +10,14 @@
 namespace tessera::cpu::fa2 {
 
 std::size_t backward_workspace(const Plan& plan) {
-    // A call that is observed runs in lanes, whatever would run else.
-    const std::size_t bytes = in_lanes::backward_workspace(plan);
-    return on_matrix::takes_backward(plan) ? std::max(bytes, on_matrix::backward_workspace(plan)) : bytes;
+    // An observed call runs on the SIMD path, so the workspace must suffice for both.
+    const std::size_t bytes = simd_path::backward_workspace(plan);
+    return matrix_path::takes_backward(plan) ? std::max(bytes, matrix_path::backward_workspace(plan)) : bytes;
 }
 
 void backward(const BackwardCall& call) {
-    if (call.observer == nullptr && on_matrix::takes_backward(call.plan)) on_matrix::backward(call);
-    else in_lanes::backward(call);
+    if (call.observer == nullptr && matrix_path::takes_backward(call.plan)) matrix_path::backward(call);
+    else simd_path::backward(call);
 }
 
 }  // namespace tessera::cpu::fa2

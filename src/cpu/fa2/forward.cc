@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 forward: which room computes a call. The loop order is the same in both; simd/forward.cc is the one to read
-// first.
+// fa2 forward: chooses the path of a call. Both paths have the same loop order; read simd/forward.cc first.
 #include <algorithm>
 
 #include "cpu/fa2/paths.hpp"
@@ -11,10 +10,12 @@
 namespace tessera::cpu::fa2 {
 namespace {
 
-/// A call that is observed runs in lanes, whatever would run else: the matrix unit has no tiles in fp32 to show.
-bool runs_on_matrix(const ForwardCall& call) { return call.observer == nullptr && on_matrix::takes_forward(call.plan); }
+/// An observed call runs on the SIMD path: the matrix path has no fp32 tiles to show.
+bool runs_on_matrix(const ForwardCall& call) {
+    return call.observer == nullptr && matrix_path::takes_forward(call.plan);
+}
 
-/// A call that is observed or counted doesn't stack: its tiles are those of the problem as it is.
+/// An observed or counted call doesn't stack heads: it reports the tiles of the original problem.
 bool runs_stacked(const ForwardCall& call) {
     return call.observer == nullptr && call.counters == nullptr && stackable(call.plan.problem);
 }
@@ -22,13 +23,13 @@ bool runs_stacked(const ForwardCall& call) {
 }  // namespace
 
 std::size_t forward_workspace(const Plan& plan) {
-    // Enough for each of the ways that forward() may take.
-    std::size_t bytes = in_lanes::forward_workspace(plan);
-    if (on_matrix::takes_forward(plan)) bytes = std::max(bytes, on_matrix::forward_workspace(plan));
+    // The workspace suffices for each path that forward() may choose.
+    std::size_t bytes = simd_path::forward_workspace(plan);
+    if (matrix_path::takes_forward(plan)) bytes = std::max(bytes, matrix_path::forward_workspace(plan));
     if (stackable(plan.problem)) {
         const Plan rows = stacked(plan);
-        bytes = std::max(bytes, on_matrix::takes_forward(rows) ? on_matrix::forward_workspace(rows)
-                                                               : in_lanes::forward_workspace(rows));
+        bytes = std::max(bytes, matrix_path::takes_forward(rows) ? matrix_path::forward_workspace(rows)
+                                                                 : simd_path::forward_workspace(rows));
     }
     return bytes;
 }
@@ -39,8 +40,8 @@ void forward(const ForwardCall& call) {
         const ForwardArgs args = stacked(call.args, call.plan.problem.group());
         return forward({plan, args, call.workspace, call.parallel_for, nullptr, call.stream, nullptr});
     }
-    if (runs_on_matrix(call)) on_matrix::forward(call);
-    else in_lanes::forward(call);
+    if (runs_on_matrix(call)) matrix_path::forward(call);
+    else simd_path::forward(call);
 }
 
 }  // namespace tessera::cpu::fa2

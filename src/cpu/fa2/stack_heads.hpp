@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The query heads of a group as rows of one head (core/stack_heads.hpp), by strides alone: they share the lanes.
+// PackGQA for the CPU: views the query heads of a group as rows of one head, by strides alone (core/stack_heads.hpp).
 #pragma once
 
 #include "core/stack_heads.hpp"
@@ -8,7 +8,7 @@
 
 namespace tessera::cpu::fa2 {
 
-/// The plan of a stackable problem as one of `group` queries per kv head.
+/// The plan of a stackable problem, rewritten as `group` queries per kv head.
 inline Plan stacked(const Plan& plan) {
     Plan result;
     result.problem = tessera::stacked(plan.problem);
@@ -19,7 +19,8 @@ inline Plan stacked(const Plan& plan) {
     return result;
 }
 
-/// [batch, 1, heads_q, dim] as [batch, group, heads_kv, dim], and LSE [batch, heads_q, 1] as [batch, heads_kv, group].
+/// Views [batch, 1, heads_q, dim] as [batch, group, heads_kv, dim], and LSE [batch, heads_q, 1] as [batch, heads_kv,
+/// group].
 inline ForwardArgs stacked(ForwardArgs args, std::int64_t group) {
     for (TensorView* t : {&args.q, &args.o}) {
         const std::int64_t head = t->strides[2];

@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a forward call is dealt to tasks, in both rooms. The keys of a row are always summed in chunks, each with its own
-// (m, l, O), which are merged in rising order (what split-KV decoding calls combine). Whether the chunks of a row are
-// run by one task or by many changes nothing in that sum, so the bits of a row depend neither on the number of threads
-// nor on its batch neighbours (docs/decisions/fixed-split.md). How many panels make a task, and when a split pays, each
-// room knows by itself.
+// The split of a forward call into tasks, for both paths. The keys of a row are always summed in chunks, each with its
+// own (m, l, O), and merged in rising order, as in split-KV decoding. One task or many may run the chunks of a row. The
+// bits of a row therefore depend neither on the number of threads nor on its batch neighbours
+// (docs/decisions/fixed-split.md). Each path decides how many panels make a task and when splitting the keys pays.
 #pragma once
 
 #include "cpu/steps/call.hpp"
 
 namespace tessera::cpu::fa2 {
 
-/// The panels of a kv head are those of all query heads that share it, one after another.
-struct Deal {
+/// The split of a call into tasks. The panels of a kv head are those of all its query heads, one after another.
+struct WorkSplit {
     std::int64_t kv_heads;            ///< of all sequences
     std::int64_t panels_per_kv_head;  ///< of the longest sequence that the Problem allows
     std::int64_t panels_per_task = 1;
-    std::int64_t chunks;  ///< of keys, likewise of the longest sequence
+    std::int64_t chunks;  ///< of keys, for the longest sequence
     std::int64_t keys_per_chunk;
-    std::int64_t query_heads;  ///< that share a kv head
+    std::int64_t query_heads;  ///< query heads that share a kv head
     std::int64_t block_q;
-    int threads;         ///< that take part
-    bool split = false;  ///< a task is one chunk of keys for its panels, and a second loop merges
+    int threads;         ///< threads used
+    bool split = false;  ///< tasks are single chunks of keys, and a second loop merges
 
-    Deal(const Plan& plan, const Geometry& g, std::int64_t chunk)
+    WorkSplit(const Plan& plan, const Geometry& g, std::int64_t chunk)
         : kv_heads(plan.problem.batch * plan.problem.heads_kv),
           panels_per_kv_head(plan.problem.group() * g.panels),
           chunks(ceil_div(plan.problem.len_kv, chunk)),
@@ -33,7 +32,7 @@ struct Deal {
           threads(worthwhile_threads(plan)) {}
 
     std::int64_t panels() const { return kv_heads * panels_per_kv_head; }
-    /// What a kv head of this sequence has, of the above.
+    /// The panels, chunks and tasks of a kv head of this sequence.
     std::int64_t panels_of(const Sequence& m) const { return query_heads * ceil_div(m.len_q, block_q); }
     std::int64_t chunks_of(const Sequence& m) const { return ceil_div(m.len_kv, keys_per_chunk); }
     std::int64_t tasks_of(const Sequence& m) const { return ceil_div(panels_of(m), panels_per_task); }
@@ -41,64 +40,65 @@ struct Deal {
     Range panels_of_task(const Sequence& m, std::int64_t index) const {
         return {index * panels_per_task, std::min(panels_of(m), (index + 1) * panels_per_task)};
     }
-    /// Where the result of a chunk waits to be merged: [kv_heads, panels_per_kv_head, chunks].
+    /// The index of a chunk's result in [kv_heads, panels_per_kv_head, chunks].
     std::int64_t partial(std::int64_t kv_head, std::int64_t panel, std::int64_t chunk) const {
         return (kv_head * panels_per_kv_head + panel) * chunks + chunk;
     }
 };
 
-/// Panel `index` of kv head `kv_head` (of all sequences): which panel of which query head that is.
-struct DealtPanel {
+/// Panel `index` of kv head `kv_head` (of all sequences), resolved to a panel of a query head.
+struct AssignedPanel {
     Sequence sequence;
     std::int64_t query_head;
-    std::int64_t index;  ///< of the query head
+    std::int64_t index;  ///< panel of the query head
 
-    DealtPanel(const ForwardCall& call, const Geometry& g, std::int64_t kv_head, std::int64_t of_kv_head)
+    AssignedPanel(const ForwardCall& call, const Geometry& g, std::int64_t kv_head, std::int64_t of_kv_head)
         : sequence(sequence_of(call, kv_head / call.plan.problem.heads_kv)) {
-        const std::int64_t panels = std::max<std::int64_t>(1, g.panels_of(sequence));  // of a query head
+        const std::int64_t panels = std::max<std::int64_t>(1, g.panels_of(sequence));  // panels of a query head
         query_head = kv_head % call.plan.problem.heads_kv * call.plan.problem.group() + of_kv_head / panels;
         index = of_kv_head % panels;
     }
 };
 
-/// Tasks that own their panels from the first key to the last: run(kv_head, panels, worker). ends: take_task_ends()
+/// Runs tasks that own their panels from the first key to the last: run(kv_head, panels, worker). ends:
+/// take_task_ends()
 template <class Run>
-void deal_whole(const ForwardCall& call, const Deal& deal, std::int64_t* ends, const Run& run) {
+void run_unsplit(const ForwardCall& call, const WorkSplit& work_split, std::int64_t* ends, const Run& run) {
     const Problem& p = call.plan.problem;
-    const HeadTasks tasks(call, p.heads_kv, ends, [&](const Sequence& m) { return deal.tasks_of(m); });
-    call.parallel_for(tasks.total(), deal.threads, [&](std::int64_t index, int worker) {
-        // Under a causal mask the last panels see the most keys: they go first, of all heads, so that the loop ends
-        // with short tasks. Otherwise neighbours in time share K and V.
+    const HeadTasks tasks(call, p.heads_kv, ends, [&](const Sequence& m) { return work_split.tasks_of(m); });
+    call.parallel_for(tasks.total(), work_split.threads, [&](std::int64_t index, int worker) {
+        // Under a causal mask the last panels of all heads see the most keys. They go first, so that the loop ends with
+        // short tasks. Otherwise consecutive tasks share K and V.
         HeadTask task = p.mask.trivial() ? tasks.by_head(index) : tasks.by_index(index);
         if (!p.mask.trivial()) task.index = task.tasks - 1 - task.index;
-        run(task.head, deal.panels_of_task(sequence_of(call, task.head / p.heads_kv), task.index), worker);
+        run(task.head, work_split.panels_of_task(sequence_of(call, task.head / p.heads_kv), task.index), worker);
     });
 }
 
-/// Few panels, many keys: run(kv_head, panels, chunk, worker) for each chunk of keys by itself, and when all are done
-/// merge(kv_head, part, worker) for the parts_of(sequence) of every kv head that are merged apart.
+/// Splits the keys, for few panels and many keys. Calls run(kv_head, panels, chunk, worker) for each chunk of keys;
+/// when all are done, calls merge(kv_head, part, worker) for the parts_of(sequence) of every kv head.
 template <class PartsOf, class Run, class Merge>
-void deal_split(const ForwardCall& call, const Deal& deal, std::int64_t* ends, const PartsOf& parts_of, const Run& run,
-                const Merge& merge) {
+void run_split_keys(const ForwardCall& call, const WorkSplit& work_split, std::int64_t* ends, const PartsOf& parts_of,
+                    const Run& run, const Merge& merge) {
     const std::int64_t heads_kv = call.plan.problem.heads_kv;
     const HeadTasks chunks(call, heads_kv, ends,
-                           [&](const Sequence& m) { return deal.tasks_of(m) * deal.chunks_of(m); });
-    call.parallel_for(chunks.total(), deal.threads, [&](std::int64_t index, int worker) {
+                           [&](const Sequence& m) { return work_split.tasks_of(m) * work_split.chunks_of(m); });
+    call.parallel_for(chunks.total(), work_split.threads, [&](std::int64_t index, int worker) {
         const HeadTask task = chunks.by_head(index);
         const Sequence sequence = sequence_of(call, task.head / heads_kv);
-        const std::int64_t of_panels = deal.chunks_of(sequence);
-        run(task.head, deal.panels_of_task(sequence, task.index / of_panels), task.index % of_panels, worker);
+        const std::int64_t of_panels = work_split.chunks_of(sequence);
+        run(task.head, work_split.panels_of_task(sequence, task.index / of_panels), task.index % of_panels, worker);
     });
     const HeadTasks parts(call, heads_kv, ends, parts_of);
-    call.parallel_for(parts.total(), deal.threads, [&](std::int64_t index, int worker) {
+    call.parallel_for(parts.total(), work_split.threads, [&](std::int64_t index, int worker) {
         const HeadTask part = parts.by_head(index);
         merge(part.head, part.index, worker);
     });
 }
 
-/// Merges the results of a panel's `chunks` in rising order: partial(chunk) of those that are seen(chunk). The first is
-/// the total so far, later ones go into it by merge(total, next, chunk). Returns the total; not started: no chunk was
-/// seen.
+/// Merges the results of a panel's `chunks` in rising order: partial(chunk) of those that are seen(chunk). The first
+/// becomes the total, later ones are merged by merge(total, next, chunk). Returns the total; it is not started if no
+/// chunk was seen.
 template <class Sums, class Seen, class Partial, class Merge>
 Sums merge_chunks(std::int64_t chunks, Sums total, const Seen& seen, const Partial& partial, const Merge& merge) {
     total.started = false;

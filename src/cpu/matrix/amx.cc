@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The words on AMX: TDPBF16PS multiplies a row tile by a pair tile and adds to 16 x 16 fp32 sums, 16 cycles
-// each. 2 x 2 sums, 2 left and 2 right tiles fill the eight tile registers: one load for each product, and 14 for the
-// 24 of numbers in three parts.
+// The primitives on AMX. TDPBF16PS multiplies a row tile by a pair tile and adds to 16 x 16 fp32 sums in 16 cycles. 2 x
+// 2 sums, 2 left and 2 right tiles fill the eight tile registers. This needs one load per MMA, and 14 loads for the 24
+// MMAs of fp32 in three parts.
 //
-// The tile intrinsics take register numbers as literals and tell the compiler nothing of the memory that they read or
-// write; fences around the words keep it from moving other accesses across.
+// The tile intrinsics take register numbers as literals and do not tell the compiler which memory they access. Fences
+// around the primitives keep it from moving other accesses across.
 #include <immintrin.h>
 
 #include <hwy/base.h>
@@ -23,7 +23,7 @@ namespace {
 
 inline void compiler_fence() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
-/// Tile registers 0 1 / 2 3: sums; 4 5: left; 6 7: right.
+/// Tile registers: 0 1 / 2 3 hold the sums, 4 5 left operands, 6 7 right operands.
 template <int kRows, int kLanes>
 inline void load_sums(const float* c, std::int64_t stride) {
     const std::int64_t bytes = stride * 4;
@@ -79,7 +79,7 @@ inline void add_products(const TileProduct& p, const Bf16* a, const Bf16* b, Bet
     }
 }
 
-/// The same over all of k.
+/// add_products() over all of k.
 template <int kParts, int kRows, int kLanes, std::size_t kAt, std::size_t kEnd, class Between>
 inline void add_all(const TileProduct& p, std::int64_t i, std::int64_t j, Between& between) {
     const Bf16* a = p.a.data + i * p.a.row_step;
@@ -109,11 +109,11 @@ inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between&
 }
 
 #include "cpu/matrix/inl/parts-inl.hpp"
-// After what it uses.
+// These use parts-inl.hpp.
 #include "cpu/matrix/inl/pack-inl.hpp"
 #include "cpu/matrix/inl/softmax-inl.hpp"
 #include "cpu/matrix/inl/store-inl.hpp"
-// After those that it uses.
+// This uses softmax-inl.hpp.
 #include "cpu/matrix/inl/multiply-inl.hpp"
 
 /// Sums [16, 64] of a RowsProduct in the first four tile registers; the left operand's parts come next, then the right.
@@ -160,7 +160,7 @@ class RowSums {
         multiply<kTile, kPair.a>();
         if constexpr (kAt + 1 < std::size(kPairs<kParts>)) add_tile<kParts, kTile, kAt + 1>(v);
     }
-    /// The intrinsics take register numbers as they are written.
+    /// Register numbers must be literals.
     template <int kTile, int kPart>
     static void multiply() {
         if constexpr (kTile == 0 && kPart == 0) _tile_dpbf16ps(0, 4, 7);
@@ -184,7 +184,7 @@ class RowSums {
 
 #include "cpu/matrix/inl/rows-inl.hpp"
 
-/// What LDTILECFG reads: palette 1, all eight registers 16 rows of 64 bytes.
+/// The operand of LDTILECFG: palette 1, all eight registers with 16 rows of 64 bytes.
 struct alignas(64) TileConfig {
     std::uint8_t palette = 1;
     std::uint8_t start_row = 0;
@@ -200,19 +200,19 @@ void release() { _tile_release(); }
 
 }  // namespace
 
-const Words kAmxWords = {.pack = pack,
-                         .multiply = multiply,
-                         .multiply_rows = multiply_rows,
-                         .weights = weights,
-                         .maximum = maximum,
-                         .multiply_beside_weights = multiply_beside_weights,
-                         .gradient = gradient,
-                         .add_weighted_sums = add_weighted_sums,
-                         .transpose = transpose_words,
-                         .store_columns = store_columns,
-                         .row_dots = row_dots,
-                         .begin = configure,
-                         .end = release};
+const Primitives kAmxPrimitives = {.pack = pack,
+                                   .multiply = multiply,
+                                   .multiply_rows = multiply_rows,
+                                   .weights = weights,
+                                   .maximum = maximum,
+                                   .multiply_beside_weights = multiply_beside_weights,
+                                   .gradient = gradient,
+                                   .add_weighted_sums = add_weighted_sums,
+                                   .transpose = transpose_words,
+                                   .store_columns = store_columns,
+                                   .row_dots = row_dots,
+                                   .begin = configure,
+                                   .end = release};
 
 }  // namespace tessera::cpu::matrix
 HWY_POP_ATTRIBUTES

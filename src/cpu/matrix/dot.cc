@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The words on the dot products of AVX512-BF16: VDPBF16PS adds two products to each of 16 lanes. 8 x 2 accumulators
-// take 16 of them for 10 loads.
+// The primitives on AVX512-BF16. VDPBF16PS adds two products to each of 16 lanes. 8 x 2 accumulators take 16 of these
+// for 10 loads.
 #include <immintrin.h>
 
 #include <hwy/base.h>
@@ -17,10 +17,10 @@ namespace tessera::cpu::matrix {
 namespace {
 
 #include "cpu/matrix/inl/parts-inl.hpp"
-// After what it uses.
+// These use parts-inl.hpp.
 #include "cpu/matrix/inl/pack-inl.hpp"
 #include "cpu/matrix/inl/store-inl.hpp"
-// After what it uses.
+// This uses pack-inl.hpp.
 #include "cpu/matrix/inl/softmax-inl.hpp"
 
 /// 8 rows of one row tile by kLanes pair tiles.
@@ -34,7 +34,7 @@ inline void half_block(const TileProduct& p, std::int64_t i, std::int64_t half, 
             sums[r][v] = p.add ? _mm512_load_ps(c + r * p.c_stride + v * kTileRows) : _mm512_setzero_ps();
         }
     }
-    // Once over k for all pairs of parts, or, with the small products first, twice.
+    // One pass over k for all pairs of parts; with small_first two, the small products first.
     constexpr std::size_t kAll = std::size(kPairs<kParts>);
     const std::size_t before = kParts > 1 && p.small_first ? kAll - 1 : kAll;
     for (std::int64_t step = 0; step < (before < kAll ? 2 * p.k : p.k); ++step) {
@@ -84,7 +84,7 @@ class RowSums {
         product_.c_stride = stride;
         product_.k = 1;
     }
-    /// A function of its own: inside the loop that packs, its sums went to the stack.
+    /// Not inlined: inside the packing loop the compiler spilled its sums to the stack.
     template <int kParts>
     HWY_NOINLINE void add(Bf16* p, Bf16* v) {
         product_.a = {p, 0, 0};
@@ -109,19 +109,19 @@ void nothing_to_set_up() {}
 
 }  // namespace
 
-const Words kDotWords = {.pack = pack,
-                         .multiply = multiply,
-                         .multiply_rows = multiply_rows,
-                         .weights = weights,
-                         .maximum = maximum,
-                         .multiply_beside_weights = multiply_beside_weights,
-                         .gradient = gradient,
-                         .add_weighted_sums = add_weighted_sums,
-                         .transpose = transpose_words,
-                         .store_columns = store_columns,
-                         .row_dots = row_dots,
-                         .begin = nothing_to_set_up,
-                         .end = nothing_to_set_up};
+const Primitives kDotPrimitives = {.pack = pack,
+                                   .multiply = multiply,
+                                   .multiply_rows = multiply_rows,
+                                   .weights = weights,
+                                   .maximum = maximum,
+                                   .multiply_beside_weights = multiply_beside_weights,
+                                   .gradient = gradient,
+                                   .add_weighted_sums = add_weighted_sums,
+                                   .transpose = transpose_words,
+                                   .store_columns = store_columns,
+                                   .row_dots = row_dots,
+                                   .begin = nothing_to_set_up,
+                                   .end = nothing_to_set_up};
 
 }  // namespace tessera::cpu::matrix
 HWY_POP_ATTRIBUTES

@@ -5,8 +5,8 @@
 
 namespace tessera::cpu::matrix {
 
-/// The matrix unit at the most that a core can: products of bf16 tiles that stay in the first-level cache, `rounds`
-/// times. Returns the floating-point operations done, 0 where there is no such unit.
+/// Runs GEMMs of bf16 tiles that stay in the L1 cache, `rounds` times: the matrix unit's peak on one core. Returns the
+/// floating-point operations done, or 0 if there is no unit.
 double peak_tile_products(std::int64_t rounds);
 
 }  // namespace tessera::cpu::matrix

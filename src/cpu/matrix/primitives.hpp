@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The words of the matrix room, for processors that multiply bf16 matrices: the layout stays queries-in-lanes
-// (simd/primitives.hpp), scores and sums stay fp32, and only what enters a product is packed into tiles of 1 KiB:
+// The primitives of the matrix path, for processors that multiply bf16 matrices. The layout stays queries-in-lanes
+// (simd/primitives.hpp), and scores and sums stay fp32. Only GEMM operands are packed, into tiles of 1 KiB:
 //
 //   row tile   [16 rows][32 deep]            left operand, row-major
 //   pair tile  [16 pairs][16 lanes][2]       right operand: rows 2p and 2p + 1 of a [32 deep, 16 lanes] matrix, lane by
 //                                            lane beside each other
 //
-// A product of a row tile and a pair tile adds 32 products to each of 16 x 16 fp32 sums: one TDPBF16PS of AMX, or 256
-// VDPBF16PS of AVX512-BF16. The words are compiled once for each of the two units (docs/decisions/bf16-tiles.md).
+// The MMA of a row tile and a pair tile adds 32 products to each of 16 x 16 fp32 sums. It is one TDPBF16PS of AMX, or
+// 256 VDPBF16PS of AVX512-BF16. The primitives are compiled once for each of the two units
+// (docs/decisions/bf16-tiles.md).
 //
-// A number of more than bf16's 8 bits is packed in PARTS, the sum of which it is: fp32 in three, each of 8 bits. The
-// parts of a tile lie one after another, and a product of two such matrices is six products of parts
-// (docs/decisions/fp32-in-parts.md).
+// A number of more than bf16's 8 bits is packed as a sum of PARTS: fp32 as three, each of 8 bits. The parts of a tile
+// lie one after another, and a GEMM of two such matrices takes six MMAs of parts (docs/decisions/fp32-in-parts.md).
 #pragma once
 
 #include <cstdint>
@@ -24,44 +24,44 @@
 namespace tessera::cpu::matrix {
 
 inline constexpr std::int64_t kTileRows = 16;       // also the lanes of a pair tile
-inline constexpr std::int64_t kTileDepth = 32;      // products that one tile product adds to an element
-inline constexpr std::int64_t kTileElements = 512;  // of a row tile and of a pair tile, in each part
+inline constexpr std::int64_t kTileDepth = 32;      // products that one MMA adds to an element
+inline constexpr std::int64_t kTileElements = 512;  // elements of a row tile or pair tile, per part
 
-/// bf16 numbers whose sum an element of this type is; 0: such tensors aren't packed.
+/// The number of bf16 parts of an element of this type; 0: such tensors aren't packed.
 constexpr int parts_of(DType dtype) { return dtype == DType::bf16 ? 1 : dtype == DType::fp32 ? 3 : 0; }
 
-/// What multiplies bf16 tiles.
+/// The hardware that multiplies bf16 tiles.
 enum class Unit {
-    none,  ///< nothing that beats fp32: the fp32 words do all
+    none,  ///< none that beats fp32: the SIMD path does all
     dot,   ///< AVX512-BF16, where it is faster than fp32: AMD, from Zen 4
     amx,   ///< AMX-BF16
 };
 
-/// "AMX", "AVX512-BF16", or "" of none.
+/// "AMX", "AVX512-BF16", or "" for none.
 const char* name_of(Unit unit);
 
 /// The unit of this processor. AMX counts when the operating system grants its registers.
 Unit unit();
 
-/// Is packing tensors of this type faster than the words of simd/primitives.hpp? bf16 on any unit; fp32, whose product
-/// is six, on AMX only.
+/// Is packing tensors of this type faster than the SIMD path? bf16 on any unit; fp32, which takes six MMAs, on AMX
+/// only.
 bool packing_pays(DType dtype);
 
-/// Another unit, which the processor must have, until the next call; with `pack_fp32` it takes fp32 too. For tests; not
-/// while kernels run.
+/// Selects another unit, which the processor must have, until the next call. With `pack_fp32` it takes fp32 too. For
+/// tests only; not while kernels run.
 void set_unit_for_test(Unit unit, bool pack_fp32);
-/// Does this processor run the words of that unit?
+/// Does this processor have that unit?
 bool has_unit(Unit unit);
 
-/// Tiles of a packed matrix: tile (i, j) begins at data + i * row_step + j * column_step elements, its further parts
-/// kTileElements apart from there.
+/// Tiles of a packed matrix. Tile (i, j) begins at data + i * row_step + j * column_step elements; its further parts
+/// follow at distances of kTileElements.
 struct Tiles {
     Bf16* data = nullptr;
     std::int64_t row_step = 0;
     std::int64_t column_step = 0;
 };
 
-/// How a matrix M [rows, dim] is packed.
+/// The packed form of a matrix M [rows, dim].
 enum class Form {
     rows,          ///< row tiles of M: tiles [rows / 16][dim / 32]
     columns,       ///< row tiles of M^T: tiles [dim / 16][rows / 32]
@@ -69,9 +69,9 @@ enum class Form {
     column_pairs,  ///< pair tiles of M^T: tiles [dim / 32][rows / 16]
 };
 
-/// Packs rows first .. first + rows of a matrix, in parts_of(its type); what the tiles have beyond rows and dim is 0.
-/// `finite_only`: elements that are NaN or infinite become 0. fp32 ones always do, and those of 2^127 and more, which
-/// parts can't hold (unpackable()). Returns whether no element became 0 for that.
+/// Packs rows first .. first + rows of a matrix, in parts_of(its type). Tiles are padded with 0 beyond rows and dim.
+/// NaN and infinity become 0 for fp32, and for bf16 with `finite_only`; so do fp32 elements from 2^127 on, which parts
+/// can't hold (unpackable()). Returns whether no element became 0 for that.
 struct PackJob {
     HeadRows from;
     std::int64_t first = 0;
@@ -80,15 +80,15 @@ struct PackJob {
     Form form = Form::rows;
     Tiles to;
     bool finite_only = false;
-    float scale = 1;           ///< of fp32 elements, before they are parted
-    bool from_memory = false;  ///< the matrix is in no cache: rows are fetched before they are packed
+    float scale = 1;           ///< of fp32 elements, before they are split
+    bool from_memory = false;  ///< the matrix is in no cache: rows are prefetched in memory order
 };
 
-/// Is x one of the elements that are packed as 0, for the caller to add?
+/// Is x packed as 0, so that the caller must add its products?
 constexpr bool unpackable(float x) { return !(x < 0x1p127F && x > -0x1p127F); }
 
-/// Fetches rows [begin, end) of contiguous elements in the order of memory. Packing and tile loads read them in
-/// another, which the processor does not foresee.
+/// Prefetches rows [begin, end) of contiguous elements in memory order. Packing and tile loads read them in another
+/// order, which the hardware prefetcher does not follow.
 inline void fetch_rows(const HeadRows& x, std::int64_t begin, std::int64_t end, std::int64_t dim) {
     constexpr std::int64_t kLine = 64;
     for (std::int64_t row = begin; row < end; ++row) {
@@ -97,8 +97,8 @@ inline void fetch_rows(const HeadRows& x, std::int64_t begin, std::int64_t end, 
     }
 }
 
-/// C[16 * m, 16 * n] fp32 = or += A B, for m x k row tiles and k x n pair tiles in `parts`. An element is C, or 0, to
-/// which 32 products after the other are added: a long product has the same bits in one call and in several that add.
+/// C[16 * m, 16 * n] fp32 = or += A B, for m x k row tiles and k x n pair tiles in `parts`. Each element adds its
+/// 32-deep products one after another to C or 0: a long GEMM has the same bits in one call and in several that add.
 struct TileProduct {
     int parts = 1;  ///< 1 or 3, of A and of B
     std::int64_t m = 0;
@@ -109,17 +109,16 @@ struct TileProduct {
     float* c = nullptr;  // [16 * m, c_stride]
     std::int64_t c_stride = 0;
     bool add = false;
-    /// Of numbers in parts: all products of smaller parts go before those of the largest, so that few roundings are of
-    /// a whole sum. Takes more loads; the bits are those of this k only.
+    /// For numbers in parts: products of smaller parts are added first, so that few roundings apply to the whole sum.
+    /// This takes more loads, and the bits depend on k.
     bool small_first = false;
     float* maximum = nullptr;  ///< [16 * n] or null: takes the maximum of itself and every row of C
-    /// Elements from a row of a left tile to the next: rows of bf16 can be used where they lie. In one part only.
+    /// Elements between rows of a left tile: bf16 rows can be used where they lie. For one part only.
     std::int64_t a_stride = kTileDepth;
 };
 
-/// C[16, dim rounded up to 16] = P V for the 16 queries of a lane tile, whose weights are made row tiles, which takes
-/// less than to make V columns: V is packed on the way, as pair tiles of the rows and columns at hand. The bits are
-/// those of C^T = V^T P.
+/// C[16, dim rounded up to 16] = P V for the 16 queries of a lane tile. P is transposed into row tiles, which costs
+/// less than transposing V. V is packed on the fly as pair tiles. The bits are those of C^T = V^T P.
 struct RowsProduct {
     int parts = 1;       ///< of P and of V
     Bf16* p = nullptr;   ///< [keys / 32] pair tiles [32 keys, 16 queries]; afterwards row tiles
@@ -129,8 +128,8 @@ struct RowsProduct {
 };
 inline constexpr std::int64_t kRowsBuffer = 2;
 
-/// P = exp(scale * s - m) of one block of keys on its own: m its maximum, l its sum. exp(-offset) * P goes to pair
-/// tiles [keys / 32][lanes / 16] (rows beyond the keys 0).
+/// P = exp(scale * s - m) for one block of keys, with m its maximum and l its sum. exp(-offset) * P goes to pair tiles
+/// [keys / 32][lanes / 16]; rows beyond the keys are 0.
 struct WeightsJob {
     const float* s = nullptr;  // [keys, lanes]
     std::int64_t keys = 0;
@@ -146,8 +145,8 @@ struct WeightsJob {
     float* rounded_l = nullptr;      ///< [lanes], with factors in one part: the sum of exp(-offset) * P without them
 };
 
-/// P = exp(scale * s - lse) and dS = P * (dP - delta), packed as the products of the backward take them. Rows beyond
-/// the keys, up to a multiple of 32, are 0.
+/// P = exp(scale * s - lse) and dS = P * (dP - delta), packed for the GEMMs of the backward. Rows beyond the keys, up
+/// to a multiple of 32, are 0.
 struct GradientJob {
     const float* s = nullptr;   // [keys, lanes]
     const float* dp = nullptr;  // [keys, lanes]
@@ -167,8 +166,8 @@ struct GradientJob {
     Tiles ds_pairs;                    ///< [keys / 32][lanes / 16]
 };
 
-/// The words of one unit.
-struct Words {
+/// The primitives of one unit.
+struct Primitives {
     bool (*pack)(const PackJob&);
     void (*multiply)(const TileProduct&);
     /// Returns whether all of V could be packed.
@@ -176,13 +175,14 @@ struct Words {
     void (*weights)(const WeightsJob&);
     /// maximum[i] = the largest of itself and the scores of lane i. s: [keys, lanes]
     void (*maximum)(const float* s, std::int64_t keys, std::int64_t lanes, float* maximum);
-    /// Products and weights of independent data at once: the tile unit multiplies while the vector unit takes exp.
+    /// GEMMs and weights of independent data, interleaved: the matrix unit multiplies while the vector unit takes exp.
     void (*multiply_beside_weights)(std::span<const TileProduct>, const WeightsJob&);
     void (*gradient)(const GradientJob&);
-    /// weights[i] += sum over keys of P, products[i] += sum over keys of P * dP, as in simd/primitives.hpp. The job's
-    /// delta and the softcap's derivative don't enter; only for one part.
+    /// weights[i] += sum over keys of P, products[i] += sum over keys of P * dP, as in simd/primitives.hpp. For one
+    /// part only. The job's delta and cap_slope are ignored.
     void (*add_weighted_sums)(const GradientJob&, double* weights, double* products);
-    /// Transposes 16 x 16 words of 32 bits, in place too: of pair tiles it makes row tiles, and back. Strides in words.
+    /// Transposes 16 x 16 words of 32 bits, also in place. This turns pair tiles into row tiles and back. Strides are
+    /// in words.
     void (*transpose)(const void* from, std::int64_t from_stride, void* to, std::int64_t to_stride);
     /// to[first + i, c] = from[c, i] * lane_scale[i] in bf16 or fp32, +0 for -0. Returns whether all are finite.
     /// from: [dim rounded up to 16, stride]; lane_scale: [rows rounded up to 16]
@@ -191,24 +191,24 @@ struct Words {
     /// sums[i] = sum over c of a[first + i, c] * b[first + i, c], bf16 or fp32 rows of `dim` elements
     void (*row_dots)(const HeadRows& a, const HeadRows& b, std::int64_t first, std::int64_t rows, std::int64_t dim,
                      float* sums);
-    /// Between begin and end a thread may use the words; on AMX they set up and release its tile registers.
+    /// A thread may use the primitives between begin and end; on AMX these set up and release the tile registers.
     void (*begin)();
     void (*end)();
 };
 
-/// Words of unit(); null when there is none.
-const Words* words_of_unit();
+/// The primitives of unit(); null when there is none.
+const Primitives* primitives_of_unit();
 
-/// A task's use of the words.
+/// A task's use of the primitives, from begin() to end().
 class Session {
  public:
-    explicit Session(const Words& words) : words_(words) { words_.begin(); }
-    ~Session() { words_.end(); }
+    explicit Session(const Primitives& primitives) : primitives_(primitives) { primitives_.begin(); }
+    ~Session() { primitives_.end(); }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
  private:
-    const Words& words_;
+    const Primitives& primitives_;
 };
 
 }  // namespace tessera::cpu::matrix

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which unit multiplies bf16 tiles on this processor.
+// Detection of the unit that multiplies bf16 tiles on this processor.
 #include "cpu/matrix/primitives.hpp"
 
 #include <atomic>
@@ -40,15 +40,15 @@ bool has_avx512_bf16() {
            __builtin_cpu_supports("avx512vl") && bit(cpuid(7, 1).eax, 5);
 }
 
-/// VDPBF16PS takes twice the multiply-adds of fp32 on AMD from Zen 4 on (2.0 times measured on Zen 5, 2026-11); on
-/// Intel it splits into four operations and loses to fp32, so the bit alone doesn't count.
+/// Is VDPBF16PS faster than fp32? On AMD from Zen 4 on it does twice the multiply-adds (2.0 times measured on Zen 5,
+/// 2026-11). On Intel it splits into four operations and loses, so the CPUID bit alone doesn't count.
 bool dot_beats_fp32() {
     const Registers vendor = cpuid(0, 0);
     const bool amd = vendor.ebx == 0x68747541 && vendor.edx == 0x69746E65 && vendor.ecx == 0x444D4163;  // AuthenticAMD
     return amd && has_avx512_bf16();
 }
 
-/// Linux grants the tile registers to a process that asks.
+/// Asks Linux for the tile registers, which it grants per process.
 bool tile_registers_granted() {
 #if defined(__linux__)
     constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -111,11 +111,11 @@ bool has_unit([[maybe_unused]] Unit unit) {
 #endif
 }
 
-const Words* words_of_unit() {
+const Primitives* primitives_of_unit() {
 #if defined(__x86_64__)
     switch (unit()) {
-        case Unit::amx: return &kAmxWords;
-        case Unit::dot: return &kDotWords;
+        case Unit::amx: return &kAmxPrimitives;
+        case Unit::dot: return &kDotPrimitives;
         case Unit::none: return nullptr;
     }
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the units' files share: the tables that they define for unit.cc, and which parts they multiply. x86-64 only.
+// The tables that the units' files define for unit.cc, and the pairs of parts they multiply. x86-64 only.
 #pragma once
 
 #include <iterator>
@@ -15,21 +15,21 @@ struct PairOfParts {
     int b;
 };
 
-/// The products whose sum is the product of two numbers in parts. Of three parts each, those left out are under 2^-24
-/// of the whole: (1, 2), (2, 1) and (2, 2). The order changes one part at a time where it can, for the other stays
-/// loaded; the largest product is the last.
+/// The pairs of parts whose products sum to the product of two numbers. With three parts each, the omitted pairs (1,
+/// 2), (2, 1) and (2, 2) are under 2^-24 of the whole. The order changes one part at a time if possible, so that the
+/// other stays loaded. The largest product comes last.
 template <int kParts>
 inline constexpr PairOfParts kPairs[1] = {{0, 0}};
 template <>
 inline constexpr PairOfParts kPairs<3>[6] = {{0, 2}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 0}};
 
-/// The same for B^T A^T, which so has the bits of A B.
+/// The pairs for B^T A^T, in the order that gives the bits of A B.
 template <int kParts>
 constexpr PairOfParts mirrored_pair(std::size_t i) {
     return {kPairs<kParts>[i].b, kPairs<kParts>[i].a};
 }
 
-extern const Words kDotWords;
-extern const Words kAmxWords;
+extern const Primitives kDotPrimitives;
+extern const Primitives kAmxPrimitives;
 
 }  // namespace tessera::cpu::matrix

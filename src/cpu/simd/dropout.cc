@@ -2,11 +2,11 @@
 //
 // The dropout mask of a tile (core/dropout.hpp): Philox4x32-10 with consecutive pairs of queries in the lanes.
 //
-// A counter is {query / 2, key / 16 + (block << 28), head, batch}, and its four words are four bits of the words of two
-// queries and 16 keys. Wide products fill 64 bits, so a vector has the counters of as many queries as it has floats.
-// Key and block are in one of four words: the first two rounds touch one lane-wise product, which neither changes, and
-// the third one more, so that 15 of the 20 wide products are left. Three blocks are made side by side, more only while
-// some word is level with the threshold. Before the last round two vectors become one without empty halves.
+// A counter is {query / 2, key / 16 + (block << 28), head, batch}; its four 32-bit outputs hold four bits for each pair
+// of 2 queries and 16 keys. Wide products fill 64 bits, so a vector holds the counters of as many queries as it has
+// floats. Key and block sit in one word, so the first two rounds share products: 15 of the 20 wide products remain.
+// Three blocks are computed side by side, more only while some bits still equal the threshold's. Two vectors are packed
+// into one before the last round.
 #include <algorithm>
 #include <cstdint>
 
@@ -37,10 +37,10 @@ constexpr int kFirstBlocks = 3;
 constexpr std::uint32_t low(std::uint64_t product) { return static_cast<std::uint32_t>(product); }
 constexpr std::uint32_t high(std::uint64_t product) { return static_cast<std::uint32_t>(product >> 32); }
 
-/// The seed's keys, the threshold and the head, as the lanes take them.
+/// The seed's round keys, the threshold and the head, broadcast for the lanes.
 struct HeadRule {
     KeepRule rule;
-    std::uint64_t of_head;  // the product of the first round
+    std::uint64_t of_head;  // product of the first round
     std::uint32_t batch;
 
     explicit HeadRule(const DropoutRule& dropout)
@@ -51,21 +51,21 @@ struct HeadRule {
     std::uint32_t key0(int round) const { return rule.keys.words[round][0]; }
     std::uint32_t key1(int round) const { return rule.keys.words[round][1]; }
 
-    /// The second round's product of what a key block and a block of bits change: the same for all queries.
+    /// The second round's product of a key block and a block of bits. It is the same for all queries.
     std::uint64_t product_of(std::uint32_t keys, int block) const {
         const std::uint32_t c1 = DropoutPatch{.keys = keys}.counter(static_cast<std::uint32_t>(block))[1];
         return std::uint64_t{philox::kMultiplier0} * (high(of_head) ^ c1 ^ key0(0));
     }
 };
 
-// Numbers of a pair of queries are in the lower half of its 64 bits, so that a product lies as the next one takes it.
-// What is above them means nothing.
+// A pair of queries uses the lower half of its 64 bits, so that a product lies as the next one takes it. The upper half
+// is undefined.
 
 HWY_INLINE VU product_of(VU a, std::uint32_t b) { return hn::BitCast(DU(), hn::MulEven(a, hn::Set(DU(), b))); }
 HWY_INLINE VU high_half(VU product) { return hn::DupOdd(product); }
 HWY_INLINE VU with(VU a, std::uint32_t b) { return hn::Xor(a, hn::Set(DU(), b)); }
 
-/// What no key changes of a vector of pairs of queries.
+/// The part of the state that does not depend on the key, for a vector of query pairs.
 struct Pairs {
     VU c2_before_third;  // ^ high product of the key block
     VU c0_after_third;   // ^ high product of c2
@@ -87,7 +87,7 @@ HWY_INLINE Pairs pairs_of(const HeadRule& head, std::int64_t first) {
 struct Counters {
     VU c0, c1, c2, c3;
 
-    HWY_INLINE Counters() {}  // written out: implicit ones are not of the target, and GCC does not inline into them
+    HWY_INLINE Counters() {}  // written out: GCC does not inline implicit constructors into code of another target
     HWY_INLINE Counters(VU word0, VU word1, VU word2, VU word3) : c0(word0), c1(word1), c2(word2), c3(word3) {}
 };
 
@@ -105,13 +105,13 @@ HWY_INLINE Counters next_round(const Counters& c, std::uint32_t key0, std::uint3
             hn::Xor3(high_half(product0), c.c3, hn::Set(du, key1)), product0};
 }
 
-/// Lower halves of `a` and `b` in turn; upper halves of both.
+/// Interleaves the lower halves of `a` and `b`, or their upper halves.
 HWY_INLINE VU lower_of(VU a, VU b) { return hn::OddEven(hn::DupEven(b), a); }
 HWY_INLINE VU upper_of(VU a, VU b) { return hn::OddEven(b, hn::DupOdd(a)); }
 
 constexpr int kLastRound = philox::kRounds - 1;
 
-/// Before the last round, of a vector of patches: blocks first .. first + kBlocks - 1.
+/// The state before the last round, for blocks first .. first + kBlocks - 1.
 template <int kBlocks>
 struct Chains {
     Counters of[kBlocks];
@@ -127,7 +127,7 @@ struct Chains {
     }
 };
 
-/// The last round, and the patches of `a` and `b` together: which bits of the words are unlike last_kept's.
+/// The last round, for the patches of `a` and `b` together: the bits that differ from last_kept's.
 HWY_INLINE Counters unlike_last(const Counters& a, const Counters& b, const HeadRule& head, const std::uint32_t* last) {
     const DU du;
     const VU a0 = product_of(a.c0, philox::kMultiplier0), b0 = product_of(b.c0, philox::kMultiplier0);
@@ -138,7 +138,7 @@ HWY_INLINE Counters unlike_last(const Counters& a, const Counters& b, const Head
             with(lower_of(a0, b0), last[3])};
 }
 
-/// KeptBits of two vectors of patches; `unlike` is what is not level.
+/// KeptBits of two vectors of patches; `unlike` marks the words that are decided.
 struct Bits {
     VU kept;
     VU unlike;
@@ -175,7 +175,7 @@ struct Bits {
     }
 };
 
-/// Which weights of two vectors of patches are kept: of `a` in the lower halves, of `b` in the upper.
+/// The kept weights of two vectors of patches: `a` in the lower halves, `b` in the upper.
 template <int kBlocks>
 HWY_INLINE VU kept_of(const HeadRule& head, const Pairs& a, std::uint32_t keys_a, const Pairs& b,
                       std::uint32_t keys_b) {
@@ -186,7 +186,7 @@ HWY_INLINE VU kept_of(const HeadRule& head, const Pairs& a, std::uint32_t keys_a
     return bits.kept;
 }
 
-/// The factors of key kKey and those after it in a block: the sign of what is left says whether a weight is kept.
+/// Stores the factors of key kKey and the later keys of a block. A bit's sign says whether the weight is kept.
 template <int kKey>
 HWY_INLINE void store_from(VU bits, V kept, float* factors, std::int64_t stride) {
     if constexpr (kKey < kKeys) {
@@ -197,8 +197,8 @@ HWY_INLINE void store_from(VU bits, V kept, float* factors, std::int64_t stride)
     }
 }
 
-/// The factors of a block of keys whose first is key `first` of the tile, which has `keys`. `bits`: each query's 16 in
-/// the upper half of its lane.
+/// Stores the factors of the key block that starts at key `first` of the tile, which has `keys`. `bits`: each query's
+/// 16 bits in the upper half of its lane.
 HWY_INLINE void store_block(VU bits, V kept, std::int64_t first, std::int64_t keys, float* factors,
                             std::int64_t stride) {
     if (first >= 0 && first + kKeys <= keys) {
@@ -211,16 +211,17 @@ HWY_INLINE void store_block(VU bits, V kept, std::int64_t first, std::int64_t ke
     }
 }
 
-/// For a rule that takes kBlocks blocks, or more when that is kFirstBlocks.
+/// Fills a tile under a rule that takes kBlocks blocks; kFirstBlocks also serves rules that take more.
 template <int kBlocks>
-void fill_tile(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors, std::int64_t stride) {
+void fill_tile(const DropoutRule& rule, const TilePosition& position, std::int64_t keys, float* factors,
+               std::int64_t stride) {
     const V kept = hn::Set(D(), rule.kept);
     const HeadRule head(rule);
-    const std::int64_t begin = place.kv / kKeys * kKeys - place.kv;
-    const auto block_of = [&](std::int64_t key) { return static_cast<std::uint32_t>((place.kv + key) / kKeys); };
+    const std::int64_t begin = position.kv / kKeys * kKeys - position.kv;
+    const auto block_of = [&](std::int64_t key) { return static_cast<std::uint32_t>((position.kv + key) / kKeys); };
     for (std::int64_t lane = 0; lane < stride; lane += kWidth, factors += kWidth) {
-        const Pairs pairs = pairs_of(head, (place.q + lane) / 2);
-        if (place.q % 2 == 0) {
+        const Pairs pairs = pairs_of(head, (position.q + lane) / 2);
+        if (position.q % 2 == 0) {
             for (std::int64_t key = begin; key < keys; key += 2 * kKeys) {
                 const VU bits = kept_of<kBlocks>(head, pairs, block_of(key), pairs, block_of(key + kKeys));
                 store_block(hn::OddEven(hn::DupEven(bits), hn::ShiftLeft<16>(bits)), kept, key, keys, factors, stride);
@@ -228,7 +229,7 @@ void fill_tile(const DropoutRule& rule, const Place& place, std::int64_t keys, f
                             stride);
             }
         } else {  // the last query of a pair, and the first of the next
-            const Pairs next = pairs_of(head, (place.q + lane) / 2 + 1);
+            const Pairs next = pairs_of(head, (position.q + lane) / 2 + 1);
             for (std::int64_t key = begin; key < keys; key += kKeys) {
                 const VU bits = kept_of<kBlocks>(head, pairs, block_of(key), next, block_of(key));
                 store_block(hn::OddEven(hn::ShiftLeft<16>(bits), bits), kept, key, keys, factors, stride);
@@ -237,13 +238,13 @@ void fill_tile(const DropoutRule& rule, const Place& place, std::int64_t keys, f
     }
 }
 
-void DropoutFactors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors,
+void DropoutFactors(const DropoutRule& rule, const TilePosition& position, std::int64_t keys, float* factors,
                     std::int64_t stride) {
     switch (std::min(KeepRule(rule.seed, rule.threshold).blocks, kFirstBlocks)) {
         case 0: std::fill_n(factors, keys * stride, rule.kept); break;
-        case 1: fill_tile<1>(rule, place, keys, factors, stride); break;
-        case 2: fill_tile<2>(rule, place, keys, factors, stride); break;
-        default: fill_tile<kFirstBlocks>(rule, place, keys, factors, stride);
+        case 1: fill_tile<1>(rule, position, keys, factors, stride); break;
+        case 2: fill_tile<2>(rule, position, keys, factors, stride); break;
+        default: fill_tile<kFirstBlocks>(rule, position, keys, factors, stride);
     }
 }
 
@@ -255,9 +256,9 @@ namespace tessera::cpu::simd {
 
 HWY_EXPORT(DropoutFactors);
 
-void dropout_factors(const DropoutRule& rule, const Place& place, std::int64_t keys, float* factors,
+void dropout_factors(const DropoutRule& rule, const TilePosition& position, std::int64_t keys, float* factors,
                      std::int64_t stride) {
-    HWY_DYNAMIC_DISPATCH(DropoutFactors)(rule, place, keys, factors, stride);
+    HWY_DYNAMIC_DISPATCH(DropoutFactors)(rule, position, keys, factors, stride);
 }
 
 }  // namespace tessera::cpu::simd

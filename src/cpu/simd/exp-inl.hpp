@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exponential of the words, once for each target that a file is compiled for (Highway).
+// The exponential, compiled once for each target of a file (Highway).
 #if defined(TESSERA_CPU_TILE_EXP_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_CPU_TILE_EXP_INL_HPP
 #undef TESSERA_CPU_TILE_EXP_INL_HPP
@@ -19,13 +19,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Highway numbers its targets from the best down; on x86 those before AVX2 round a product before they add to it.
 constexpr bool kFusedMultiplyAdd = !HWY_ARCH_X86 || HWY_TARGET <= HWY_AVX2;
 
-/// exp(x) for x <= 0 (exp.hpp). Results under 2^-126 are 0: they could not change a sum that holds a 1, and subnormal
-/// numbers are slow. 2^n is made from the exponent field.
+/// exp(x) for x <= 0 (exp.hpp). Results under 2^-126 are flushed to 0: a sum that holds a 1 would not change, and
+/// subnormal numbers are slow. 2^n is built in the exponent field.
 template <class V>
 HWY_INLINE V exp_of_nonpositive(V x) {
     const hn::DFromV<V> d;
     const hn::RebindToSigned<hn::DFromV<V>> di;
-    // With 127 more the integer in the lowest bits is the exponent field of 2^n.
+    // The added 127 is the exponent bias: the lowest bits then hold the exponent field of 2^n.
     const V rounder = hn::Set(d, exp::kRounder + 127.0F);
     const V n_in_low_bits = hn::MulAdd(x, hn::Set(d, exp::kLog2E), rounder);
     const V n = hn::Sub(n_in_low_bits, rounder);
@@ -41,7 +41,7 @@ HWY_INLINE V exp_of_nonpositive(V x) {
     p = hn::MulAdd(p, r, hn::Set(d, exp::kPolynomial[3]));
     p = hn::MulAdd(p, r, hn::Set(d, exp::kPolynomial[4]));
     p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
-    // A product, not a sum of exponent fields: n of a NaN is any integer, and only a product keeps the NaN.
+    // Multiplying by 2^n keeps a NaN; adding to the exponent field would not.
     const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, n_in_low_bits)));
     return hn::IfThenElse(hn::Lt(x, hn::Set(d, exp::kLowest)), hn::Zero(d), hn::Mul(p, power));
 }

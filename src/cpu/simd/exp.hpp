@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The numbers of the exponential, in both rooms: simd/exp-inl.hpp and matrix/inl/softmax-inl.hpp.
+// Constants of the exponential for both paths: simd/exp-inl.hpp and matrix/inl/softmax-inl.hpp.
 #pragma once
 
 namespace tessera::cpu::simd {

@@ -45,8 +45,8 @@ Limit read_limit() {
     return limit;
 }
 
-// Made before main(), so that no kernel has run on better instructions. Asked once: CPUID takes tens of microseconds on
-// a virtual machine.
+// Initialized before main(), so that no kernel has run on better instructions. Read once: CPUID takes tens of
+// microseconds on a virtual machine.
 const Limit limit = read_limit();
 
 }  // namespace

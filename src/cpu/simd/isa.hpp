@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The instructions that the CPU kernels may use: what the processor has, up to TESSERA_MAX_ISA.
+// The instruction sets that the CPU kernels may use: those of the processor, up to TESSERA_MAX_ISA.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,8 @@
 
 namespace tessera::cpu::simd {
 
-/// Of x86-64, each with all before it. The last two are matrix units; on other processors everything is `sse4`.
+/// Instruction sets of x86-64; each includes all earlier ones. The last two are matrix units. Other processors report
+/// `sse4`.
 enum class Isa { sse4, avx2, avx3, avx512_bf16, amx };
 
 /// May kernels use it where the processor has it? The environment variable TESSERA_MAX_ISA (SSE4, AVX2, AVX3,

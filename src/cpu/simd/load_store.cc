@@ -85,7 +85,7 @@ HWY_INLINE void widen_row(const T* from, std::int64_t column_stride, std::int64_
     for (; c < dim; ++c) to[c] = static_cast<float>(to_double(from[c * column_stride]));
 }
 
-/// One row times `scale`; the + 0 makes -0 to +0.
+/// Stores one row times `scale`; the + 0 turns -0 into +0.
 template <class T>
 HWY_INLINE void narrow_row(const float* from, std::int64_t dim, float scale, T* to, std::int64_t column_stride) {
     const D d;
@@ -120,8 +120,7 @@ void NarrowRows(const float* from, std::int64_t stride, std::int64_t rows, std::
 
 bool AllFinite(const float* matrix, std::int64_t stride, std::int64_t rows, std::int64_t dim) {
     const D d;
-    // x * 0 is 0 for finite x and NaN otherwise; NaN survives the sum.
-    // Four sums hide the latency.
+    // x * 0 is 0 for finite x and NaN otherwise, and NaN survives the sum. Four sums hide the latency.
     V sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
     const auto add = [&](V& sum, const float* at) HWY_ATTR { sum = hn::MulAdd(hn::LoadU(d, at), hn::Zero(d), sum); };
     float rest = 0;
@@ -141,7 +140,7 @@ bool AllFinite(const float* matrix, std::int64_t stride, std::int64_t rows, std:
     return rest == 0 && hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)));
 }
 
-/// Four numbers from every fourth row, a 128-bit block for each.
+/// Loads four numbers from every fourth row, one 128-bit block for each.
 template <class DW>
 HWY_INLINE hn::Vec<DW> load_every_fourth_row(DW dw, const float* at, std::int64_t stride) {
     if constexpr (hn::MaxLanes(DW()) == 4) {
@@ -180,7 +179,7 @@ HWY_INLINE void transpose_rows(DW dw, const float* from, std::int64_t from_strid
     }
 }
 
-/// to[c, r] = from[r, c] * scale[c] + 0, for [rows, columns]. The + 0 makes -0 to +0.
+/// to[c, r] = from[r, c] * scale[c] + 0, for [rows, columns]. The + 0 turns -0 into +0.
 void Transpose(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t columns, const float* scale,
                float* to, std::int64_t to_stride) {
     const std::int64_t whole_columns = columns / 4 * 4;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The product of a tile of weights, or of their gradient, with rows of keys or queries. In tiles that the mask cuts a
-// hidden pair must not touch the result: its weight is 0, but 0 times a NaN or an infinity is not, and tiles with such
-// rows take the slow twin.
+// GEMMs of a tile of weights, or of their gradient, with rows of keys or queries. In a tile that the mask cuts, a
+// hidden pair must not reach the result. Its weight is 0, but 0 times NaN or infinity is NaN, so tiles with such rows
+// take the slow variant.
 #pragma once
 
 #include <algorithm>
@@ -12,22 +12,22 @@
 namespace tessera::cpu::simd {
 
 /// K^T or V^T times [keys, lanes].
-inline void matmul_over_keys(const Product& product, const Place& place, Coverage coverage) {
+inline void matmul_over_keys(const Product& product, const TilePosition& position, Coverage coverage) {
     if (coverage == Coverage::full) matmul(product);
-    else if (all_finite(product.a, product.a_k, product.k, product.m)) matmul_visible_keys(product, place);
-    else matmul_hidden_keys(product, place);
+    else if (all_finite(product.a, product.a_k, product.k, product.m)) matmul_visible_keys(product, position);
+    else matmul_hidden_keys(product, position);
 }
 
 /// [keys, lanes] times Q or dO.
-inline void matmul_over_queries(const Product& product, const Place& place, Coverage coverage) {
+inline void matmul_over_queries(const Product& product, const TilePosition& position, Coverage coverage) {
     if (coverage == Coverage::full) matmul(product);
-    else if (all_finite(product.b, product.b_stride, product.k, product.n)) matmul_visible_queries(product, place);
-    else matmul_hidden_queries(product, place);
+    else if (all_finite(product.b, product.b_stride, product.k, product.n)) matmul_visible_queries(product, position);
+    else matmul_hidden_queries(product, position);
 }
 
-/// K Q^T or V dO^T: a tile of scores, or of their gradient. No sum is of more than kLongestSum products: where all are
-/// alike each rounds to the same side, and the error of a sum grows with its length, not with the square root.
-inline void matmul_scores(const Product& product, const Place& place, Coverage coverage) {
+/// K Q^T or V dO^T: a tile of scores, or of their gradient. Long sums are cut after kLongestSum products: when all
+/// products are alike, each addition rounds to the same side and the error grows linearly with the length.
+inline void matmul_scores(const Product& product, const TilePosition& position, Coverage coverage) {
     constexpr std::int64_t kLongestSum = 64;
     Product part = product;
     for (std::int64_t done = 0; done < product.k; done += kLongestSum) {
@@ -36,7 +36,7 @@ inline void matmul_scores(const Product& product, const Place& place, Coverage c
         part.b = product.b + done * product.b_stride;
         if (done > 0) part.into = Into::add;
         if (coverage == Coverage::full) matmul(part);
-        else matmul_visible_scores(part, place);
+        else matmul_visible_scores(part, position);
     }
 }
 

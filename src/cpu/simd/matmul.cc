@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tile product. Registers hold kRows x kVectors accumulators; each step of k loads kVectors vectors of B and
-// broadcasts kRows scalars of A: 24 multiply-adds for 10 loads on AVX-512 (6 x 4 vectors of 16), 12 for 8 on AVX2
-// (6 x 2 of 8), so that the multiply-add units, not the load ports, are the limit (docs/decisions/queries-in-lanes.md).
+// The tile GEMM. Registers hold kRows x kVectors accumulators; each step of k loads kVectors vectors of B and
+// broadcasts kRows scalars of A. This takes 10 loads for 24 multiply-adds on AVX-512 (6 x 4 vectors of 16), 8 for 12 on
+// AVX2 (6 x 2 of 8). The multiply-add units, not the load ports, are therefore the limit
+// (docs/decisions/queries-in-lanes.md).
 #include <algorithm>
 
 #include "cpu/simd/primitives.hpp"
@@ -24,16 +25,16 @@ using V = hn::Vec<D>;
 
 constexpr std::int64_t kWidth = static_cast<std::int64_t>(hn::MaxLanes(D()));
 constexpr int kMaxRows = 6;
-// Vectors of B per step: as many as the register file takes beside kMaxRows rows of accumulators.
+// Vectors of B per step: as many as fit in the register file beside kMaxRows rows of accumulators.
 constexpr int kMaxVectors = HWY_ARCH_X86 && HWY_TARGET >= HWY_AVX2 ? 2 : 4;
 static_assert(kLanes % (kWidth * (kWidth == kLanes ? 1 : kMaxVectors)) == 0, "a tile row is a whole number of blocks");
 
-/// Stores a block of A B into C. C is added last, after the k products: a long sum over tiles then rounds once a tile,
-/// not once a product, and its error grows with the square root of the number of tiles.
+/// Stores a block of A B into C. C is added last, after the k products. A long sum over tiles then rounds once per
+/// tile, and its error grows with the square root of the number of tiles.
 template <int kRows, int kVectors>
 HWY_INLINE void add_to_c(const Product& p, const V (&sums)[kRows][kVectors], std::int64_t row, std::int64_t lane) {
     const D d;
-    // Read once: the compiler must assume that a store to C changes the Product.
+    // Read once, since the compiler must assume that a store to C changes the Product.
     float* HWY_RESTRICT c = p.c + row * p.c_stride + lane;
     const std::int64_t stride = p.c_stride;
     const float* HWY_RESTRICT lane_scale = p.lane_scale;
@@ -66,8 +67,7 @@ HWY_INLINE void add_to_c(const Product& p, const V (&sums)[kRows][kVectors], std
 template <int kRows, int kVectors>
 HWY_INLINE void block(const Product& p, std::int64_t row, std::int64_t lane) {
     const D d;
-    // A pointer for every four rows: the others are at one, two and three strides from it, so that few registers of
-    // the core hold the addresses of many rows.
+    // One pointer serves four rows, by offsets of one, two and three strides. This saves general-purpose registers.
     constexpr int kGroups = (kRows + 3) / 4;
     const std::int64_t stride = p.a_row;
     const float* HWY_RESTRICT a[kGroups];
@@ -90,14 +90,14 @@ HWY_INLINE void block(const Product& p, std::int64_t row, std::int64_t lane) {
     add_to_c<kRows, kVectors>(p, sums, row, lane);
 }
 
-/// Rows of a block that is few vectors wide: more of them, or too few multiply-adds would be under way at once, each of
-/// which waits for the one before it in its row. Decoding has one vector of queries.
+/// Rows of a block that is few vectors wide. Each multiply-add waits for the previous one of its row, so narrow blocks
+/// need more rows in flight. Decoding has one vector of queries.
 template <int kVectors>
 inline constexpr int kTallRows = kVectors == 1   ? 16
                                  : kVectors == 2 ? 12
                                                  : kMaxRows;
 
-/// All rows of a column block: full row blocks, then what is left.
+/// All rows of a column block: full row blocks, then the remainder.
 template <int kVectors>
 HWY_INLINE void column(const Product& p, std::int64_t lane) {
     std::int64_t row = 0;
@@ -119,7 +119,7 @@ HWY_INLINE void column(const Product& p, std::int64_t lane) {
 void Matmul(const Product& p) {
     std::int64_t lane = 0;
     for (; lane + kMaxVectors * kWidth <= p.n; lane += kMaxVectors * kWidth) column<kMaxVectors>(p, lane);
-    // Only where one vector is a whole kLanes can fewer than kMaxVectors be left.
+    // Fewer than kMaxVectors vectors can remain only if one vector is kLanes wide.
     if constexpr (kWidth == kLanes) {
         switch ((p.n - lane) / kWidth) {
             case 3: return column<3>(p, lane);
@@ -143,9 +143,9 @@ HWY_INLINE void matmul_part(const Product& p, const Range& rows, const Range& la
     Matmul(part);
 }
 
-void MatmulVisibleScores(const Product& p, const Place& place) {
+void MatmulVisibleScores(const Product& p, const TilePosition& position) {
     const auto lanes_of = [&](std::int64_t key) {
-        const Range seeing = place.queries_of_keys(key, key + 1, p.n);
+        const Range seeing = position.queries_of_keys(key, key + 1, p.n);
         return Range{seeing.begin / kLanes * kLanes, padded(seeing.end)};
     };
     for (std::int64_t key = 0, end = 0; key < p.m; key = end) {
@@ -156,27 +156,27 @@ void MatmulVisibleScores(const Product& p, const Place& place) {
     }
 }
 
-void MatmulVisibleKeys(const Product& p, const Place& place) {
+void MatmulVisibleKeys(const Product& p, const TilePosition& position) {
     for (std::int64_t lane = 0, end = 0; lane < p.n; lane = end) {
         // Lanes that see the same keys go together.
-        const Range keys = place.keys_of_lanes(lane, p.k);
-        for (end = lane + kLanes; end < p.n && place.keys_of_lanes(end, p.k) == keys;) end += kLanes;
+        const Range keys = position.keys_of_lanes(lane, p.k);
+        for (end = lane + kLanes; end < p.n && position.keys_of_lanes(end, p.k) == keys;) end += kLanes;
         matmul_part(p, {0, p.m}, {lane, end}, keys);
     }
 }
 
-void MatmulVisibleQueries(const Product& p, const Place& place) {
+void MatmulVisibleQueries(const Product& p, const TilePosition& position) {
     constexpr std::int64_t kColumn = kMaxVectors * kWidth;
     for (std::int64_t lane = 0; lane < p.n; lane += kColumn) {
         const Range lanes{lane, std::min(p.n, lane + kColumn)};
         for (std::int64_t key = 0; key < p.m; key += kMaxRows) {
             const Range keys{key, std::min(p.m, key + kMaxRows)};
-            matmul_part(p, keys, lanes, place.queries_of_keys(keys.begin, keys.end, p.k));
+            matmul_part(p, keys, lanes, position.queries_of_keys(keys.begin, keys.end, p.k));
         }
     }
 }
 
-void MatmulHiddenKeys(const Product& p, const Place& place) {
+void MatmulHiddenKeys(const Product& p, const TilePosition& position) {
     const D d;
     const hn::RebindToSigned<D> di;
     for (std::int64_t lane = 0; lane < p.n; lane += kWidth) {
@@ -184,12 +184,14 @@ void MatmulHiddenKeys(const Product& p, const Place& place) {
         for (std::int64_t row = 0; row < p.m; ++row) {
             V sum = hn::Zero(d);
             for (std::int64_t k = 0; k < p.k; ++k) {
-                // Lane i is query place.q + i, visible to the key when key - high <= query <= key - low.
+                // Lane i is query position.q + i, visible to the key when key - high <= query <= key - low.
                 const auto limit = [&](std::int64_t q) {
-                    return static_cast<std::int32_t>(q - place.q < -1 ? -1 : q - place.q > p.n ? p.n : q - place.q);
+                    return static_cast<std::int32_t>(q - position.q < -1    ? -1
+                                                     : q - position.q > p.n ? p.n
+                                                                            : q - position.q);
                 };
-                const auto lowest = hn::Set(di, limit(place.kv + k - place.band.high));
-                const auto highest = hn::Set(di, limit(place.kv + k - place.band.low));
+                const auto lowest = hn::Set(di, limit(position.kv + k - position.band.high));
+                const auto highest = hn::Set(di, limit(position.kv + k - position.band.low));
                 const auto hidden = hn::Or(hn::Lt(query, lowest), hn::Gt(query, highest));
                 const V a = hn::Set(d, p.a[row * p.a_row + k * p.a_k]);
                 const V next = hn::MulAdd(a, hn::Load(d, p.b + k * p.b_stride + lane), sum);
@@ -201,13 +203,13 @@ void MatmulHiddenKeys(const Product& p, const Place& place) {
     }
 }
 
-void MatmulHiddenQueries(const Product& p, const Place& place) {
+void MatmulHiddenQueries(const Product& p, const TilePosition& position) {
     const D d;
     for (std::int64_t lane = 0; lane < p.n; lane += kWidth) {
         for (std::int64_t row = 0; row < p.m; ++row) {
             V sum = hn::Zero(d);
             for (std::int64_t k = 0; k < p.k; ++k) {
-                if (!place.band.visible(place.q + k, place.kv + row)) continue;
+                if (!position.band.visible(position.q + k, position.kv + row)) continue;
                 sum = hn::MulAdd(hn::Set(d, p.a[row * p.a_row + k * p.a_k]), hn::Load(d, p.b + k * p.b_stride + lane),
                                  sum);
             }
@@ -231,20 +233,20 @@ HWY_EXPORT(MatmulHiddenKeys);
 HWY_EXPORT(MatmulHiddenQueries);
 
 void matmul(const Product& product) { HWY_DYNAMIC_DISPATCH(Matmul)(product); }
-void matmul_visible_scores(const Product& product, const Place& place) {
-    HWY_DYNAMIC_DISPATCH(MatmulVisibleScores)(product, place);
+void matmul_visible_scores(const Product& product, const TilePosition& position) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleScores)(product, position);
 }
-void matmul_visible_keys(const Product& product, const Place& place) {
-    HWY_DYNAMIC_DISPATCH(MatmulVisibleKeys)(product, place);
+void matmul_visible_keys(const Product& product, const TilePosition& position) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleKeys)(product, position);
 }
-void matmul_visible_queries(const Product& product, const Place& place) {
-    HWY_DYNAMIC_DISPATCH(MatmulVisibleQueries)(product, place);
+void matmul_visible_queries(const Product& product, const TilePosition& position) {
+    HWY_DYNAMIC_DISPATCH(MatmulVisibleQueries)(product, position);
 }
-void matmul_hidden_keys(const Product& product, const Place& place) {
-    HWY_DYNAMIC_DISPATCH(MatmulHiddenKeys)(product, place);
+void matmul_hidden_keys(const Product& product, const TilePosition& position) {
+    HWY_DYNAMIC_DISPATCH(MatmulHiddenKeys)(product, position);
 }
-void matmul_hidden_queries(const Product& product, const Place& place) {
-    HWY_DYNAMIC_DISPATCH(MatmulHiddenQueries)(product, place);
+void matmul_hidden_queries(const Product& product, const TilePosition& position) {
+    HWY_DYNAMIC_DISPATCH(MatmulHiddenQueries)(product, position);
 }
 
 }  // namespace tessera::cpu::simd

@@ -42,12 +42,13 @@ HWY_INLINE V small_excess(V z) {
     return hn::Mul(p, z);
 }
 
-/// s = cap * tanh(scale * s / cap). Most scores are far under the cap, where a short polynomial does; the exponential
-/// runs for vectors that hold a large one. Each element is chosen for by itself, so its bits don't depend on others.
+/// s = cap * tanh(scale * s / cap). Most scores are far under the cap and need only a short polynomial. The exponential
+/// runs for vectors that hold a large score. The choice is made per element, so its bits don't depend on other
+/// elements.
 template <bool kSlope>
 HWY_INLINE void Cap(const ScoreRule& rule, std::int64_t count, float* s, float* cap_slope) {
     const D d;
-    // A cap so small that its inverse is infinite would make NaN of a score of 0.
+    // Clamped, since an infinite inverse of a tiny cap would turn a score of 0 into NaN.
     const float inverse =
         std::clamp(rule.scale / rule.softcap, -std::numeric_limits<float>::max(), std::numeric_limits<float>::max());
     const V to_argument = hn::Set(d, inverse);
@@ -88,19 +89,19 @@ void ScaleAndCap(const ScoreRule& rule, std::int64_t keys, float* s, std::int64_
 }
 
 /// s = scale * s - slope * distance
-void SubtractDistances(const ScoreRule& rule, float scale, const Place& place, std::int64_t keys, float* s,
+void SubtractDistances(const ScoreRule& rule, float scale, const TilePosition& position, std::int64_t keys, float* s,
                        std::int64_t stride) {
     const D d;
     const V slope = hn::Set(d, rule.alibi);
     const V factor = hn::Set(d, scale);
     for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
-        const std::int64_t first = place.q + lane + rule.diagonal - place.kv;
+        const std::int64_t first = position.q + lane + rule.diagonal - position.kv;
         const auto subtract = [&](std::int64_t j, V distance) HWY_ATTR {
             float* at = s + j * stride + lane;
             hn::Store(hn::NegMulAdd(slope, hn::Abs(distance), hn::Mul(hn::Load(d, at), factor)), d, at);
         };
-        // Differences of positions are exact in fp32 up to here; beyond, each is made from its own, so that errors
-        // don't add up.
+        // Positions are exact in fp32 up to here. Beyond, each distance is computed from its own position, so that
+        // errors don't add up.
         constexpr std::int64_t kExact = std::int64_t{1} << 24;
         std::int64_t j = 0;
         if (first - keys > -kExact && first + kWidth < kExact) {
@@ -117,19 +118,19 @@ void SubtractDistances(const ScoreRule& rule, float scale, const Place& place, s
     }
 }
 
-void FillMasked(const Place& place, std::int64_t keys, float* s, std::int64_t stride, float value) {
+void FillMasked(const TilePosition& position, std::int64_t keys, float* s, std::int64_t stride, float value) {
     const D d;
     const DI di;
     const V fill = hn::Set(d, value);
     const auto row = [&](std::int64_t j) { return std::clamp<std::int64_t>(j, 0, keys); };
     const auto iota = hn::Iota(di, 0);
     for (std::int64_t lane = 0; lane < stride; lane += kWidth) {
-        // Lane lane + i sees keys j, low + i <= j <= high + i: some lanes rows [low, high + kWidth), all of them rows
-        // [low + kWidth - 1, high + 1). Only rows between those mix, at the most kWidth - 1 of them at either edge, and
-        // all rows of a vector in which some lanes have no query.
-        const std::int64_t low = place.q + lane + place.band.low - place.kv;
-        const std::int64_t high = place.q + lane + place.band.high - place.kv;
-        const std::int64_t present = std::clamp<std::int64_t>(place.band.len_q - place.q - lane, 0, kWidth);
+        // Lane lane + i sees the keys low + i <= j <= high + i. Some lanes see rows [low, high + kWidth), all of them
+        // rows [low + kWidth - 1, high + 1). Only the rows between the two ranges are mixed, at most kWidth - 1 at
+        // either edge. All rows are mixed for a vector in which some lanes have no query.
+        const std::int64_t low = position.q + lane + position.band.low - position.kv;
+        const std::int64_t high = position.q + lane + position.band.high - position.kv;
+        const std::int64_t present = std::clamp<std::int64_t>(position.band.len_q - position.q - lane, 0, kWidth);
         const Range some{row(low), row(high + kWidth)};
         const Range all{row(low + kWidth - 1), present == kWidth ? row(high + 1) : 0};
         const auto lane_limit = [&](std::int64_t i) {
@@ -217,28 +218,28 @@ HWY_EXPORT(MoveToTotal);
 HWY_EXPORT(AddToRows);
 HWY_EXPORT(ScaleLanes);
 
-void transform_scores(const ScoreRule& rule, const Place& place, std::int64_t keys, std::int64_t queries, float* s,
-                      std::int64_t stride, float* scratch, float* cap_slope) {
-    // Distances take the scale along, where no softcap comes between: one pass over the scores, not two.
+void transform_scores(const ScoreRule& rule, const TilePosition& position, std::int64_t keys, std::int64_t queries,
+                      float* s, std::int64_t stride, float* scratch, float* cap_slope) {
+    // Without a softcap, the scale is applied together with the distances: one pass over the scores, not two.
     const bool apart = rule.softcap > 0 || (rule.scale != 1 && rule.alibi == 0);
     if (apart) HWY_DYNAMIC_DISPATCH(ScaleAndCap)(rule, keys, s, stride, cap_slope);
     if (rule.alibi != 0) {
-        HWY_DYNAMIC_DISPATCH(SubtractDistances)(rule, apart ? 1.0F : rule.scale, place, keys, s, stride);
+        HWY_DYNAMIC_DISPATCH(SubtractDistances)(rule, apart ? 1.0F : rule.scale, position, keys, s, stride);
     }
     if (rule.bias.data == nullptr) return;
     HeadRows columns = rule.bias;
-    columns.data = static_cast<char*>(columns.at(0, place.kv));
-    if (rule.bias.row_stride == 0) {  // the same for all queries, as a mask of padding is
+    columns.data = static_cast<char*>(columns.at(0, position.kv));
+    if (rule.bias.row_stride == 0) {  // one row for all queries, such as a padding mask
         load_rows(columns, 0, 1, keys, scratch, padded(keys));
         HWY_DYNAMIC_DISPATCH(AddToRows)(s, scratch, keys, stride);
         return;
     }
-    load_transposed(columns, place.q, queries, keys, 1.0F, scratch, stride);
+    load_transposed(columns, position.q, queries, keys, 1.0F, scratch, stride);
     add(s, scratch, keys, stride);
 }
 
-void fill_masked(const Place& place, std::int64_t keys, float* s, std::int64_t stride, float value) {
-    HWY_DYNAMIC_DISPATCH(FillMasked)(place, keys, s, stride, value);
+void fill_masked(const TilePosition& position, std::int64_t keys, float* s, std::int64_t stride, float value) {
+    HWY_DYNAMIC_DISPATCH(FillMasked)(position, keys, s, stride, value);
 }
 
 void multiply(float* x, const float* y, std::int64_t rows, std::int64_t stride) {

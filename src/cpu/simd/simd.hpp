@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Accumulators stay in registers only when the loops over them are unrolled completely; GCC 12 does that for the inner
-// loop by itself, but copies the accumulators to the stack around it unless it is told to.
+// Unrolls a loop completely, which keeps accumulators in registers. GCC 12 unrolls only the inner loop by itself and
+// would copy the accumulators to the stack around it.
 #if defined(__clang__)
 #define TESSERA_UNROLL _Pragma("clang loop unroll(full)")
 #else

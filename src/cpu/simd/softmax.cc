@@ -23,32 +23,32 @@ using V = hn::Vec<D>;
 
 constexpr std::int64_t kWidth = static_cast<std::int64_t>(hn::MaxLanes(D()));
 
-/// x, or 0 where it is more; NaN stays NaN.
+/// min(x, 0); NaN stays NaN.
 HWY_INLINE V at_most_zero(V x) {
     const V zero = hn::Zero(D());
-    if constexpr (HWY_ARCH_X86) return hn::Min(zero, x);   // of a NaN and a number, the second one
-    else return hn::IfThenElse(hn::Gt(x, zero), zero, x);  // NEON's minimum is the number
+    if constexpr (HWY_ARCH_X86) return hn::Min(zero, x);   // returns the second operand if one is NaN
+    else return hn::IfThenElse(hn::Gt(x, zero), zero, x);  // NEON's minimum would drop the NaN
 }
 
-/// The maximum that is subtracted: 0 in place of -inf, so that a row without a key gets exp(-inf - 0) = 0, not NaN.
+/// The maximum to subtract: 0 instead of -inf, so that a row without a key gets exp(-inf - 0) = 0, not NaN.
 HWY_INLINE V shift_of(V maximum) {
     const D d;
     return hn::IfThenElse(hn::Eq(maximum, hn::Set(d, -std::numeric_limits<float>::infinity())), hn::Zero(d), maximum);
 }
 
-/// The keys that a vector of lanes is concerned with: all, or what the mask leaves to its kLanes queries.
-HWY_INLINE Range keys_to_read(const Place* cut, std::int64_t lane, std::int64_t keys) {
+/// The keys that a vector of lanes reads: all, or those that the mask leaves to its kLanes queries.
+HWY_INLINE Range keys_to_read(const TilePosition* cut, std::int64_t lane, std::int64_t keys) {
     return cut == nullptr ? Range{0, keys} : cut->keys_of_lanes(lane / kLanes * kLanes, keys);
 }
 
-// A long row is summed in blocks, and these in longer ones (kSumKeys), so that the rounding of its sum grows with the
-// square root of the most that are added one after another.
+// A long row is summed in blocks of kSumBlock keys, and these in blocks of kSumKeys. The rounding error then grows with
+// the square root of the longest chain of additions.
 constexpr std::int64_t kSumBlock = 256;
 static_assert(kSumKeys % kSumBlock == 0);
 
 /// Replaces the scores of keys [first, end) in one vector of lanes by exp(s - shift) and returns their sum. Four
-/// partial sums hide the latency; each takes every fourth key counted from the first, so that hidden keys, which add 0,
-/// leave the bits of a row alone.
+/// partial sums hide the latency. Each takes every fourth key counted from the tile's first, so hidden keys, which add
+/// 0, change no bits.
 HWY_INLINE V exponentiate(float* s, std::int64_t first, std::int64_t end, std::int64_t stride, V shift) {
     const D d;
     const auto weight = [&](std::int64_t key) HWY_ATTR {
@@ -72,12 +72,12 @@ HWY_INLINE V exponentiate(float* s, std::int64_t first, std::int64_t end, std::i
 }
 
 void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
-                   float* rescale, const Place* cut, std::int64_t before) {
+                   float* rescale, const TilePosition* cut, std::int64_t before) {
     const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
         const V old = hn::Load(d, state.m + lane);
         Range seen = keys_to_read(cut, lane, keys);
-        seen.begin = seen.begin / 4 * 4;  // a key's partial sum goes by its place in the tile, whatever is cut
+        seen.begin = seen.begin / 4 * 4;  // a key's partial sum depends on its index in the tile only
         // Four independent maxima hide the latency.
         V max0 = old, max1 = old, max2 = old, max3 = old;
         std::int64_t j = seen.begin;
@@ -109,7 +109,7 @@ void OnlineSoftmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t
     }
 }
 
-/// Merges the states of a vector of lanes; a and b: what sums relative to their old maxima are multiplied by.
+/// Merges the states of a vector of lanes. a, b: the rescale factors for sums relative to their old maxima.
 HWY_INLINE void merge_states(const RowState& into, const RowState& state, std::int64_t lane, V& a, V& b) {
     const D d;
     const V m_a = hn::Load(d, into.m + lane);
@@ -159,13 +159,13 @@ void MergeRows(const RowState& into, float* into_o, const RowState& state, const
 }
 
 void WeightsFromLse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
-                    const Place* cut) {
+                    const TilePosition* cut) {
     const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
         const Range seen = keys_to_read(cut, lane, keys);
         for (std::int64_t j = seen.begin; j < seen.end; ++j) {
             float* at = s + j * stride + lane;
-            // A weight is at most 1: where the LSE was rounded below a score, the difference is cut to 0.
+            // A weight is at most 1: the difference is clamped to 0 if rounding put the LSE below the score.
             const V x = hn::Sub(hn::Load(d, at), hn::Load(d, lse + lane));
             hn::Store(exp_of_nonpositive(at_most_zero(x)), d, at);
         }
@@ -178,7 +178,7 @@ void AddWeightedSums(const float* p, const float* x, std::int64_t keys, std::int
     HWY_ALIGN float tile_weights[kWidth];
     HWY_ALIGN float tile_products[kWidth];
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
-        // Of two sums each, even and odd keys, so that one addition need not wait for the one before.
+        // Two sums each, for even and odd keys, hide the latency of the additions.
         V weight[2] = {hn::Zero(d), hn::Zero(d)};
         V product[2] = {hn::Zero(d), hn::Zero(d)};
         const auto add = [&](std::int64_t j, int i) HWY_ATTR {
@@ -199,7 +199,7 @@ void AddWeightedSums(const float* p, const float* x, std::int64_t keys, std::int
 }
 
 void SoftmaxGradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
-                     std::int64_t stride, const Place* cut) {
+                     std::int64_t stride, const TilePosition* cut) {
     const D d;
     for (std::int64_t lane = 0; lane < lanes; lane += kWidth) {
         const Range seen = keys_to_read(cut, lane, keys);
@@ -225,7 +225,7 @@ HWY_EXPORT(AddWeightedSums);
 HWY_EXPORT(SoftmaxGradient);
 
 void online_softmax(float* s, std::int64_t keys, std::int64_t lanes, std::int64_t stride, const RowState& state,
-                    float* rescale, const Place* cut, std::int64_t before) {
+                    float* rescale, const TilePosition* cut, std::int64_t before) {
     HWY_DYNAMIC_DISPATCH(OnlineSoftmax)(s, keys, lanes, stride, state, rescale, cut, before);
 }
 
@@ -240,7 +240,7 @@ void merge_rows(const RowState& into, float* into_o, const RowState& state, cons
 }
 
 void weights_from_lse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
-                      const Place* cut) {
+                      const TilePosition* cut) {
     HWY_DYNAMIC_DISPATCH(WeightsFromLse)(s, lse, keys, lanes, stride, cut);
 }
 
@@ -250,7 +250,7 @@ void add_weighted_sums(const float* p, const float* x, std::int64_t keys, std::i
 }
 
 void softmax_gradient(const float* p, float* dp, const float* delta, std::int64_t keys, std::int64_t lanes,
-                      std::int64_t stride, const Place* cut) {
+                      std::int64_t stride, const TilePosition* cut) {
     HWY_DYNAMIC_DISPATCH(SoftmaxGradient)(p, dp, delta, keys, lanes, stride, cut);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Standard backward: P and dS of all pairs are materialised, two len_q x len_kv matrices per head, and then read again
-// for the products with dO, Q and K. The tiles and sums are those of the other schedules.
+// Standard backward: materialises P and dS of all pairs, two len_q x len_kv matrices per head, and reads them again for
+// the GEMMs with dO, Q and K. The tiles and sums are those of the other schedules.
 #include "cpu/schedules.hpp"
 #include "cpu/steps/simd/gradient.hpp"
 
@@ -20,14 +20,14 @@ struct MaterialisedWorkspace : simd::BackwardWorkspace {
         ds = arena.take<float>(plan.problem.heads_q, panels, matrix_floats);
     }
 
-    /// Where the rows of key `key` and panel `index` lie in both matrices.
+    /// The offset of key `key` and panel `index` in both matrices.
     std::int64_t at(const Plan& plan, const Geometry& g, const Head& head, std::int64_t index, std::int64_t key,
                     std::int64_t lanes) const {
         return panel_slot(plan.problem, g, head, index) * matrix_floats + key * lanes;
     }
 };
 
-/// P and dS of a panel, all its tiles.
+/// Computes P and dS of all tiles of a panel.
 void materialise(const BackwardCall& call, const Geometry& g, const MaterialisedWorkspace& workspace, const Head& head,
                  std::int64_t index, int worker) {
     TileTally tally(call);
@@ -40,7 +40,7 @@ void materialise(const BackwardCall& call, const Geometry& g, const Materialised
         simd::score_gradient(head, g, panel, kv, coverage, workspace.memory.panel(head, index), scratch);
         simd::through_softcap(head, panel, kv, scratch);
         tally.ran(coverage, panel, kv);
-        tally.tell([&] {
+        tally.report([&] {
             return report_of(TileStep::weights, head, panel, kv, coverage, workspace.memory.panel(head, index),
                              scratch.s, scratch.ds);
         });
@@ -49,7 +49,7 @@ void materialise(const BackwardCall& call, const Geometry& g, const Materialised
     tally.skipped(ceil_div(head.sequence.len_kv, g.block_kv), touched);
 }
 
-/// dQ of a panel from its rows of dS.
+/// Computes dQ of a panel from its rows of dS.
 void query_gradient(const BackwardCall& call, const Geometry& g, const MaterialisedWorkspace& workspace,
                     const Head& head, std::int64_t index, int worker) {
     const Panel panel(index, g.block_q, head.sequence.len_q);
@@ -58,7 +58,7 @@ void query_gradient(const BackwardCall& call, const Geometry& g, const Materiali
     simd::for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
         const std::int64_t at = workspace.at(call.plan, g, head, index, kv.first, panel.lanes);
         simd::add_dq(head, g, panel, kv, coverage, from, workspace.ds + at);
-        TileTally(nullptr, call.observer).tell([&] {
+        TileTally(nullptr, call.observer).report([&] {
             TileReport report =
                 report_of(TileStep::dq, head, panel, kv, coverage, from, workspace.p + at, workspace.ds + at);
             report.dq = from.dq_t;
@@ -68,14 +68,14 @@ void query_gradient(const BackwardCall& call, const Geometry& g, const Materiali
     });
 }
 
-/// dK and dV of one block of keys from its columns of P and dS.
+/// Computes dK and dV of one block of keys from its columns of P and dS.
 void key_gradient(const BackwardCall& call, const Geometry& g, const MaterialisedWorkspace& workspace, const Head& head,
                   Range keys) {
     const Range queries = head.band.q_range(keys.begin, keys.end);
     if (queries.empty()) return;
     for (std::int64_t index = queries.begin / g.block_q; index * g.block_q < queries.end; ++index) {
         const Panel panel(index, g.block_q, head.sequence.len_q);
-        // The panel's last tile was cut at the last key that it sees: further rows hold no numbers.
+        // The panel's last tile ends at the last key that it sees: further rows are uninitialised.
         const KvTile kv{.first = keys.begin, .keys = std::min(keys.end, head.keys_of(panel).end) - keys.begin};
         const Coverage coverage = head.coverage(panel, kv);
         const simd::GradientPanel from = workspace.memory.panel(head, index);
@@ -84,7 +84,7 @@ void key_gradient(const BackwardCall& call, const Geometry& g, const Materialise
         float* dv = workspace.memory.dv(head.sequence, head.kv_head, kv.first);
         simd::add_dv(head, g, panel, kv, coverage, from, workspace.p + at, dv);
         simd::add_dk(head, g, panel, kv, coverage, from, workspace.ds + at, dk);
-        TileTally(nullptr, call.observer).tell([&] {
+        TileTally(nullptr, call.observer).report([&] {
             TileReport report =
                 report_of(TileStep::dk_and_dv, head, panel, kv, coverage, from, workspace.p + at, workspace.ds + at);
             report.dk = dk;

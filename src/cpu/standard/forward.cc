@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Standard attention: S = Q K^T for all pairs goes to memory, a second pass turns its rows into P by softmax, a third
-// multiplies P by V. Three loops with the whole len_q x len_kv matrix between them: the baseline that the others avoid.
-// The products are the same tiles as everywhere, and tiles that the mask empties are left out here too.
+// Standard attention: one pass writes S = Q K^T for all pairs to memory, a second turns its rows into P by softmax, a
+// third multiplies P by V. The three loops pass the whole len_q x len_kv matrix through memory: the baseline that the
+// other schedules avoid. The tiles are those of the other schedules, and fully masked tiles are skipped here too.
 #include <limits>
 #include <utility>
 #include <vector>
@@ -85,7 +85,7 @@ void materialise_scores(const ForwardCall& call, const Geometry& g, const Materi
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* s) {
         simd::scores(work.head, g, work.panel, kv, coverage, scratch.q_t, s, scratch.tiles.other);
         tally.ran(coverage, work.panel, kv);
-        tally.tell([&] {
+        tally.report([&] {
             TileReport report = report_of(TileStep::scores, work.head, work.panel, keys_of(kv), coverage);
             report.s = s;
             return report;
@@ -101,14 +101,14 @@ void softmax_rows(const ForwardCall& call, const Geometry& g, const Materialised
     simd::clear_state(work.state, work.panel.lanes);
     if (work.keys.empty()) return;
     const std::int64_t scored = work.keys.begin / g.block_kv * g.block_kv;
-    const std::int64_t begin = scored / 4 * 4;  // online_softmax() counts keys by fours
+    const std::int64_t begin = scored / 4 * 4;  // online_softmax() needs a multiple of 4
     float* rows = work.matrix + begin * work.panel.lanes;
     std::fill_n(rows, (scored - begin) * work.panel.lanes, -std::numeric_limits<float>::infinity());
     simd::online_softmax(rows, work.keys.end - begin, work.panel.lanes, work.panel.lanes, work.state,
                          scratch.tiles.rescale, nullptr, begin);
     simd::invert_sums(work.state, work.panel.lanes, scratch.tiles.rescale);
     simd::scale_lanes(rows, scratch.tiles.rescale, work.keys.end - begin, work.panel.lanes);
-    TileTally(nullptr, call.observer).tell([&] {
+    TileTally(nullptr, call.observer).report([&] {
         TileReport report = report_of(TileStep::softmax, work.head, work.panel, {begin, work.keys.end}, Coverage::full);
         report.p = rows;
         report.m = work.state.m;
@@ -133,18 +133,18 @@ void multiply_values(const ForwardCall& call, const Geometry& g, const Materiali
         if (kv.first / simd::kSumKeys != std::exchange(part, kv.first / simd::kSumKeys)) add_part();
         simd::add_values(head, g, work.panel, kv, coverage, p, scratch.tiles.other, scratch.part, simd::Into::add,
                          nullptr);
-        tally.tell([&] { return report_of_values(TileStep::values, work, keys_of(kv), coverage, p, scratch.part); });
+        tally.report([&] { return report_of_values(TileStep::values, work, keys_of(kv), coverage, p, scratch.part); });
     });
     add_part();
     if (!simd::all_finite(o, work.panel.lanes, g.head_dim_v, work.panel.lanes)) {
         simd::load_queries(head, g, work.panel, scratch.q_t);
-        simd::mend_overflow(head, g, work.panel, scratch.q_t, scratch.tiles, work.state, o, scratch.part);
+        simd::recompute_overflow(head, g, work.panel, scratch.q_t, scratch.tiles, work.state, o, scratch.part);
     }
-    simd::PanelSums sums = scratch.sums;  // P was normalised, and so is O
+    simd::PanelSums sums = scratch.sums;  // P is normalised, and so is O
     sums.state = work.state;
     sums.started = true;
     simd::store_o_and_lse(head, g, work.panel, sums, scratch.tiles.rescale, call.args);
-    tally.tell([&] { return report_of_values(TileStep::finish, work, work.keys, Coverage::full, nullptr, o); });
+    tally.report([&] { return report_of_values(TileStep::finish, work, work.keys, Coverage::full, nullptr, o); });
 }
 
 }  // namespace

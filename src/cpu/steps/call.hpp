@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every schedule asks of a call: its sequences and heads, its counters and its observer.
+// Helpers that every schedule uses on a call: its sequences and heads, its counters and its observer.
 #pragma once
 
 #include "cpu/steps/head.hpp"
@@ -8,7 +8,8 @@
 
 namespace tessera::cpu {
 
-/// Counts the tiles of one task, adds them to the caller's counters at its end, and tells the caller's observer.
+/// Counts the tiles of one task, adds them to the caller's counters at its end, and reports tiles to the caller's
+/// observer.
 class TileTally {
  public:
     explicit TileTally(TileCounters* counters, TileObserver* observer = nullptr)
@@ -19,16 +20,16 @@ class TileTally {
     TileTally(const TileTally&) = delete;
     TileTally& operator=(const TileTally&) = delete;
     void ran(Coverage coverage, const Panel& panel, const KvTile& kv) { ran(coverage, panel.queries * kv.keys); }
-    /// A tile of so many (query, key) pairs.
+    /// Counts a tile of `pairs` (query, key) pairs.
     void ran(Coverage coverage, std::int64_t pairs) {
         ++(coverage == Coverage::full ? full_ : partial_);
         computed_pairs_ += pairs;
     }
-    /// Of `all` tiles of a panel, `touched` ran.
+    /// Counts the skipped tiles of a panel: `touched` of `all` ran.
     void skipped(std::int64_t all, std::int64_t touched) { skipped_ += all - touched; }
-    /// make_report() is called only when somebody looks on.
+    /// make_report() is called only if there is an observer.
     template <class MakeReport>
-    void tell(const MakeReport& make_report) const {
+    void report(const MakeReport& make_report) const {
         if (observer_ != nullptr) observer_->saw(make_report());
     }
 
@@ -41,7 +42,7 @@ class TileTally {
     std::int64_t computed_pairs_ = 0;
 };
 
-/// What an observer is told of a panel and some keys; the schedule adds the arrays.
+/// The report to an observer about a panel and some keys; the schedule adds the arrays.
 TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage);
 
 /// Query head `index` of all sequences.

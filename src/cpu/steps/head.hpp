@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where things are: a query head, its panels of queries and its tiles of keys. No arithmetic on tensors here.
+// The decomposition of a query head into panels of queries and tiles of keys. No arithmetic on tensors here.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 
 constexpr Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
-/// The sizes that all memory of a call is laid out by.
+/// The sizes that determine the memory layout of a call.
 struct Geometry {
     std::int64_t block_q;
     std::int64_t block_kv;
@@ -41,13 +41,13 @@ struct Geometry {
           v_stride(simd::padded(head_dim_v)),
           panels(ceil_div(plan.problem.len_q, block_q)) {}
 
-    /// Of one head of this sequence.
+    /// Panels of one head of this sequence.
     std::int64_t panels_of(const Sequence& sequence) const { return ceil_div(sequence.len_q, block_q); }
 };
 
-/// As many of the plan's threads as its work is worth: ready ones begin within microseconds, and each packs keys for
-/// itself (measured on a virtual machine with AMX, 2026-11: a head of 128 queries, head_dim 128, fp32, takes 40 to 60
-/// us on two threads and 26 to 45 on four).
+/// The number of threads that the work of a plan is worth, at most the plan's. Waiting threads start within
+/// microseconds, and each packs keys for itself. Measured on a virtual machine with AMX (2026-11): a head of 128
+/// queries, head_dim 128, fp32, takes 40 to 60 us on two threads and 26 to 45 on four.
 inline int worthwhile_threads(const Plan& plan) {
     const Problem& p = plan.problem;
     const double flop_per_thread = p.dtype == DType::bf16 ? 6e5 : 3e5;
@@ -55,14 +55,14 @@ inline int worthwhile_threads(const Plan& plan) {
                          static_cast<double>(p.len_kv);
     const double passes = plan.pass == Pass::backward ? 2.5 : 1;
     const auto dims = static_cast<double>(p.head_dim + p.head_dim_v);
-    constexpr double kBytesPerThread = 2e5;  // with few queries reading the keys is the work
+    constexpr double kBytesPerThread = 2e5;  // with few queries, reading the keys dominates
     const double bytes = static_cast<double>(p.batch) * static_cast<double>(p.heads_kv) *
                          static_cast<double>(p.len_kv) * dims * static_cast<double>(size_of(p.dtype));
     const double threads = std::max(2 * passes * pairs * dims / flop_per_thread, bytes / kBytesPerThread);
     return threads >= plan.threads ? plan.threads : std::max(1, static_cast<int>(threads));
 }
 
-/// Consecutive queries of one head, in the lanes.
+/// A panel, the query block of the CPU kernels: consecutive queries of one head, one per lane.
 struct Panel {
     std::int64_t first = 0;
     std::int64_t queries = 0;
@@ -74,7 +74,7 @@ struct Panel {
           lanes(simd::padded(queries)) {}
 };
 
-/// Consecutive keys of one head with their rows of K and V in fp32.
+/// A tile of keys: consecutive keys of one head with their rows of K and V in fp32.
 struct KvTile {
     std::int64_t first = 0;
     std::int64_t keys = 0;
@@ -84,7 +84,7 @@ struct KvTile {
     std::int64_t v_stride = 0;
 };
 
-/// One query head of one sequence: where its rows are and the rules for its scores.
+/// One query head of one sequence: its rows and the rules for its scores.
 struct Head {
     Sequence sequence;
     Band band;
@@ -107,7 +107,7 @@ struct Head {
           k(head_rows(args.k, m, m.first_kv, kv_head)),
           v(head_rows(args.v, m, m.first_kv, kv_head)) {
         const auto scale = static_cast<float>(p.effective_scale());
-        // A scale over 1 could carry a query over the largest float where the score itself is finite.
+        // A scale over 1 could overflow a query although the score itself is finite.
         query_scale = std::abs(scale) <= 1 ? scale : 1.0F;
         rule = {.scale = std::abs(scale) <= 1 ? 1.0F : scale,
                 .softcap = static_cast<float>(p.softcap),
@@ -123,14 +123,14 @@ struct Head {
                    .active = probability > 0};
     }
 
-    /// The keys that some query of the panel sees: a causal mask or a window lets the loops skip all others.
+    /// The keys that some query of the panel sees. The loops skip all others, which a causal mask or a window hides.
     Range keys_of(const Panel& panel) const { return band.kv_range(panel.first, panel.first + panel.queries); }
 
     Coverage coverage(const Panel& panel, const KvTile& kv) const {
         return band.coverage(panel.first, panel.first + panel.queries, kv.first, kv.first + kv.keys);
     }
 
-    simd::Place place(const Panel& panel, const KvTile& kv) const { return {band, panel.first, kv.first}; }
+    simd::TilePosition position(const Panel& panel, const KvTile& kv) const { return {band, panel.first, kv.first}; }
 };
 
 /// A panel with its head and the keys that it sees. Keys before and after them are skipped.
@@ -143,16 +143,16 @@ struct HeadPanel {
         : head(h), panel(index, block_q, h.sequence.len_q), keys(h.keys_of(panel)) {}
 };
 
-/// The backward's P = exp(S - LSE) needs log(l) to stand in the last bits of LSE = m + log(l). Beyond this LSE they are
-/// too few for the contract's 1e-5, and beyond 2^24 or so nothing of l is left: such rows are normalised by the sum of
+/// Is LSE too large for P = exp(S - LSE) in the backward? The last bits of LSE = m + log(l) must hold log(l). Beyond
+/// 256 too few bits remain for the contract's 1e-5, and beyond about 2^24 none. Such rows are normalised by the sum of
 /// their own P.
 inline bool inexact_lse(float lse) {
     constexpr float kLargestExactLse = 256;
     return std::abs(lse) > kLargestExactLse && std::isfinite(lse);
 }
 
-/// Panels of all sequences lie one after another; a ragged sequence begins at its first row / block_q + its index,
-/// which leaves room for its last, shorter panel.
+/// The first panel of a sequence. Panels of all sequences lie one after another. A ragged sequence begins at its first
+/// row / block_q + its index, which leaves space for its last, shorter panel.
 inline std::int64_t first_panel(const Problem& p, const Geometry& g, const Sequence& m) {
     return p.ragged ? m.first_q / g.block_q + m.batch : m.batch * g.panels;
 }
@@ -160,12 +160,12 @@ inline std::int64_t total_panels(const Problem& p, const Geometry& g) {
     return p.ragged ? p.total_q / g.block_q + p.batch : p.batch * g.panels;
 }
 
-/// Which of the panels of all query heads is panel `index` of this one: total_panels() for each query head.
+/// The index of panel `index` of this head among the panels of all query heads; each head has total_panels().
 inline std::int64_t panel_slot(const Problem& p, const Geometry& g, const Head& head, std::int64_t index) {
     return head.query_head * total_panels(p, g) + first_panel(p, g, head.sequence) + index;
 }
 
-/// First row of a sequence's keys among the rows of all sequences.
+/// The first row of a sequence's keys among the rows of all sequences.
 inline std::int64_t first_kv_row(const Problem& p, const Sequence& m) {
     return p.ragged ? m.first_kv : m.batch * p.len_kv;
 }

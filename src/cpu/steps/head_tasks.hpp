@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tasks of a loop over heads. In a ragged call each sequence has as many as its own lengths give: the Problem
-// states only bounds of them, which may be a thousand times what cu_seqlens brings.
+// The tasks of a loop over heads. In a ragged call each sequence's own lengths determine its tasks. The Problem states
+// only upper bounds, which may be a thousand times larger.
 #pragma once
 
 #include <algorithm>
@@ -18,22 +18,22 @@ Sequence sequence_of(const Call<Args>& call, std::int64_t batch) {
     return tessera::sequence_of(call.plan.problem, call.args.cu_seqlens_q, call.args.cu_seqlens_kv, batch);
 }
 
-/// Memory of a HeadTasks; loops that follow each other may share it.
+/// Memory of a HeadTasks; consecutive loops may share it.
 inline std::int64_t* take_task_ends(Arena& arena, const Problem& p) {
     return arena.take<std::int64_t>(p.ragged ? p.batch : 0);
 }
 
-/// Task `index` of the `tasks` of a head, which is counted over all sequences.
+/// Task `index` of the `tasks` of a head; `head` counts over all sequences.
 struct HeadTask {
     std::int64_t head;
     std::int64_t index;
     std::int64_t tasks;
 };
 
-/// How many tasks every head has, and which one is the n-th of all.
+/// The number of tasks of every head, and the mapping from task numbers to heads.
 class HeadTasks {
  public:
-    /// tasks_of(sequence): of each of the sequence's heads. ends: take_task_ends()
+    /// tasks_of(sequence): tasks of each of the sequence's heads. ends: take_task_ends()
     template <class Args, class TasksOf>
     HeadTasks(const Call<Args>& call, std::int64_t heads_per_sequence, std::int64_t* ends, const TasksOf& tasks_of)
         : ragged_(call.plan.problem.ragged),
@@ -49,23 +49,23 @@ class HeadTasks {
 
     std::int64_t total() const { return total_; }
 
-    /// The tasks of a head one after another, head by head.
+    /// Numbers all tasks of a head in a row, head by head.
     HeadTask by_head(std::int64_t task) const {
         const Run run = run_of(task);
         return {run.first_head + run.task / run.tasks, run.task % run.tasks, run.tasks};
     }
-    /// The first tasks of all heads that have the same number, then their second ones.
+    /// Numbers the first tasks of all heads of a Run, then their second tasks.
     HeadTask by_index(std::int64_t task) const {
         const Run run = run_of(task);
         return {run.first_head + run.task % heads_, run.task / heads_, run.tasks};
     }
 
  private:
-    /// Heads with the same number of tasks: of one ragged sequence, or of a dense call.
+    /// Heads with the same number of tasks: those of one ragged sequence, or of a dense call.
     struct Run {
         std::int64_t first_head;
-        std::int64_t task;   ///< of these heads
-        std::int64_t tasks;  ///< of each
+        std::int64_t task;   ///< task number within the run
+        std::int64_t tasks;  ///< of each head
     };
     Run run_of(std::int64_t task) const {
         if (!ragged_) return {0, task, total_ / heads_};
@@ -76,7 +76,7 @@ class HeadTasks {
 
     bool ragged_;
     std::int64_t batch_;
-    std::int64_t heads_;  ///< of a sequence, or of a dense call
+    std::int64_t heads_;  ///< heads of a sequence, or of a dense call
     std::int64_t* ends_;  // [batch]: one past the last task of each ragged sequence
     std::int64_t total_ = 0;
 };

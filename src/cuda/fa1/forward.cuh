@@ -238,9 +238,9 @@ __device__ __forceinline__ void attend(const Launch& launch, const Shared<kConfi
     const int first_block = static_cast<int>(keys.begin) / kConfig.block_kv;
     for (int first_key = first_block * kConfig.block_kv; first_key < end; first_key += kConfig.block_kv) {
         const QueryTiles tiles = head.tiles_of(first_key, min(first_key + kConfig.block_kv, work.sequence.len_kv));
-        if (tiles.first < tiles.end) head.fetch(first_key, tiles.first);
+        if (tiles.begin < tiles.end) head.fetch(first_key, tiles.begin);
         head.load_kv(first_key);
-        for (int tile = tiles.first; tile < tiles.end; tile += head.stride()) {
+        for (int tile = tiles.begin; tile < tiles.end; tile += head.stride()) {
             head.step(first_key, tile, tile + head.stride(), tiles.end);
         }
     }
@@ -252,7 +252,7 @@ __device__ __forceinline__ void finish(const Launch& launch, const Shared<kConfi
     const Work work = Head<T, kConfig>::this_block(launch);
     const Head<T, kConfig> head(launch, work, shared);
     const QueryTiles tiles(0, work.sequence.len_q, kConfig.block_q(), head.own, head.stride());
-    for (int tile = tiles.first; tile < tiles.end; tile += head.stride()) finish(head, tile);
+    for (int tile = tiles.begin; tile < tiles.end; tile += head.stride()) finish(head, tile);
 }
 
 template <class T, class Shape>

@@ -1,36 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 backward on a matrix unit (FlashAttention-2 paper, Algorithm 2). The order of every sum is fixed: dK and dV
-// of a key over queries rising for each query head and then over these, dQ of a query over keys rising, each in steps
-// of 32 and in parts of matrix::sum_rows(), without atomics.
+// fa2 backward on a matrix unit (FlashAttention-2 paper, Algorithm 2). The order of every sum is fixed, without
+// atomics. dK and dV of a key sum over rising queries for each query head and then over the heads. dQ of a query sums
+// over rising keys. Each sum advances in steps of 32 rows and in parts of matrix::sum_rows().
 //
-// Heads enough for all threads: five products for each tile, key blocks outer, stripes of queries inner, whose next
-// blocks are dealt out as they get ready (stripes.hpp). Fewer heads: some tasks make dK and dV of a few keys over all
-// queries, the others dQ of a few queries over all keys. Scores and dP are made twice (seven products), but no task
-// waits for another, and one head keeps all threads busy. The sums are the same, so the bits are
-// (docs/decisions/bf16-tiles.md).
+// With enough heads for all threads, each tile takes five GEMMs: key blocks outer, stripes of queries inner, whose next
+// blocks are handed out as they become ready (stripes.hpp). With fewer heads, some tasks compute dK and dV of a few
+// keys over all queries, the others dQ of a few queries over all keys. Scores and dP are then computed twice (seven
+// GEMMs), but no task waits for another. The sums have the same order and the same bits (docs/decisions/bf16-tiles.md).
 #include "cpu/fa2/paths.hpp"
 
 #include "cpu/fa2/matrix/stripes.hpp"
 #include "cpu/steps/matrix/gradient_step.hpp"
 #include "cpu/steps/simd/gradient.hpp"
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 namespace {
 
-constexpr std::int64_t kBlockQ = 128;   // queries of a tile: 4 steps of 32 for a product of dK and dV
-constexpr std::int64_t kBlockKv = 256;  // keys of a tile: with their dK and dV they stay in the second-level cache
+constexpr std::int64_t kBlockQ = 128;   // queries of a tile: 4 steps of 32 per GEMM of dK and dV
+constexpr std::int64_t kBlockKv = 256;  // they and their dK and dV fit in the L2 cache
 static_assert(matrix::sum_rows(1) % kBlockKv == 0 && matrix::sum_rows(3) % kBlockKv == 0 && kBlockKv % kBlockQ == 0);
 constexpr std::int64_t kQueryTasksPerWorker = 2;
 constexpr std::int64_t kStripesPerWorker = 4;
-constexpr double kMostSums = 1 << 28;  // bytes of dK and dV of query heads that share keys, where queries are not more
+constexpr double kMostSums = 1 << 28;  // bytes of dK and dV of query heads that share keys, if queries are not larger
 
-/// How the tiles are dealt out.
+/// The assignment of tiles to tasks.
 struct BackwardPartition {
     int threads;           ///< that take part
     std::int64_t heads;    ///< query heads of all sequences; each has sums of dK and dV of its own
-    std::int64_t stripes;  ///< of a head; more than there are key blocks could not run at once
-    bool striped;          ///< else in parts
+    std::int64_t stripes;  ///< of a head; more stripes than key blocks could not run at once
+    bool striped;          ///< otherwise in parts
 
     explicit BackwardPartition(const Plan& plan)
         : threads(worthwhile_threads(plan)), heads(plan.problem.batch * plan.problem.heads_q) {
@@ -42,7 +41,7 @@ struct BackwardPartition {
     }
 
  private:
-    /// matrix::Sums of query heads that share keys may take more than all else when there are few queries.
+    /// Does the memory for sums of query heads that share keys fit? With few queries it may exceed all other memory.
     static bool sums_fit(const Problem& p) {
         const auto dims = static_cast<double>(p.head_dim + p.head_dim_v) * sizeof(float);
         const auto heads = static_cast<double>(p.batch) * static_cast<double>(p.heads_q);
@@ -68,18 +67,18 @@ struct BackwardScratch : matrix::GradientScratch {
     }
 };
 
-/// Do kv heads have another number of query heads than one?
+/// Do several query heads share a kv head?
 bool grouped(const Problem& p) { return p.heads_q != p.heads_kv; }
 
-/// Are sums over queries made in parts?
+/// Are sums over queries cut into parts?
 bool in_parts(const Problem& p) { return p.len_q > matrix::sum_rows(matrix::parts_of(p.dtype)); }
 
 struct BackwardWorkspace {
     matrix::GradientMemory memory;
     WorkerMemory workers;
-    float* dk = nullptr;         // [heads_q, padded keys, k_stride], where sums outlast a task's block
+    float* dk = nullptr;         // [heads_q, padded keys, k_stride], used if sums outlast a task's block
     float* dv = nullptr;         // likewise, v_stride
-    double* dk_total = nullptr;  // as dk and dv, of the parts before, where sums are made in_parts()
+    double* dk_total = nullptr;  // like dk and dv, for earlier parts, if in_parts()
     double* dv_total = nullptr;
 
     BackwardWorkspace(Arena& arena, const Plan& plan, const matrix::Layout& g, const BackwardPartition& part)
@@ -130,7 +129,8 @@ class BackwardRun {
         return {p_, call_.args, g_, sequence, query_head, 0};
     }
 
-    /// Keys [begin, end), at most kBlockKv, against tiles [begin, end) of a head's queries; adds to dK and dV of `at`.
+    /// Runs keys [begin, end), at most kBlockKv, against tiles [begin, end) of a head's queries; adds to dK and dV of
+    /// `at`.
     void run_keys(const Sequence& sequence, std::int64_t query_head, const Range& keys, const Range& tiles,
                   const matrix::GradientScratch& at, bool with_queries) const {
         matrix::TilePanel work = head(sequence, query_head);
@@ -155,14 +155,14 @@ class BackwardRun {
         clear_keys(keys, at.dk, at.dv);
         if (in_parts(p_)) clear_keys(keys, at.dk_total, at.dv_total);
     }
-    /// The parts before, added to the last one.
+    /// Adds the earlier parts to the last one.
     void add_totals(const Range& keys, const matrix::GradientScratch& at) const {
         if (!in_parts(p_)) return;
         simd::add_total(at.dk, at.dk_total, keys.size(), k_stride());
         simd::add_total(at.dv, at.dv_total, keys.size(), v_stride());
     }
 
-    /// Adds what a query head gives to the sums of its group.
+    /// Adds a query head's dK and dV to the sums of its group.
     void add_to_group(const matrix::GradientScratch& from, const Range& keys, const BackwardScratch& to) const {
         for (std::int64_t i = 0; i < keys.size() * k_stride(); ++i) to.group_dk[i] += from.dk[i];
         for (std::int64_t i = 0; i < keys.size() * v_stride(); ++i) to.group_dv[i] += from.dv[i];
@@ -171,7 +171,7 @@ class BackwardRun {
     void store_keys(const float* dk, const float* dv, const Sequence& sequence, std::int64_t kv_head,
                     const Range& keys) const {
         const auto scale = static_cast<float>(p_.effective_scale());
-        const auto kept = static_cast<float>(1 / (1 - p_.dropout.probability));  // weights were packed without it
+        const auto kept = static_cast<float>(1 / (1 - p_.dropout.probability));  // the packed weights lack this factor
         if (call_.args.dk.given()) {
             simd::store_rows(dk, k_stride(), keys.size(), g_.head_dim, scale,
                              head_rows(call_.args.dk, sequence, sequence.first_kv, kv_head), keys.begin);
@@ -182,7 +182,7 @@ class BackwardRun {
         }
     }
 
-    /// dQ of queries [begin, end), at most kBlockQ.
+    /// Computes dQ of queries [begin, end), at most kBlockQ.
     void run_queries(const Sequence& sequence, std::int64_t query_head, const Range& queries, int worker) const {
         matrix::TilePanel work = head(sequence, query_head);
         const Range keys = work.head.band.kv_range(queries.begin, queries.end);
@@ -200,10 +200,10 @@ class BackwardRun {
         }
     }
 
-    /// Rows whose LSE is too large, before the tiles need their factors.
+    /// Fills the factors of rows with a too large LSE; the tiles need them.
     void fill_norms() const {
         call_.parallel_for(p_.batch * p_.heads_q, threads_, [&](std::int64_t task, int worker) {
-            const matrix::Session session(*matrix::words_of_unit());
+            const matrix::Session session(*matrix::primitives_of_unit());
             matrix::TilePanel work = head(sequence_of(call_, task / p_.heads_q), task % p_.heads_q);
             for (std::int64_t q = 0; q < work.head.sequence.len_q; q += matrix::kTileDepth) {
                 matrix::fill_norm(workspace_.memory, scratch(worker), work, call_.args, q);
@@ -211,13 +211,13 @@ class BackwardRun {
         });
     }
 
-    /// Before the tiles need delta, in 16 bits.
+    /// Completes delta in 16 bits; the tiles need it.
     void sum_deltas() const {
         const std::int64_t rows = rows_per_task(p_.batch * p_.heads_q, p_.len_q, kBlockQ, kQueryTasksPerWorker);
         const HeadTasks parts = parts_of_queries(rows);
-        // Under a causal mask the last queries have the most to do: they go first.
+        // Under a causal mask the last queries have the most work, so they go first.
         call_.parallel_for(parts.total(), threads_, [&](std::int64_t index, int worker) {
-            const matrix::Session session(*matrix::words_of_unit());
+            const matrix::Session session(*matrix::primitives_of_unit());
             const HeadTask task = parts.by_index(index);
             const Sequence sequence = sequence_of(call_, task.head / p_.heads_q);
             const std::int64_t first = (task.tasks - 1 - task.index) * rows;
@@ -227,8 +227,8 @@ class BackwardRun {
         });
     }
 
-    /// BackwardScratch whose sums of the keys outlast the block, where another stripe goes on with them or a group has
-    /// others.
+    /// A scratch whose sums of the keys outlast the block, because another stripe continues them or each query head of
+    /// a group has its own.
     matrix::GradientScratch sums_of(const Sequence& sequence, std::int64_t query_head, const Range& keys,
                                     int worker) const {
         matrix::GradientScratch at = scratch(worker);
@@ -249,7 +249,7 @@ class BackwardRun {
         };
         if (part_.stripes == 1 && (threads_ == 1 || part_.heads >= kStripesPerWorker * threads_)) {
             call_.parallel_for(part_.heads, threads_, [&](std::int64_t head, int worker) {
-                const matrix::Session session(*matrix::words_of_unit());
+                const matrix::Session session(*matrix::primitives_of_unit());
                 const std::int64_t blocks = blocks_of(head);
                 for (std::int64_t j = 0; j < blocks; ++j) run_block({head, 0, j, j + 1 == blocks, true}, worker);
             });
@@ -259,7 +259,7 @@ class BackwardRun {
         for (std::int64_t head = 0; head < part_.heads; ++head) stripes.set_blocks(head, blocks_of(head));
         const std::int64_t workers = std::min<std::int64_t>(threads_, part_.heads * part_.stripes);
         call_.parallel_for(workers, threads_, [&](std::int64_t, int worker) {
-            const matrix::Session session(*matrix::words_of_unit());
+            const matrix::Session session(*matrix::primitives_of_unit());
             stripes.work([&](const Stripes::Block& block) { run_block(block, worker); });
         });
     }
@@ -281,7 +281,7 @@ class BackwardRun {
         store_queries(of, {mine.begin * kBlockQ, std::min(sequence.len_q, mine.end * kBlockQ)});
     }
 
-    /// dK and dV of kv heads from those of their query heads.
+    /// Computes dK and dV of kv heads from those of their query heads.
     void sum_groups() const {
         const HeadTasks blocks = parts_of_keys(kBlockKv);
         call_.parallel_for(blocks.total(), threads_, [&](std::int64_t index, int worker) {
@@ -299,13 +299,13 @@ class BackwardRun {
         });
     }
 
-    /// Rows of a task: as many as leave so many tasks for every worker, from `most` down.
+    /// Rows of a task: halved from `most` down until there are `tasks` tasks for every worker.
     std::int64_t rows_per_task(std::int64_t heads, std::int64_t len, std::int64_t most, std::int64_t tasks) const {
         while (most > matrix::kTileDepth && heads * ceil_div(len, most) < tasks * threads_) most /= 2;
         return most;
     }
 
-    /// Tasks of so many rows, of every query head and of every kv head.
+    /// Tasks of `rows` rows of every query head, or of every kv head.
     HeadTasks parts_of_queries(std::int64_t rows) const {
         return {call_, p_.heads_q, workspace_.memory.task_ends(0),
                 [&](const Sequence& m) { return ceil_div(m.len_q, rows); }};
@@ -315,7 +315,7 @@ class BackwardRun {
                 [&](const Sequence& m) { return ceil_div(m.len_kv, rows); }};
     }
 
-    /// dK and dV of keys, at most kBlockKv, over all query heads of a kv head.
+    /// Computes dK and dV of keys, at most kBlockKv, over all query heads of a kv head.
     void run_group(const Sequence& sequence, std::int64_t kv_head, const Range& keys, const BackwardScratch& at) const {
         const bool sums = grouped(p_);
         if (sums) clear_keys(keys, at.group_dk, at.group_dv);
@@ -329,14 +329,14 @@ class BackwardRun {
     }
 
     void parts() const {
-        // The tasks of keys come first, and those of queries even out what they leave.
+        // The tasks of keys go first; those of queries then balance the load.
         const std::int64_t rows_kv = rows_per_task(p_.batch * p_.heads_kv, p_.len_kv, kBlockKv, 1);
         const std::int64_t rows_q = rows_per_task(p_.batch * p_.heads_q, p_.len_q, kBlockQ, kQueryTasksPerWorker);
         const HeadTasks of_keys = parts_of_keys(rows_kv);
         const HeadTasks of_queries = parts_of_queries(rows_q);
-        // Under a causal mask the first keys and the last queries have the most to do: they go first.
+        // Under a causal mask the first keys and the last queries have the most work, so they go first.
         call_.parallel_for(of_keys.total() + of_queries.total(), threads_, [&](std::int64_t index, int worker) {
-            const matrix::Session session(*matrix::words_of_unit());
+            const matrix::Session session(*matrix::primitives_of_unit());
             if (index < of_keys.total()) {
                 const HeadTask task = of_keys.by_index(index);
                 const Sequence sequence = sequence_of(call_, task.head / p_.heads_kv);
@@ -352,7 +352,7 @@ class BackwardRun {
         });
     }
 
-    /// Tiles of the plan's size, whoever ran them.
+    /// Counts tiles of the plan's size, whichever task ran them.
     void count() const {
         TileTally tally(call_.counters);
         for (std::int64_t head = 0; head < p_.batch * p_.heads_q; ++head) {
@@ -396,4 +396,4 @@ std::size_t backward_workspace(const Plan& plan) {
 
 void backward(const BackwardCall& call) { BackwardRun(call).all(); }
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

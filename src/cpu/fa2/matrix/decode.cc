@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 forward on a matrix unit, of few queries for each kv head: no key is used twice, so to pack it is most of the
-// work. K and V are read in the order of memory, a slice of keys at a time, and are used as soon as they are packed.
-// O = P V has its queries as rows, for which V need not be transposed. Bits are those of forward.cc.
+// fa2 forward on a matrix unit for few queries per kv head. No key is used twice, so packing is most of the work. K and
+// V are read in memory order, a slice of keys at a time, and used as soon as they are packed. O = P V has queries as
+// rows, so V need not be transposed. The bits are those of forward.cc.
 #include "cpu/fa2/matrix/decode.hpp"
 
 #include <limits>
 
 #include "cpu/fa2/matrix/task.hpp"
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 namespace {
 
 /// The panel of one kv head.
@@ -23,9 +23,9 @@ class DecodeTask {
     simd::PanelSums of_block() const { return {scratch_.block, g_}; }
 
     void pack_queries() {
-        q_finite_ =
-            run_.words.pack({work_.head.q, work_.panel.first, work_.panel.queries, g_.head_dim,
-                             matrix::Form::column_pairs, work_.pairs(scratch_.queries), false, work_.query_scale()});
+        q_finite_ = run_.primitives.pack({work_.head.q, work_.panel.first, work_.panel.queries, g_.head_dim,
+                                          matrix::Form::column_pairs, work_.pairs(scratch_.queries), false,
+                                          work_.query_scale()});
         if (g_.parts > 1) return;
         rounding_offsets(work_, scratch_.queries, g_.depth_tiles, scratch_.offsets);
         // A pair tile with ones in the first lane: P times it is the sum of P.
@@ -35,21 +35,21 @@ class DecodeTask {
         }
     }
 
-    /// Result of one block of keys alone; false: none of them is seen.
+    /// Computes the result of one block of keys alone. Returns false if none of them is seen.
     bool run_block(std::int64_t block, simd::PanelSums& sums) {
         TileTally tally(run_.call.counters);
         const matrix::SeenKeys keys = keys_seen(run_, work_, block, &tally);
         if (keys.keys.empty()) return false;
         compute_scores(keys);
         const Stage& at = scratch_.stage;
-        run_.words.weights(weights_job(work_, keys, scratch_.s, scratch_.other, scratch_.offsets, at));
+        run_.primitives.weights(weights_job(work_, keys, scratch_.s, scratch_.other, scratch_.offsets, at));
         add_values(keys, sums.o);
         std::copy_n(at.state.m, g_.lanes, sums.state.m);
         std::copy_n(at.state.l, g_.lanes, sums.state.l);
         return true;
     }
 
-    /// Merges another block's result of some queries into `total`, which takes the first one's.
+    /// Merges another block's result of some queries into `total`, which becomes the first block's result.
     void merge(simd::PanelSums& total, const simd::PanelSums& next, const Range& queries) const {
         if (total.started) {
             simd::merge_rows(total.state, total.o, next.state, next.o, queries, value_rows(g_));
@@ -62,7 +62,7 @@ class DecodeTask {
         total.started = true;
     }
 
-    /// Writes O and LSE of some queries. They become the panel's only ones: the last use of a task.
+    /// Writes O and LSE of some queries. The panel shrinks to them, so this is the last use of a task.
     void finish(simd::PanelSums& total, const Range& queries) {
         work_.panel.first += queries.begin;
         work_.panel.queries = queries.size();
@@ -74,13 +74,13 @@ class DecodeTask {
         simd::PanelSums columns = total;
         columns.o = scratch_.columns;
         for (std::int64_t row = 0; total.started && row < value_rows(g_); row += matrix::kTileRows) {
-            run_.words.transpose(total.o + row, value_rows(g_), columns.o + row * g_.lanes, g_.lanes);
+            run_.primitives.transpose(total.o + row, value_rows(g_), columns.o + row * g_.lanes, g_.lanes);
         }
         epilogue(run_, work_, scratch_.finish, columns);
     }
 
  private:
-    /// S^T, slice by slice; a slice is fetched while the one before is worked on.
+    /// Computes S^T slice by slice; the next slice is prefetched meanwhile.
     void compute_scores(const matrix::SeenKeys& keys) {
         const HeadRows& k = work_.head.k;
         float* maximum = scratch_.stage.maximum;
@@ -93,32 +93,32 @@ class DecodeTask {
             slice.keys = {key, std::min(keys.keys.end, key + kSliceKeys)};
             const std::int64_t whole = slice.keys.size() / matrix::kTileDepth * matrix::kTileDepth;
             const bool packed = !in_place || whole == 0;
-            if (!packed) slice.keys.end = key + whole;  // a last tile that K does not fill is packed
+            if (!packed) slice.keys.end = key + whole;  // a last, partial tile of K is packed
             fetch(k, {slice.keys.end, keys.keys.end}, kSliceKeys, g_.head_dim);
             const matrix::Tiles tiles =
                 packed ? matrix::key_rows(scratch_.k, g_, g_.depth_tiles, 0) : matrix::rows_in_place(k, key);
             const bool finite =
-                !packed || run_.words.pack({k, key, slice.keys.size(), g_.head_dim, matrix::Form::rows, tiles});
+                !packed || run_.primitives.pack({k, key, slice.keys.size(), g_.head_dim, matrix::Form::rows, tiles});
             float* s = scratch_.s + (key - keys.keys.begin) * g_.lanes;
             matrix::TileProduct product =
                 matrix::scores_product(work_, slice, tiles, scratch_.queries, g_.depth_tiles, s);
             if (!packed) product.a_stride = k.row_stride;
             const bool only_maximum = plain && finite && slice.rows() == slice.keys.size();
             if (only_maximum) product.maximum = maximum;
-            run_.words.multiply(product);
+            run_.primitives.multiply(product);
             if (!only_maximum)
                 transform_and_mask_some(run_, work_, slice, finite && q_finite_, s, scratch_.other, maximum);
         }
-        fetch(work_.head.v, keys.keys, matrix::kTileDepth, g_.head_dim_v);  // multiply_rows() fetches what follows
+        fetch(work_.head.v, keys.keys, matrix::kTileDepth, g_.head_dim_v);  // multiply_rows() prefetches the rest
     }
 
-    /// The first of some keys, where they are not in a cache.
+    /// Prefetches the first `count` of `keys`, unless they are in a cache.
     void fetch(const HeadRows& x, const Range& keys, std::int64_t count, std::int64_t dim) const {
-        if (!run_.deal.from_memory || x.column_stride != 1) return;
+        if (!run_.work_split.from_memory || x.column_stride != 1) return;
         matrix::fetch_rows(x, keys.begin, std::min(keys.end, keys.begin + count), dim);
     }
 
-    /// o = P V, and in bf16 the sum of P as it was rounded. o: [lanes, value_rows]
+    /// o = P V, and in bf16 the sum of the rounded P. o: [lanes, value_rows]
     void add_values(const matrix::SeenKeys& keys, float* o) {
         Bf16* p = scratch_.stage.p;
         const matrix::PackJob v{.from = work_.head.v,
@@ -128,26 +128,26 @@ class DecodeTask {
                                 .form = matrix::Form::row_pairs,
                                 .to = {scratch_.v, 0, 0},
                                 .finite_only = true,
-                                .from_memory = run_.deal.from_memory};
-        const bool finite = run_.words.multiply_rows({g_.parts, p, v, o, value_rows(g_)});
+                                .from_memory = run_.work_split.from_memory};
+        const bool finite = run_.primitives.multiply_rows({g_.parts, p, v, o, value_rows(g_)});
         const std::int64_t tiles = keys.rows() / matrix::kTileDepth;
         if (g_.parts == 1) {
-            run_.words.multiply({.m = 1,
-                                 .n = 1,
-                                 .k = tiles,
-                                 .a = {p, 0, matrix::kTileElements},
-                                 .b = {scratch_.ones, 0, 0},
-                                 .c = o + sum_row(g_),
-                                 .c_stride = value_rows(g_)});
+            run_.primitives.multiply({.m = 1,
+                                      .n = 1,
+                                      .k = tiles,
+                                      .a = {p, 0, matrix::kTileElements},
+                                      .b = {scratch_.ones, 0, 0},
+                                      .c = o + sum_row(g_),
+                                      .c_stride = value_rows(g_)});
         }
-        if (g_.parts == 1 && work_.head.dropout.active) {  // which took from that sum
+        if (g_.parts == 1 && work_.head.dropout.active) {  // dropout reduced that sum
             for (std::int64_t i = 0; i < g_.lanes; ++i)
                 o[i * value_rows(g_) + sum_row(g_)] = scratch_.stage.rounded_l[i];
         }
         if (finite) return;
         for (std::int64_t i = 0; i < tiles * g_.parts; ++i) {
             Bf16* tile = p + i * matrix::kTileElements;
-            run_.words.transpose(tile, matrix::kTileRows, tile, matrix::kTileRows);
+            run_.primitives.transpose(tile, matrix::kTileRows, tile, matrix::kTileRows);
         }
         matrix::add_special_keys(work_, keys, work_.head.v, g_.head_dim_v, p, {o, 1, value_rows(g_)});
     }
@@ -160,13 +160,13 @@ class DecodeTask {
 };
 
 void run_whole(const ForwardRun& run) {
-    deal_whole(run.call, run.deal, run.workspace.ends, [&](std::int64_t kv_head, Range, int worker) {
+    run_unsplit(run.call, run.work_split, run.workspace.ends, [&](std::int64_t kv_head, Range, int worker) {
         DecodeTask task(run, kv_head, worker);
         const Range queries{0, task.work().panel.queries};
-        matrix::Session session(run.words);
+        matrix::Session session(run.primitives);
         task.pack_queries();
         simd::PanelSums total = task.total();
-        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.sequence); ++block) {
+        for (std::int64_t block = 0; block < run.work_split.chunks_of(task.work().head.sequence); ++block) {
             simd::PanelSums next = task.of_block();
             if (task.run_block(block, next)) task.merge(total, next, queries);
         }
@@ -174,11 +174,11 @@ void run_whole(const ForwardRun& run) {
     });
 }
 
-/// A query at a time is merged: one panel for each kv head leaves threads without work.
+/// Merges one query per task: one panel for each kv head would leave threads idle.
 void run_split(const ForwardRun& run) {
     const auto run_block = [&](std::int64_t kv_head, Range, std::int64_t block, int worker) {
         DecodeTask task(run, kv_head, worker);
-        matrix::Session session(run.words);
+        matrix::Session session(run.primitives);
         task.pack_queries();
         simd::PanelSums sums = run.partial(kv_head, 0, block);
         task.run_block(block, sums);
@@ -186,23 +186,23 @@ void run_split(const ForwardRun& run) {
     const auto merge = [&](std::int64_t kv_head, std::int64_t index, int worker) {
         const Range query{index, index + 1};
         DecodeTask task(run, kv_head, worker);
-        matrix::Session session(run.words);
+        matrix::Session session(run.primitives);
         simd::PanelSums total = task.total();
-        for (std::int64_t block = 0; block < run.deal.chunks_of(task.work().head.sequence); ++block) {
+        for (std::int64_t block = 0; block < run.work_split.chunks_of(task.work().head.sequence); ++block) {
             if (keys_seen(run, task.work(), block).keys.empty()) continue;
             task.merge(total, run.partial(kv_head, 0, block), query);
         }
         task.finish(total, query);
     };
-    deal_split(
-        run.call, run.deal, run.workspace.ends, [](const Sequence& m) { return m.len_q; }, run_block, merge);
+    run_split_keys(
+        run.call, run.work_split, run.workspace.ends, [](const Sequence& m) { return m.len_q; }, run_block, merge);
 }
 
 }  // namespace
 
 void decode(const ForwardRun& run) {
-    if (run.deal.split) run_split(run);
+    if (run.work_split.split) run_split(run);
     else run_whole(run);
 }
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

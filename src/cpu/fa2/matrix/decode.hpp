@@ -3,9 +3,9 @@
 
 #include "cpu/fa2/matrix/run.hpp"
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 
-/// The forward of a call whose queries_as_rows().
+/// Runs the forward of a call with queries_as_rows().
 void decode(const ForwardRun& run);
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

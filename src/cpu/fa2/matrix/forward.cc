@@ -2,10 +2,10 @@
 //
 // fa2 forward on a matrix unit: the loop order of ../simd/forward.cc.
 //
-// A task packs a block of K and V^T for its panels of queries. A step is one panel against one block of keys, on its
-// own: S^T = K Q^T, P and its sums, O^T = V^T P; then it is merged into the panel's result, blocks in
-// rising order. The steps of a task are a pipeline: while the vector unit takes the exponentials of step t, the matrix
-// unit multiplies the values of step t - 1. Which steps share a task changes no bit.
+// A task packs a block of K and V^T for its panels of queries. A step computes one panel against one block of keys: S^T
+// = K Q^T, P and its sums, O^T = V^T P. Its result is then merged into the panel's, blocks in rising order. The steps
+// of a task are pipelined: the vector unit takes the exponentials of step t while the matrix unit runs V^T P of step t
+// - 1. The grouping of steps into tasks changes no bits.
 #include "cpu/fa2/paths.hpp"
 
 #include <algorithm>
@@ -16,14 +16,14 @@
 #include "cpu/fa2/matrix/decode.hpp"
 #include "cpu/fa2/matrix/task.hpp"
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 namespace {
 
 /// One panel against keys of one block.
 struct Step : matrix::SeenKeys {
     std::size_t panel;
     std::int64_t block;
-    std::size_t values = 0;  ///< which of the two blocks of V that are in use
+    std::size_t values = 0;  ///< index of its V among the two blocks in use
 };
 
 /// The panels of one task against some blocks of keys.
@@ -31,7 +31,7 @@ class PanelsTask {
  public:
     PanelsTask(const ForwardRun& run, std::int64_t kv_head, Range panels, int worker)
         : run_(run), g_(run.g), scratch_(run.scratch(worker)), stages_(scratch_.stages) {
-        works_.reserve(kMaxPanels);  // as much for one as for many
+        works_.reserve(kMaxPanels);  // a constant, so that memory does not depend on the task
         totals_.reserve(kMaxPanels);
         index_.reserve(kMaxPanels);
         steps_.reserve(kMaxPanels);
@@ -45,21 +45,21 @@ class PanelsTask {
         }
     }
 
-    /// The sums of panel `index` go to memory(index) instead of the worker's.
+    /// Makes the sums of panel `index` go to memory(index) instead of the worker's.
     template <class Memory>
     void into(const Memory& memory) {
         for (std::size_t i = 0; i < works_.size(); ++i) totals_[i] = memory(index_[i]);
     }
 
-    /// Results of the panels over blocks [begin, end) of keys, in totals().
+    /// Computes the results of the panels over blocks [begin, end) of keys, in totals().
     void run_blocks(Range blocks) {
         TileTally tally(run_.call.counters);
-        matrix::Session session(run_.words);
+        matrix::Session session(run_.primitives);
         for (std::size_t i = 0; i < works_.size(); ++i) {
             const matrix::TilePanel& work = works_[i];
-            const bool finite = run_.words.pack({work.head.q, work.panel.first, work.panel.queries, g_.head_dim,
-                                                 matrix::Form::column_pairs, work.pairs(scratch_.queries[i]), false,
-                                                 work.query_scale()});
+            const bool finite = run_.primitives.pack({work.head.q, work.panel.first, work.panel.queries, g_.head_dim,
+                                                      matrix::Form::column_pairs, work.pairs(scratch_.queries[i]),
+                                                      false, work.query_scale()});
             q_finite_.push_back(finite ? 1 : 0);
             if (g_.parts == 1) rounding_offsets(work, scratch_.queries[i], g_.depth_tiles, scratch_.offsets[i]);
         }
@@ -71,7 +71,7 @@ class PanelsTask {
         }
         if (previous_) {
             const std::array products = value_products(*previous_, last_stage());
-            for (std::size_t i = 0; i < product_count(); ++i) run_.words.multiply(products[i]);
+            for (std::size_t i = 0; i < product_count(); ++i) run_.primitives.multiply(products[i]);
             add_result(*previous_, last_stage());
         }
     }
@@ -84,7 +84,7 @@ class PanelsTask {
     void finish(std::size_t i, simd::PanelSums& sums) const { epilogue(run_, works_[i], scratch_.finish, sums); }
 
  private:
-    /// Of the step at hand, and of the one before.
+    /// The stages of the current and the previous step.
     Stage& this_stage() { return stages_[steps_run_ % 2]; }
     Stage& last_stage() { return stages_[(steps_run_ + 1) % 2]; }
     bool begins_block(const Step& step) const { return !previous_ || previous_->block != step.block; }
@@ -97,9 +97,9 @@ class PanelsTask {
         }
     }
 
-    /// Scores of a step, then its weights beside the values of the step before: those two need different numbers and
-    /// different units. (Scores beside weights gain nothing: the loads of the one wait for the tile stores of the
-    /// other.)
+    /// Computes the scores of a step, then its weights interleaved with the V GEMM of the previous step: the two use
+    /// different data and different units. Interleaving scores with weights gains nothing, since the loads of one wait
+    /// for the tile stores of the other.
     void run_step(const Step& step) {
         const matrix::TilePanel& work = works_[step.panel];
         const Stage& at = this_stage();
@@ -107,7 +107,7 @@ class PanelsTask {
         compute_scores(step);
         std::array<matrix::TileProduct, 2> products;
         if (previous_) products = value_products(*previous_, last_stage());
-        run_.words.multiply_beside_weights(
+        run_.primitives.multiply_beside_weights(
             std::span(products.data(), previous_ ? product_count() : 0),
             weights_job(work, step, scratch_.s, scratch_.other, scratch_.offsets[step.panel], at));
         if (previous_) add_result(*previous_, last_stage());
@@ -116,11 +116,11 @@ class PanelsTask {
         ++steps_run_;
     }
 
-    /// Packs a block that all panels of the task use. Which blocks come, panels decide: a window may leave some out.
+    /// Packs a block for all panels of the task. The panels' keys determine the blocks: a window may skip some.
     void pack_block(const Head& head, std::int64_t block) {
         const Range all = run_.keys_of_block(head.sequence, block);
         k_packed_ = all;
-        if (matrix::tiles_in_place(head.k, g_.head_dim)) {  // all but a last, partial tile are used where they lie
+        if (matrix::tiles_in_place(head.k, g_.head_dim)) {  // all but a last, partial tile are used in place
             k_packed_.begin += all.size() / matrix::kTileDepth * matrix::kTileDepth;
         }
         k_finite_ = run_.pack_k(head.k, k_packed_, matrix::key_rows(scratch_.k, g_, g_.depth_tiles, 0));
@@ -135,8 +135,9 @@ class PanelsTask {
         const bool finite = k_finite_ && q_finite_[step.panel] != 0;
         const bool plain =
             finite && work.plain && step.rows() == step.keys.size() && matrix::all_visible(work, step.keys);
-        // Else some keys at a time, so that what is done to their scores finds them in the first-level cache.
-        const std::int64_t at_once = plain && !run_.deal.from_memory ? step.rows() : kScoreRows;
+        // Otherwise some keys at a time, so that their scores are still in the L1 cache for the mask and the score
+        // rule.
+        const std::int64_t at_once = plain && !run_.work_split.from_memory ? step.rows() : kScoreRows;
         matrix::SeenKeys some;
         for (std::int64_t key = step.keys.begin; key < step.keys.end; key = some.keys.end) {
             some.keys = {key, std::min(step.keys.end, key + at_once)};
@@ -144,12 +145,12 @@ class PanelsTask {
             float* s = scratch_.s + (key - step.keys.begin) * work.panel.lanes;
             matrix::TileProduct product = product_of_scores(step, some, s);
             if (plain) product.maximum = maximum;
-            run_.words.multiply(product);
+            run_.primitives.multiply(product);
             if (!plain) transform_and_mask_some(run_, work, some, finite, s, scratch_.other, maximum);
         }
     }
 
-    /// S = K Q^T of some keys, all of them packed or none.
+    /// The GEMM S = K Q^T of some keys, either all of them packed or none.
     matrix::TileProduct product_of_scores(const Step& step, const matrix::SeenKeys& some, float* s) const {
         const matrix::TilePanel& work = works_[step.panel];
         const HeadRows& k = work.head.k;
@@ -161,17 +162,17 @@ class PanelsTask {
             matrix::scores_product(work, some, tiles, scratch_.queries[step.panel], g_.depth_tiles, s);
         if (!packed) {
             product.a_stride = k.row_stride;
-            if (run_.deal.from_memory) matrix::fetch_rows(k, some.keys.begin, some.keys.end, g_.head_dim);
+            if (run_.work_split.from_memory) matrix::fetch_rows(k, some.keys.begin, some.keys.end, g_.head_dim);
         }
         return product;
     }
 
-    /// Where a step's product goes: the panel's total when it is the first, else it is merged.
+    /// The destination of a step's O: the panel's total if it is the first, otherwise a buffer that is merged.
     float* result_of(const Step& step) {
         return totals_[step.panel].started ? scratch_.block_o : totals_[step.panel].o;
     }
 
-    /// O^T = V^T P, and in bf16 the sum of P as it was rounded; dropout has taken from that (add_result()).
+    /// The GEMMs O^T = V^T P, and in bf16 the sum of the rounded P; dropout reduces that sum (add_result()).
     std::size_t product_count() const { return g_.parts == 1 ? 2 : 1; }
     std::array<matrix::TileProduct, 2> value_products(const Step& step, const Stage& at) {
         const matrix::TilePanel& work = works_[step.panel];
@@ -192,7 +193,7 @@ class PanelsTask {
         return {values, sums};
     }
 
-    /// After the values: the step's part becomes the panel's total, or is merged into it.
+    /// After the V GEMM: the step's result becomes the panel's total or is merged into it.
     void add_result(const Step& step, const Stage& at) {
         const matrix::TilePanel& work = works_[step.panel];
         const std::int64_t lanes = work.panel.lanes;
@@ -215,22 +216,22 @@ class PanelsTask {
     PanelsScratch scratch_;
     std::array<Stage, 2> stages_;
     std::vector<matrix::TilePanel> works_;
-    std::vector<std::int64_t> index_;  // of the panel, in its kv head
+    std::vector<std::int64_t> index_;  // panel index within its kv head
     std::vector<simd::PanelSums> totals_;
-    std::vector<Step> steps_;  // of the block at hand
+    std::vector<Step> steps_;  // of the current block
     std::optional<Step> previous_;
     std::size_t steps_run_ = 0;
     std::vector<char> q_finite_;  // per panel
-    Range k_packed_{};            // keys of the block at hand that are packed, those before are used in place
-    bool k_finite_ = true;        // of the packed ones
-    std::size_t values_ = 0;      // where V of the block at hand is; the step before may still need the other
+    Range k_packed_{};            // packed keys of the current block; earlier ones are used in place
+    bool k_finite_ = true;        // are the packed keys finite?
+    std::size_t values_ = 0;      // buffer of the current block's V; the previous step may still read the other
     bool v_finite_[2] = {true, true};
 };
 
 void run_whole(const ForwardRun& run) {
-    deal_whole(run.call, run.deal, run.workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
+    run_unsplit(run.call, run.work_split, run.workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
         PanelsTask task(run, kv_head, panels, worker);
-        task.run_blocks({0, run.deal.chunks_of(task.work(0).head.sequence)});
+        task.run_blocks({0, run.work_split.chunks_of(task.work(0).head.sequence)});
         for (std::size_t i = 0; i < task.panels(); ++i) task.finish(i, task.total(i));
     });
 }
@@ -245,7 +246,7 @@ void run_split(const ForwardRun& run) {
         PanelsTask task(run, kv_head, {panel, panel + 1}, worker);
         const matrix::TilePanel& work = task.work(0);
         simd::PanelSums total = merge_chunks(
-            run.deal.chunks_of(work.head.sequence), task.total(0),
+            run.work_split.chunks_of(work.head.sequence), task.total(0),
             [&](std::int64_t block) { return !keys_seen(run, work, block).keys.empty(); },
             [&](std::int64_t block) { return run.partial(kv_head, panel, block); },
             [&](simd::PanelSums& into, const simd::PanelSums& next, std::int64_t) {
@@ -254,9 +255,9 @@ void run_split(const ForwardRun& run) {
             });
         task.finish(0, total);
     };
-    deal_split(
-        run.call, run.deal, run.workspace.ends, [&](const Sequence& m) { return run.deal.panels_of(m); }, run_block,
-        merge);
+    run_split_keys(
+        run.call, run.work_split, run.workspace.ends, [&](const Sequence& m) { return run.work_split.panels_of(m); },
+        run_block, merge);
 }
 
 }  // namespace
@@ -266,15 +267,15 @@ bool takes_forward(const Plan& plan) { return matrix::takes(plan); }
 std::size_t forward_workspace(const Plan& plan) {
     Arena arena;
     const matrix::Layout g(plan, plan.tile.block_q);
-    ForwardWorkspace(arena, plan.problem, g, ForwardDeal(plan, g));
+    ForwardWorkspace(arena, plan.problem, g, ForwardWorkSplit(plan, g));
     return arena.used();
 }
 
 void forward(const ForwardCall& call) {
     const ForwardRun run(call);
-    if (queries_as_rows(run.deal, run.g)) return decode(run);
-    if (run.deal.split) run_split(run);
+    if (queries_as_rows(run.work_split, run.g)) return decode(run);
+    if (run.work_split.split) run_split(run);
     else run_whole(run);
 }
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

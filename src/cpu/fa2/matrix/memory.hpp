@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a forward call on a matrix unit is cut into tasks, and what memory it takes.
+// The tasks of a forward call on a matrix unit, and their memory.
 #pragma once
 
 #include <array>
@@ -8,44 +8,44 @@
 #include "cpu/fa2/work_split.hpp"
 #include "cpu/steps/matrix/step.hpp"
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 
-inline constexpr std::int64_t kMaxPanels = 8;  // of a task: they share a block of K and V in the second-level cache
+inline constexpr std::int64_t kMaxPanels = 8;  // of a task: they share a block of K and V in the L2 cache
 inline constexpr std::int64_t kTasksPerWorker = 3;
-inline constexpr std::int64_t kTasksOfShortRows = 2;  // of a worker, where rows have a single block of keys
-inline constexpr std::int64_t kScoreRows = 128;       // keys whose scores are made, masked and transformed at a time
-inline constexpr std::int64_t kSliceKeys = 64;        // of few queries; 32 and 128 read as much within noise
-inline constexpr std::int64_t kExactBlock = 64;       // keys of a tile where an overflow is computed again in fp32
-inline constexpr double kCachePerThread = 1 << 20;    // bytes
-inline constexpr double kMostPartials = 1 << 28;      // bytes, where K and V are not more
+inline constexpr std::int64_t kTasksOfShortRows = 2;  // per worker, if rows have a single block of keys
+inline constexpr std::int64_t kScoreRows = 128;       // keys whose scores are computed, masked and transformed
+inline constexpr std::int64_t kSliceKeys = 64;   // keys of a slice in decode; 32 and 128 measure the same within noise
+inline constexpr std::int64_t kExactBlock = 64;  // keys of a tile when an overflow is recomputed in fp32
+inline constexpr double kCachePerThread = 1 << 20;  // bytes
+inline constexpr double kMostPartials = 1 << 28;    // bytes, if K and V are not larger
 
-/// How the panels are dealt out; a chunk is a block of keys. Each task packs the keys of its panels for itself, into
-/// its own cache: to fetch what another core has packed takes longer. To pack a key takes the time of one panel with
-/// it, so a task has as many panels as it can.
-struct ForwardDeal : Deal {
-    bool from_memory;  ///< the keys of a thread are more than its caches hold
+/// The assignment of panels to tasks; a chunk is a block of keys. Each task packs the keys of its panels into its own
+/// core's cache, since fetching another core's packed keys takes longer. Packing a key costs as much as one panel's
+/// work on it, so a task has as many panels as possible.
+struct ForwardWorkSplit : WorkSplit {
+    bool from_memory;  ///< the keys of a thread exceed its caches
 
-    ForwardDeal(const Plan& plan, const matrix::Layout& g) : Deal(plan, g, g.block_kv) {
+    ForwardWorkSplit(const Plan& plan, const matrix::Layout& g) : WorkSplit(plan, g, g.block_kv) {
         const double keys = bytes_of_keys(plan.problem);
         panels_per_task = kMaxPanels;
         split = chunks > 1 && too_few_tasks(kTasksPerWorker) && bytes_of_partials(g) <= std::max(kMostPartials, keys);
-        if (chunks <= 1) deal_short_rows();
+        if (chunks <= 1) split_short_rows();
         while (chunks > 1 && panels_per_task > 1 && too_few_tasks(kTasksPerWorker)) panels_per_task /= 2;
         panels_per_task = std::clamp<std::int64_t>(panels_per_kv_head, 1, panels_per_task);
         from_memory = keys > threads * kCachePerThread;
     }
 
  private:
-    /// Tasks of so many panels each.
+    /// The number of tasks of `panels` panels each.
     std::int64_t tasks_of(std::int64_t panels) const {
         return kv_heads * ceil_div(panels_per_kv_head, panels) * (split ? chunks : 1);
     }
     bool too_few_tasks(std::int64_t per_worker) const {
         return threads > 1 && tasks_of(panels_per_task) < per_worker * threads;
     }
-    void deal_short_rows() {
+    void split_short_rows() {
         while (panels_per_task > 1 && too_few_tasks(kTasksOfShortRows)) panels_per_task /= 2;
-        // Not less than fewer tasks at a time would take.
+        // Fewer, larger tasks, as long as they don't take longer.
         const auto time = [&](std::int64_t panels) { return ceil_div(tasks_of(panels), threads) * panels; };
         while (panels_per_task < kMaxPanels && time(2 * panels_per_task) <= time(panels_per_task)) panels_per_task *= 2;
     }
@@ -56,31 +56,31 @@ struct ForwardDeal : Deal {
     double bytes_of_partials(const matrix::Layout& g) const;
 };
 
-/// Does each kv head have one panel, of so few queries that they fit one lane tile? Decoding has, where the query heads
-/// of a group can be stacked (stack_heads.hpp).
-inline bool queries_as_rows(const ForwardDeal& deal, const matrix::Layout& g) {
-    return g.lanes == matrix::kTileRows && deal.panels_per_kv_head == 1;
+/// Does each kv head have a single panel that fits in one lane tile? Decoding does if the query heads of a group can be
+/// stacked (stack_heads.hpp).
+inline bool queries_as_rows(const ForwardWorkSplit& work_split, const matrix::Layout& g) {
+    return g.lanes == matrix::kTileRows && work_split.panels_per_kv_head == 1;
 }
 
-/// O^T as products write it: 16 * dim_tiles_v rows; in bf16, whose product takes rounded weights, also a tile whose
-/// first row is their sum.
+/// The rows of O^T as the GEMMs write it: 16 * dim_tiles_v. bf16 multiplies rounded weights, so it has another tile,
+/// whose first row is their sum.
 inline std::int64_t sum_row(const matrix::Layout& g) { return g.dim_tiles_v * matrix::kTileRows; }
 inline std::int64_t value_rows(const matrix::Layout& g) { return sum_row(g) + (g.parts == 1 ? matrix::kTileRows : 0); }
-/// Rows that a merge takes along.
+/// Rows that a merge must combine.
 inline std::int64_t merged_rows(const matrix::Layout& g) { return sum_row(g) + (g.parts == 1 ? 1 : 0); }
 
-/// A panel's result: m, l, O^T [value_rows, lanes]; where queries are rows, O [lanes, value_rows].
+/// A panel's result: m, l, O^T [value_rows, lanes], or O [lanes, value_rows] if queries are rows.
 inline std::int64_t sums_floats(const matrix::Layout& g) { return (2 + value_rows(g)) * g.lanes; }
 
-inline double ForwardDeal::bytes_of_partials(const matrix::Layout& g) const {
+inline double ForwardWorkSplit::bytes_of_partials(const matrix::Layout& g) const {
     return static_cast<double>(panels()) * static_cast<double>(chunks * sums_floats(g)) * sizeof(float);
 }
 
-/// What a step holds between its stages; two are in flight.
+/// The data of a step between its pipeline stages; two steps are in flight.
 struct Stage {
     Bf16* p;               // pair tiles [block_kv / 32][lanes / 16]
     simd::RowState state;  // [lanes] each, of this step alone
-    float* maximum;        // [lanes], of s before its scale
+    float* maximum;        // [lanes], of s before scaling
     float* rounded_l;      // [lanes], with dropout in bf16: sums of the rounded weights without it
 
     Stage(Arena& arena, const matrix::Layout& g)
@@ -90,7 +90,7 @@ struct Stage {
           rounded_l(arena.take<float>(g.lanes)) {}
 };
 
-/// Room for writing a panel's result, and for what an overflow needs.
+/// Memory for storing a panel's result, and for recomputing an overflow.
 struct EpilogueScratch {
     Geometry exact;
     simd::TileScratch exact_tiles;
@@ -118,9 +118,9 @@ struct EpilogueScratch {
 struct PanelsScratch {
     std::array<Stage, 2> stages;
     float* s;        // [block_kv, lanes]
-    Bf16* ones;      // a row tile, its first row 1: times P the sum of the weights
+    Bf16* ones;      // a row tile whose first row is 1: times P it gives the sum of the weights
     Bf16* k;         // row tiles [keys / 16][depth_tiles] of a block
-    Bf16* v[2];      // row tiles [keys / 32][dim_tiles_v] of the block at hand and the one before
+    Bf16* v[2];      // row tiles [keys / 32][dim_tiles_v] of the current and the previous block
     float* block_o;  // [value_rows, lanes]
     float* other;    // [block_kv, lanes]: bias, dropout factors
     std::array<Bf16*, kMaxPanels> queries{};   // per panel: pair tiles [depth_tiles][lanes / 16]
@@ -128,7 +128,7 @@ struct PanelsScratch {
     std::array<float*, kMaxPanels> totals{};   // per panel: m, l, O^T
     EpilogueScratch finish;
 
-    PanelsScratch(Arena& arena, const matrix::Layout& g, const ForwardDeal& deal)
+    PanelsScratch(Arena& arena, const matrix::Layout& g, const ForwardWorkSplit& work_split)
         : stages{Stage(arena, g), Stage(arena, g)},
           s(arena.take<float>(g.block_kv_rows(), g.lanes)),
           ones(arena.take<Bf16>(matrix::kTileElements)),
@@ -137,7 +137,7 @@ struct PanelsScratch {
           finish(arena, g) {
         k = arena.take<Bf16>(g.block_kv_rows(), g.depth_row(g.depth_tiles));
         for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_row(g.dim_tiles_v));
-        for (std::size_t i = 0; i < static_cast<std::size_t>(deal.panels_per_task); ++i) {
+        for (std::size_t i = 0; i < static_cast<std::size_t>(work_split.panels_per_task); ++i) {
             queries[i] = arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes);
             offsets[i] = arena.take<float>(g.lanes);
             totals[i] = arena.take<float>(sums_floats(g));
@@ -145,7 +145,7 @@ struct PanelsScratch {
     }
 };
 
-/// Memory of one worker, where queries are rows. matrix::Sums: m, l [lanes], O [lanes, value_rows].
+/// Memory of one worker if queries are rows. matrix::Sums: m, l [lanes], O [lanes, value_rows].
 struct DecodeScratch {
     Stage stage;
     float* s;        // [block_kv, lanes]
@@ -177,19 +177,19 @@ struct DecodeScratch {
 
 struct ForwardWorkspace {
     std::int64_t* ends = nullptr;  // of tasks
-    float* partials = nullptr;     // [kv_heads, panels_per_kv_head, chunks, sums], when keys are split
-    WorkerMemory workers;          // of a PanelsScratch each
+    float* partials = nullptr;     // [kv_heads, panels_per_kv_head, chunks, sums], used if keys are split
+    WorkerMemory workers;          // a PanelsScratch or DecodeScratch each
 
-    ForwardWorkspace(Arena& arena, const Problem& p, const matrix::Layout& g, const ForwardDeal& deal)
+    ForwardWorkspace(Arena& arena, const Problem& p, const matrix::Layout& g, const ForwardWorkSplit& work_split)
         : ends(take_task_ends(arena, p)) {
-        if (deal.split) {
-            partials = arena.take<float>(deal.panels(), deal.chunks, sums_floats(g));
+        if (work_split.split) {
+            partials = arena.take<float>(work_split.panels(), work_split.chunks, sums_floats(g));
         }
-        workers = WorkerMemory(arena, deal.threads, [&](Arena& one) {
-            if (queries_as_rows(deal, g)) DecodeScratch(one, g);
-            else PanelsScratch(one, g, deal);
+        workers = WorkerMemory(arena, work_split.threads, [&](Arena& one) {
+            if (queries_as_rows(work_split, g)) DecodeScratch(one, g);
+            else PanelsScratch(one, g, work_split);
         });
     }
 };
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

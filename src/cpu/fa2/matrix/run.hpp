@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tasks of a forward call on a matrix unit share.
+// The state that the tasks of a forward call on a matrix unit share.
 #pragma once
 
 #include <algorithm>
 
 #include "cpu/fa2/matrix/memory.hpp"
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 
-/// One call: where everything lies.
+/// One call with its sizes, work split and workspace.
 struct ForwardRun {
     const ForwardCall& call;
     matrix::Layout g;
-    ForwardDeal deal;
+    ForwardWorkSplit work_split;
     ForwardWorkspace workspace;
-    const matrix::Words& words;
+    const matrix::Primitives& primitives;
 
     explicit ForwardRun(const ForwardCall& c) : ForwardRun(c, Arena(c.workspace)) {}
     ForwardRun(const ForwardCall& c, Arena arena)
         : call(c),
           g(c.plan, c.plan.tile.block_q),
-          deal(c.plan, g),
-          workspace(arena, c.plan.problem, g, deal),
-          words(*matrix::words_of_unit()) {}
+          work_split(c.plan, g),
+          workspace(arena, c.plan.problem, g, work_split),
+          primitives(*matrix::primitives_of_unit()) {}
 
     const Problem& problem() const { return call.plan.problem; }
     PanelsScratch scratch(int worker) const {
         Arena memory = workspace.workers.arena(worker);
-        return {memory, g, deal};
+        return {memory, g, work_split};
     }
     DecodeScratch decode_scratch(int worker) const {
         Arena memory = workspace.workers.arena(worker);
@@ -36,12 +36,12 @@ struct ForwardRun {
     }
     /// Panel `index` of kv head `kv_head` (of all sequences).
     matrix::TilePanel panel(std::int64_t kv_head, std::int64_t index) const {
-        const DealtPanel panel(call, g, kv_head, index);
+        const AssignedPanel panel(call, g, kv_head, index);
         return {problem(), call.args, g, panel.sequence, panel.query_head, panel.index};
     }
     /// Sums of a block of keys that wait to be merged.
     simd::PanelSums partial(std::int64_t kv_head, std::int64_t panel, std::int64_t block) const {
-        return {workspace.partials + deal.partial(kv_head, panel, block) * sums_floats(g), g};
+        return {workspace.partials + work_split.partial(kv_head, panel, block) * sums_floats(g), g};
     }
     Range keys_of_block(const Sequence& m, std::int64_t block) const {
         return {block * g.block_kv, std::min(m.len_kv, (block + 1) * g.block_kv)};
@@ -57,15 +57,15 @@ struct ForwardRun {
  private:
     bool pack(const HeadRows& x, const Range& keys, std::int64_t dim, matrix::Form form, const matrix::Tiles& to,
               bool finite_only) const {
-        return words.pack({.from = x,
-                           .first = keys.begin,
-                           .rows = keys.size(),
-                           .dim = dim,
-                           .form = form,
-                           .to = to,
-                           .finite_only = finite_only,
-                           .from_memory = deal.from_memory});
+        return primitives.pack({.from = x,
+                                .first = keys.begin,
+                                .rows = keys.size(),
+                                .dim = dim,
+                                .form = form,
+                                .to = to,
+                                .finite_only = finite_only,
+                                .from_memory = work_split.from_memory});
     }
 };
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who computes which tile of a backward, when dQ is summed over keys rising and dK, dV over queries rising. A stripe is
-// some of a head's queries; it takes the key blocks from the first to the last, each after the stripe before it in the
-// head has taken that block. Any worker may take a stripe's next block, so that a slow core delays nobody for more than
-// one block, and the order of every sum stays as it is.
+// The schedule of backward tiles on the matrix path, which keeps dQ summed over rising keys and dK, dV over rising
+// queries. A stripe is a subset of a head's queries. It takes the key blocks from first to last, each after the
+// previous stripe of the head has taken that block. Any worker may run a stripe's next block, so a slow core delays
+// others by at most one block, and the order of every sum is fixed.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 #include <thread>
 #include <vector>
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 
 class Stripes {
  public:
-    /// `per_head` stripes for every head.
+    /// Makes `per_head` stripes for every head.
     Stripes(std::int64_t heads, std::int64_t per_head)
         : per_head_(per_head), stripes_(static_cast<std::size_t>(heads * per_head)) {}
 
@@ -28,13 +28,12 @@ class Stripes {
         bool last_of_block;  ///< no other stripe of the head takes this block later
     };
 
-    /// Every stripe of the head has so many key blocks.
+    /// Sets the number of key blocks of every stripe of the head.
     void set_blocks(std::int64_t head, std::int64_t blocks) {
         for (std::int64_t stripe = 0; stripe < per_head_; ++stripe) at(head, stripe).left = blocks;
     }
 
-    /// Calls run(block) until nothing is left that this worker could do. Waits only for blocks that other workers are
-    /// running.
+    /// Calls run(block) until no work is left for this worker. It waits only for blocks that other workers are running.
     template <class Run>
     void work(const Run& run) {
         while (const std::optional<Block> block = take()) {
@@ -60,7 +59,7 @@ class Stripes {
         return stripes_[static_cast<std::size_t>(head * per_head_ + stripe)];
     }
 
-    /// The ready block of the stripe that has the most left.
+    /// Takes the next ready block, from the stripe that has the most left.
     std::optional<Block> take() {
         while (true) {
             {
@@ -104,4 +103,4 @@ class Stripes {
     bool failed_ = false;
 };
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

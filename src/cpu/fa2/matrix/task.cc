@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-namespace tessera::cpu::fa2::on_matrix {
+namespace tessera::cpu::fa2::matrix_path {
 
 matrix::SeenKeys keys_seen(const ForwardRun& run, const matrix::TilePanel& work, std::int64_t block, TileTally* tally) {
     const Range all = run.keys_of_block(work.head.sequence, block);
@@ -30,13 +30,14 @@ void transform_and_mask_some(const ForwardRun& run, const matrix::TilePanel& wor
                                       s, work.panel.lanes);
     }
     matrix::transform_and_mask(work, some, s, other);
-    run.words.maximum(s, some.keys.size(), work.panel.lanes, maximum);
+    run.primitives.maximum(s, some.keys.size(), work.panel.lanes, maximum);
 }
 
 void rounding_offsets(const matrix::TilePanel& work, const Bf16* query_pairs, std::int64_t depth_tiles,
                       float* offsets) {
     constexpr std::uint32_t kOdd = 0x9E3779B1U;
-    constexpr std::uint32_t kNoExponents = 0x807F807FU;  // a power of two may move from Q to the scale: same bits
+    constexpr std::uint32_t kNoExponents =
+        0x807F807FU;  // exponents are ignored, so moving a power of two from Q to the scale changes no bits
     constexpr float kLn2 = 0.6931472F;
     const matrix::Tiles tiles = work.pairs(const_cast<Bf16*>(query_pairs));
     for (std::int64_t lane_tile = 0; lane_tile < work.lane_tiles(); ++lane_tile) {
@@ -48,7 +49,7 @@ void rounding_offsets(const matrix::TilePanel& work, const Bf16* query_pairs, st
                 std::memcpy(words, tile + pair * matrix::kTileDepth, sizeof words);
                 for (std::int64_t i = 0; i < matrix::kTileRows; ++i) {
                     hash[i] = (hash[i] << 5 | hash[i] >> 27) +
-                              (words[i] & kNoExponents);  // a sum and shifts: no vector product needed
+                              (words[i] & kNoExponents);  // sums and shifts need no vector multiply
                 }
             }
         }
@@ -62,7 +63,8 @@ void rounding_offsets(const matrix::TilePanel& work, const Bf16* query_pairs, st
 matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::SeenKeys& keys, const float* s,
                                float* other, const float* offsets, const Stage& at) {
     if (work.head.dropout.active) {
-        // 1 where kept: the factor 1 / (1 - p) comes after the sum, so that it doesn't meet the rounding of P.
+        // Kept weights get factor 1. The factor 1 / (1 - p) is applied after the sum, so that it doesn't change the
+        // rounding of P.
         simd::DropoutRule rule = work.head.dropout;
         rule.kept = 1;
         simd::dropout_factors(rule, {work.head.band, work.panel.first, keys.keys.begin}, keys.keys.size(), other,
@@ -84,8 +86,8 @@ matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::Seen
 
 namespace {
 
-/// Could scores of the row have been finite though what is left of them is not? Without a bias all are finite, or q and
-/// k are not.
+/// Could the row's scores be finite although its state is not? Without a bias, either all are finite or q and k are
+/// not.
 bool may_have_overflowed(const matrix::TilePanel& work, const simd::RowState& state, std::int64_t row) {
     if (std::isfinite(state.m[row]) && std::isfinite(state.l[row])) return false;
     const bool all_hidden = state.m[row] == -std::numeric_limits<float>::infinity();
@@ -94,8 +96,8 @@ bool may_have_overflowed(const matrix::TilePanel& work, const simd::RowState& st
     return work.rule.bias.data == nullptr && !work.head.band.kv_range(query, query + 1).empty();
 }
 
-/// Rows whose products passed the largest float before the scale, which fp32 has in the query: once more in fp32. Which
-/// rows, each one's own scores decide.
+/// Recomputes in fp32 the rows whose dot products overflowed before scaling; the exact path scales the query. Each
+/// row's own scores decide.
 void redo_overflowed_rows(const matrix::TilePanel& work, const matrix::Layout& g, const EpilogueScratch& scratch,
                           simd::PanelSums& sums) {
     const std::int64_t lanes = work.panel.lanes;
@@ -115,7 +117,7 @@ void redo_overflowed_rows(const matrix::TilePanel& work, const matrix::Layout& g
         sums.state.m[r] = again.state.m[r];
         sums.state.l[r] = again.state.l[r];
         for (std::int64_t c = 0; c < g.head_dim_v; ++c) sums.o[c * lanes + r] = again.o[c * lanes + r];
-        sums.o[sum_row(g) * lanes + r] = again.state.l[r] * work.head.dropout.kept;  // which is in these sums already
+        sums.o[sum_row(g) * lanes + r] = again.state.l[r] * work.head.dropout.kept;  // these sums include it
     }
 }
 
@@ -128,22 +130,24 @@ void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const Epilog
     float* factor = scratch.exact_tiles.rescale;
     if (sums.started) {
         if (g.parts == 1) redo_overflowed_rows(work, g, scratch, sums);
-        // Divided by the sum of the weights as they were rounded: by l, errors that a row's weights have in common
-        // would not cancel. Weights in three parts aren't rounded.
+        // Divides by the sum of the rounded weights: dividing by l would not cancel errors that a row's weights have in
+        // common. Weights in three parts aren't rounded.
         const float* l = g.parts > 1 ? sums.state.l : sums.o + sum_row(g) * lanes;
-        // A NaN may be lost where weights are rounded (matrix::to_bf16_pairs), but not in l.
+        // Rounding the weights may lose a NaN (matrix::to_bf16_pairs), but l keeps it.
         for (std::int64_t r = 0; r < lanes; ++r) {
             const float sum = std::isnan(sums.state.l[r]) ? sums.state.l[r] : l[r];
             factor[r] = sum == 0 ? 0.0F : work.head.dropout.kept / sum;
         }
         const HeadRows o =
             head_rows(run.call.args.o, work.head.sequence, work.head.sequence.first_q, work.head.query_head);
-        if (run.words.store_columns(sums.o, lanes, work.panel.queries, g.head_dim_v, factor, o, work.panel.first)) {
+        if (run.primitives.store_columns(sums.o, lanes, work.panel.queries, g.head_dim_v, factor, o,
+                                         work.panel.first)) {
             simd::store_lse(sums.state, work.panel.queries,
                             lse_rows(run.call.args.lse, work.head.sequence, work.head.query_head), work.panel.first);
             return;
         }
-        // NaN or infinite: perhaps only before the division. What is finite keeps its bits.
+        // A result that is NaN or infinite may have overflowed only before the division. Finite elements keep their
+        // bits.
         std::copy_n(sums.o, g.head_dim_v * lanes, scratch.other_o);
         simd::scale_lanes(scratch.other_o, factor, g.head_dim_v, lanes);
         for (std::int64_t r = 0; r < lanes; ++r) factor[r] *= sums.state.l[r];
@@ -157,4 +161,4 @@ void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const Epilog
     simd::store_o_and_lse(work.head, g, work.panel, sums, factor, run.call.args);
 }
 
-}  // namespace tessera::cpu::fa2::on_matrix
+}  // namespace tessera::cpu::fa2::matrix_path

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa2 backward (FlashAttention-2 paper, Algorithm 2): K/V blocks outer, Q blocks inner, and parallel over K/V blocks
-// too. The paper adds to dQ with atomics, whose order differs from run to run. Here the order of every sum is fixed:
+// too. The paper adds to dQ with atomics, in an order that differs from run to run. This kernel fixes the order of
+// every sum:
 //
-//   Panel i and key tile j meet in round (i - j) mod n, n the larger number of the two: a Latin square. dQ of a panel
+//   Panel i and key tile j run in round (i - j) mod n, n the larger number of the two: a Latin square. dQ of a panel
 //   is summed over j = i, i-1, ..., 0, n-1, ..., i+1, and dK, dV of a tile over i = j, j+1, ..., n-1, 0, ..., j-1.
 //
-// Heads enough for all threads: one task runs a head, once for the queries i >= j and once for i < j, in groups of key
-// tiles from the last to the first, panels rising and for each panel the group's tiles falling. That visits both orders
-// above, and a panel that was read serves the whole group. Fewer heads: round by round, all pairs of a round at once,
-// no two of which share a panel or a key tile. Where there are pairs enough, a pair is a square of several panels and
-// key tiles, so that what was read from memory serves more than once: the Latin square of squares, where those on the
-// diagonal run i >= j in the first round and i < j in one more at the end. Same order, same bits
+// With enough heads for all threads, one task runs a head, once for the queries i >= j and once for i < j. It takes
+// groups of key tiles from the last to the first, panels rising, and for each panel the group's tiles falling. This
+// visits both orders above, and each panel read serves the whole group. With fewer heads, all pairs of a round run at
+// once, round by round; no two of them share a panel or a key tile. If there are enough pairs, a pair is a square of
+// several panels and key tiles, so that data read from memory serves more than once. Squares on the diagonal run i >= j
+// in the first round and i < j in an extra round at the end. The order and the bits are the same
 // (docs/decisions/deterministic-backward.md).
 #include "cpu/fa2/paths.hpp"
 #include "cpu/steps/simd/gradient.hpp"
 
-namespace tessera::cpu::fa2::in_lanes {
+namespace tessera::cpu::fa2::simd_path {
 namespace {
 
 /// One query head in tiles.
@@ -35,12 +36,12 @@ struct Grid {
     }
 };
 
-/// Key tiles that a worker keeps loaded while the panels pass: with 4, at head_dim 128, they and their dK, dV take 512
-/// KiB of the second-level cache, and the panels, which stream from the third, are read a quarter as often.
+/// Key tiles that a worker keeps loaded while the panels pass. With 4 at head_dim 128, they and their dK, dV take 512
+/// KiB of the L2 cache. The panels, which stream from L3, are read a quarter as often.
 constexpr std::int64_t kColumns = 4;
 
-/// Squares of a round for each thread that are worth larger ones: a causal mask takes one away from each round, and the
-/// last rounds leave threads without work.
+/// Larger squares are used only if a round has at least this many per thread. A causal mask removes one square from
+/// each round, and the last rounds leave threads idle.
 constexpr std::int64_t kSquaresPerThread = 8;
 
 /// Tile j of loaded key tiles.
@@ -53,8 +54,8 @@ KvTile slice(const KvTile& loaded, const Range& keys) {
     return kv;
 }
 
-/// Key tiles `columns` against `panels`: panels rising, for each the tiles falling; pairs that take(i, j) denies are
-/// left out.
+/// Runs key tiles `columns` against `panels`: panels rising, for each the tiles falling. Pairs that take(i, j) rejects
+/// are skipped.
 template <class Take>
 void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panels, const simd::GradientMemory& memory,
                  const simd::GradientScratch& scratch, TileTally& tally, const Take& take) {
@@ -80,7 +81,7 @@ void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panel
             float* dv = memory.dv(head.sequence, head.kv_head, tile_keys.begin);
             simd::backward_tile(head, g, panel, kv, coverage, from, scratch, dk, dv);
             tally.ran(coverage, panel, kv);
-            tally.tell([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
+            tally.report([&] { return report_of(head, g, panel, kv, coverage, from, scratch, dk, dv); });
             memory.added_to_keys(head, tile_keys);
             memory.added_to_queries(head, i);
         }
@@ -108,7 +109,7 @@ struct Squares {
     std::int64_t side;
     std::int64_t rows;      ///< of squares, along the panels
     std::int64_t columns;   ///< along the key tiles
-    std::int64_t diagonal;  ///< rounds of whole squares; also the round of i < j on the diagonal
+    std::int64_t diagonal;  ///< number of rounds of whole squares; also the round of i < j on the diagonal
 
     Squares(const Grid& of, std::int64_t tiles_per_side)
         : grid(of),
@@ -117,14 +118,15 @@ struct Squares {
           columns(ceil_div(of.key_tiles, side)),
           diagonal(std::max(rows, columns)) {}
 
-    /// The round in which panel i meets key tile j.
+    /// The round of panel i and key tile j.
     std::int64_t round_of(std::int64_t i, std::int64_t j) const {
         if (i / side == j / side) return i >= j ? 0 : diagonal;
         return (i / side - j / side + diagonal) % diagonal;
     }
 };
 
-/// Square `index` of the squares_of() a round: counted along the shorter side of the grid, so that none is outside it.
+/// Runs square `index` of the squares_of() a round. The index counts along the shorter side of the grid, so that none
+/// is outside it.
 void run_square(const Squares& squares, const Geometry& g, std::int64_t round, std::int64_t index,
                 const simd::GradientMemory& memory, const simd::GradientScratch& scratch, TileTally& tally) {
     const Grid& grid = squares.grid;
@@ -138,7 +140,7 @@ void run_square(const Squares& squares, const Geometry& g, std::int64_t round, s
                 [&](std::int64_t i, std::int64_t j) { return squares.round_of(i, j) == round; });
 }
 
-/// Squares of one round.
+/// The number of squares of one round.
 std::int64_t squares_of(const Squares& squares, std::int64_t round) {
     return round > squares.diagonal ? 0 : std::min(squares.rows, squares.columns);
 }
@@ -156,7 +158,7 @@ void mark_rounds(const Squares& squares, const Geometry& g, char* used) {
     }
 }
 
-/// Heads enough to keep all threads busy to the end, with one task each.
+/// Are there enough heads to keep all threads busy to the end, with one task each?
 bool heads_fill_threads(std::int64_t kv_heads, int threads) {
     constexpr std::int64_t kEven = 4;  // tasks per thread from which an uneven rest no longer matters
     return kv_heads >= threads && (kv_heads % threads == 0 || kv_heads >= kEven * threads);
@@ -164,7 +166,7 @@ bool heads_fill_threads(std::int64_t kv_heads, int threads) {
 
 /// Memory of a call.
 struct RoundsWorkspace : simd::BackwardWorkspace {
-    std::int64_t rounds;  // at most: of the longest sequence that the Problem allows, in squares of one tile
+    std::int64_t rounds;  // upper bound: the longest sequence that the Problem allows, in squares of one tile
     char* used;           // [rounds]
 
     RoundsWorkspace(Arena& arena, const Plan& plan, const Geometry& g)
@@ -207,8 +209,8 @@ class BackwardRun {
         const Problem& p = call_.plan.problem;
         if (kv_heads_ == 0 || p.heads_q == 0) return;
         const std::int64_t sequences = p.ragged ? p.batch : 1;
-        std::int64_t pairs = 0;   // of a round of the largest sequence, in tiles
-        std::int64_t rounds = 0;  // of the longest sequence, in squares of one tile
+        std::int64_t pairs = 0;   // tiles of a round of the largest sequence
+        std::int64_t rounds = 0;  // rounds of the longest sequence, in squares of one tile
         for (std::int64_t b = 0; b < sequences; ++b) {
             const Grid of_sequence = grid(b * p.heads_kv, 0);
             pairs = std::max(pairs, std::min(of_sequence.panels, of_sequence.key_tiles));
@@ -229,7 +231,7 @@ class BackwardRun {
         }
     }
 
-    /// One query head of each kv head.
+    /// Runs one round for query head `in_group` of each kv head.
     void run_round(std::int64_t round, std::int64_t side, std::int64_t in_group, int threads) {
         const std::int64_t heads_kv = call_.plan.problem.heads_kv;
         const HeadTasks squares(call_, heads_kv, workspace_.memory.task_ends(), [&](const Sequence& m) {
@@ -244,7 +246,7 @@ class BackwardRun {
         });
     }
 
-    /// What ran, and as skipped what is left of all tiles.
+    /// Counts the tiles that ran, and the others as skipped.
     void report() {
         std::int64_t all = 0;
         for (std::int64_t kv_head = 0; kv_head < kv_heads_; ++kv_head) {
@@ -282,4 +284,4 @@ void backward(const BackwardCall& call) {
     workspace.memory.finish(call);
 }
 
-}  // namespace tessera::cpu::fa2::in_lanes
+}  // namespace tessera::cpu::fa2::simd_path

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa2 forward (FlashAttention-2 paper, Algorithm 1): Q blocks outer, K/V blocks inner; m, l and O stay in fast memory
-// until the block is done, and O is written once. Parallel over batch, heads and Q blocks, and over K/V when those are
+// fa2 forward (FlashAttention-2 paper, Algorithm 1): Q blocks outer, K/V blocks inner. m, l and O stay in fast memory
+// until the block is done, and O is written once. Parallel over batch, heads and Q blocks; also over K/V if those are
 // fewer than the threads.
 //
-// The keys of a row are summed in chunks of kChunk keys (deal.hpp). What a K/V tile does to m, l and O, the rescaling
-// among it, is online_softmax_step() of cpu/steps/simd/step.cc; tiles that a causal mask hides are skipped in
-// run_chunk().
+// The keys of a row are summed in chunks of kChunk keys (work_split.hpp). online_softmax_step() of
+// cpu/steps/simd/step.cc updates m, l and O for a K/V tile, including the rescaling. run_chunk() skips tiles that a
+// causal mask hides.
 #include <vector>
 
 #include "core/split.hpp"
@@ -14,15 +14,15 @@
 #include "cpu/fa2/work_split.hpp"
 #include "cpu/steps/simd/step.hpp"
 
-namespace tessera::cpu::fa2::in_lanes {
+namespace tessera::cpu::fa2::simd_path {
 namespace {
 
 constexpr std::int64_t kChunk = kSplitKeys;
 constexpr std::int64_t kMaxPanels = 4;  // panels of a task: they share each K/V tile that is loaded
 constexpr std::int64_t kTasksPerWorker = 4;
 
-/// The sizes of this call. Lanes are independent of each other, so where tiles are fewer than threads the lanes of a
-/// panel are dealt to several tasks; no bit of a row depends on who its neighbours in the lanes are.
+/// The sizes of this call. If tiles are fewer than threads, the lanes of a panel are split over several tasks. Lanes
+/// are independent, so a row's bits do not depend on its neighbours.
 Geometry geometry_of(const Plan& plan) {
     constexpr std::int64_t kFewestLanes = simd::kLanes;
     Geometry g(plan);
@@ -34,15 +34,16 @@ Geometry geometry_of(const Plan& plan) {
     return g;
 }
 
-Deal deal_of(const Plan& plan, const Geometry& g) {
-    Deal deal(plan, g, kChunk);
-    deal.panels_per_task = kMaxPanels;
-    while (deal.panels_per_task > 1 && deal.panels() < deal.panels_per_task * deal.threads * kTasksPerWorker) {
-        deal.panels_per_task /= 2;
+WorkSplit work_split_of(const Plan& plan, const Geometry& g) {
+    WorkSplit work_split(plan, g, kChunk);
+    work_split.panels_per_task = kMaxPanels;
+    while (work_split.panels_per_task > 1 &&
+           work_split.panels() < work_split.panels_per_task * work_split.threads * kTasksPerWorker) {
+        work_split.panels_per_task /= 2;
     }
-    // Then panels_per_task is 1.
-    deal.split = deal.threads > 1 && deal.chunks > 1 && deal.panels() < 2 * deal.threads;
-    return deal;
+    // If this splits, panels_per_task is 1.
+    work_split.split = work_split.threads > 1 && work_split.chunks > 1 && work_split.panels() < 2 * work_split.threads;
+    return work_split;
 }
 
 /// Memory of one worker.
@@ -50,7 +51,7 @@ struct ForwardScratch {
     simd::TileScratch tiles;
     std::vector<float*> q_t;              // per panel: [head_dim, lanes]
     std::vector<simd::PanelSums> totals;  // per panel
-    std::vector<simd::PanelSums> chunks;  // per panel: of the chunk at hand
+    std::vector<simd::PanelSums> chunks;  // per panel: the current chunk's
 
     ForwardScratch(Arena& arena, const Geometry& g, std::int64_t panels) : tiles(arena, g) {
         for (std::int64_t i = 0; i < panels; ++i) {
@@ -63,34 +64,35 @@ struct ForwardScratch {
 
 struct ForwardWorkspace {
     const Geometry& g;
-    const Deal& deal;
+    const WorkSplit& work_split;
     std::int64_t* ends;  // of tasks
     WorkerMemory workers;
-    float* partials = nullptr;  // [kv_heads, panels_per_kv_head, chunks, simd::PanelSums], only when K/V is split
+    float* partials = nullptr;  // [kv_heads, panels_per_kv_head, chunks, simd::PanelSums], only if K/V is split
 
-    ForwardWorkspace(Arena& arena, const Problem& p, const Geometry& geometry, const Deal& of_call)
+    ForwardWorkspace(Arena& arena, const Problem& p, const Geometry& geometry, const WorkSplit& of_call)
         : g(geometry),
-          deal(of_call),
+          work_split(of_call),
           ends(take_task_ends(arena, p)),
-          workers(arena, deal.threads, [&](Arena& one) { ForwardScratch(one, g, deal.panels_per_task); }) {
-        if (deal.split) partials = arena.take<float>(deal.panels(), deal.chunks, simd::PanelSums::floats(g));
+          workers(arena, work_split.threads, [&](Arena& one) { ForwardScratch(one, g, work_split.panels_per_task); }) {
+        if (work_split.split)
+            partials = arena.take<float>(work_split.panels(), work_split.chunks, simd::PanelSums::floats(g));
     }
     ForwardScratch scratch(int worker) const {
         Arena memory = workers.arena(worker);
-        return {memory, g, deal.panels_per_task};
+        return {memory, g, work_split.panels_per_task};
     }
     simd::PanelSums partial(std::int64_t kv_head, std::int64_t panel, std::int64_t chunk) const {
-        return {partials + deal.partial(kv_head, panel, chunk) * simd::PanelSums::floats(g), g};
+        return {partials + work_split.partial(kv_head, panel, chunk) * simd::PanelSums::floats(g), g};
     }
 };
 
 HeadPanel panel_of(const ForwardCall& call, const Geometry& g, std::int64_t kv_head, std::int64_t index) {
-    const DealtPanel panel(call, g, kv_head, index);
+    const AssignedPanel panel(call, g, kv_head, index);
     return {Head(call.plan.problem, call.args, panel.sequence, panel.query_head), panel.index, g.block_q};
 }
 
-/// Runs the K/V tiles of one chunk for panels that share a kv head: K/V tile outer so that each is loaded once, the
-/// panels inner; a tile of which a panel sees no key is skipped. sums[i] receives the panel's result for this chunk
+/// Runs the K/V tiles of one chunk for panels that share a kv head. K/V tiles are outer, so that each is loaded once;
+/// panels are inner. A panel skips tiles of which it sees no key. sums[i] receives the panel's result for this chunk
 /// alone.
 void run_chunk(std::span<const HeadPanel> works, const Geometry& g, std::int64_t chunk, std::span<float* const> q_t,
                const simd::TileScratch& tiles, std::span<simd::PanelSums* const> sums, TileTally& tally) {
@@ -114,7 +116,7 @@ void run_chunk(std::span<const HeadPanel> works, const Geometry& g, std::int64_t
             const Coverage coverage = works[i].head.coverage(works[i].panel, kv);
             simd::online_softmax_step(works[i].head, g, works[i].panel, kv, coverage, q_t[i], tiles, *sums[i]);
             tally.ran(coverage, works[i].panel, kv);
-            tally.tell([&] {
+            tally.report([&] {
                 TileReport report =
                     report_of(TileStep::values, works[i].head, works[i].panel, {first, seen.end}, coverage, *sums[i]);
                 report.p = tiles.s;
@@ -141,7 +143,7 @@ Range chunk_keys(const HeadPanel& work, std::int64_t chunk) {
 }
 
 void tell_sums(const TileTally& tally, TileStep step, const HeadPanel& work, Range keys, const simd::PanelSums& sums) {
-    tally.tell([&] { return report_of(step, work.head, work.panel, keys, Coverage::full, sums); });
+    tally.report([&] { return report_of(step, work.head, work.panel, keys, Coverage::full, sums); });
 }
 
 /// The epilogue of a panel: O / l, O and LSE to memory.
@@ -152,14 +154,14 @@ void epilogue(const ForwardCall& call, const Geometry& g, const HeadPanel& work,
     tell_sums(TileTally(nullptr, call.observer), TileStep::finish, work, work.keys, total);
 }
 
-/// Folds the sums of a chunk into those of the chunks before it.
+/// Merges the sums of a chunk into those of the earlier chunks.
 void merge_chunk(const ForwardCall& call, const Geometry& g, const HeadPanel& work, simd::PanelSums& total,
                  const simd::PanelSums& next, std::int64_t chunk) {
     simd::merge(total.state, total.o, next.state, next.o, g.head_dim_v, work.panel.lanes, work.panel.lanes);
     tell_sums(TileTally(nullptr, call.observer), TileStep::merge, work, chunk_keys(work, chunk), total);
 }
 
-/// A task that owns its panels from the first key to the last.
+/// Runs a task that owns its panels from the first key to the last.
 void run_panels(const ForwardCall& call, const Geometry& g, std::span<const HeadPanel> works, ForwardScratch& scratch) {
     TileTally tally(call);
     Range keys = works.front().keys;
@@ -188,10 +190,11 @@ void run_panels(const ForwardCall& call, const Geometry& g, std::span<const Head
     }
 }
 
-void forward_whole(const ForwardCall& call, const Geometry& g, const Deal& deal, const ForwardWorkspace& workspace) {
-    deal_whole(call, deal, workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
+void forward_whole(const ForwardCall& call, const Geometry& g, const WorkSplit& work_split,
+                   const ForwardWorkspace& workspace) {
+    run_unsplit(call, work_split, workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
         std::vector<HeadPanel> works;
-        works.reserve(kMaxPanels);  // as much for one as for many
+        works.reserve(kMaxPanels);  // a constant, so that memory does not depend on the task
         for (std::int64_t index = panels.begin; index < panels.end; ++index) {
             const HeadPanel work = panel_of(call, g, kv_head, index);
             if (work.panel.queries > 0) works.push_back(work);
@@ -202,7 +205,8 @@ void forward_whole(const ForwardCall& call, const Geometry& g, const Deal& deal,
     });
 }
 
-void forward_split(const ForwardCall& call, const Geometry& g, const Deal& deal, const ForwardWorkspace& workspace) {
+void forward_split(const ForwardCall& call, const Geometry& g, const WorkSplit& work_split,
+                   const ForwardWorkspace& workspace) {
     const auto chunk_seen = [](const HeadPanel& work, std::int64_t chunk) {
         return work.panel.queries > 0 && !chunk_keys(work, chunk).empty();
     };
@@ -222,7 +226,7 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Deal& deal,
         const HeadPanel work = panel_of(call, g, kv_head, panel);
         if (work.panel.queries == 0) return;
         simd::PanelSums total = merge_chunks(
-            deal.chunks_of(work.head.sequence), scratch.totals[0],
+            work_split.chunks_of(work.head.sequence), scratch.totals[0],
             [&](std::int64_t chunk) { return chunk_seen(work, chunk); },
             [&](std::int64_t chunk) { return workspace.partial(kv_head, panel, chunk); },
             [&](simd::PanelSums& into, const simd::PanelSums& next, std::int64_t chunk) {
@@ -231,8 +235,8 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Deal& deal,
         simd::load_queries(work.head, g, work.panel, scratch.q_t[0]);
         epilogue(call, g, work, scratch.q_t[0], scratch.tiles, total, scratch.chunks[0]);
     };
-    deal_split(
-        call, deal, workspace.ends, [&](const Sequence& m) { return deal.panels_of(m); }, run, merge);
+    run_split_keys(
+        call, work_split, workspace.ends, [&](const Sequence& m) { return work_split.panels_of(m); }, run, merge);
 }
 
 }  // namespace
@@ -240,17 +244,17 @@ void forward_split(const ForwardCall& call, const Geometry& g, const Deal& deal,
 std::size_t forward_workspace(const Plan& plan) {
     Arena arena;
     const Geometry g = geometry_of(plan);
-    ForwardWorkspace(arena, plan.problem, g, deal_of(plan, g));
+    ForwardWorkspace(arena, plan.problem, g, work_split_of(plan, g));
     return arena.used();
 }
 
 void forward(const ForwardCall& call) {
     const Geometry g = geometry_of(call.plan);
-    const Deal deal = deal_of(call.plan, g);
+    const WorkSplit work_split = work_split_of(call.plan, g);
     Arena arena(call.workspace);
-    const ForwardWorkspace workspace(arena, call.plan.problem, g, deal);
-    if (deal.split) forward_split(call, g, deal, workspace);
-    else forward_whole(call, g, deal, workspace);
+    const ForwardWorkspace workspace(arena, call.plan.problem, g, work_split);
+    if (work_split.split) forward_split(call, g, work_split, workspace);
+    else forward_whole(call, g, work_split, workspace);
 }
 
-}  // namespace tessera::cpu::fa2::in_lanes
+}  // namespace tessera::cpu::fa2::simd_path

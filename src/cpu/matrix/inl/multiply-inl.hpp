@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The loops around a unit's block of 2 x 2 tiles. Included inside the namespace and the target attributes of a unit's
-// file, which has defined block<kParts, kRows, kLanes>: C of kRows x kLanes tiles from tile (i, j) on. It calls what it
-// is given to do between products once for each product of parts in each step of k.
+// file. The file must have defined block<kParts, kRows, kLanes>, which computes kRows x kLanes tiles of C from tile (i,
+// j) on. block() calls its `between` argument once per MMA of parts and step of k.
 
 inline void take_maximum(const TileProduct& p, std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t lanes) {
     for (std::int64_t lane = j * 16; lane < (j + lanes) * 16; lane += 16) {
@@ -53,7 +53,7 @@ inline void multiply(const TileProduct& p) {
     product(p, nothing);
 }
 
-/// Steps of the weights, dealt out evenly over the steps of the products.
+/// Spreads the steps of the weights evenly over the steps of the GEMMs.
 struct SomeWeights {
     WeightsInSteps& weights;
     std::int64_t per_step;

@@ -3,8 +3,8 @@
 // Packing of matrices into row tiles and pair tiles. Included inside the namespace and the target attributes of a
 // unit's file, after parts-inl.hpp.
 //
-// A matrix is read in WORDS of 32 bits, 16 to a vector: fp32 elements, or two bf16 ones that lie next to each other in
-// a row. Whatever is transposed is transposed as words, before fp32 is parted: one transposition instead of three.
+// A matrix is read in WORDS of 32 bits, 16 to a vector: one fp32 element, or two neighbouring bf16 elements of a row.
+// Transpositions run on words, before fp32 is split into parts: one transposition instead of three.
 
 /// Transposes 16 x 16 elements of 32 bits: x[r] holds row r before, column r after.
 inline void transpose(__m512i (&x)[16]) {
@@ -13,7 +13,7 @@ inline void transpose(__m512i (&x)[16]) {
         y[r] = _mm512_unpacklo_epi32(x[r], x[r + 1]);
         y[r + 1] = _mm512_unpackhi_epi32(x[r], x[r + 1]);
     }
-    for (int r = 0; r < 16; r += 4) {  // x[r + i], in each of its four quarters q: column 4q + i of rows r .. r + 3
+    for (int r = 0; r < 16; r += 4) {  // quarter q of x[r + i]: column 4q + i of rows r .. r + 3
         x[r] = _mm512_unpacklo_epi64(y[r], y[r + 2]);
         x[r + 1] = _mm512_unpackhi_epi64(y[r], y[r + 2]);
         x[r + 2] = _mm512_unpacklo_epi64(y[r + 1], y[r + 3]);
@@ -74,11 +74,11 @@ inline __m512i load_words(const HeadRows& from, std::int64_t row, std::int64_t c
     else return _mm512_maskz_loadu_epi16(first_elements(count), at);
 }
 
-/// How a tile is read: PLAIN, when all of its rows are inside the matrix and lie in memory as they are needed, or with
-/// CARE: 0 outside and for elements that can't be packed.
-enum class Reading { plain, care };
+/// How a tile is read. PLAIN: all its rows are inside the matrix and lie in memory as needed. CHECKED: elements
+/// outside, and those that can't be packed, are read as 0.
+enum class Reading { plain, checked };
 
-/// Reads words of a job's matrix for one tile, and notices elements that can't be packed.
+/// Reads 32-bit words of a job's matrix for one tile and detects elements that can't be packed.
 template <class T, Reading kReading>
 class WordReader {
  public:
@@ -115,19 +115,20 @@ class WordReader {
 
  private:
     static constexpr bool kFp32 = sizeof(T) == 4;
-    /// The largest size that can be packed. Sizes compare as integers: infinity above all numbers, NaN above infinity.
+    /// The largest magnitude that can be packed. Magnitudes compare as integers: infinity is above all numbers, NaN
+    /// above infinity.
     HWY_INLINE __m512i limit() const {
         if (kFp32) return _mm512_set1_epi32(0x7EFFFFFF);
         return _mm512_set1_epi16(static_cast<short>(job_.finite_only ? 0x7F7F : 0x7FFF));
     }
 
-    const PackJob job_;  // a copy: what is stored can't change it
+    const PackJob job_;  // a copy, which stores to the tiles cannot alias
     const T* begin_;
     std::int64_t stride_;
     __m512i largest_ = _mm512_setzero_si512();
 };
 
-/// A row tile's row of fp32 words, and a pair tile's.
+/// Stores a row of fp32 words in parts, for a row tile or for a pair tile.
 inline void store_parted_row(Bf16* to, __m512i low, __m512i high) {
     store_in_parts<round_off, exact_bf16>(to, _mm512_castsi512_ps(low), _mm512_castsi512_ps(high));
 }
@@ -135,7 +136,7 @@ inline void store_parted_pairs(Bf16* to, __m512i even, __m512i odd) {
     store_in_parts<round_off, exact_bf16_pairs>(to, _mm512_castsi512_ps(even), _mm512_castsi512_ps(odd));
 }
 
-/// 8 words of two bf16 columns each, of even and of odd rows: a row tile's 16 rows.
+/// Stores the 16 rows of a row tile from 8 words of two bf16 columns each, for even and odd rows.
 HWY_INLINE void store_columns_of_words(Bf16* to, const __m512i* even, const __m512i* odd) {
     TESSERA_UNROLL for (int c = 0; c < 8; ++c) {
         _mm512_store_si512(to + 2 * c * kTileDepth, pairs_of_lower_halves(even[c], odd[c]));
@@ -143,7 +144,8 @@ HWY_INLINE void store_columns_of_words(Bf16* to, const __m512i* even, const __m5
     }
 }
 
-/// Packs the tile, or the two, that (row, column) begins; false if elements became 0 or, read plainly, would have to.
+/// Packs the one or two tiles that begin at (row, column). Returns false if elements became 0 or, in a plain read,
+/// would have to.
 template <Form kForm, class T, Reading kReading>
 inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column) {
     constexpr bool kFp32 = sizeof(T) == 4;
@@ -153,7 +155,7 @@ inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column)
     const std::int64_t width = kRowTile ? kTileDepth : kTileRows;
     Bf16* to =
         kAlongRows ? tile_of(job.to, row / height, column / width) : tile_of(job.to, column / height, row / width);
-    // 32 bf16 columns are those of two tiles where a tile has 16.
+    // A read of 32 bf16 columns covers two tiles if a tile has 16.
     Bf16* second = to + (kAlongRows ? job.to.column_step : job.to.row_step);
     const bool two = column + kTileRows < job.dim;
     WordReader<T, kReading> from(job);
@@ -209,7 +211,7 @@ inline bool pack_as(const PackJob& job) {
     constexpr std::int64_t kColumns = kRows == 16 ? 32 : kOfVector<T>;
     const bool contiguous = job.from.column_stride == 1;
     const std::int64_t tiles = std::max<std::int64_t>(1, (job.dim + kColumns - 1) / kColumns);
-    const std::int64_t share = (kRows + tiles - 1) / tiles;  // of the next rows, for a tile to fetch
+    const std::int64_t share = (kRows + tiles - 1) / tiles;  // rows of the next block that each tile prefetches
     bool all = true;
     for (std::int64_t row = 0; row < job.rows; row += kRows) {
         std::int64_t fetched = row + kRows;
@@ -221,7 +223,7 @@ inline bool pack_as(const PackJob& job) {
             fetched += share;
             const bool inside = contiguous && row + kRows <= job.rows && column + kColumns <= job.dim;
             if (inside && pack_tile<kForm, T, Reading::plain>(job, row, column)) continue;
-            if (!pack_tile<kForm, T, Reading::care>(job, row, column)) all = false;
+            if (!pack_tile<kForm, T, Reading::checked>(job, row, column)) all = false;
         }
     }
     return all;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The product with V as it lies in memory. Included inside the namespace and the target attributes of a unit's file,
-// which has defined RowSums: the sums of up to four tiles next to each other, add() of a P tile and V tiles, store().
+// The GEMM with V as it lies in memory. Included inside the namespace and the target attributes of a unit's file. The
+// file must have defined RowSums, the sums of up to four neighbouring tiles: add() takes a P tile and V tiles, store()
+// writes them.
 
 template <int kParts, class T>
 class RowsInSteps {
@@ -30,7 +31,7 @@ class RowsInSteps {
     static constexpr std::int64_t kColumns = kOfVector<T>;
     static constexpr std::int64_t kElements = kParts * kTileElements;
 
-    /// A product is one step behind the packing: a tile load can't take from stores that are still under way.
+    /// The GEMM is one step behind the packing: a tile load can't forward from stores that are still in flight.
     void add_columns(std::int64_t tile, std::int64_t tiles) {
         RowSums sums(p_.c + tile * kTileRows, p_.c_stride, tiles);
         const auto add = [&](std::int64_t i) {
@@ -55,11 +56,11 @@ class RowsInSteps {
         for (std::int64_t column = tile * kTileRows; column < end; column += kColumns) {
             const bool inside = contiguous_ && row + kTileDepth <= v_.rows && column + kColumns <= v_.dim;
             if (inside && pack_tile<Form::row_pairs, T, Reading::plain>(v_, row, column)) continue;
-            if (!pack_tile<Form::row_pairs, T, Reading::care>(v_, row, column)) all_packable_ = false;
+            if (!pack_tile<Form::row_pairs, T, Reading::checked>(v_, row, column)) all_packable_ = false;
         }
     }
 
-    /// Room for the V tiles of step i.
+    /// The buffer for the V tiles of step i.
     Bf16* buffer(std::int64_t i) const { return p_.v.to.data + i % kRowsBuffer * dim_tiles_ * kElements; }
 
     const RowsProduct& p_;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Softmax weights from scores, and the backward's gradient of the scores, packed as the products take them. Included
+// Softmax weights from scores, and the backward's gradient of the scores, packed for the GEMMs that read them. Included
 // inside the namespace and the target attributes of a unit's file.
 
 /// exp(x) for x <= 0 (simd/exp.hpp), as in simd/exp-inl.hpp. Results under exp(lowest) are 0.
 inline __m512 exp_of_nonpositive(__m512 x, float lowest) {
-    // By a mask: SCALEF takes hundreds of cycles to make a subnormal number, or a 0 of one.
+    // The mask avoids SCALEF on results that are subnormal or 0, which takes hundreds of cycles.
     const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(lowest), _CMP_NLT_UQ);
     const __m512 rounder = _mm512_set1_ps(simd::exp::kRounder);
     const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(simd::exp::kLog2E), rounder), rounder);
@@ -18,18 +18,18 @@ inline __m512 exp_of_nonpositive(__m512 x, float lowest) {
     return _mm512_maskz_scalef_ps(normal, p, n);
 }
 
-/// The exponent under which a weight counts as 0: ln 2^-126, and with three parts ln 2^-102, so that each part is a
+/// The exponent under which a weight is flushed to 0: ln 2^-126, or ln 2^-102 with three parts, so that each part is a
 /// normal number. Neither adds anything to a sum that holds a 1.
 template <int kParts>
 inline constexpr float kLowest = kParts == 1 ? simd::exp::kLowest : -70.70101F;
 
-/// Weights as a pair tile's row.
+/// Stores weights as a pair tile's row.
 template <int kParts>
 inline void store_pairs(Bf16* to, __m512 even, __m512 odd) {
     if constexpr (kParts == 1) _mm512_store_si512(to, to_bf16_pairs(even, odd));
     else store_in_parts<cut, exact_bf16_pairs>(to, even, odd);
 }
-/// Weights of 32 lanes as a row tile's row.
+/// Stores weights of 32 lanes as a row tile's row.
 template <int kParts>
 inline void store_row_of_tile(Bf16* to, __m512 low, __m512 high) {
     if constexpr (kParts == 1) _mm512_store_si512(to, to_bf16(low, high));
@@ -54,7 +54,7 @@ inline void maximum(const float* s, std::int64_t keys, std::int64_t lanes, float
     }
 }
 
-/// A WeightsJob in steps of 8 keys and 16 lanes, so that tile products can be issued in between.
+/// Runs a WeightsJob in steps of 8 keys and 16 lanes, so that MMAs can be issued in between.
 class WeightsInSteps {
  public:
     explicit WeightsInSteps(const WeightsJob& job)
@@ -87,7 +87,7 @@ class WeightsInSteps {
         added_ = _mm512_setzero_ps();
         if (job_.offset != nullptr) {
             const __m512 shift = _mm512_add_ps(shift_, _mm512_loadu_ps(job_.offset + lane));
-            added_ = _mm512_sub_ps(shift, shift_);  // beside a large m less is left of it
+            added_ = _mm512_sub_ps(shift, shift_);  // the part of the offset that survives rounding beside a large m
             shift_ = shift;
         }
         sum_ = even_sum_ = odd_sum_ = rounded_sum_ = _mm512_setzero_ps();
@@ -105,7 +105,7 @@ class WeightsInSteps {
         rounded_sum_ = _mm512_add_ps(rounded_sum_, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
         rounded_sum_ = _mm512_add_ps(rounded_sum_, _mm512_castsi512_ps(_mm512_and_si512(pairs, upper)));
     }
-    /// Where the weights of key_ go.
+    /// The destination of key_'s weights.
     template <int kParts>
     Bf16* pairs() const {
         Bf16* tile = job_.p + (key_ / kTileDepth * lane_tiles_ + lane_tile_) * kTileElements * kParts;
@@ -145,7 +145,7 @@ class WeightsInSteps {
         odd_sum_ = odd_sum;
     }
 
-    /// With keys beyond the last, whose weight is 0.
+    /// A step at the end of the keys; keys beyond the last get weight 0.
     template <int kParts>
     void partial_step() {
         const __m512 scale = _mm512_set1_ps(job_.scale);
@@ -169,7 +169,7 @@ class WeightsInSteps {
         }
     }
 
-    /// A tile's sum first: the rounding of a long sum grows with the number of tiles, not of keys.
+    /// Sums a tile first: the rounding error then grows with the number of tiles, not of keys.
     void end_tile() {
         sum_ = _mm512_add_ps(sum_, _mm512_add_ps(even_sum_, odd_sum_));
         even_sum_ = odd_sum_ = _mm512_setzero_ps();
@@ -202,7 +202,7 @@ inline void weights(const WeightsJob& job) {
     in_steps.run(in_steps.left());
 }
 
-/// P without dropout and dP with it, of one key in 16 lanes.
+/// P without dropout and dP with dropout, for one key in 16 lanes.
 struct WeightAndDp {
     __m512 p;
     __m512 dp;
@@ -212,7 +212,8 @@ template <int kParts>
 inline WeightAndDp weight_and_dp(const GradientJob& job, std::int64_t key, std::int64_t lane) {
     const std::int64_t at = key * job.lanes + lane;
     const __m512 s = _mm512_mul_ps(_mm512_loadu_ps(job.s + at), _mm512_set1_ps(job.scale));
-    // A weight is at most 1: where the LSE was rounded below a score, the difference is cut to 0. NaN comes second.
+    // A weight is at most 1: the difference is clamped to 0 if rounding put the LSE below the score. min returns its
+    // second operand for NaN.
     const __m512 x = _mm512_min_ps(_mm512_setzero_ps(), _mm512_sub_ps(s, _mm512_loadu_ps(job.lse + lane)));
     __m512 p = exp_of_nonpositive(x, kLowest<kParts>);
     if (job.norm != nullptr) p = _mm512_mul_ps(p, _mm512_loadu_ps(job.norm + lane));
@@ -251,7 +252,7 @@ inline void add_weighted_sums(const GradientJob& job, double* weights, double* p
     }
 }
 
-/// P and dS of one key in 16 lanes.
+/// P and dS for one key in 16 lanes.
 struct WeightAndGradient {
     __m512 p;
     __m512 ds;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of the caller's tensors that never are packed: results, and sums of products. Included inside the namespace and
-// the target attributes of a unit's file, after pack-inl.hpp.
+// Accesses to rows of the caller's tensors that are never packed: storing results, and row sums of products. Included
+// inside the namespace and the target attributes of a unit's file, after pack-inl.hpp.
 
 /// The even and the odd elements of a vector of bf16, as fp32.
 inline __m512 even_of(__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
@@ -11,7 +11,7 @@ inline __m512 odd_of(__m512i x) {
 
 inline void row_dots(const HeadRows& a, const HeadRows& b, std::int64_t first, std::int64_t rows, std::int64_t dim,
                      float* sums) {
-    // 32 elements as fp32, in an order that is the same for both.
+    // Loads 32 elements as fp32, in one order for both operands.
     const auto load = [&](const HeadRows& x, std::int64_t row, std::int64_t c, __m512(&to)[2]) {
         if (x.dtype == DType::fp32) {
             for (int i = 0; i < 2; ++i) {
@@ -36,7 +36,7 @@ inline void row_dots(const HeadRows& a, const HeadRows& b, std::int64_t first, s
     }
 }
 
-/// 16 columns of O^T from `column` on for 16 rows, as 16 vectors of one row each.
+/// Loads 16 columns of O^T from `column` on for 16 rows, as 16 vectors of one row each.
 inline void scaled_rows(const float* from, std::int64_t stride, std::int64_t column, __m512 scale, __m512i (&x)[16]) {
     for (int c = 0; c < 16; ++c) {
         const __m512 values = _mm512_mul_ps(_mm512_loadu_ps(from + (column + c) * stride), scale);
@@ -45,8 +45,8 @@ inline void scaled_rows(const float* from, std::int64_t stride, std::int64_t col
     transpose(x);
 }
 
-/// bf16 of x, to nearest, ties to even. The conversion instruction would make subnormal results 0, which others that
-/// write the same tensors do not.
+/// Rounds x to bf16, to nearest, ties to even. The conversion instruction would flush subnormal results to 0, which
+/// other writers of these tensors do not.
 inline __m256i narrow_to_bf16(__m512 x) {
     const __m512i all = _mm512_castps_si512(x);
     const __m512i upper = _mm512_srli_epi32(all, 16);
@@ -57,7 +57,7 @@ inline __m256i narrow_to_bf16(__m512 x) {
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), nan, quiet));
 }
 
-/// Stores the elements of x that `inside` has, the first ones, in bf16 or fp32.
+/// Stores the first elements of x, those in `inside`, in bf16 or fp32.
 inline void store_row(const HeadRows& to, std::int64_t row, std::int64_t column, __m512 x, __mmask16 inside) {
     void* at = to.at(row, column);
     if (to.dtype == DType::fp32 && to.column_stride == 1) return _mm512_mask_storeu_ps(at, inside, x);

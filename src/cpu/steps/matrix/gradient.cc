@@ -11,7 +11,7 @@
 namespace tessera::cpu::matrix {
 namespace {
 
-constexpr std::int64_t kMostRows = 128;  // of a task that packs
+constexpr std::int64_t kMostRows = 128;  // rows of a packing task
 constexpr std::int64_t kGroup = kTileDepth;
 
 }  // namespace
@@ -42,7 +42,7 @@ GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Layout& g) 
 GradientMemory::Queries GradientMemory::queries(const Head& head, std::int64_t first) const {
     const std::int64_t all = padded_queries(problem_);
     const std::int64_t row = head.query_head * all + first_padded_query(problem_, head.sequence) + first;
-    const auto lanes = [&](Bf16* data, std::int64_t depth_tiles) {  // [queries / 16][depth]: lanes step over depth
+    const auto lanes = [&](Bf16* data, std::int64_t depth_tiles) {  // [queries / 16][depth]
         return Tiles{data + row * g_.depth_row(depth_tiles), g_.tile_elements(), depth_tiles * g_.tile_elements()};
     };
     const auto rows = [&](Bf16* data, std::int64_t dim_tiles) {
@@ -76,27 +76,27 @@ GradientMemory::Keys GradientMemory::keys(const Sequence& sequence, std::int64_t
 }
 
 bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head, std::int64_t first) const {
-    const Words& words = *words_of_unit();
+    const Primitives& primitives = *primitives_of_unit();
     const std::int64_t rows = std::min(rows_per_task_, head.sequence.len_q - first);
     const Queries to = queries(head, first);
     const HeadRows d_o = head_rows(args.d_o, head.sequence, head.sequence.first_q, head.query_head);
     const HeadRows o = head_rows(args.o, head.sequence, head.sequence.first_q, head.query_head);
-    // As in the forward: fp32 queries take the scale along, where it is no more than 1.
+    // fp32 queries are packed with the scale if it is at most 1, as in the forward.
     const float scale = g_.parts == 1 ? 1.0F : head.query_scale;
-    words.pack({head.q, first, rows, g_.head_dim, Form::column_pairs, to.q_pairs, false, scale});
-    words.pack({d_o, first, rows, g_.head_dim_v, Form::column_pairs, to.do_pairs});
+    primitives.pack({head.q, first, rows, g_.head_dim, Form::column_pairs, to.q_pairs, false, scale});
+    primitives.pack({d_o, first, rows, g_.head_dim_v, Form::column_pairs, to.do_pairs});
     if (g_.parts == 1) std::fill_n(to.delta, rows, 0.0F);
-    else words.row_dots(d_o, o, first, rows, g_.head_dim_v, to.delta);
+    else primitives.row_dots(d_o, o, first, rows, g_.head_dim_v, to.delta);
     const std::int64_t sums = round_up(rows, kGroup) * g_.dim_tiles * kTileRows;
     std::fill_n(to.dq_t, sums, 0.0F);
     if (to.dq_total != nullptr) std::fill_n(to.dq_total, sums, 0.0);
     for (std::int64_t r = 0; r < rows; r += kGroup) {
         const std::int64_t count = std::min(kGroup, rows - r);
         const Queries at = queries(head, first + r);
-        *at.q_finite = words.pack({head.q, first + r, count, g_.head_dim, Form::row_pairs, at.q_rows, true});
-        *at.do_finite = words.pack({d_o, first + r, count, g_.head_dim_v, Form::row_pairs, at.do_rows, true});
+        *at.q_finite = primitives.pack({head.q, first + r, count, g_.head_dim, Form::row_pairs, at.q_rows, true});
+        *at.do_finite = primitives.pack({d_o, first + r, count, g_.head_dim_v, Form::row_pairs, at.do_rows, true});
         *at.has_norm = 0;
-        if (count > kTileRows) continue;  // else the second 16 lanes are all padding
+        if (count > kTileRows) continue;  // otherwise the second 16 lanes are all padding
         std::fill_n(at.q_pairs.data + at.q_pairs.column_step, at.q_pairs.column_step, Bf16{});
         std::fill_n(at.do_pairs.data + at.do_pairs.column_step, at.do_pairs.column_step, Bf16{});
     }
@@ -104,7 +104,7 @@ bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head,
     const HeadRows dlse = lse_rows(args.dlse, head.sequence, head.query_head);
     bool inexact = false;
     for (std::int64_t r = 0; r < round_up(rows, kGroup); ++r) {
-        // exp(s - +inf) = 0: an empty row, whose LSE is -inf, has no weights, nor has padding.
+        // An LSE of +inf gives exp(s - inf) = 0: no weights for padding and for empty rows, whose LSE is -inf.
         to.lse[r] = std::numeric_limits<float>::infinity();
         to.norm[r] = 1;
         if (r >= rows) {
@@ -113,7 +113,8 @@ bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head,
         }
         const auto value = static_cast<float>(load_as_double(lse.at(first + r, 0), lse.dtype));
         inexact = inexact || inexact_lse(value);
-        if (value == -std::numeric_limits<float>::infinity()) continue;  // nor does it take dLSE: 0 times a NaN is NaN
+        if (value == -std::numeric_limits<float>::infinity())
+            continue;  // an empty row skips dLSE too: 0 times a NaN is NaN
         to.lse[r] = value;
         if (dlse.data != nullptr) to.delta[r] -= static_cast<float>(load_as_double(dlse.at(first + r, 0), dlse.dtype));
     }
@@ -121,15 +122,15 @@ bool GradientMemory::prepare_queries(const BackwardArgs& args, const Head& head,
 }
 
 void GradientMemory::prepare_keys(const Head& head, std::int64_t first) const {
-    const Words& words = *words_of_unit();
+    const Primitives& primitives = *primitives_of_unit();
     const std::int64_t rows = std::min(rows_per_task_, head.sequence.len_kv - first);
     const Keys to = keys(head.sequence, head.kv_head, first);
-    words.pack({head.k, first, rows, g_.head_dim, Form::rows, to.k_rows});
+    primitives.pack({head.k, first, rows, g_.head_dim, Form::rows, to.k_rows});
     for (std::int64_t r = 0; r < rows; r += kGroup) {
         const std::int64_t count = std::min(kGroup, rows - r);
         const Keys at = keys(head.sequence, head.kv_head, first + r);
-        *at.v_finite = words.pack({head.v, first + r, count, g_.head_dim_v, Form::rows, at.v_rows});
-        *at.k_finite = words.pack({head.k, first + r, count, g_.head_dim, Form::columns, at.k_columns, true});
+        *at.v_finite = primitives.pack({head.v, first + r, count, g_.head_dim_v, Form::rows, at.v_rows});
+        *at.k_finite = primitives.pack({head.k, first + r, count, g_.head_dim, Form::columns, at.k_columns, true});
     }
 }
 
@@ -160,13 +161,14 @@ void GradientMemory::store_queries(const BackwardArgs& args, const Head& head, s
     const std::int64_t rows = std::min(kGroup, head.sequence.len_q - first);
     const Queries from = queries(head, first);
     if (from.dq_total != nullptr) simd::add_total(from.dq_t, from.dq_total, g_.dim_tiles * kTileRows, kGroup);
-    for (std::int64_t r = 0; r < rows; ++r) {  // a NaN of dS may be lost where it is rounded (to_bf16_pairs)
+    for (std::int64_t r = 0; r < rows; ++r) {  // rounding may lose a NaN of dS (to_bf16_pairs)
         if (!std::isnan(from.lse[r]) && !std::isnan(from.delta[r])) continue;
         const bool sees_keys = !head.band.kv_range(first + r, first + r + 1).empty();
         if (sees_keys) scale[r] = std::numeric_limits<float>::quiet_NaN();
     }
-    words_of_unit()->store_columns(from.dq_t, kGroup, rows, g_.head_dim, scale,
-                                   head_rows(args.dq, head.sequence, head.sequence.first_q, head.query_head), first);
+    primitives_of_unit()->store_columns(from.dq_t, kGroup, rows, g_.head_dim, scale,
+                                        head_rows(args.dq, head.sequence, head.sequence.first_q, head.query_head),
+                                        first);
 }
 
 }  // namespace tessera::cpu::matrix

@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Slow memory of a backward call on a matrix unit: the inputs in the forms that its five products take, and dQ in
-// fp32. All of it is O(len). The counterpart of steps/simd/gradient.hpp.
+// Global memory of a backward call on a matrix unit: the inputs packed for its five GEMMs, and dQ in fp32. All of it is
+// O(len). The SIMD path's counterpart is steps/simd/gradient.hpp.
 #pragma once
 
 #include "cpu/steps/matrix/step.hpp"
 
 namespace tessera::cpu::matrix {
 
-/// A tile product adds its 32 products to a sum one pair after another, so the rounding of a sum grows with its rows. A
-/// sum over more rows than this, of queries for dK and dV or of keys for dQ, is made of sums over so many, from the
-/// sequence's first row on. Of fp32 in parts each product is six, and a result has more digits to lose.
+/// The longest sum over rows in fp32: of queries for dK and dV, of keys for dQ. An MMA adds its 32 products pair by
+/// pair, so the rounding error grows with the rows. Longer sums are cut into sums of this many rows from the sequence's
+/// first row on. fp32 in parts takes six MMAs and needs more digits.
 constexpr std::int64_t sum_rows(int parts) { return parts == 1 ? 2048 : 512; }
 
-/// Do the rows that are added to a sum, `seen`, go on from an earlier part into a new one that begins at `first`?
+/// Does a new part of the sum begin at `first`, after rows of `seen` that belong to the previous part?
 constexpr bool begins_part(std::int64_t first, const Range& seen, int parts) {
     return first % sum_rows(parts) == 0 && seen.begin < first && first - sum_rows(parts) < seen.end;
 }
 
-/// Rows of one head, packed; `rows` counts from the head's first, a multiple of 32.
+/// The packed rows of all heads; rows count from the head's first, a multiple of 32.
 class GradientMemory {
  public:
     GradientMemory(Arena& arena, const Plan& plan, const Layout& g);
 
-    /// Packs everything, clears dQ; in bf16 delta lacks what sum_delta() adds. Returns whether some LSE is too large to
+    /// Packs everything and clears dQ. In bf16, sum_delta() completes delta. Returns whether some LSE is too large to
     /// normalise by (inexact_lse()).
     bool prepare(const BackwardCall& call) const;
 
     /// Writes dQ of queries first .. first + 32 of a head.
     void store_queries(const BackwardArgs& args, const Head& head, std::int64_t first) const;
 
-    /// Everything of a query head, from query `first` on.
+    /// The memory of a query head, from query `first` on.
     struct Queries {
         Tiles q_pairs;     // Q^T, pair tiles [depth_tiles][queries / 16]
         Tiles q_rows;      // Q, pair tiles [queries / 32][dim_tiles], finite
@@ -39,15 +39,15 @@ class GradientMemory {
         float* lse;        // [queries], +inf for empty rows
         float* delta;      // [queries], rowsum(P * dP) - dLSE, which is rowsum(dO * O) - dLSE
         float* norm;       // [queries], factors of P, valid where has_norm
-        float* dq_t;       // [queries / 32][16 * dim_tiles, 32]: of all keys, or of the last part of them
-        double* dq_total;  // likewise of the parts before, or null: there is one part
-        char* has_norm;    // [queries / 32]: LSE is too large to hold the row's sum
+        float* dq_t;       // [queries / 32][16 * dim_tiles, 32]: sum over all keys, or over their last part
+        double* dq_total;  // sum over the earlier parts of the keys; null: there is one part
+        char* has_norm;    // [queries / 32]: some LSE is too large for the row's sum
         char* q_finite;    // [queries / 32]
         char* do_finite;   // [queries / 32]
     };
     Queries queries(const Head& head, std::int64_t first) const;
 
-    /// Everything of a kv head, from key `first` on.
+    /// The memory of a kv head, from key `first` on.
     struct Keys {
         Tiles k_rows;     // K, row tiles [keys / 16][depth_tiles]
         Tiles k_columns;  // K^T, row tiles [dim_tiles][keys / 32], finite
@@ -59,7 +59,7 @@ class GradientMemory {
 
     const Layout& geometry() const { return g_; }
 
-    /// For two HeadTasks of the call at a time.
+    /// Memory for two HeadTasks of the call that exist at the same time.
     std::int64_t* task_ends(int which) const { return ends_[which]; }
 
  private:
@@ -68,7 +68,7 @@ class GradientMemory {
 
     const Problem& problem_;
     Layout g_;
-    std::int64_t rows_per_task_;  ///< of a task that packs
+    std::int64_t rows_per_task_;  ///< rows of a packing task
     std::int64_t* ends_[2];       // of tasks
     // [heads_q, padded queries ...] and [heads_kv, padded keys ...]
     Bf16* q_pairs_;

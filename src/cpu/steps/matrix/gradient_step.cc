@@ -11,7 +11,7 @@ constexpr std::int64_t kGroup = kTileDepth;
 
 Range rounded(const Range& range) { return {range.begin / kGroup * kGroup, round_up(range.end, kGroup)}; }
 
-/// Calls f(row, column, value) for the special elements of rows of x.
+/// Calls f(row, column, value) for the special elements (packed as 0) of rows of x.
 template <class F>
 void for_each_special(const HeadRows& x, const Range& rows, std::int64_t dim, const F& f) {
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
@@ -29,7 +29,7 @@ class Strip {
           const Range& queries, const Range& keys)
         : g_(memory.geometry()),
           scratch_(scratch),
-          words_(*words_of_unit()),
+          primitives_(*primitives_of_unit()),
           work_(work),
           args_(args),
           queries_(queries),
@@ -43,7 +43,7 @@ class Strip {
 
     std::int64_t lanes() const { return work_.panel.lanes; }
     bool full() const { return all_visible(work_, keys_.keys); }
-    simd::Place place() const { return {work_.head.band, queries_.begin, keys_.keys.begin}; }
+    simd::TilePosition position() const { return {work_.head.band, queries_.begin, keys_.keys.begin}; }
 
     void scores() const {
         product(kv_.k_rows, q_.q_pairs, g_.depth_tiles, scratch_.s);
@@ -54,21 +54,21 @@ class Strip {
         transform_and_mask(work_, keys_, scratch_.s, scratch_.other, scratch_.cap_slope);
     }
 
-    /// P and dS, packed; dS also as pairs, at `ds_pairs`.
+    /// Computes P and dS, packed; dS also as pair tiles at `ds_pairs`.
     void gradient(const Tiles& ds_pairs) const {
         GradientJob job = scores_and_dp();
         job.p_rows = rows(scratch_.p_rows);
         job.ds_rows = rows(scratch_.ds_rows);
         job.ds_pairs = ds_pairs;
-        words_.gradient(job);
+        primitives_.gradient(job);
     }
 
-    /// Sums of P and P * dP over the strip's keys; both [lanes].
+    /// Adds the sums of P and P * dP over the strip's keys; both [lanes].
     void add_weighted_sums(double* weights, double* products) const {
-        words_.add_weighted_sums(scores_and_dp(), weights, products);
+        primitives_.add_weighted_sums(scores_and_dp(), weights, products);
     }
 
-    /// Makes the scores and dP; the job that takes them has all its inputs.
+    /// Computes the scores and dP. Returns a job with all its inputs set.
     GradientJob scores_and_dp() const {
         scores();
         product(kv_.v_rows, q_.do_pairs, g_.depth_tiles_v, scratch_.dp);
@@ -89,7 +89,7 @@ class Strip {
         if (work_.head.dropout.active) {
             simd::DropoutRule rule = work_.head.dropout;
             rule.kept = 1;
-            simd::dropout_factors(rule, place(), keys_.keys.size(), scratch_.factors, lanes());
+            simd::dropout_factors(rule, position(), keys_.keys.size(), scratch_.factors, lanes());
             job.factors = scratch_.factors;
             job.kept = work_.head.dropout.kept;
         }
@@ -103,10 +103,10 @@ class Strip {
 
     /// dV += P^T dO, dK += dS^T Q, for the strip's keys. dv: [32, 16 * dim_tiles_v], dk: [32, 16 * dim_tiles]
     void add_to_keys(float* dk, float* dv) const {
-        words_.multiply({g_.parts, 2, g_.dim_tiles_v, lanes() / kGroup, rows(scratch_.p_rows), q_.do_rows, dv,
-                         g_.dim_tiles_v * kTileRows, true});
-        words_.multiply({g_.parts, 2, g_.dim_tiles, lanes() / kGroup, rows(scratch_.ds_rows), q_.q_rows, dk,
-                         g_.dim_tiles * kTileRows, true});
+        primitives_.multiply({g_.parts, 2, g_.dim_tiles_v, lanes() / kGroup, rows(scratch_.p_rows), q_.do_rows, dv,
+                              g_.dim_tiles_v * kTileRows, true});
+        primitives_.multiply({g_.parts, 2, g_.dim_tiles, lanes() / kGroup, rows(scratch_.ds_rows), q_.q_rows, dk,
+                              g_.dim_tiles * kTileRows, true});
         for (std::int64_t group = 0; group < lanes() / kGroup; ++group) {
             const std::int64_t first = queries_.begin + group * kGroup;
             const Range of_group{first, std::min(first + kGroup, work_.head.sequence.len_q)};
@@ -125,7 +125,7 @@ class Strip {
     HeadRows d_o() const {
         return head_rows(args_.d_o, work_.head.sequence, work_.head.sequence.first_q, work_.head.query_head);
     }
-    /// Do the packed products of these keys and queries stand for all of them? bf16 packs NaN and infinity for these.
+    /// Can these keys and queries be computed from packed operands only? bf16 packs NaN and infinity here.
     bool packable(char keys_finite, const char* queries_finite) const {
         if (g_.parts == 1) return true;
         bool all = keys_finite != 0;
@@ -133,28 +133,28 @@ class Strip {
         return all;
     }
     void product(const Tiles& a, const Tiles& b, std::int64_t depth, float* c) const {
-        words_.multiply({.parts = g_.parts,
-                         .m = 2,
-                         .n = lanes() / kTileRows,
-                         .k = depth,
-                         .a = a,
-                         .b = b,
-                         .c = c,
-                         .c_stride = lanes(),
-                         .small_first = true});
+        primitives_.multiply({.parts = g_.parts,
+                              .m = 2,
+                              .n = lanes() / kTileRows,
+                              .k = depth,
+                              .a = a,
+                              .b = b,
+                              .c = c,
+                              .c_stride = lanes(),
+                              .small_first = true});
     }
 
-    /// visible = 1 where a query sees a key; lanes beyond the last query see none, whatever the band says of them.
+    /// visible = 1 if a query sees a key, else 0. Lanes beyond the last query see none, whatever the band says.
     void mark_visible() const {
         for (std::int64_t j = 0; j < keys_.keys.size(); ++j) {
             float* row = scratch_.visible + j * lanes();
             std::fill_n(row, work_.panel.queries, 1.0F);
             std::fill(row + work_.panel.queries, row + lanes(), 0.0F);
         }
-        if (!full()) simd::fill_masked(place(), keys_.keys.size(), scratch_.visible, lanes(), 0.0F);
+        if (!full()) simd::fill_masked(position(), keys_.keys.size(), scratch_.visible, lanes(), 0.0F);
     }
 
-    /// sums[key, c] += weight[key, i] * x[i, c] for special x, where query i sees the key.
+    /// sums[key, c] += weight[key, i] * x[i, c] for the special x that the key's query i sees.
     void add_special(const HeadRows& x, const Range& of_group, std::int64_t dim, const Bf16* weights, float* sums,
                      std::int64_t stride) const {
         for_each_special(x, of_group, dim, [&](std::int64_t query, std::int64_t column, float value) {
@@ -169,7 +169,7 @@ class Strip {
 
     const Layout& g_;
     const GradientScratch& scratch_;
-    const Words& words_;
+    const Primitives& primitives_;
     TilePanel& work_;
     const BackwardArgs& args_;
     Range queries_;
@@ -178,7 +178,7 @@ class Strip {
     GradientMemory::Keys kv_;
 };
 
-/// dQ^T += K^T dS^T of 32 queries, for the strips of `keys` that they see.
+/// dQ^T += K^T dS^T for 32 queries, over the strips of `keys` that they see.
 void add_to_queries(const GradientMemory& memory, TilePanel& work, std::int64_t query, const Range& keys,
                     const Tiles& ds_pairs) {
     const Layout& g = memory.geometry();
@@ -192,7 +192,8 @@ void add_to_queries(const GradientMemory& memory, TilePanel& work, std::int64_t 
     const GradientMemory::Queries to = memory.queries(work.head, query);
     float* dq_t = to.dq_t;
     if (begins_part(keys.begin, all, g.parts)) simd::move_to_total(dq_t, to.dq_total, g.dim_tiles * kTileRows, kGroup);
-    words_of_unit()->multiply({g.parts, g.dim_tiles, 2, seen.size() / kGroup, kv.k_columns, pairs, dq_t, kGroup, true});
+    primitives_of_unit()->multiply(
+        {g.parts, g.dim_tiles, 2, seen.size() / kGroup, kv.k_columns, pairs, dq_t, kGroup, true});
     work.panel = Panel(0, kGroup, end - query);
     work.panel.first = query;
     work.panel.lanes = kGroup;
@@ -294,7 +295,7 @@ void fill_norm(const GradientMemory& memory, const GradientScratch& scratch, Til
             }
         }
     };
-    // By the maximum of these scores, not of those that made the LSE: one unit in the last place of 1e10 is a thousand.
+    // Uses the maximum of these scores, not of the forward's: one unit in the last place of 1e10 is a thousand.
     for_each_score([&](std::int64_t i, float s) { maxima[i] = std::max(maxima[i], s); });
     for_each_score([&](std::int64_t i, float s) { sums[i] += std::exp(s - maxima[i]); });
     for (std::int64_t i = 0; i < kGroup; ++i) {

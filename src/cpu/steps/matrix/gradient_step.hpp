@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One tile of the backward on a matrix unit: queries by keys, from scores to sums. The counterpart of
+// One tile of the backward on a matrix unit: queries by keys, from scores to sums. The SIMD path's counterpart is
 // simd::backward_tile() in steps/simd/gradient_step.hpp.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace tessera::cpu::matrix {
 
-/// Room for the tiles of one worker. A strip is 32 keys by all queries of the tile.
+/// Tile memory of one worker. A strip is 32 keys by all queries of the tile.
 struct GradientScratch {
     float* s;                    // [32, block_q]
     float* dp;                   // [32, block_q]
@@ -22,29 +22,29 @@ struct GradientScratch {
     Bf16* ds_pairs;              // pair tiles [block_kv / 32][block_q / 16]
     float* dk;                   // [block_kv, 16 * dim_tiles]
     float* dv;                   // [block_kv, 16 * dim_tiles_v]
-    double* dk_total = nullptr;  // as dk and dv, of the parts before the last one; the caller's
+    double* dk_total = nullptr;  // like dk and dv, for the parts before the last; owned by the caller
     double* dv_total = nullptr;
 
     GradientScratch(Arena& arena, const Layout& g, std::int64_t block_q, std::int64_t block_kv);
 };
 
-/// What of the tile is wanted.
+/// Selects the outputs of a tile.
 struct Wanted {
     bool keys;     ///< dK and dV, into scratch.dk and scratch.dv
     bool queries;  ///< dQ, into GradientMemory
 };
 
-/// Adds what queries [begin, end) and keys [begin, end), both from multiples of 32 on, give to the sums. Sums don't
-/// depend on how a range of queries or keys is cut into tiles, as long as a tile of keys begins where a part does.
+/// Adds the contribution of a range of queries and a range of keys to the sums; both ranges begin at multiples of 32.
+/// The cut into tiles changes no bits, as long as a tile of keys begins wherever a part does.
 void backward_tile(const GradientMemory& memory, const GradientScratch& scratch, TilePanel& work, const Range& queries,
                    const Range& keys, const BackwardArgs& args, Wanted wanted);
 
-/// Adds rowsum(P * dP) to `delta` of queries [begin, end), at most block_q from a multiple of 32 on: as
-/// simd::GradientMemory::sum_delta(), in bf16.
+/// Adds rowsum(P * dP) to `delta` of `queries`, at most block_q from a multiple of 32 on. Used in bf16, like
+/// simd::GradientMemory::sum_delta().
 void sum_delta(const GradientMemory& memory, const GradientScratch& scratch, TilePanel& work, const BackwardArgs& args,
                const Range& queries);
 
-/// Fills `norm` for 32 queries whose LSE is too large to hold the row's sum; nothing when there are none.
+/// Fills `norm` for 32 queries if an LSE is too large for the row's sum; otherwise does nothing.
 void fill_norm(const GradientMemory& memory, const GradientScratch& scratch, TilePanel& work, const BackwardArgs& args,
                std::int64_t first);
 

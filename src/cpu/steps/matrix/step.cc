@@ -27,14 +27,14 @@ bool all_visible(const TilePanel& work, const Range& keys) {
 
 void transform_and_mask(const TilePanel& work, const SeenKeys& keys, float* s, float* other, float* cap_slope) {
     const std::int64_t lanes = work.panel.lanes;
-    const simd::Place place{work.head.band, work.panel.first, keys.keys.begin};
+    const simd::TilePosition position{work.head.band, work.panel.first, keys.keys.begin};
     if (!work.plain && !work.rule.trivial()) {
-        simd::transform_scores(work.rule, place, keys.keys.size(), work.panel.queries, s, lanes, other, cap_slope);
+        simd::transform_scores(work.rule, position, keys.keys.size(), work.panel.queries, s, lanes, other, cap_slope);
     }
     for (std::int64_t key = keys.keys.begin; key < keys.keys.end; key += kTileDepth) {
         const Range group{key, std::min(keys.keys.end, key + kTileDepth)};
         if (all_visible(work, group)) continue;
-        simd::fill_masked({place.band, place.q, key}, group.size(), s + (key - keys.keys.begin) * lanes, lanes,
+        simd::fill_masked({position.band, position.q, key}, group.size(), s + (key - keys.keys.begin) * lanes, lanes,
                           -std::numeric_limits<float>::infinity());
     }
 }

@@ -5,7 +5,7 @@
 namespace tessera::cpu::simd {
 namespace {
 
-/// Everything along a dimension that the bias has once, or the one index that it has.
+/// The range of indices along a dimension: all if the bias broadcasts over it, else `index` alone.
 Range shared_or_one(std::int64_t size, std::int64_t full, std::int64_t index) {
     return size == 1 ? Range{0, full} : Range{index, index + 1};
 }
@@ -15,7 +15,7 @@ Range shared_or_one(std::int64_t size, std::int64_t full, std::int64_t index) {
 BiasGradient::BiasGradient(Arena& arena, const Plan& plan, const Geometry& g) : g_(g), len_kv_(plan.problem.len_kv) {
     const Problem& p = plan.problem;
     if (!p.bias_gradient) return;
-    // The most panels that an element of dbias may sum: its shape is not known before the call.
+    // An upper bound of the panels summed in an element of dbias, whose shape is not known before the call.
     const bool in_parts = saturating_product(p.batch, saturating_product(p.heads_q, g.panels)) > kSumTiles;
     for (int worker = 0; worker < plan.threads; ++worker) {
         Sums sums{.sum = arena.take<float>(len_kv_, g.lanes)};
@@ -29,15 +29,15 @@ void BiasGradient::move_to_total(Sums& sums) const {
     sums.panels = 0;
 }
 
-/// Adds dS of some panels of a head; all panels use the same lanes.
+/// Adds dS of some panels of a head; all panels add to the same lanes.
 void BiasGradient::add_head(const GradientMemory& memory, const Head& head, Range panels,
                             const GradientScratch& scratch, Sums& sums) const {
     for (std::int64_t index = panels.begin; index < std::min(panels.end, g_.panels_of(head.sequence)); ++index) {
         const Panel panel(index, g_.block_q, head.sequence.len_q);
         for_each_kv_tile(head, g_, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
             score_gradient(head, g_, panel, kv, coverage, memory.panel(head, index), scratch);
-            // Lanes past the last query hold dS of a query of zeros: NaN where a key is no number. Another sequence's
-            // row of this bias may be there, or the one row that sums all lanes.
+            // Padding lanes are skipped. They hold dS of a zero query, which may be NaN, and may belong to another
+            // sequence's row of this bias or to the row that sums all lanes.
             for (std::int64_t j = 0; j < kv.keys; ++j) {
                 float* const to = sums.sum + (kv.first + j) * g_.lanes;
                 const float* const ds = scratch.ds + j * panel.lanes;
@@ -48,7 +48,7 @@ void BiasGradient::add_head(const GradientMemory& memory, const Head& head, Rang
     }
 }
 
-/// Writes the sums of `queries` (one row when the bias has one), adding up keys too when the bias has one column.
+/// Writes the sums of `queries` (one row if the bias has one), summing over keys if the bias has one column.
 void BiasGradient::store(const TensorView& dbias, std::int64_t batch, std::int64_t head, Range queries,
                          const Sums& sums) const {
     const HeadRows to = bias_rows(dbias, batch, head);

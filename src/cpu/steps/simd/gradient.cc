@@ -10,9 +10,10 @@
 namespace tessera::cpu::simd {
 namespace {
 
-constexpr std::int64_t kRowsPerTask = 256;  // of dK and dV, when they are cleared and written
+constexpr std::int64_t kRowsPerTask = 256;  // rows of dK and dV per clearing or storing task
 
-/// Tiles of keys of all sequences; a ragged one begins at its first row / block_kv + its index (first_panel()).
+/// The number of key tiles of all sequences. A ragged sequence begins at its first row / block_kv + its index
+/// (first_panel()).
 std::int64_t total_key_tiles(const Problem& p, const Geometry& g) {
     return p.ragged ? p.total_kv / g.block_kv + p.batch : p.batch * ceil_div(p.len_kv, g.block_kv);
 }
@@ -20,7 +21,7 @@ std::int64_t first_key_tile(const Problem& p, const Geometry& g, const Sequence&
     return p.ragged ? m.first_kv / g.block_kv + m.batch : m.batch * ceil_div(p.len_kv, g.block_kv);
 }
 
-/// In double; four sums, so that one addition need not wait for the one before. n: a multiple of 16
+/// The dot product in double; four sums hide the latency. n: a multiple of 16
 double dot(const float* a, const float* b, std::int64_t n) {
     double sums[4] = {};
     for (std::int64_t c = 0; c < n; c += 4) {
@@ -55,7 +56,7 @@ GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g
 GradientPanel GradientMemory::panel(const Head& head, std::int64_t index) const {
     float* at = panels_ + panel_slot(problem_, g_, head, index) * panel_floats_;
     const auto take = [&](std::int64_t floats) { return std::exchange(at, at + floats); };
-    // Braces evaluate from left to right: the sequences lie in this order.
+    // Braced initializers evaluate from left to right, which fixes the layout.
     return {.q_t = take(g_.head_dim * g_.lanes),
             .q = take(g_.block_q * g_.k_stride),
             .do_t = take(g_.head_dim_v * g_.lanes),
@@ -109,7 +110,7 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
     load_rows(head.q, panel.first, panel.queries, g_.head_dim, to.q, g_.k_stride);
     load_transposed(d_o, panel.first, panel.queries, g_.head_dim_v, 1.0F, to.do_t, panel.lanes);
     load_rows(d_o, panel.first, panel.queries, g_.head_dim_v, to.d_o, g_.v_stride);
-    const bool exact_o = head.q.dtype == DType::fp32;  // else sum_delta() follows
+    const bool exact_o = head.q.dtype == DType::fp32;  // otherwise sum_delta() follows
     if (exact_o) {
         load_rows(head_rows(args.o, sequence, sequence.first_q, head.query_head), panel.first, panel.queries,
                   g_.head_dim_v, o, g_.v_stride);
@@ -127,7 +128,7 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
     to.norm[panel.lanes] = 0.0F;
     for (std::int64_t r = 0; r < panel.queries; ++r) {
         const auto value = static_cast<float>(load_as_double(lse.at(panel.first + r, 0), lse.dtype));
-        // exp(s - +inf) = 0: an empty row, whose LSE is -inf, has no weights.
+        // exp(s - +inf) = 0: an empty row, whose LSE is -inf, gets no weights.
         const bool empty = value == -std::numeric_limits<float>::infinity();
         if (!empty) to.lse[r] = value;
         const bool takes_dlse = dlse.data != nullptr && !empty;  // 0 weights times a NaN would not be 0
@@ -137,7 +138,7 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
     }
 }
 
-/// Rows of all kv heads.
+/// Clears dK and dV rows, which count over all kv heads.
 void GradientMemory::clear_keys(std::int64_t first, std::int64_t count) const {
     std::fill_n(dk_ + first * g_.k_stride, count * g_.k_stride, 0.0F);
     std::fill_n(dv_ + first * g_.v_stride, count * g_.v_stride, 0.0F);
@@ -203,12 +204,13 @@ void GradientMemory::sum_delta(const Head& head, std::int64_t index, const Gradi
     for_each_kv_tile(head, g_, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
         weights_and_dp(head, g_, panel, kv, coverage, to, scratch);
         if (coverage == Coverage::partial) {
-            fill_masked(head.place(panel, kv), kv.keys, scratch.s, panel.lanes, 0.0F);
-            fill_masked(head.place(panel, kv), kv.keys, scratch.ds, panel.lanes, 0.0F);
+            fill_masked(head.position(panel, kv), kv.keys, scratch.s, panel.lanes, 0.0F);
+            fill_masked(head.position(panel, kv), kv.keys, scratch.ds, panel.lanes, 0.0F);
         }
         add_weighted_sums(scratch.s, scratch.ds, kv.keys, panel.lanes, panel.lanes, weights, products);
     });
-    // Divided by the sum of P, which is 1 but for the last bits of the LSE: those must not enter times delta.
+    // Divides by the sum of P, which is 1 up to the rounding of the LSE. That rounding must not enter, multiplied by
+    // delta.
     for (std::int64_t r = 0; r < panel.queries; ++r) {
         to.delta[r] = static_cast<float>(to.delta[r] + products[r] / (weights[r] == 0 ? 1 : weights[r]));
     }
@@ -225,7 +227,7 @@ void GradientMemory::finish(const BackwardCall& call) const {
         const Panel panel(task.index, g_.block_q, head.sequence.len_q);
         const GradientPanel from = this->panel(head, task.index);
         if (queries_in_parts_) add_total(from.dq_t, from.dq_total, g_.head_dim, panel.lanes);
-        std::fill_n(from.delta, panel.lanes, scale);  // delta has served
+        std::fill_n(from.delta, panel.lanes, scale);  // delta is no longer read and becomes the scale
         store_transposed(from.dq_t, panel.lanes, panel.queries, g_.head_dim, from.delta,
                          head_rows(call.args.dq, head.sequence, head.sequence.first_q, head.query_head), panel.first);
     });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward passes share around their tile loops: the panels made ready before, the sums in fp32, and the
-// results written after. All of it is O(len).
+// Memory and sums of the backward passes around their tile loops: the panels prepared first, the fp32 sums, and the
+// stores of the results. All of it is O(len).
 #pragma once
 
 #include <vector>
@@ -10,11 +10,11 @@
 
 namespace tessera::cpu::simd {
 
-/// A sum of more tiles than this is made of sums of so many: one fp32 number that a million tiles are added to loses
-/// the small ones.
+/// Longer sums over tiles are cut into sums of this many tiles: a single fp32 sum of a million tiles loses the small
+/// ones.
 inline constexpr std::int64_t kSumTiles = 256;
 
-/// Slow memory of a backward call.
+/// Global memory of a backward call.
 class GradientMemory {
  public:
     GradientMemory(Arena& arena, const Plan& plan, const Geometry& g);
@@ -22,28 +22,28 @@ class GradientMemory {
     /// Panel `index` of a head.
     GradientPanel panel(const Head& head, std::int64_t index) const;
 
-    /// Sums of a kv head from key `first` on: dK [len_kv, k_stride], dV [len_kv, v_stride], of all tiles or of the last
-    /// ones, at most kSumTiles.
+    /// The sums of a kv head from key `first` on: dK [len_kv, k_stride], dV [len_kv, v_stride]. They cover all tiles,
+    /// or the last ones, at most kSumTiles.
     float* dk(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const;
     float* dv(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const;
 
-    /// Follow each tile that was added to dK and dV of keys [begin, end), a tile of the plan, or to dQ of a panel.
-    /// After kSumTiles of them they move the sum to the total.
+    /// Must be called after each tile added to dK and dV of keys [begin, end), a tile of the plan, or to dQ of a panel.
+    /// After kSumTiles calls they move the sum to the total.
     void added_to_keys(const Head& head, const Range& keys) const;
     void added_to_queries(const Head& head, std::int64_t index) const;
 
-    /// Fills the panels: Q, dO and their transposes in fp32, LSE, delta (short of what sum_delta() adds). Clears the
+    /// Fills the panels: Q, dO and their transposes in fp32, LSE, and delta, which sum_delta() may complete. Clears the
     /// sums.
     void prepare(const BackwardCall& call);
 
     /// Fills `norm` of a panel, when some row needs it.
     void fill_norm(const Head& head, std::int64_t index, const GradientScratch& scratch) const;
 
-    /// Adds rowsum(P * dP) to `delta` of a panel, where O is rounded to 16 bits: rowsum(dO * O) would take that
-    /// rounding, and where V has a mean all dS of a row with it (docs/decisions/delta-of-rounded-output.md).
+    /// Adds rowsum(P * dP) to `delta` of a panel if O is rounded to 16 bits. rowsum(dO * O) would include that
+    /// rounding, which affects all dS of a row if V has a mean (docs/decisions/delta-of-rounded-output.md).
     void sum_delta(const Head& head, std::int64_t index, const GradientScratch& scratch) const;
 
-    /// For HeadTasks of the call.
+    /// Memory for a HeadTasks of the call.
     std::int64_t* task_ends() const { return ends_; }
 
     /// The panels of all query heads, as tasks. Valid until another HeadTasks takes task_ends().
@@ -62,20 +62,21 @@ class GradientMemory {
     const Problem& problem_;
     Geometry g_;
     std::int64_t panel_floats_;
-    std::int64_t* ends_;                   // of tasks
-    float* panels_;                        // [heads_q, total_panels, panel_floats]
-    float* dk_;                            // [heads_kv, rows_kv, k_stride]
-    float* dv_;                            // [heads_kv, rows_kv, v_stride]
-    bool queries_in_parts_;                ///< a panel may have more than kSumTiles tiles
-    bool keys_in_parts_;                   ///< keys may have
-    std::int32_t* panel_tiles_ = nullptr;  // [heads_q, total_panels]: added to dQ since it was last moved to the total
-    std::int32_t* key_tiles_ = nullptr;    // [heads_kv, key_tiles()]: likewise to dK and dV
-    double* dk_total_ = nullptr;           // as dk_, when keys_in_parts_
+    std::int64_t* ends_;     // of tasks
+    float* panels_;          // [heads_q, total_panels, panel_floats]
+    float* dk_;              // [heads_kv, rows_kv, k_stride]
+    float* dv_;              // [heads_kv, rows_kv, v_stride]
+    bool queries_in_parts_;  ///< a panel may have more than kSumTiles tiles
+    bool keys_in_parts_;     ///< a key tile may have more than kSumTiles panels
+    std::int32_t* panel_tiles_ =
+        nullptr;                         // [heads_q, total_panels]: tiles added to dQ since its last move to the total
+    std::int32_t* key_tiles_ = nullptr;  // [heads_kv, key_tiles()]: likewise to dK and dV
+    double* dk_total_ = nullptr;         // like dk_, if keys_in_parts_
     double* dv_total_ = nullptr;
     std::vector<float*> o_;  // per worker: [block_q, v_stride]
 };
 
-/// dbias = sum of dS over everything that reads an element of the bias. Recomputes the tiles: no matrix is stored.
+/// dbias = sum of dS over all pairs that read an element of the bias. It recomputes the tiles and stores no matrix.
 class BiasGradient {
  public:
     BiasGradient(Arena& arena, const Plan& plan, const Geometry& g);
@@ -85,7 +86,7 @@ class BiasGradient {
     /// Sums of one worker. After kSumTiles panels `sum` is added to `total`.
     struct Sums {
         float* sum = nullptr;     // [len_kv, lanes], dS^T
-        double* total = nullptr;  // likewise, or null: there are no more panels than that
+        double* total = nullptr;  // like sum; null: there are at most kSumTiles panels
         std::int64_t panels = 0;
     };
     void add_head(const GradientMemory& memory, const Head& head, Range panels, const GradientScratch& scratch,
@@ -110,7 +111,7 @@ struct BackwardWorkspace {
         for (int worker = 0; worker < plan.threads; ++worker) workers.emplace_back(arena, g, kv_tiles);
     }
 
-    /// Everything that comes before the tiles.
+    /// Runs all work that precedes the tiles.
     void prepare(const BackwardCall& call);
 };
 

@@ -7,8 +7,8 @@ namespace tessera::cpu::simd {
 
 void weights_and_dp(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
                     const GradientPanel& from, const GradientScratch& scratch) {
-    const Place place = head.place(panel, kv);
-    const Place* cut = coverage == Coverage::full ? nullptr : &place;
+    const TilePosition position = head.position(panel, kv);
+    const TilePosition* cut = coverage == Coverage::full ? nullptr : &position;
     scores(head, g, panel, kv, coverage, from.q_t, scratch.s, scratch.other, scratch.cap_slope);
     weights_from_lse(scratch.s, from.lse, kv.keys, panel.lanes, panel.lanes, cut);
     if (from.norm[panel.lanes] != 0) scale_lanes(scratch.s, from.norm, kv.keys, panel.lanes);
@@ -22,9 +22,9 @@ void weights_and_dp(const Head& head, const Geometry& g, const Panel& panel, con
                    .b_stride = panel.lanes,
                    .c = scratch.ds,
                    .c_stride = panel.lanes},
-                  place, coverage);
+                  position, coverage);
     if (head.dropout.active) {
-        dropout_factors(head.dropout, place, kv.keys, scratch.other, panel.lanes);
+        dropout_factors(head.dropout, position, kv.keys, scratch.other, panel.lanes);
         multiply(scratch.ds, scratch.other, kv.keys, panel.lanes);
     }
 }
@@ -32,14 +32,14 @@ void weights_and_dp(const Head& head, const Geometry& g, const Panel& panel, con
 void score_gradient(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
                     const GradientPanel& from, const GradientScratch& scratch) {
     weights_and_dp(head, g, panel, kv, coverage, from, scratch);
-    const Place place = head.place(panel, kv);
-    const Place* cut = coverage == Coverage::full ? nullptr : &place;
+    const TilePosition position = head.position(panel, kv);
+    const TilePosition* cut = coverage == Coverage::full ? nullptr : &position;
     softmax_gradient(scratch.s, scratch.ds, from.delta, kv.keys, panel.lanes, panel.lanes, cut);
     if (head.dropout.active) multiply(scratch.s, scratch.other, kv.keys, panel.lanes);
     if (coverage == Coverage::partial) {
-        // Not 0 by itself: a hidden key or value may be NaN, and so may dP or the LSE be.
-        fill_masked(place, kv.keys, scratch.s, panel.lanes, 0.0F);
-        fill_masked(place, kv.keys, scratch.ds, panel.lanes, 0.0F);
+        // Hidden pairs need an explicit 0: a hidden key or value may be NaN, and so may dP or the LSE.
+        fill_masked(position, kv.keys, scratch.s, panel.lanes, 0.0F);
+        fill_masked(position, kv.keys, scratch.ds, panel.lanes, 0.0F);
     }
 }
 
@@ -60,7 +60,7 @@ void add_dv(const Head& head, const Geometry& g, const Panel& panel, const KvTil
                          .c = dv,
                          .c_stride = g.v_stride,
                          .into = Into::add},
-                        head.place(panel, kv), coverage);
+                        head.position(panel, kv), coverage);
 }
 
 void add_dk(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
@@ -76,7 +76,7 @@ void add_dk(const Head& head, const Geometry& g, const Panel& panel, const KvTil
                          .c = dk,
                          .c_stride = g.k_stride,
                          .into = Into::add},
-                        head.place(panel, kv), coverage);
+                        head.position(panel, kv), coverage);
 }
 
 void add_dq(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
@@ -92,7 +92,7 @@ void add_dq(const Head& head, const Geometry& g, const Panel& panel, const KvTil
                       .c = from.dq_t,
                       .c_stride = panel.lanes,
                       .into = Into::add},
-                     head.place(panel, kv), coverage);
+                     head.position(panel, kv), coverage);
 }
 
 void backward_tile(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,

@@ -9,25 +9,24 @@
 namespace tessera::cpu::simd {
 namespace {
 
-/// Can the rows be used where they lie? Rows a multiple of 1 KiB (256 floats) apart share a few sets of the first-level
-/// cache, and a tile read down its columns would evict itself: a copy is faster.
+/// Can the rows be used where they lie? Rows a multiple of 1 KiB (256 floats) apart share a few sets of the L1 cache. A
+/// tile read down its columns would evict itself, so a copy is faster.
 bool usable_in_place(const HeadRows& rows, std::int64_t dim) {
     const bool crowds_cache = rows.row_stride > dim && rows.row_stride % 256 == 0;
     return rows.dtype == DType::fp32 && rows.column_stride == 1 && !crowds_cache;
 }
 
-/// Weights that are summed again are made this much smaller, so that no sum of them times V passes the largest float on
-/// its way.
-constexpr float kRoom = 0x1p-6F;
+/// The factor on weights when an overflowed sum is recomputed: no sum of them times V can then overflow on its way.
+constexpr float kOverflowMargin = 0x1p-6F;
 
-/// x / kRoom; the largest float where it is rounding alone that takes x / kRoom beyond it, as of values that are all
-/// the largest float and weights whose sum is a bit over 1.
-float without_room(float x) {
+/// x / kOverflowMargin. If rounding alone takes the quotient beyond the largest float, returns the largest float. This
+/// happens if all values are the largest float and the weights sum to slightly over 1.
+float remove_overflow_margin(float x) {
     constexpr float kLargest = std::numeric_limits<float>::max();
     constexpr float kRounding = 0x1p-16F;
-    if (std::abs(x) > kLargest * kRoom && std::abs(x) <= kLargest * kRoom * (1 + kRounding))
+    if (std::abs(x) > kLargest * kOverflowMargin && std::abs(x) <= kLargest * kOverflowMargin * (1 + kRounding))
         return std::copysign(kLargest, x);
-    return x / kRoom;
+    return x / kOverflowMargin;
 }
 
 }  // namespace
@@ -69,7 +68,7 @@ void load_queries(const Head& head, const Geometry& g, const Panel& panel, float
 
 void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const float* q_t, float* s, float* scratch, float* cap_slope) {
-    const Place place = head.place(panel, kv);
+    const TilePosition position = head.position(panel, kv);
     matmul_scores({.m = kv.keys,
                    .n = panel.lanes,
                    .k = g.head_dim,
@@ -80,24 +79,24 @@ void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTil
                    .b_stride = panel.lanes,
                    .c = s,
                    .c_stride = panel.lanes},
-                  place, coverage);
+                  position, coverage);
     if (!head.rule.trivial()) {
-        transform_scores(head.rule, place, kv.keys, panel.queries, s, panel.lanes, scratch, cap_slope);
+        transform_scores(head.rule, position, kv.keys, panel.queries, s, panel.lanes, scratch, cap_slope);
     }
     if (coverage == Coverage::partial) {
-        fill_masked(place, kv.keys, s, panel.lanes, -std::numeric_limits<float>::infinity());
-        // The slope of a hidden NaN is NaN, and would come back by 0 * NaN.
+        fill_masked(position, kv.keys, s, panel.lanes, -std::numeric_limits<float>::infinity());
+        // A hidden NaN has a NaN slope, which would come back as 0 * NaN.
         if (head.rule.softcap > 0 && cap_slope != nullptr) {
-            fill_masked(place, kv.keys, cap_slope, panel.lanes, 0.0F);
+            fill_masked(position, kv.keys, cap_slope, panel.lanes, 0.0F);
         }
     }
 }
 
 void add_values(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, float* s,
                 float* scratch, float* o, Into into, const float* rescale) {
-    const Place place = head.place(panel, kv);
+    const TilePosition position = head.position(panel, kv);
     if (head.dropout.active) {
-        dropout_factors(head.dropout, place, kv.keys, scratch, panel.lanes);
+        dropout_factors(head.dropout, position, kv.keys, scratch, panel.lanes);
         multiply(s, scratch, kv.keys, panel.lanes);
     }
     const Product product{.m = g.head_dim_v,
@@ -112,16 +111,16 @@ void add_values(const Head& head, const Geometry& g, const Panel& panel, const K
                           .c_stride = panel.lanes,
                           .into = into,
                           .lane_scale = rescale};
-    matmul_over_keys(product, place, coverage);
+    matmul_over_keys(product, position, coverage);
 }
 
 void online_softmax_step(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
                          const float* q_t, const TileScratch& scratch, PanelSums& sums) {
     scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.other);
     if (!sums.started) clear_state(sums.state, panel.lanes);
-    const Place place = head.place(panel, kv);
+    const TilePosition position = head.position(panel, kv);
     online_softmax(scratch.s, kv.keys, panel.lanes, panel.lanes, sums.state, scratch.rescale,
-                   coverage == Coverage::full ? nullptr : &place);
+                   coverage == Coverage::full ? nullptr : &position);
     const Into into = sums.started ? Into::scaled_add : Into::overwrite;
     add_values(head, g, panel, kv, coverage, scratch.s, scratch.other, sums.o, into, scratch.rescale);
     sums.started = true;
@@ -133,16 +132,16 @@ void normalise(const Head& head, const Geometry& g, const Panel& panel, const fl
     invert_sums(sums.state, panel.lanes, scratch.rescale);
     scale_lanes(sums.o, scratch.rescale, g.head_dim_v, panel.lanes);
     if (!all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
-        mend_overflow(head, g, panel, q_t, scratch, sums.state, sums.o, spare_o);
+        recompute_overflow(head, g, panel, q_t, scratch, sums.state, sums.o, spare_o);
 }
 
-void mend_overflow(const Head& head, const Geometry& g, const Panel& panel, const float* q_t,
-                   const TileScratch& scratch, const RowState& state, float* o, float* spare_o) {
+void recompute_overflow(const Head& head, const Geometry& g, const Panel& panel, const float* q_t,
+                        const TileScratch& scratch, const RowState& state, float* o, float* spare_o) {
     float* inverse = scratch.rescale;
     invert_sums(state, panel.lanes, inverse);
-    // m is final: exp(s - m) / l are the weights. A row that saw no key has m = -inf; its weights are exp(-inf) = 0.
+    // m is final, so exp(s - m) / l are the weights. A row that saw no key has m = -inf and weights exp(-inf) = 0.
     for (std::int64_t i = 0; i < panel.lanes; ++i) {
-        inverse[i] *= kRoom;
+        inverse[i] *= kOverflowMargin;
         if (state.l[i] == 0) state.m[i] = std::numeric_limits<float>::infinity();
     }
     std::fill_n(spare_o, g.head_dim_v * panel.lanes, 0.0F);
@@ -153,7 +152,8 @@ void mend_overflow(const Head& head, const Geometry& g, const Panel& panel, cons
         add_values(head, g, panel, kv, coverage, scratch.s, scratch.other, spare_o, Into::add, nullptr);
     });
     for (std::int64_t at = 0; at < g.head_dim_v * panel.lanes; ++at) {
-        if (!std::isfinite(o[at]) && std::isfinite(without_room(spare_o[at]))) o[at] = without_room(spare_o[at]);
+        if (!std::isfinite(o[at]) && std::isfinite(remove_overflow_margin(spare_o[at])))
+            o[at] = remove_overflow_margin(spare_o[at]);
     }
     for (std::int64_t i = 0; i < panel.lanes; ++i) {
         if (state.l[i] == 0) state.m[i] = -std::numeric_limits<float>::infinity();

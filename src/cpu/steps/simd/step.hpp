@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one panel of queries does with one tile of keys in the forward: the words put together. The schedules call these
-// in different orders and differ in nothing else. The backward: gradient_step.hpp.
+// One step of the forward on the SIMD path: a panel of queries against a tile of keys. The schedules differ only in the
+// order in which they call these functions. The backward's counterpart is gradient_step.hpp.
 #pragma once
 
 #include "core/arena.hpp"
@@ -9,7 +9,7 @@
 
 namespace tessera::cpu::simd {
 
-/// Room for the tiles of one worker.
+/// Tile memory of one worker.
 struct TileScratch {
     float* k;        // [kv_tiles * block_kv, k_stride]
     float* v;        // [kv_tiles * block_kv, v_stride]
@@ -25,14 +25,15 @@ struct TileScratch {
           rescale(arena.take<float>(g.lanes)) {}
 };
 
-/// Running result of a panel: state and unnormalised O^T, [head_dim_v, lanes], unless its owner has it otherwise.
+/// The running result of a panel: state and unnormalised O^T, [head_dim_v, lanes] unless its owner lays it out
+/// otherwise.
 struct PanelSums {
     RowState state;
     float* o = nullptr;
     bool started = false;  ///< false: nothing added yet, o holds no numbers
 
     PanelSums(Arena& arena, const Geometry& g) : PanelSums(arena.take<float>(floats(g)), g) {}
-    /// In memory that is laid out already: m, l, then O^T.
+    /// Views existing memory: m, l, then O^T.
     PanelSums(float* memory, const Geometry& g) {
         if (memory == nullptr) return;  // the workspace is only being measured
         state = {memory, memory + g.lanes};
@@ -41,17 +42,17 @@ struct PanelSums {
     static std::int64_t floats(const Geometry& g) { return (2 + g.head_dim_v) * g.lanes; }
 };
 
-/// What an observer is told of a panel and some keys, with the running sums of a forward.
+/// The report to an observer about a panel and some keys, with the running sums of a forward.
 TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range keys, Coverage coverage,
                      const PanelSums& sums);
 
-/// K and V rows [first, first + keys) in fp32. With `borrow`, rows that can be used where they lie are not copied: a
-/// copy pays when several panels read the tile.
+/// Loads K and V rows [first, first + keys) in fp32. With `borrow`, usable rows are read where they lie; copying pays
+/// if several panels read the tile.
 KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,
                bool borrow);
 
-/// Calls body(kv tile, coverage) in rising order for the tiles of keys that the mask leaves to a panel; the last one
-/// ends with the last key that some query sees.
+/// Calls body(kv tile, coverage) in rising order for the key tiles that the mask leaves to a panel. The last tile ends
+/// with the last key that some query sees.
 template <class Body>
 void for_each_kv_tile(const Head& head, const Geometry& g, const Panel& panel, const TileScratch& scratch,
                       const Body& body) {
@@ -62,15 +63,15 @@ void for_each_kv_tile(const Head& head, const Geometry& g, const Panel& panel, c
     }
 }
 
-/// Q^T of a panel, with the scale. q_t: [head_dim, panel.lanes]
+/// Loads Q^T of a panel, with the scale. q_t: [head_dim, panel.lanes]
 void load_queries(const Head& head, const Geometry& g, const Panel& panel, float* q_t);
 
-/// s = scores of the tile: S^T = K Q^T, the score rule (softcap, ALiBi, bias), and the mask, -inf where it hides a key.
-/// s: [kv.keys, panel.lanes]
+/// s = the scores of the tile: S^T = K Q^T, the score rule (softcap, ALiBi, bias), and -inf for masked pairs. s:
+/// [kv.keys, panel.lanes]
 void scores(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
             const float* q_t, float* s, float* scratch, float* cap_slope = nullptr);
 
-/// O += P V: o = o * rescale + V^T s (Into::scaled_add) or as `into` says, after dropout. s: weights; o: [head_dim_v,
+/// O += P V, after dropout: o = o * rescale + V^T s (Into::scaled_add), or as `into` says. s: weights; o: [head_dim_v,
 /// panel.lanes]
 void add_values(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage, float* s,
                 float* scratch, float* o, Into into, const float* rescale);
@@ -80,17 +81,17 @@ void add_values(const Head& head, const Geometry& g, const Panel& panel, const K
 void online_softmax_step(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
                          const float* q_t, const TileScratch& scratch, PanelSums& sums);
 
-/// Epilogue, first half: divides O by l. Where the undivided sum passed the largest float though the quotient need not,
-/// the element is summed again from weights that are divided first. spare_o: another [head_dim_v, lanes]
+/// Epilogue, first half: divides O by l. If the undivided sum overflowed but the quotient may not, the element is
+/// summed again from weights that are divided first. spare_o: another [head_dim_v, lanes]
 void normalise(const Head& head, const Geometry& g, const Panel& panel, const float* q_t, const TileScratch& scratch,
                PanelSums& sums, float* spare_o);
 
-/// Sums elements of O that are not finite again, from weights that are divided first: what the result is when it can be
-/// held. state: of all keys of the panel
-void mend_overflow(const Head& head, const Geometry& g, const Panel& panel, const float* q_t,
-                   const TileScratch& scratch, const RowState& state, float* o, float* spare_o);
+/// Recomputes elements of O that are not finite, from weights that are divided by l first. state: of all keys of the
+/// panel
+void recompute_overflow(const Head& head, const Geometry& g, const Panel& panel, const float* q_t,
+                        const TileScratch& scratch, const RowState& state, float* o, float* spare_o);
 
-/// Epilogue, second half: writes O, normalised, and the LSE of a panel; zeros and -inf where no key was seen.
+/// Epilogue, second half: writes normalised O and the LSE of a panel; zeros and -inf for rows that saw no key.
 void store_o_and_lse(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* ones,
                      const ForwardArgs& args);
 

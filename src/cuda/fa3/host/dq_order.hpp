@@ -16,7 +16,7 @@
 //
 //   descending  Block n starts at the query block that lies as far along as n does. It goes on to its last query block
 //               with accumulator 0, then from its first one with accumulator 1. Block n + 1 was launched earlier and is
-//               start_stride query blocks ahead, so n finds its turn come.
+//               start_stride query blocks ahead, so n seldom waits.
 //   ascending   Causal GQA, as many queries as keys: the longest blocks are launched first. All go from the last query
 //               block back to the diagonal, with all query heads of the CTA at each; one accumulator. Each block is a
 //               step behind the one before it, and shorter.

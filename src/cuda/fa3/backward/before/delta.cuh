@@ -49,17 +49,17 @@ struct DeltaConsumer {
             rows.data)[batch * rows.batch + tile.head * rows.head + (std::int64_t{tile.first_q} + query(r)) * rows.row];
     }
     __device__ __forceinline__ void run();
-    __device__ __forceinline__ void apply_mask(float (&values)[kPairs], int first_key, float hidden) const;
+    __device__ __forceinline__ void apply_mask(float (&values)[kPairs], int first_key, float masked) const;
     __device__ __forceinline__ void exponentiate();
     __device__ __forceinline__ void add_p();
     __device__ __forceinline__ void add_p_dp();
     __device__ __forceinline__ void store(bool some_nonfinite);
 };
 
-/// Sets masked pairs to `hidden`.
+/// Sets masked pairs to `masked`.
 template <class T, Config kConfig>
 __device__ __forceinline__ void DeltaConsumer<T, kConfig>::apply_mask(float (&values)[kPairs], int first_key,
-                                                                      float hidden) const {
+                                                                      float masked) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int shift = first_key + 2 * (lane() % 4);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::apply_mask(float (&va
         const int last = min(query(r) + tile.schedule.high, tile.schedule.last_key) - shift;
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-            if (row_of(i) == r && (column_of(i) < first || column_of(i) > last)) values[i] = hidden;
+            if (row_of(i) == r && (column_of(i) < first || column_of(i) > last)) values[i] = masked;
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "schedule/near.hpp"
+#include "schedule/fast_memory.hpp"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 
 namespace tessera::schedule {
 
-NearMemory near_memory(const Workload& w) {
+FastMemory fast_memory(const Workload& w) {
     const Sizes z(w.problem);
     const std::int64_t queries = std::min(w.tile.block_q, w.problem.len_q);
     const std::int64_t keys = std::min(w.tile.block_kv, w.problem.len_kv);
@@ -18,16 +18,16 @@ NearMemory near_memory(const Workload& w) {
             .o = queries * z.state()};
 }
 
-NearMemory near_memory_of_whole_rows(const Workload& workload) {
+FastMemory fast_memory_of_whole_rows(const Workload& workload) {
     Workload w = workload;
     w.tile.block_kv = std::max<std::int64_t>(1, w.problem.len_kv);
-    return near_memory(w);
+    return fast_memory(w);
 }
 
 std::int64_t most_keys(const Workload& workload, std::int64_t bytes, std::int64_t copies, bool sums) {
     Workload w = workload;
     w.tile.block_kv = w.problem.len_kv = 1;
-    const NearMemory of_one = near_memory(w);
+    const FastMemory of_one = fast_memory(w);
     const std::int64_t left = bytes - of_one.q - (sums ? of_one.o : 0);
     return std::max<std::int64_t>(0, left) / (copies * (of_one.k + of_one.v) + (sums ? of_one.scores : 0));
 }
