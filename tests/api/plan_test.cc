@@ -196,7 +196,10 @@ TEST(Plan, workspace_is_linear_in_the_length_but_for_standard) {
                 EXPECT_GE(at_8k, 8192.0 * 8192.0 * 2) << kernel.name << " keeps S or P of a head";
                 EXPECT_GT(at_32k, 12 * at_8k) << kernel.name;
             } else {
-                EXPECT_LE(at_32k, 4 * at_8k + 4096) << kernel.name << " " << name_of(dtype);
+                const double at_128k = workspace_of(kernel, 131072, dtype);
+                EXPECT_LE(at_128k, 4.5 * at_32k + 4096) << kernel.name << " " << name_of(dtype);
+                // The CPU's backward makes sums over more than 16,384 rows in parts, whose totals take memory too.
+                EXPECT_LE(at_32k, 2 * 4 * at_8k + 4096) << kernel.name << " " << name_of(dtype);
                 // Per row some vectors of head_dim in fp32 for each head, and a constant per thread; never N x N.
                 EXPECT_LT(at_32k, 32768.0 * 32768.0) << kernel.name << " " << name_of(dtype);
             }
