@@ -54,18 +54,18 @@ Attention many_keys(DType dtype) {
     return a;
 }
 
-TEST(long_sums, over_a_million_queries) {
+TEST(LongSums, over_a_million_queries) {
     Attention a = many_queries(DType::fp32);
     expect_right_on_the_cpu(a);
 }
 
-TEST(long_sums, over_a_million_keys) {
+TEST(LongSums, over_a_million_keys) {
     Attention a = many_keys(DType::fp32);
     expect_right_on_the_cpu(a);
 }
 
 /// The LSE of such a row holds none of the digits of the sum of P.
-TEST(long_sums, over_the_weights_of_a_row_of_large_scores) {
+TEST(LongSums, over_the_weights_of_a_row_of_large_scores) {
     Problem p = make_problem(1, 1, 100'003, 1, 1, 8);
     p.scale = 1;
     Attention a(p);
@@ -75,7 +75,7 @@ TEST(long_sums, over_the_weights_of_a_row_of_large_scores) {
     expect_right_on_the_cpu(a);
 }
 
-TEST(long_sums, over_the_heads_and_queries_that_share_a_bias) {
+TEST(LongSums, over_the_heads_and_queries_that_share_a_bias) {
     Problem p = make_problem(1, 32'768, 3, 16, 16, 8);
     p.bias = p.bias_gradient = true;
     Attention a(p);
@@ -100,7 +100,7 @@ class LongSumsOfUnit : public testing::TestWithParam<cpu::matrix::Unit> {
     std::optional<cpu::matrix::OnlyUnit> unit_;
 };
 
-INSTANTIATE_TEST_SUITE_P(units, LongSumsOfUnit, testing::Values(cpu::matrix::Unit::dot, cpu::matrix::Unit::amx),
+INSTANTIATE_TEST_SUITE_P(Units, LongSumsOfUnit, testing::Values(cpu::matrix::Unit::dot, cpu::matrix::Unit::amx),
                          cpu::matrix::unit_label);
 
 TEST_P(LongSumsOfUnit, over_a_million_queries_and_keys) {
@@ -135,7 +135,7 @@ void expect_same_bits_for_any_number_of_threads(DType dtype, const std::optional
     }
 }
 
-TEST(long_sums, have_the_same_bits_for_any_number_of_threads) {
+TEST(LongSums, have_the_same_bits_for_any_number_of_threads) {
     expect_same_bits_for_any_number_of_threads(DType::fp32, Tile{8, 8});
 }
 

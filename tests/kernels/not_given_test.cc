@@ -76,11 +76,9 @@ void expect_rank_0_is_nothing(Pass pass) {
     }
 }
 
-TEST(not_given, an_address_alone_changes_no_bit_of_the_forward) {
-    expect_rank_0_is_nothing<ForwardArgs>(Pass::forward);
-}
+TEST(NotGiven, an_address_alone_changes_no_bit_of_the_forward) { expect_rank_0_is_nothing<ForwardArgs>(Pass::forward); }
 
-TEST(not_given, an_address_alone_changes_no_bit_of_the_backward) {
+TEST(NotGiven, an_address_alone_changes_no_bit_of_the_backward) {
     expect_rank_0_is_nothing<BackwardArgs>(Pass::backward);
 }
 
@@ -105,7 +103,7 @@ void expect_null_is_refused(Attention& a, Pass pass, std::set<std::string>& refu
     }
 }
 
-TEST(not_given, a_null_address_of_a_given_tensor_is_refused) {
+TEST(NotGiven, a_null_address_of_a_given_tensor_is_refused) {
     Problem p = make_problem(1, 5, 6, 2, 1, 8, DType::bf16);
     p.bias = p.bias_gradient = p.alibi = true;
     Attention dense(p);
@@ -123,7 +121,7 @@ TEST(not_given, a_null_address_of_a_given_tensor_is_refused) {
     }
 }
 
-TEST(not_given, a_negative_rank_is_no_rank) {
+TEST(NotGiven, a_negative_rank_is_no_rank) {
     Attention a(make_problem(1, 5, 6, 2, 2, 8));
     a.prepare_backward();
     const Plan how = plan(a.problem, {.backend = Backend::cpu, .threads = 1});
