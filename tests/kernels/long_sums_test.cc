@@ -100,7 +100,7 @@ class LongSumsOfUnit : public testing::TestWithParam<cpu::matrix::Unit> {
     std::optional<cpu::matrix::OnlyUnit> unit_;
 };
 
-INSTANTIATE_TEST_SUITE_P(units, LongSumsOfUnit, testing::Values(cpu::matrix::Unit::dot, cpu::matrix::Unit::amx),
+INSTANTIATE_TEST_SUITE_P(Units, LongSumsOfUnit, testing::Values(cpu::matrix::Unit::dot, cpu::matrix::Unit::amx),
                          cpu::matrix::unit_label);
 
 TEST_P(LongSumsOfUnit, over_a_million_queries_and_keys) {
