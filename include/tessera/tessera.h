@@ -159,9 +159,8 @@ typedef struct tessera_forward_args {
     tessera_tensor o;   /* out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v] */
     tessera_tensor lse; /* out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q] */
     /* Not in the first version of this struct, which is taken too: */
-    tessera_tensor
-        o_residual; /* out, optional, when tessera_plan_info.o_residual is 1: int8, shape of o; what rounding to
-                     * 16 bits took off O, in 256ths of its last place. The backward can take it. */
+    tessera_tensor o_residual; /* out, optional, when tessera_plan_info.o_residual is 1: int8, shape of o; what rounding
+                                * to 16 bits took off O, in 256ths of its last place. The backward can take it. */
 } tessera_forward_args;
 
 /* Tensors of a backward call. */
@@ -183,8 +182,7 @@ typedef struct tessera_backward_args {
     tessera_tensor dv;    /* out, shape of v */
     tessera_tensor dbias; /* out, when problem.bias_gradient: shape of bias */
     /* Not in the first version of this struct, which is taken too: */
-    tessera_tensor
-        o_residual; /* as the forward gave it, optional; not read when tessera_plan_info.o_residual is 0 */
+    tessera_tensor o_residual; /* as the forward gave it, optional; not read when tessera_plan_info.o_residual is 0 */
 } tessera_backward_args;
 
 /* "0.1.0": of the library that is running; TESSERA_VERSION is that of the header. */

@@ -212,11 +212,12 @@ static void test_names(void) {
 
 /* The fields that the library names are those of the header, in this order. */
 static void test_struct_fields(void) {
-    CHECK(strcmp(tessera_struct_fields("tessera_problem"),
-                 "struct_size:size_t dtype:int32 ragged:int32 batch:int64 len_q:int64 len_kv:int64 heads_q:int64 "
-                 "heads_kv:int64 head_dim:int64 head_dim_v:int64 total_q:int64 total_kv:int64 window_left:int64 "
-                 "window_right:int64 causal:int32 alibi:int32 bias:int32 bias_gradient:int32 scale:double softcap:double "
-                 "dropout_probability:double dropout_seed:uint64") == 0);
+    CHECK(
+        strcmp(tessera_struct_fields("tessera_problem"),
+               "struct_size:size_t dtype:int32 ragged:int32 batch:int64 len_q:int64 len_kv:int64 heads_q:int64 "
+               "heads_kv:int64 head_dim:int64 head_dim_v:int64 total_q:int64 total_kv:int64 window_left:int64 "
+               "window_right:int64 causal:int32 alibi:int32 bias:int32 bias_gradient:int32 scale:double softcap:double "
+               "dropout_probability:double dropout_seed:uint64") == 0);
     CHECK(strcmp(tessera_struct_fields("tessera_forward_args"),
                  "struct_size:size_t q:tensor k:tensor v:tensor bias:tensor alibi_slopes:tensor cu_seqlens_q:tensor "
                  "cu_seqlens_kv:tensor o:tensor lse:tensor o_residual:tensor") == 0);
