@@ -70,10 +70,11 @@ def test_which_operator_a_call_runs(device):
     assert seen_by_names(lambda: flash_attn.flash_attn_func(q, k, v)) == {"tessera::forward_o"}
     assert seen_by_names(lambda: tt.attention(q, k, v, return_lse=True)) == {"tessera::forward"}
     assert seen_by_names(lambda: tt.attention(q, k, v, softcap=1.0)) == {"tessera::forward"}
-    for run in (tt.attention, flash_attn.flash_attn_func, tt.scaled_dot_product_attention):
-        assert seen_by_names(lambda: run(*leaves).sum().backward()) == {"tessera::forward_few", "tessera::backward"}
-    assert seen_by_names(lambda: tt.attention(*leaves, softcap=1.0).sum().backward()) == {"tessera::forward",
-                                                                                           "tessera::backward"}
+    for run in (tt.attention, flash_attn.flash_attn_func,
+                lambda *t: tt.scaled_dot_product_attention(*(x.transpose(1, 2) for x in t), enable_gqa=True)):
+        assert seen_by_names(lambda f=run: f(*leaves).sum().backward()) == {"tessera::forward_few", "tessera::backward"}
+    assert seen_by_names(lambda: tt.attention(*leaves, softcap=1.0).sum().backward()) == {
+        "tessera::forward", "tessera::backward"}
     with torch.no_grad():
         assert seen_by_names(lambda: tt.attention(*leaves)) == {"tessera::forward_o"}
 
