@@ -76,6 +76,9 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
                            f"softcap={softcap} and dropout_p={dropout_p}")
     left, right = _window(window_size)
     try:
+        if (cu_seqlens_q is cu_seqlens_k is alibi_slopes is None and not return_attn_probs and softcap <= 0.0
+                and dropout_p == 0.0):
+            return _attention.run_few(q, k, v, 1 if causal else 0, False, softmax_scale, left, right)
         _attention.no_gradient("alibi_slopes", alibi_slopes)
         arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k,
                               _attention.seed_tensor(None, dropout_p), _int(max_seqlen_q), _int(max_seqlen_k),

@@ -34,10 +34,13 @@ def _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
          return_attn_probs):
     left, right = _window(window_size)
+    softcap = max(_number("softcap", softcap), 0.0)
     try:
+        if cu_seqlens_q is cu_seqlens_k is None and not return_attn_probs and softcap == 0.0:
+            return _attention.run_few(q, k, v, 1 if causal else 0, False, softmax_scale, left, right)
         return _attention.run(Arguments(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None, _int(max_seqlen_q),
-                                        _int(max_seqlen_k), 1 if causal else 0, left, right, softmax_scale,
-                                        max(_number("softcap", softcap), 0.0)), return_attn_probs)
+                                        _int(max_seqlen_k), 1 if causal else 0, left, right, softmax_scale, softcap),
+                              return_attn_probs)
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(str(error)) from None
 

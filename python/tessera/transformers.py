@@ -90,6 +90,8 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         attention_mask = _within_sequences(attention_mask, cu_seq_lens_q, cu_seq_lens_k, query, key)
     if cu_seq_lens_q is None or attention_mask is not None:
         bias = _bias(attention_mask, position_bias, query, key.shape[2])
+        if bias is None and not softcap and type(dropout) is float and dropout == 0.0:
+            return _attention.run_few(query, key, value, 1 if causal else 0, True, scaling, left).transpose(1, 2), None
         o = _attention.run(Arguments(query, key, value, bias, heads_first=True, **scores), False)
         return o.transpose(1, 2), None
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))

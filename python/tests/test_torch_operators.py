@@ -41,7 +41,9 @@ def test_opcheck(name, device):
     for operator in (torch.ops.tessera.backward, torch.ops.tessera.attention_backward):
         torch.library.opcheck(operator.default, backward)
     if name in ("plain", "heads first"):
-        torch.library.opcheck(torch.ops.tessera.forward_o.default, (*detached[:3], 1, detached[-1]))
+        for operator in (torch.ops.tessera.forward_o, torch.ops.tessera.forward_few,
+                         torch.ops.tessera.forward_few_with_residual):
+            torch.library.opcheck(operator.default, (*detached[:3], 1, detached[-1]))
 
 
 @pytest.mark.parametrize("features", [{}, dict(causal="bottom-right", softcap=3.0), dict(window=(2, 1), scale=0.7),

@@ -70,7 +70,11 @@ def test_which_operator_a_call_runs(device):
     assert seen_by_names(lambda: flash_attn.flash_attn_func(q, k, v)) == {"tessera::forward_o"}
     assert seen_by_names(lambda: tt.attention(q, k, v, return_lse=True)) == {"tessera::forward"}
     assert seen_by_names(lambda: tt.attention(q, k, v, softcap=1.0)) == {"tessera::forward"}
-    assert seen_by_names(lambda: tt.attention(*leaves).sum().backward()) == {"tessera::forward", "tessera::backward"}
+    for run in (tt.attention, flash_attn.flash_attn_func,
+                lambda *t: tt.scaled_dot_product_attention(*(x.transpose(1, 2) for x in t), enable_gqa=True)):
+        assert seen_by_names(lambda f=run: f(*leaves).sum().backward()) == {"tessera::forward_few", "tessera::backward"}
+    assert seen_by_names(lambda: tt.attention(*leaves, softcap=1.0).sum().backward()) == {
+        "tessera::forward", "tessera::backward"}
     with torch.no_grad():
         assert seen_by_names(lambda: tt.attention(*leaves)) == {"tessera::forward_o"}
 
@@ -97,6 +101,7 @@ def test_a_pytorch_that_does_not_say_what_is_active(device, monkeypatch):
     want = tt.attention(*leaves)
     gradients = torch.autograd.grad(want.sum(), leaves)
     monkeypatch.setattr(_attention, "_functorch_active", lambda: True)
+    assert seen_by_names(lambda: tt.attention(*leaves)) == {"tessera::forward"}
     got = tt.attention(*leaves)
     assert torch.equal(got, want) and torch.equal(tt.attention(*(t.detach() for t in leaves)), want)
     assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(got.sum(), leaves), gradients))

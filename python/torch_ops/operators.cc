@@ -20,6 +20,13 @@ using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 template <bool with_residual>
 using Forward = std::conditional_t<with_residual, std::tuple<Tensor, Tensor, Tensor>, std::tuple<Tensor, Tensor>>;
 
+template <bool with_residual>
+Forward<with_residual> forward_results(const Inputs& in, const Settings& settings) {
+    Results found = run_forward(in, settings, {.residual = with_residual});
+    if constexpr (with_residual) return {std::move(found.o), *std::move(found.lse), *std::move(found.o_residual)};
+    else return {std::move(found.o), *std::move(found.lse)};
+}
+
 // TORCH_BOX derives an operator's boxing from the parameters of its function, so each function lists all of them.
 template <bool with_residual>
 Forward<with_residual> forward_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
@@ -28,26 +35,40 @@ Forward<with_residual> forward_op(const Tensor q, const Tensor k, const Tensor v
                                   std::int64_t max_len_kv, std::int64_t causal, std::int64_t window_left,
                                   std::int64_t window_right, std::optional<double> scale, double softcap,
                                   double dropout_p, const std::optional<std::string> kernel, bool heads_first) {
-    return with_torch_errors([&]() -> Forward<with_residual> {
-        Results found = run_forward(
+    return with_torch_errors([&] {
+        return forward_results<with_residual>(
             {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed},
-            {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first},
-            {.residual = with_residual});
-        if constexpr (with_residual) return {std::move(found.o), *std::move(found.lse), *std::move(found.o_residual)};
-        else return {std::move(found.o), *std::move(found.lse)};
+            {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first});
     });
 }
 
-/// O alone, of the arguments that most calls use: it allocates no LSE and converts 8 arguments instead of 18.
+/// The settings that most calls use. An operator of these converts 8 arguments instead of 18.
+Settings few_settings(std::int64_t causal, bool heads_first, std::optional<double> scale, std::int64_t window_left,
+                      std::int64_t window_right) {
+    return {.causal = causal,
+            .window_left = window_left,
+            .window_right = window_right,
+            .scale = scale,
+            .heads_first = heads_first};
+}
+
+/// O alone: it allocates no LSE.
 Tensor forward_o_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal, bool heads_first,
                     std::optional<double> scale, std::int64_t window_left, std::int64_t window_right) {
     return with_torch_errors([&] {
-        const Settings settings{.causal = causal,
-                                .window_left = window_left,
-                                .window_right = window_right,
-                                .scale = scale,
-                                .heads_first = heads_first};
-        return run_forward({q, k, v}, settings, {.lse = false}).o;
+        return run_forward({q, k, v}, few_settings(causal, heads_first, scale, window_left, window_right),
+                           {.lse = false})
+            .o;
+    });
+}
+
+template <bool with_residual>
+Forward<with_residual> forward_few_op(const Tensor q, const Tensor k, const Tensor v, std::int64_t causal,
+                                      bool heads_first, std::optional<double> scale, std::int64_t window_left,
+                                      std::int64_t window_right) {
+    return with_torch_errors([&] {
+        return forward_results<with_residual>({q, k, v},
+                                              few_settings(causal, heads_first, scale, window_left, window_right));
     });
 }
 
@@ -78,5 +99,7 @@ STABLE_TORCH_LIBRARY_IMPL(tessera, TESSERA_TORCH_KEY, m) {
     m.impl("forward", TORCH_BOX(&tessera::torch_ops::forward_op<false>));
     m.impl("forward_with_residual", TORCH_BOX(&tessera::torch_ops::forward_op<true>));
     m.impl("forward_o", TORCH_BOX(&tessera::torch_ops::forward_o_op));
+    m.impl("forward_few", TORCH_BOX(&tessera::torch_ops::forward_few_op<false>));
+    m.impl("forward_few_with_residual", TORCH_BOX(&tessera::torch_ops::forward_few_op<true>));
     m.impl("backward", TORCH_BOX(&tessera::torch_ops::backward_op));
 }

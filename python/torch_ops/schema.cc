@@ -3,7 +3,7 @@
 // Schemas of the operators, in the library for the CPU alone. A schema is append-only: a new argument comes last and
 // has a default.
 //
-// attention, attention_with_residual and attention_backward are registered with autograd; the four others run the same
+// attention, attention_with_residual and attention_backward are registered with autograd; the others run the same
 // kernels past it, for the autograd.Function of python/tessera/torch/_operators.py and for calls without gradients.
 #include <torch/csrc/stable/library.h>
 
@@ -15,6 +15,11 @@
 
 #define TESSERA_FORWARD_ARGUMENTS "(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS ", bool heads_first=False)"
 
+// Arguments of most calls.
+#define TESSERA_FEW_ARGUMENTS                                                                                      \
+    "(Tensor q, Tensor k, Tensor v, int causal=0, bool heads_first=False, float? scale=None, int window_left=-1, " \
+    "int window_right=-1)"
+
 #define TESSERA_BACKWARD                                                                                       \
     "(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " TESSERA_SHARED_ARGUMENTS \
     ", bool bias_gradient, bool heads_first=False, Tensor? o_residual=None) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -25,8 +30,8 @@ STABLE_TORCH_LIBRARY(tessera, m) {
     m.def("attention_backward" TESSERA_BACKWARD);
     m.def("forward" TESSERA_FORWARD_ARGUMENTS " -> (Tensor, Tensor)");
     m.def("forward_with_residual" TESSERA_FORWARD_ARGUMENTS " -> (Tensor, Tensor, Tensor)");
-    m.def(
-        "forward_o(Tensor q, Tensor k, Tensor v, int causal=0, bool heads_first=False, float? scale=None, "
-        "int window_left=-1, int window_right=-1) -> Tensor");
+    m.def("forward_few" TESSERA_FEW_ARGUMENTS " -> (Tensor, Tensor)");
+    m.def("forward_few_with_residual" TESSERA_FEW_ARGUMENTS " -> (Tensor, Tensor, Tensor)");
+    m.def("forward_o" TESSERA_FEW_ARGUMENTS " -> Tensor");
     m.def("backward" TESSERA_BACKWARD);
 }

@@ -4,12 +4,16 @@ import operator
 
 import torch
 import torch.autograd.forward_ad
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 from . import _errors, _functorch, _operators
 from ._operators import Arguments
 from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor
 
 CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
+_forward_o, _with_gradient = _operators.forward_o, _operators.EagerFewAttention.apply
 _FLOATS = frozenset((type(None), float))
 # PyTorch documents no way to ask these two. Where one is missing the answer is yes, which costs time and is never
 # wrong.
@@ -23,8 +27,8 @@ def _forward_mode():
 
 def _needs_gradients(arguments):
     q, k, v, bias = arguments[:4]
-    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
-                                        or (bias is not None and bias.requires_grad))
+    return is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
+                                  or (bias is not None and bias.requires_grad))
 
 
 def number(name, value):
@@ -32,7 +36,7 @@ def number(name, value):
     number that a float can hold, and for a tensor that requires a gradient, which it would not get."""
     if value is None or isinstance(value, torch.SymFloat):
         return value
-    if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+    if isinstance(value, torch.Tensor) and value.requires_grad and is_grad_enabled():
         raise ValueError(f"{name}: expected a number, got a tensor with requires_grad, which gets no gradient here")
     try:
         if isinstance(value, (str, bytes)):
@@ -67,11 +71,11 @@ def run(arguments, with_lse=True):
     autograd.Function of its own where one is, since both take a fraction of the time.
     Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
     expect_arguments(arguments)
-    compiling = torch.compiler.is_compiling()
+    compiling = is_compiling()
     if not compiling:  # a graph may have symbols there
         arguments = _with_numbers(arguments)
     try:
-        if compiling or torch.jit.is_tracing():
+        if compiling or is_tracing():
             keeps = _needs_gradients(arguments) and _operators.keeps_residual(arguments.q, arguments.dropout_p,
                                                                               arguments.kernel)
             results = (_operators.attention_with_residual if keeps else _operators.attention)(*arguments)
@@ -79,13 +83,28 @@ def run(arguments, with_lse=True):
             results = _functorch.attention(*arguments)
         elif _needs_gradients(arguments) or _forward_mode():
             results = _operators.EagerAttention.apply(*arguments[:4], arguments[4:])
-        elif not with_lse and _operators.has_o_alone(arguments):
-            return _operators.o_alone(arguments)
         else:
             results = _operators.forward(*arguments)
     except (RuntimeError, AttributeError) as error:
         raise _explained(error, arguments) from None
     return results[:2] if with_lse else results[0]
+
+
+def run_few(q, k, v, causal, heads_first, scale, window_left=-1, window_right=-1):
+    """O of a call with no other arguments than these, which have the operators' types, but for scale.
+
+    An eager call on plain tensors runs an operator with few arguments, in the least time; all others are run()'s, which
+    explains its choices."""
+    if not (is_compiling() or is_tracing() or _functorch_active() or _forward_mode()) and (
+            type(q) is type(k) is type(v) is Tensor and (scale is None or type(scale) is float)):
+        try:
+            if is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+                return _with_gradient(q, k, v, (causal, heads_first, scale, window_left, window_right))
+            return _forward_o(q, k, v, causal, heads_first, scale, window_left, window_right)
+        except (RuntimeError, AttributeError) as error:
+            raise _explained(error, Arguments(q, k, v)) from None
+    return run(Arguments(q, k, v, causal=causal, window_left=window_left, window_right=window_right, scale=scale,
+                         heads_first=heads_first), False)
 
 
 def _integer(value):
@@ -118,7 +137,7 @@ def seed_tensor(seed, dropout_p):
     if dropout_p == 0:
         return None
     if seed is None:
-        if torch.compiler.is_compiling() and torch.is_grad_enabled() and _graph_may_draw_again():
+        if is_compiling() and is_grad_enabled() and _graph_may_draw_again():
             raise ValueError("seed: expected a seed, since a graph compiled with an activation memory budget under 1 may "
                              "draw another one for its backward, got None")
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device="cpu")
@@ -175,7 +194,7 @@ def no_gradient(name, tensor):
     if tensor is None:
         return
     expect_tensor(name, tensor)
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if tensor.requires_grad and is_grad_enabled():
         raise ValueError(f"{name}: expected a tensor without requires_grad, since it gets no gradient here")
 
 
@@ -203,8 +222,11 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     heads_first = layout == "bhsd"
     if not heads_first and layout != "bshd":
         raise ValueError(f"layout: expected \"bshd\" or \"bhsd\", got {layout!r}")
+    left, right = (-1, -1) if window is None else window_sides(window)
+    if (bias is alibi_slopes is kernel is None and not return_lse and type(softcap) is type(dropout_p) is float
+            and softcap == dropout_p == 0.0):
+        return run_few(q, k, v, 0 if causal is None else causal_number(causal), heads_first, scale, left, right)
     no_gradient("alibi_slopes", alibi_slopes)
-    left, right = window_sides(window)
     if bias is not None:
         causal, bias = _causal_and_bias(q, k, causal, bias, heads_first)
     return run(Arguments(q, k, v, bias, alibi_slopes, seed=seed_tensor(seed, dropout_p), causal=causal_number(causal),

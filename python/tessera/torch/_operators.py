@@ -2,9 +2,10 @@
 """The operators of libtessera_torch: their arguments, fake kernels, gradients, and which of them a call runs.
 
 torch.ops.tessera.attention is the operator that graphs contain: it has a gradient and a vmap rule.
-attention_with_residual also returns the residual of O (docs/numerics.md), which makes the backward faster. forward,
-forward_with_residual, forward_o and backward run the same kernels and have no gradient: a gradient registered through
-torch.library runs Python in every call, wanted or not. EagerAttention and calls without gradients use these.
+attention_with_residual also returns the residual of O (docs/numerics.md), which makes the backward faster. The
+operators that are named forward or backward run the same kernels and have no gradient: a gradient registered through
+torch.library runs Python in every call, wanted or not. EagerAttention, EagerFewAttention and calls without gradients
+use these. forward_few and forward_o, which returns O alone, have 8 arguments instead of 18: each one takes time.
 """
 import typing
 
@@ -17,6 +18,8 @@ _library.require()
 
 forward = torch.ops.tessera.forward.default
 forward_with_residual = torch.ops.tessera.forward_with_residual.default
+forward_few = torch.ops.tessera.forward_few.default
+forward_few_with_residual = torch.ops.tessera.forward_few_with_residual.default
 forward_o = torch.ops.tessera.forward_o.default
 backward = torch.ops.tessera.backward.default
 attention = torch.ops.tessera.attention.default
@@ -50,19 +53,6 @@ class Arguments(typing.NamedTuple):
 
 TENSORS = 8  # Arguments begins with so many tensors
 DROPOUT_P = Arguments._fields.index("dropout_p")
-
-
-def has_o_alone(arguments):
-    """Whether forward_o, which has few of the arguments, can run this call."""
-    _, _, _, bias, alibi_slopes, cu_q, cu_kv, _, _, _, _, _, _, _, softcap, dropout_p, kernel, _ = arguments
-    return (bias is None and alibi_slopes is None and cu_q is None and cu_kv is None and kernel is None
-            and softcap == 0 and dropout_p == 0)
-
-
-def o_alone(arguments):
-    """O by forward_o."""
-    q, k, v, _, _, _, _, _, _, _, causal, left, right, scale, _, _, _, heads_first = arguments
-    return forward_o(q, k, v, causal, heads_first, scale, left, right)
 
 
 def keeps_residual(q, dropout_p=0.0, kernel=None):
@@ -109,8 +99,16 @@ def _fake_forward_with_residual(*arguments):
     return o, lse, a.q.new_empty((0,), dtype=torch.int8)
 
 
-def _fake_forward_o(q, k, v, causal=0, heads_first=False, scale=None, window_left=-1, window_right=-1):
-    return _fake_forward(*Arguments(q, k, v, heads_first=heads_first))[0]
+def _fake_forward_few(q, k, v, causal=0, heads_first=False, scale=None, window_left=-1, window_right=-1):
+    return _fake_forward(*Arguments(q, k, v, heads_first=heads_first))
+
+
+def _fake_forward_few_with_residual(q, k, v, causal=0, heads_first=False, scale=None, window_left=-1, window_right=-1):
+    return _fake_forward_with_residual(*Arguments(q, k, v, heads_first=heads_first))
+
+
+def _fake_forward_o(*few):
+    return _fake_forward_few(*few)[0]
 
 
 def _fake_backward(d_o, dlse, q, k, v, o, lse, bias, *rest):
@@ -121,6 +119,8 @@ def _fake_backward(d_o, dlse, q, k, v, o, lse, bias, *rest):
 
 
 for _name, _fake in (("forward", _fake_forward), ("attention", _fake_forward), ("forward_o", _fake_forward_o),
+                     ("forward_few", _fake_forward_few),
+                     ("forward_few_with_residual", _fake_forward_few_with_residual),
                      ("forward_with_residual", _fake_forward_with_residual),
                      ("attention_with_residual", _fake_forward_with_residual),
                      ("backward", _fake_backward), ("attention_backward", _fake_backward)):
@@ -177,7 +177,7 @@ for _name in ("attention", "attention_with_residual"):
 torch.library.register_autograd("tessera::attention_backward", no_second_derivative)
 
 _without_gradient = torch.library.Library("tessera", "IMPL")
-for _name in ("forward", "forward_with_residual", "forward_o", "backward"):
+for _name in ("forward", "forward_with_residual", "forward_few", "forward_few_with_residual", "forward_o", "backward"):
     _without_gradient.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 
@@ -198,13 +198,40 @@ class EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_o, dlse):
-        for tensor, name in ((d_o, "do"), (dlse, "dlse")):
-            if tensor is not None:
-                expect_tensor(name, tensor)
-        # With create_graph=True gradients are enabled here, and the operator that refuses to be differentiated runs.
-        run_backward = attention_backward if torch.is_grad_enabled() else backward
-        try:
-            found = gradients(run_backward, ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad[3])
-        except RuntimeError as error:
-            raise _errors.translated(error) from None
-        return *found, None
+        return *_eager_gradients(ctx.saved_tensors, ctx.settings, d_o, dlse, ctx.needs_input_grad[3]), None
+
+
+class EagerFewAttention(torch.autograd.Function):
+    """O of an eager call that needs gradients and has the arguments of forward_few only. few: those after v."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, few):
+        if q.is_cuda and keeps_residual(q):
+            results = forward_few_with_residual(q, k, v, *few)
+        else:
+            results = forward_few(q, k, v, *few)
+        ctx.save_for_backward(q, k, v, *results)
+        ctx.few = few
+        ctx.set_materialize_grads(False)
+        return results[0]
+
+    @staticmethod
+    def backward(ctx, d_o):
+        q, k, v, *results = ctx.saved_tensors
+        causal, heads_first, scale, left, right = ctx.few
+        return *_eager_gradients((q, k, v, None, None, None, None, None, *results),
+                                 (-1, -1, causal, left, right, scale, 0.0, 0.0, None, heads_first), d_o, None,
+                                 False)[:3], None
+
+
+def _eager_gradients(saved, settings, d_o, dlse, needs_bias):
+    """gradients() in the backward of an eager call. Raises what the forward raises."""
+    for tensor, name in ((d_o, "do"), (dlse, "dlse")):
+        if tensor is not None:
+            expect_tensor(name, tensor)
+    # With create_graph=True gradients are enabled here, and the operator that refuses to be differentiated runs.
+    run_backward = attention_backward if torch.is_grad_enabled() else backward
+    try:
+        return gradients(run_backward, saved, settings, d_o, dlse, needs_bias)
+    except RuntimeError as error:
+        raise _errors.translated(error) from None

@@ -17,11 +17,13 @@ def expect_tensor(name, tensor):
     A subclass with a __torch_function__ of its own is refused: only that function knows what its objects mean, and it
     does not know tessera's operators. One with a __torch_dispatch__ receives the call of the operator."""
     cls = type(tensor)
+    if cls in _PLAIN and tensor.layout == torch.strided:
+        return
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name}: expected a torch.Tensor, got a {cls.__name__}")
     if tensor.layout != torch.strided:
         raise ValueError(f"{name}: expected a strided tensor, got one of the layout {tensor.layout}")
-    if cls not in _PLAIN and overridden(cls, torch.Tensor, ("__torch_function__",), _NO_OVERRIDE) is not None:
+    if overridden(cls, torch.Tensor, ("__torch_function__",), _NO_OVERRIDE) is not None:
         raise ValueError(f"{name}: expected a torch.Tensor whose memory holds its numbers, got a {cls.__name__}, which "
                          "overrides __torch_function__; .as_subclass(torch.Tensor) gives its memory as it is")
 

@@ -95,9 +95,11 @@ def _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         if attn_mask.dim() > 4:
             attn_mask = attn_mask.expand(*query.shape[:-2], *attn_mask.shape[-2:]).flatten(0, -4)
         bias = bias_of(attn_mask, q.shape, k.shape[2], q.dtype)
-    o = _attention.run(Arguments(q, k, v, bias, seed=_attention.seed_tensor(None, dropout_p), causal=causal,
-                                 scale=scale,
-                                 dropout_p=dropout_p, heads_first=True), False)
+    if bias is None and type(dropout_p) is float and dropout_p == 0.0:
+        o = _attention.run_few(q, k, v, causal, True, scale)
+    else:
+        o = _attention.run(Arguments(q, k, v, bias, seed=_attention.seed_tensor(None, dropout_p), causal=causal,
+                                     scale=scale, dropout_p=dropout_p, heads_first=True), False)
     return o if query.dim() == 4 else o.reshape(*query.shape[:-2], *o.shape[-2:])
 
 
