@@ -35,6 +35,7 @@ import abi
 import torch_backward
 
 HERE = pathlib.Path(__file__).parent
+FA3_FWD = "0.0.3"  # the version whose operator fa3_call() knows
 
 
 def gold(q, k, v, causal):
@@ -182,6 +183,8 @@ def main():
                   "date": datetime.date.today().isoformat(), "commit": options.commit}
         records = {name: record(row, name, t, options.direction, common) for name, t in times.items()}
         for name, r in records.items(): r.update(getattr(calls[name], "notes", {}))
+        if "fa3 fa3" in records:
+            records["fa3 fa3"]["versions"] = {"fa3-fwd": FA3_FWD, "torch": torch.__version__, "driver": query("driver_version")}
         if options.out:
             with open(options.out, "a") as out:
                 out.writelines(json.dumps(r) + "\n" for r in records.values() if r["by"] != "before")
