@@ -76,9 +76,7 @@ void expect_rank_0_is_nothing(Pass pass) {
     }
 }
 
-TEST(NotGiven, an_address_alone_changes_no_bit_of_the_forward) {
-    expect_rank_0_is_nothing<ForwardArgs>(Pass::forward);
-}
+TEST(NotGiven, an_address_alone_changes_no_bit_of_the_forward) { expect_rank_0_is_nothing<ForwardArgs>(Pass::forward); }
 
 TEST(NotGiven, an_address_alone_changes_no_bit_of_the_backward) {
     expect_rank_0_is_nothing<BackwardArgs>(Pass::backward);

@@ -196,9 +196,9 @@ MaybeReading read_tessera(std::string_view name) {
     if (contains_any(name, {"backward", "::delta_kernel", "::dq_kernel", "::bias_kernel"}))
         reading.pass = KernelPass::backward;
     // One call of standard is three kernels, one of a backward up to four: the first of them stands for it.
-    if (contains_any(name, {"::softmax_kernel", "::values_kernel", "::delta_kernel", "::delta_from_output_kernel",
-                            "::dq_kernel", "::dq_convert_kernel", "::dkdv_reduce_kernel", "::dq_product_kernel",
-                            "::bias_kernel"}))
+    if (contains_any(
+            name, {"::softmax_kernel", "::values_kernel", "::delta_kernel", "::delta_from_output_kernel", "::dq_kernel",
+                   "::dq_convert_kernel", "::dkdv_reduce_kernel", "::dq_product_kernel", "::bias_kernel"}))
         reading.role = Role::helper;
     if (contains(name, "::fa3::")) reading.arch = 90;
     else if (contains(name, "::cuda::")) reading.features.emplace_back("compiled for sm80 and sm90");
