@@ -160,8 +160,7 @@ void add_report_command(CLI::App& app, Session& session) {
                     "Markdown tables; and a chart of speed by length as SVG",
                     {{"tessera report results.jsonl -o report.html", "a page that needs nothing else, for a browser"},
                      {"tessera report bench/results/h200/*.jsonl --markdown table.md", "the figures as tables"},
-                     {"tessera report bench/results/h200/now/forward.jsonl --svg speed.svg --only causal "
-                      "--without '64/8 heads'",
+                     {"tessera report bench/results/h200/now/forward.jsonl --svg speed.svg --only causal",
                       "a chart: a panel for each head_dim, a line for each library"}});
     auto options = std::make_shared<ReportOptions>();
     command->add_option("RECORDS", options->files, "Files of records, as tessera bench -o writes them")

@@ -146,7 +146,7 @@ Titles titles_of(const std::vector<const Group*>& groups) {
 std::string grouped(std::int64_t number) {
     std::string text = fmt::format("{}", number);
     for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3)
-        text.insert(static_cast<std::size_t>(at), ",");
+        text.insert(static_cast<std::size_t>(at), 1, ',');
     return text;
 }
 
