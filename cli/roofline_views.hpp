@@ -16,7 +16,7 @@ namespace tessera::cli {
 std::string tile_text(const schedule::Workload& workload, const model::Machine& machine, int width);
 Json tile_json(const schedule::Workload& workload, const model::Machine& machine);
 
-/// One head on one core: a lane for each unit, and the steps. `workload` has one member and one head.
+/// One head on one core: a lane for each unit, and the steps. `workload` has one sequence and one head.
 std::string timeline_text(const schedule::Workload& workload, const model::Machine& machine, int width);
 Json timeline_json(const schedule::Workload& workload, const model::Machine& machine);
 
