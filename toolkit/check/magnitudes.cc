@@ -48,8 +48,7 @@ struct Row {
     double dot(std::int64_t j) const { return dots[static_cast<std::size_t>(j)]; }
 };
 
-/// Returns the part of a rounding's square that a weight takes. A weight that rounds to 1 errs only by 1 minus its
-/// value.
+/// Returns the part of a rounding's square that a weight takes; a weight that rounds to 1 errs by 1 minus its value.
 double share_rounded(double weight, double drop, DType dtype) {
     const double missing = (1 - weight) / (0.425 * unit_roundoff(dtype));  // 0.425 u: the mean rounding, chance.cc
     return drop == 1 ? std::min(1.0, missing * missing) : 1;
@@ -211,7 +210,7 @@ bool keys_are_copies(const Head& head, const Range& keys) {
 }
 
 /// Adds the errors of equal elements of dS, which round alike. If their keys are copies too, the errors add up in each
-/// element of dQ instead of averaging. Then n of them count n^2 times, of which add_terms() counted n.
+/// element of dQ: n of them count n^2 times, of which add_terms() counted n.
 void add_copied_terms(const Target& dq, std::int64_t row, const std::vector<double>& values, const double* key,
                       std::int64_t dim) {
     std::map<float, double> counts;  // fp32, so that the order of a sum in fp64 does not separate copies
@@ -262,8 +261,7 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
     }
 }
 
-/// Adds the loss in fp16: every dS of the head may be off by `lost`, because small ones are subnormal beside the
-/// largest.
+/// Adds the loss in fp16: every dS of the head may be off by `lost`, as small ones are subnormal beside the largest.
 void add_subnormal_gradients(const Head& head, double lost, const Target& dq, const Target& dk, const Target* dbias) {
     const Problem& p = head.problem;
     const double factor = lost * std::abs(p.effective_scale());
