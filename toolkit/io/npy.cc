@@ -70,7 +70,7 @@ struct HeaderText {
 
 HeaderText read_header_text(const ByteSource& source) {
     const std::string& origin = source.origin();
-    std::array<char, 12> start{};  // magic, version, length
+    std::array<char, 12> start{};  // magic, version, header length
     const std::uint64_t available = std::min<std::uint64_t>(source.size(), start.size());
     source.read(0, std::as_writable_bytes(std::span(start)).first(available));
     if (std::string_view(start.data(), kMagic.size()) != kMagic) bad_data(origin, "expected the magic bytes of .npy");
@@ -132,7 +132,7 @@ std::string header_text(const TensorView& view) {
     checked_bytes(view, "view");
     std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': (", dtype_name(view.dtype));
     for (int d = 0; d < view.rank; ++d) {
-        // The comma behind a single size makes it a tuple.
+        // The comma after a single size makes it a tuple.
         text += fmt::format("{}{}", view.shape[static_cast<std::size_t>(d)],
                             d + 1 < view.rank ? ", "
                             : view.rank == 1  ? ","

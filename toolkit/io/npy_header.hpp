@@ -8,7 +8,7 @@
 
 namespace tessera::io {
 
-/// What the header of a .npy file says, nothing of it judged yet.
+/// The content of the header of a .npy file, unchecked.
 struct NpyHeader {
     std::string descr;
     bool fortran_order = false;
