@@ -25,7 +25,7 @@ class Progress {
     /// Begins the next part; `label` describes it.
     void step(const std::string& label);
 
-    /// Adds `tasks` parts to the current step, or marks one of them as done.
+    /// expect() adds `tasks` parts to the current step; done() completes one of them.
     void expect(std::int64_t tasks) { tasks_ += tasks; }
     void done() { tasks_done_.fetch_add(1, std::memory_order_relaxed); }
 

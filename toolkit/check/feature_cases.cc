@@ -21,8 +21,9 @@ constexpr Dims kExact[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192
 constexpr Dims kPadded[] = {{24, 24},  {128, 64},  {64, 128},  {40, 88},  {256, 64},
                             {64, 256}, {128, 256}, {256, 128}, {160, 96}, {136, 184}};
 
-/// tall: two tiles of queries of any kernel, and keys for two blocks. wide: few queries, and enough blocks of keys to
-/// wrap around any ring of stages. long_row: more than the 2,048 keys up to which fa3 treats a row as short.
+/// Sizes. `tall` has two tiles of queries of any kernel, and keys for two blocks. `wide` has few queries, and enough
+/// blocks of keys to wrap around any ring of stages. `long_row` exceeds the 2,048 keys up to which fa3 treats a row as
+/// short.
 enum class Size : std::uint8_t { tall, wide, long_row };
 const char* name_of_size(Size size) { return size == Size::tall ? "tall" : size == Size::wide ? "wide" : "long"; }
 

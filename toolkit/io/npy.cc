@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The format: the 6 bytes "\x93NUMPY", a major and a minor version, the header's length (2 bytes in version 1, else 4,
-// little endian), the header (a Python dict literal), then the data up to the end of the file.
+// The format starts with the 6 bytes "\x93NUMPY", a major and a minor version, and the header's length (2 bytes in
+// version 1, else 4, little endian). The header (a Python dict literal) follows, then the data up to the end of the
+// file.
 #include "io/npy.hpp"
 
 #include <fmt/format.h>

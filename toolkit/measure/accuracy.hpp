@@ -50,8 +50,8 @@ bool is_short(const model::Prediction& prediction);
 /// Returns the expected error of standard and fa1 over all kinds together, because few of each were measured.
 double expected_error_of_plain(Schedule schedule, Pass pass, bool is_short);
 
-/// Returns the error bar of a prediction in words: its kind, the error of that kind, and whether the device, or a CPU's
-/// kernels of that kind, were ever measured.
+/// Describes the error bar of a prediction: its kind and the error of that kind. It also says whether the device, or a
+/// CPU's kernels of that kind, were ever measured.
 std::string error_bar_text(const Problem& problem, const model::Prediction& prediction, const model::Machine& machine);
 
 /// Predictions for the Records whose kernel and device the model knows; the others are counted by reason.

@@ -16,9 +16,9 @@ namespace tessera::measure {
 /// Called before each measurement with the name of what is measured.
 using CalibrationProgress = std::function<void(const std::string& what)>;
 
-/// Measures the roofs of this host on one thread and on `threads` (0: all that the process may use): multiply-adds,
-/// MMAs of bf16 tiles, tessera's own exponential, the clock, reads from the second and last level of cache and from
-/// memory, and the start of a parallel loop. Takes about 4 seconds.
+/// Measures the roofs of this host on one thread and on `threads` (0: all that the process may use). It times
+/// multiply-adds, MMAs of bf16 tiles, tessera's own exponential, the clock, and the start of a parallel loop. It also
+/// times reads from the second and last level of cache and from memory. Takes about 4 seconds.
 model::Machine measure_roofs(int threads, const CalibrationProgress& progress);
 
 /// Number of measurements that measure_roofs() reports.

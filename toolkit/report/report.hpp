@@ -25,8 +25,8 @@ std::size_t plots_of(const DeviceRows& device);
 /// Returns tables of all measurements with their predictions, one for each device and pass.
 std::string markdown(const Sorted& sorted, const std::string& title);
 
-/// Summarises a device's measurements, one sentence for each pass: how often each one is the fastest, how tessera's
-/// best kernel compares with the best of the others, and how many measurements are noisy.
+/// Summarises a device's measurements, one sentence for each pass. It says how often each one is the fastest, how
+/// tessera's best kernel compares with the best of the others, and how many measurements are noisy.
 std::vector<std::string> verdicts(const DeviceRows& device);
 
 /// Returns the columns of the tables, and a row's cells.

@@ -36,8 +36,8 @@ struct HandExample {
 
     std::int64_t len_q() const { return static_cast<std::int64_t>(q.size()); }
     std::int64_t len_kv() const { return static_cast<std::int64_t>(k.size()); }
-    /// Throws Error(invalid_argument) naming "q", "k", "v", "do" or "tile" for no rows or more than kMostHandLen, for
-    /// values beyond kMostHandValue, and for different lengths of K and V or of Q and dO.
+    /// Throws Error(invalid_argument) naming "q", "k", "v", "do" or "tile". It refuses no rows, more than kMostHandLen
+    /// rows, values beyond kMostHandValue, and different lengths of K and V or of Q and dO.
     void validate() const;
 };
 

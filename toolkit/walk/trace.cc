@@ -113,8 +113,8 @@ std::vector<Range> key_tiles(const Trace& trace) {
     return tiles;
 }
 
-/// Inserts the tiles that the kernel never touched among the steps that meet each tile of keys once: before the first
-/// step with larger keys, or after the last step.
+/// Inserts the tiles that the kernel never touched among the steps that meet each tile of keys once. Each goes before
+/// the first step with larger keys, or after the last step.
 void add_skipped(Trace& trace) {
     std::vector<Step>& steps = trace.steps;
     const TileStep sweep = sweep_of(trace);
