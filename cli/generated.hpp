@@ -16,8 +16,7 @@ namespace tessera::cli {
 struct GeneratedInputs {
     FileLayout layout;
     std::vector<OwnedTensor> owned;
-    /// Views in the shapes that a file gets. The gradient of O is present on request, other tensors if the Problem has
-    /// them.
+    /// Views in the shapes that a file gets. dO is present on request, other tensors if the Problem has them.
     BackwardArgs tensors;
 
     /// Returns name and tensor of everything that was generated.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads the input files of `tessera run`: tensors found by name, in the canonical layout and the dtype of the
-// computation.
+// Reads the input files of `tessera run`: tensors found by name, in canonical layout and the dtype to compute in.
 #pragma once
 
 #include <map>

@@ -91,8 +91,7 @@ struct PassOptions {
     std::string text;  ///< empty without --pass: the forward
     bool backward = false;
 
-    /// `names` lists the values of --pass for --help. `group` is the options' group in --help; by default the usual
-    /// one.
+    /// `names` lists the values of --pass for --help. `group` is the options' group in --help.
     void declare(CLI::App& command, const std::string& names, const std::string& backward_description,
                  const char* group = "");
     bool given() const { return backward || !text.empty(); }

@@ -19,8 +19,7 @@ std::string rows_text(const measure::SweepRow& first, const measure::SweepRow& l
 /// Returns the heading of every table: device, problem, library of the kernels.
 std::string heading_text(const model::Machine& machine, std::span<const measure::SweepRow> rows, int width);
 
-/// Returns one line for each length: times, the best schedule's win and bound; with `share`, also the whole model's
-/// win.
+/// Returns one line for each length: times, the best schedule's win and bound; with `share`, the model's win.
 std::string lengths_text(std::span<const measure::SweepRow> rows, std::optional<double> share, int width);
 
 /// Shows one problem: a line for each schedule with its roofs, and the split of its time.

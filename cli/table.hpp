@@ -9,8 +9,7 @@
 
 namespace tessera::cli {
 
-/// Returns the columns of the terminal behind `descriptor`, at most 100, since longer lines read badly; 80 without a
-/// terminal.
+/// Returns the columns of the terminal behind `descriptor`, at most 100 for readability; 80 without a terminal.
 int terminal_width(int descriptor);
 
 /// Breaks `text` at spaces into lines of at most `width` bytes (a longer word stands alone).

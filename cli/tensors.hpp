@@ -33,15 +33,13 @@ struct FileLayout {
     bool ragged = false;     ///< rank 3 is [total, heads, dim] or, as bhsd, [heads, total, dim]
     bool unbatched = false;  ///< rank 3 is a single sequence
 
-    /// Returns the file's tensor as [batch, len, heads, dim] or [total, heads, dim]: a view of its memory in canonical
-    /// order.
+    /// Returns the file's tensor as [batch, len, heads, dim] or [total, heads, dim], a view of its memory.
     TensorView canonical(const TensorView& in_file) const;
 
     /// Returns the shape in a file of a tensor of this canonical shape. It is its own inverse up to the batch of 1.
     std::vector<std::int64_t> in_file(std::span<const std::int64_t> canonical) const;
 
-    /// Returns the canonical view of LSE and dLSE, [batch, heads, len] or ragged [heads, total]. Only a batch of 1 can
-    /// be missing.
+    /// Returns LSE or dLSE as [batch, heads, len] or ragged [heads, total]; only a batch of 1 can be missing.
     TensorView canonical_lse(const TensorView& in_file) const;
     std::vector<std::int64_t> lse_in_file(const Problem& problem) const;
 };

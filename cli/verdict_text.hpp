@@ -15,8 +15,7 @@ namespace tessera::cli {
 /// Returns one sentence: the backend that PyTorch takes, and the first remedy for the fastest one that it excludes.
 std::string verdict_sentence(const diagnose::Explanation& explanation, const diagnose::Call& call);
 
-/// Returns the sentence, then a table of the backends: verdict, PyTorch's words, plain words, remedy; then the
-/// assumptions.
+/// Returns the sentence, then a table of the backends: verdict, PyTorch's words, plain words, remedy; then assumptions.
 std::string verdict_text(const diagnose::Explanation& explanation, const diagnose::Call& call, int width);
 
 /// Returns one line for each gain; empty without any.

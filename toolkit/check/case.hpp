@@ -21,8 +21,7 @@ namespace tessera::check {
 enum class Layout : std::uint8_t {
     bshd,    ///< packed [batch, len, heads, head_dim]
     bhsd,    ///< packed [batch, heads, len, head_dim], seen through strides
-    random,  ///< each tensor has its own dimension order, gaps and misalignment; strides may be negative or (inputs)
-             ///< zero
+    random,  ///< own dimension order, gaps and misalignment per tensor; strides may be negative or (inputs) zero
 };
 
 /// The entries of a bias that are -inf.
@@ -66,7 +65,7 @@ Case random_case(std::uint64_t seed, std::uint64_t index);
 /// The named cases: one per corner of the contract.
 std::vector<Case> corner_cases();
 
-/// Returns a random case by number, a corner case by name or a case of feature_cases(seed) by id; nullopt if there is
+/// Returns a random case by number, a corner case by name or one of feature_cases(seed) by id; nullopt if there is
 /// none.
 std::optional<Case> find_case(std::uint64_t seed, std::string_view id);
 

@@ -29,8 +29,7 @@ class Chance {
     Squares squares(const std::vector<std::size_t>& rows, double of) const;
     /// Returns the value that the largest error exceeds once in 10^5 times. `at_least` is a known lower bound.
     double largest(double at_least) const;
-    /// Returns the standard deviation of the sum of the errors over some rows, or (`outward`) of the errors away from
-    /// 0.
+    /// Returns the standard deviation of the sum of the errors over some rows, or (`outward`) of those away from 0.
     double deviation_of_sum(const std::vector<std::size_t>& rows, bool outward) const;
 
  private:

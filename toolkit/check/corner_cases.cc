@@ -148,8 +148,8 @@ void add_layouts(List& list) {
     odd_tile.problem.mask.causal = Causal::bottom_right;
 }
 
-/// Adds a tile of queries with keys and then many without, in every block of a persistent grid. A persistent kernel
-/// that waits for keys of an empty tile hangs here.
+/// Adds a tile of queries with keys and then many without, in every block of a persistent grid. This order can make a
+/// persistent kernel wait forever.
 void add_waiting(List& list) {
     list.add("queries_without_keys", {9, 799, 3, 6, 6, 128, 128}, DType::fp16).problem.mask.causal =
         Causal::bottom_right;

@@ -15,8 +15,7 @@ enum class Fill : std::uint8_t {
     normal,        ///< N(0, 1)
     outliers,      ///< N(0, 1) + N(0, 100) with probability 0.001 (FlashAttention-3 paper, section 4.3)
     large_logits,  ///< N(0, 30^2): as q, logits with a deviation of 30
-    index_coded,   ///< row j (second dimension at rank 4, else the first) holds a code of j, so that permuted keys are
-                   ///< found
+    index_coded,   ///< row j (second dimension at rank 4, else first) holds a code of j, which reveals permuted keys
     zeros,
     ones,
 };

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gold holds the fp64 values and bounds that compare.cc compares a result with, one packed struct per output
-// tensor.
+// The gold holds the packed fp64 values and bounds for compare.cc, one struct per output tensor.
 #pragma once
 
 #include <algorithm>

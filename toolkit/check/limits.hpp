@@ -27,8 +27,7 @@ inline bool plain_scores(const Problem& p) {
     return p.softcap == 0 && !p.alibi && !p.bias && p.dropout.probability == 0 && std::isnormal(scale) && scale > 0;
 }
 
-/// Returns the start of the reason with which this kernel refuses the Problem on a supported device; "" if it must run
-/// it.
+/// Returns the start of this kernel's reason for refusing the Problem on a supported device; "" if it must run it.
 inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) {
     if (!takes(kernel, p.dtype)) return "does not take " + std::string(name_of(p.dtype));
     if (kernel.name == "cpu.fa1.forward" && p.len_kv > 65536) return "renormalises O at every K/V block";

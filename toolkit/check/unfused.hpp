@@ -7,7 +7,7 @@
 //     dV = round(dropout(P)^T dO);  dP = round(dO V^T);  dS = round(P (dropout(dP) - rowsum(P dropout(dP)) + dLSE))
 //     dQ = round(scale dS K);  dK = round(scale dS^T Q)
 //
-// `round` rounds to the dtype. Sums are kept in fp64, unlike the fp32 of real hardware; the difference is far below one
+// `round` rounds to the dtype. Sums are kept in fp64, unlike the fp32 of hardware; the difference is far below one
 // rounding.
 #pragma once
 

@@ -60,8 +60,7 @@ Slot& slot_at(int index) { return slots[static_cast<std::size_t>(index)]; }
                 fmt::format("{}: {}: {}", path, what, std::generic_category().message(error)));
 }
 
-/// True if a sync failed. Some file systems cannot sync a folder or a special file and report that, which is no
-/// failure.
+/// True if a sync failed. A file system that cannot sync a folder or a special file has not failed.
 bool sync_failed(int descriptor) {
     while (::fsync(descriptor) != 0) {
         if (errno != EINTR) return errno != EINVAL && errno != ENOTSUP;
@@ -131,8 +130,7 @@ void AtomicFile::open_temporary(std::optional<unsigned> permissions) {
         const std::string name =
             fmt::format(".{}.tmp.{}.{}", target_.substr(0, kNameMax), slot.process, counter.fetch_add(1));
         std::memcpy(slot.name, name.c_str(), name.size() + 1);
-        // The slot is live before the file exists: a signal in between removes nothing. The other order could leave a
-        // file.
+        // The slot is live before the file exists: a signal in between removes nothing. The other order could leak.
         slot.state.store(SlotState::live);
         constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
         descriptor_ = ::openat(folder_, name.c_str(), kFlags, permissions ? 0600U : 0666U);

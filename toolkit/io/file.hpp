@@ -86,8 +86,7 @@ struct FileBytes {
     std::span<const std::byte> span() const { return {data.get(), size}; }
 };
 
-/// Reads a whole file. Throws as InputFile does, and Error(out_of_memory) if the file exceeds `limit` or the available
-/// memory.
+/// Reads a whole file. Throws as InputFile does, and Error(out_of_memory) if the file exceeds `limit` or free memory.
 FileBytes read_file(const std::string& path, std::uint64_t limit = std::numeric_limits<std::uint64_t>::max());
 
 /// The destination of an output's bytes.

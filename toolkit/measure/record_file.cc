@@ -46,8 +46,7 @@ class AppendedFile {
             if (written >= 0) text.remove_prefix(static_cast<std::size_t>(written));
             else if (errno != EINTR) cannot_write(path_);
         }
-        // Synced, so that a power cut loses no record that was reported as written. Pipes and the like cannot be
-        // synced.
+        // A sync keeps reported records through a power cut. Pipes and the like cannot be synced.
         if (::fdatasync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) cannot_write(path_);
     }
 

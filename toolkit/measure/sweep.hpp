@@ -56,7 +56,7 @@ std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedul
 /// part + part / win) (Amdahl 1967).
 double whole_win(double part, double win);
 
-/// Plots FLOP per byte of DRAM against TFLOP/s, log-log: the machine's roofs, and a line through the lengths of each
+/// Plots FLOP per byte of DRAM against TFLOP/s, log-log: the machine's roofs, and one line through its lengths per
 /// schedule.
 plot::Figure roofline_figure(const model::Machine& machine, std::span<const SweepRow> rows);
 

@@ -38,8 +38,7 @@ double widest_name(const Figure& figure) {
     return widest;
 }
 
-/// Puts names at the line ends if there are few lines, all reach the right side, and the names take little of the
-/// width.
+/// Puts names at the line ends if there are few lines, all reach the right side, and the names are short.
 Names names_of(const Figure& figure, const Limits& x) {
     if (figure.names != Names::automatic) return figure.names;
     if (figure.series.size() < 2) return figure.series.empty() ? Names::none : Names::legend;

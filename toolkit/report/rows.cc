@@ -63,8 +63,7 @@ void add(std::string& text, const std::string& part) {
     text += part;
 }
 
-/// Returns the features of the problem. The residual of O and the caller do not change the problem, so they are left
-/// out.
+/// Returns the features of the problem. The residual of O and the caller do not change it and are left out.
 std::string asked_features(const Record& r) {
     std::string text = r.features;
     for (const std::string_view kept : {"residual of O", kAutograd}) {

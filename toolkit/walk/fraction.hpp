@@ -31,8 +31,7 @@ class Fraction {
     }
 
     friend Fraction operator+(const Fraction& a, const Fraction& b) {
-        // The sum uses the common denominator in lowest terms, because products of denominators exceed 64 bits much
-        // earlier.
+        // The sum uses the common denominator in lowest terms, because products of denominators exceed 64 bits sooner.
         const std::int64_t common = std::gcd(a.denominator_, b.denominator_);
         const std::int64_t of_a = b.denominator_ / common, of_b = a.denominator_ / common;
         return {sum(product(a.numerator_, of_a), product(b.numerator_, of_b)), product(a.denominator_, of_a)};
