@@ -168,7 +168,7 @@ model::Machine measure_roofs(int threads, const CalibrationProgress& progress) {
     const double product_1 = rate("products", 1, [](int) { return products(); });
     const double product_n = rate("products", threads, [](int) { return products(); });
     progress("products of bf16 tiles, 1 thread");
-    // Another thread may hold the unit for seconds, which cuts the rate to a third. So it is measured twice.
+    // Another thread may hold the unit for seconds, which cuts the rate to a third. So it is measured three times.
     const auto tile_rate = [&] {
         return best_rate(
             1, [](int) { return [] { return cpu::matrix::peak_tile_products(100); }; }, had);
