@@ -21,7 +21,7 @@ std::string_view function_of(std::string_view name);
 /// v.
 std::vector<std::string> words_of(std::string_view identifier);
 
-/// What the words say about attention. `role` is unknown if they do not mention it.
+/// The evidence about attention in a name's words. `role` is unknown if they do not mention it.
 struct WordReading {
     Role role = Role::unknown;
     KernelPass pass = KernelPass::unknown;
