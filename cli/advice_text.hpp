@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// "Why not a faster one" of a trace's calls.
+// Texts that explain why a trace's calls did not run a faster kernel.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace tessera::cli {
 
-/// Sentences for the paragraph: what kept the best of the faster backends out, and what it would gain.
+/// Sentences for the paragraph: why the best of the faster backends was refused, and its predicted gain.
 std::string advice_sentences(const diagnose::Advice& advice);
 
-/// A line for each faster backend and each rule that refused it, and the gains.
+/// One line for each faster backend and each rule that refused it, and the gains.
 std::string advice_text(const diagnose::Advice& advice, int width);
 
 Json json_of(const diagnose::Advice& advice);

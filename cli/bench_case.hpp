@@ -11,18 +11,19 @@
 
 namespace tessera::cli {
 
-/// What all cases share.
+/// Settings and state that all cases share.
 struct BenchRun {
     measure::Method method;
     measure::Host host = measure::describe_host();
     measure::ColdCache cache{measure::last_level_cache()};
 };
 
-/// The Record of a case, without its measurement: what a Record in a file must agree with to be of the same case.
+/// The Record of a case, without its measurement. A Record in a file belongs to the same case if it agrees with this
+/// one.
 measure::Record described(const Plan& plan, const measure::Host& host);
 
-/// Runs and times the plan; the Record with its provenance. Tensors where the plan wants them; copies are no part of
-/// the time.
+/// Runs and times the plan, and returns the Record with its provenance. Tensors are placed on the plan's device; copies
+/// are not timed.
 measure::Record measure_case(const Plan& plan, const BenchSet& set, BenchRun& run, Progress& progress);
 
 }  // namespace tessera::cli

@@ -27,11 +27,11 @@ struct CallOptions {
 
     void declare(CLI::App& command);
 
-    /// The first of them that was given, "--torch"; empty: none.
+    /// The first call option that was given, such as "--torch"; empty if there is none.
     std::string first_given() const;
     bool given() const { return !first_given().empty(); }
 
-    /// The call; what was not said is unknown. Throws UsageError.
+    /// The call; fields without an option are unknown. Throws UsageError.
     diagnose::Call call() const;
 };
 

@@ -7,11 +7,11 @@
 
 namespace tessera::cli {
 
-/// The machine of --device: one that the model knows by name, or a machine file. Throws UsageError with all names when
-/// it is neither, and what read_machine() throws.
+/// The machine of --device: a name that the model knows, or a machine file. If it is neither, throws UsageError with
+/// all names. Throws as read_machine() does.
 model::Machine machine_of_option(const std::string& text);
 
-/// "v100, t4, ...": the names.
+/// The known names: "v100, t4, ...".
 std::string machine_names();
 
 }  // namespace tessera::cli

@@ -9,13 +9,13 @@
 
 namespace tessera::cli {
 
-/// Writes --help. CLI11's own formatter neither wraps descriptions (2.1) nor leaves a footer as it is (2.5).
+/// Writes --help. CLI11's own formatter does not wrap descriptions (2.1), or changes a footer (2.5).
 class HelpFormatter final : public CLI::FormatterBase {
  public:
     std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override;
 };
 
-/// "Examples:" and for each what it shows, then the command.
+/// Formats "Examples:", then the effect and the command of each.
 std::string examples_text(const std::vector<Example>& examples);
 
 }  // namespace tessera::cli

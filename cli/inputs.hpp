@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The input files of `tessera run`: tensors found by name, seen in the canonical layout, in the dtype to compute in.
+// The input files of `tessera run`: tensors found by name, viewed in the canonical layout, in the dtype of the
+// computation.
 #pragma once
 
 #include <map>
@@ -16,26 +17,26 @@
 
 namespace tessera::cli {
 
-/// Which files, and what the tensors in them are called.
+/// The input files, and the names of the tensors in them.
 struct InputOptions {
     std::vector<std::string> files;
     std::map<std::string, std::string> names;  ///< role ("q", "bias", ...) to name, for the options that were given
     std::string layout = "bshd";
     std::string dtype = "keep";
 
-    /// `required`: a file must be given.
+    /// If `required`, a file must be given.
     void declare(CLI::App& command, bool required = true);
 
-    /// Throws UsageError when a tensor was named, though there is no file to have it.
+    /// Throws UsageError if a tensor was named but no file was given.
     void expect_no_names() const;
 };
 
 /// The tensors that were read. Views point into `files` and `owned`.
 struct Inputs {
     std::vector<io::TensorFile> files;
-    std::vector<OwnedTensor> owned;  ///< tensors that had to change dtype
+    std::vector<OwnedTensor> owned;  ///< tensors converted to another dtype
     FileLayout layout;
-    Problem problem;       ///< shapes, dtype, raggedness, optional tensors; the scores are the caller's to set
+    Problem problem;       ///< shapes, dtype, raggedness, optional tensors; the caller sets the scores' options
     BackwardArgs tensors;  ///< the inputs, canonical; d_o and dlse for the backward only
     std::map<std::string, std::string> metadata;
 
@@ -43,17 +44,17 @@ struct Inputs {
     std::string origin() const;
 };
 
-/// Reads and judges everything that `tessera run` needs; `backward`: d_o too. Throws Error(bad_data) for files that
-/// don't hold what attention takes, UsageError for options that don't go together.
+/// Reads and checks everything that `tessera run` needs; with `backward`, d_o too. Throws Error(bad_data) for files
+/// with unsuitable tensors, and UsageError for options that exclude each other.
 Inputs read_inputs(const InputOptions& options, bool backward);
 
-/// An error about the tensors is one about the files; one about an option is about the command line.
+/// Rethrows an error: one about a tensor becomes an error about the files, one about an option about the command line.
 [[noreturn]] void rethrow_for_files(const Error& error, const Inputs& inputs);
 
-/// Sizes come from the files here, so that what is wrong with them is bad data and not bad usage.
+/// Validates the Problem. Its sizes come from the files, so an error in them is bad data, not bad usage.
 void validate_problem_of(const Inputs& inputs);
 
-/// Throws UsageError when `output` is one of the input files, under whatever name.
+/// Throws UsageError if `output` is one of the input files, also under another path.
 void expect_other_file(const std::string& output, const std::vector<std::string>& inputs);
 
 }  // namespace tessera::cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files that a command is about to write: what stands there already must be of the same kind.
+// Checks the output files of a command: an existing file must be an earlier output of the same kind.
 #pragma once
 
 #include <initializer_list>
@@ -11,13 +11,14 @@ namespace tessera::cli {
 
 enum class OutputKind { records, machine, svg, png, html, markdown, tensors };
 
-/// Judges `path` before the work. Fine: nothing there, an empty file, what is no regular file (a pipe, /dev/stdout), or
-/// an earlier output of this kind. Anything else is Error(cannot_write), so that a slip of the shell costs no data.
-/// `path` may be empty: no such output was asked for. "-" is a UsageError: nobody means a file of that name.
+/// Checks `path` before the work starts. It accepts a path that is empty (no output requested) or missing, an empty
+/// file, a file that is not regular (a pipe, /dev/stdout), and an earlier output of this kind. Any other file is
+/// Error(cannot_write), so that a slip in the shell costs no data. "-" is a UsageError, because nobody means a file of
+/// that name.
 void expect_own_output(const std::string& path, OutputKind kind);
 
-/// UsageError of `option` where the name of `path` says another format than one of `endings` (".svg"). A name without
-/// an ending (/dev/stdout) says none.
+/// Throws UsageError of `option` if the extension of `path` is none of `endings` (".svg"). A name without an extension
+/// (/dev/stdout) passes.
 void expect_ending(const char* option, const std::string& path, std::initializer_list<std::string_view> endings);
 
 }  // namespace tessera::cli

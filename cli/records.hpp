@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files of Records, read for a command.
+// Reads files of Records for a command.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace tessera::cli {
 
-/// The Records of all files, one after the other; a note on stderr tells of lines that were cut off and are left out.
+/// The Records of all files in order. A note on stderr reports lines that were cut off and skipped.
 std::vector<measure::Record> records_of(std::span<const std::string> paths);
 
 }  // namespace tessera::cli

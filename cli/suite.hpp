@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `tessera bench` measures: a set of options on the command line, or the sets of a suite.
+// The cases of `tessera bench`: a set of options on the command line, or the sets of a suite.
 #pragma once
 
 #include <string>
@@ -18,21 +18,21 @@ struct BenchSet {
     HowOptions how;
     PassOptions pass;
 
-    /// A plan for each combination; those that no kernel takes are told on stderr and left out. Throws the last reason
-    /// when none is left, unless `may_be_empty`.
+    /// A plan for each combination; those that no kernel takes are reported on stderr and left out. Throws the last
+    /// reason if none remains, unless `may_be_empty`.
     std::vector<Plan> plans(bool may_be_empty) const;
 };
 
-/// A file of bench/suites: a name, what it is for, and sets whose fields are named as the options are.
+/// A file of bench/suites: a name, a purpose, and sets whose fields have the options' names.
 struct Suite {
     std::string name;
     std::string about;
     std::vector<BenchSet> sets;
 };
 
-/// `name`: a path, when it has a slash or ends in .json, or the name of a file among the suites of this build: those in
+/// Reads a suite. A `name` with a slash or the ending .json is a path. Any other is the name of a file in
 /// share/tessera/suites beside the installed command, or in bench/suites of the checkout. Throws Error(cannot_open)
-/// with the names that there are, Error(bad_data) naming the field.
+/// with the known names, Error(bad_data) naming the field.
 Suite read_suite(const std::string& name);
 
 /// Every suite that read_suite() finds by name.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// "Why not a faster one" for a person and for programs: the verdict of every backend, and what a better one would gain.
+// Explains, for people and for programs, why no faster backend runs: each backend's verdict and the gain of a better
+// one.
 #pragma once
 
 #include <string>
@@ -12,13 +13,13 @@
 
 namespace tessera::cli {
 
-/// One sentence: which backend PyTorch takes, and the first cure of the fastest one that it keeps out.
+/// One sentence: the backend that PyTorch takes, and the first change that would enable the fastest refused one.
 std::string verdict_sentence(const diagnose::Explanation& explanation, const diagnose::Call& call);
 
-/// The sentence, then a table of the backends: verdict, PyTorch's words, plain ones, the cure; then what was assumed.
+/// The sentence, then a table of the backends: verdict, PyTorch's words, plain words, the change; then the assumptions.
 std::string verdict_text(const diagnose::Explanation& explanation, const diagnose::Call& call, int width);
 
-/// One line for each gain; empty without any.
+/// One line for each gain; empty without gains.
 std::string gain_text(const std::vector<diagnose::Gain>& gains, int width);
 
 Json json_of(const diagnose::Explanation& explanation);

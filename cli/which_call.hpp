@@ -8,11 +8,11 @@
 
 namespace tessera::cli {
 
-/// Prints which backend PyTorch takes for the call of the options, why no other, and what the faster ones are predicted
-/// to take; as text or as JSON.
+/// Prints the backend that PyTorch takes for the call, why it refuses others, and the predicted times of faster ones,
+/// as text or as JSON.
 void answer_call(const CallOptions& options, const Session& session);
 
-/// Prints the family tree; as text or as JSON.
+/// Prints the family tree, as text or as JSON.
 void answer_family(const Session& session);
 
 }  // namespace tessera::cli
