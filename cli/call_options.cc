@@ -31,7 +31,7 @@ std::array<int, 3> parse_dotted(const std::string& option, const std::string& te
     unexpected(option, expected, text);
 }
 
-/// Parses [batch, heads, len, head_dim], or the last three of them.
+/// Parses [batch, heads, len, head_dim], of which one may be missing.
 Sizes parse_shape(const std::string& whole, const std::string& text) {
     Sizes sizes;
     for (const std::string& part : parse_list("--shape", text)) sizes.push_back(parse_size("--shape", part));

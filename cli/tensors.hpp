@@ -33,7 +33,7 @@ struct FileLayout {
     bool ragged = false;     ///< rank 3 is [total, heads, dim] or, as bhsd, [heads, total, dim]
     bool unbatched = false;  ///< rank 3 is a single sequence
 
-    /// Views the file's tensor as [batch, len, heads, dim] or [batch total, heads, dim], without a copy.
+    /// Views the file's tensor as [batch, len, heads, dim] or [total, heads, dim], without a copy.
     TensorView canonical(const TensorView& in_file) const;
 
     /// The file's shape of a tensor of this canonical shape. The function is its own inverse, except for the batch of

@@ -93,7 +93,7 @@ void print_text(const std::vector<Diagnosis>& all, const diagnose::Call& said, c
     }
 }
 
-/// Throws for options that a trace sets itself.
+/// Throws for options whose values a trace contains.
 void expect_nothing_of_the_trace(const CallOptions& call) {
     for (const auto& [option, text] : {std::pair{"--shape", &call.shape},
                                        {"--dtype", &call.dtype},
@@ -194,7 +194,7 @@ void add_which_command(CLI::App& app, Session& session) {
                       "Print who descends from whom, and which library can end in which kernel");
     options->call.declare(*command);
     command->callback([options, command, &session] {
-        // Without files, --family only validates --expect; Python's which.expect() uses that before a run.
+        // Beside --family, --expect is only validated; Python's which.expect() uses that before a run.
         if (options->family && options->files.empty()) expect_only(*command, "--family", {"--expect"});
         execute(*options, session);
     });
