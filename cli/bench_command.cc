@@ -42,7 +42,7 @@ struct Work {
     std::vector<Plan> plans;
 };
 
-constexpr int kRounds = 3;  // of a noisy measurement
+constexpr int kRounds = 3;  // rounds of a noisy measurement
 
 measure::Method method_of(const BenchOptions& options) {
     constexpr std::int64_t kMostRepeats = 1'000'000;

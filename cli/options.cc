@@ -323,7 +323,7 @@ PlanOptions HowOptions::plan_options(Pass pass, const std::string& schedule_name
         options.tile = Tile{parse_size("--tile", parts[0]), parse_size("--tile", parts[1])};
     }
     if (!threads.empty()) {
-        constexpr std::int64_t kMostThreads = 1024;  // of PlanOptions::threads, an int
+        constexpr std::int64_t kMostThreads = 1024;  // bounds PlanOptions::threads
         const std::int64_t count = parse_size("--threads", threads);
         if (count < 1 || count > kMostThreads) unexpected("--threads", fmt::format("1..{}", kMostThreads), threads);
         options.threads = static_cast<int>(count);

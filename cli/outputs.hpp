@@ -11,10 +11,9 @@ namespace tessera::cli {
 
 enum class OutputKind { records, machine, svg, png, html, markdown, tensors };
 
-/// Checks `path` before the work starts. It accepts a path that is empty (no output requested) or missing, an empty
-/// file, a file that is not regular (a pipe, /dev/stdout), and an earlier output of this kind. Any other file is
-/// Error(cannot_write), so that a slip in the shell costs no data. "-" is a UsageError, because nobody means a file of
-/// that name.
+/// Checks `path` before the work starts. It accepts an empty or missing path, an empty file, an earlier output of this
+/// kind, and a file that is not regular (a pipe, /dev/stdout). Any other file is Error(cannot_write), so that a slip in
+/// the shell costs no data. "-" is a UsageError, because nobody means a file of that name.
 void expect_own_output(const std::string& path, OutputKind kind);
 
 /// Throws UsageError of `option` if the extension of `path` is none of `endings` (".svg"). A name without an extension

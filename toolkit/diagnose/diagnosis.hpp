@@ -18,7 +18,7 @@ namespace tessera::diagnose {
 inline constexpr const char* kFlexUncompiled = "PyTorch's FlexAttention, not compiled";
 
 struct KernelSum {
-    std::string name{};  ///< as the tool wrote it
+    std::string name{};  ///< the name in the tool's spelling
     Role role = Role::unknown;
     std::int64_t count = 0;
     double us = 0;

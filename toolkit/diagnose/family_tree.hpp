@@ -16,7 +16,7 @@ struct Relative {
     const char* title;   ///< "FlashAttention-2"
     const char* since;   ///< "2023-07": first paper or release
     const char* by;      ///< the project that holds it
-    const char* step;    ///< how it differs from its parent
+    const char* step;    ///< the difference from its parent
     const char* kernel;  ///< a kernel's name as profilers print it; it may be cut
     /// the family that read_name() returns; `eager` for the standard way, whose kernel is a softmax
     Family family;

@@ -16,7 +16,7 @@ struct SwitchRow {
     std::size_t count;
     const char* release;
     const char*
-        names;  ///< of the switches: d dropout, c causal, w window, a ALiBi, s softcap, k split, + append, . others
+        names;  ///< the switches: d dropout, c causal, w window, a ALiBi, s softcap, k split, + append, . others
 };
 
 constexpr SwitchRow kForward[] = {{5, "2.0.0 to 2.2.5", "dc..."},

@@ -30,7 +30,7 @@ struct Rule {
     Version from;   ///< the first release that has it
     Version until;  ///< the first release without it
     Fact (*refuses)(const Call& call);
-    const char* text;     ///< how PyTorch's warning begins; "": PyTorch prints none
+    const char* text;     ///< the beginning of PyTorch's warning; "": PyTorch prints none
     const char* meaning;  ///< in plain words
     const char* cure;     ///< the change that would unblock the backend
     const char* source;

@@ -23,7 +23,7 @@ constexpr SdpBackend kFlash = SdpBackend::flash, kEfficient = SdpBackend::effici
 constexpr const char* kSource =
     "ATen/native/transformers/cuda/sdp_utils.cpp under USE_ROCM; as of about 2.4, 2.10, 2.14";
 constexpr const char* kAotriton = "which AOTriton this PyTorch has";
-constexpr std::int64_t kNarrow = 256;  // the widest head of AOTriton up to 0.8
+constexpr std::int64_t kNarrow = 256;  // the widest head of AOTriton before 0.9
 constexpr std::int64_t kWide = 512;
 
 Value<std::string> gfx(const Call& c) {

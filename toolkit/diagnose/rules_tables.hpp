@@ -32,7 +32,7 @@ inline constexpr Version kCudnnTakes256{2, 14, 0};      ///< forward and backwar
 inline constexpr Version kOneHeadBroadcasts{2, 14, 0};  ///< k and v of one head need no enable_gqa
 inline constexpr Version kTakesUnbatched{2, 14, 0};     ///< q, k, v of three dimensions are a batch of one
 inline constexpr Version kDecodeGuard{2, 14, 0};        ///< refuses cuDNN's releases that decode wrongly
-inline constexpr Version kGradientGuard{2, 15, 0};      ///< and those whose gradient of q may be NaN
+inline constexpr Version kGradientGuard{2, 15, 0};      ///< refuses cuDNN's releases whose gradient of q may be NaN
 inline constexpr Version kFlashTooMany{2, 15, 0};
 
 namespace checks {

@@ -24,7 +24,7 @@ class Canvas {
     /// Draws a hatched box, which marks a part that is left out.
     void cross(double x, double y, double width, double height, int color);
 
-    /// The y of the drawing's first free pixel, below the title.
+    /// The y at which the drawing begins, below the title.
     double top() const { return top_; }
 
     std::string svg() const;
