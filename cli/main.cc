@@ -44,7 +44,7 @@ void add_commands(CLI::App& app, Session& session) {
     app.set_version_flag("--version", fmt::format("tessera {} ({})", TESSERA_VERSION, TESSERA_COMMIT),
                          "Print the version and exit");
     app.add_flag("--json", session.json, "Print the result as one JSON document; also after the command");
-    app.require_subcommand(0, 1);  // run_guarded() reports a missing one
+    app.require_subcommand(0, 1);  // throw_no_command() reports a missing one
     add_run_command(app, session);
     add_check_command(app, session);
     add_bench_command(app, session);
