@@ -19,7 +19,7 @@ using diagnose::Rule;
 using diagnose::SdpBackend;
 using diagnose::Standing;
 
-constexpr double kWorthSaying = 1.05;  // gains below that are within the model's error by far
+constexpr double kWorthSaying = 1.05;  // smaller gains are well within the model's error
 
 const char* title_of(SdpBackend backend) {
     switch (backend) {
@@ -33,7 +33,7 @@ const char* title_of(SdpBackend backend) {
     return "";
 }
 
-/// The best backend that something can be said about: with a predicted gain, else the first with a verdict.
+/// The best backend to describe: the first with a predicted gain, or else the first with a verdict.
 const Faster* best_of(const Advice& advice) {
     const Faster* best = nullptr;
     for (const Faster& faster : advice.faster) {
@@ -43,7 +43,7 @@ const Faster* best_of(const Advice& advice) {
     return best;
 }
 
-/// Of the fields that are wanting, PyTorch's version can be said.
+/// Asks for PyTorch's version if it is among the missing fields.
 std::string version_hint(const Faster& faster) {
     for (const std::string& field : faster.verdict.wanting) {
         if (field.find("version") != std::string::npos) return " (say it with --torch)";

@@ -14,11 +14,11 @@
 namespace tessera::cli {
 namespace {
 
-/// All that a plan reads and writes, for both passes.
+/// All inputs and outputs of a plan, for both passes.
 struct Operands {
     GeneratedInputs in;
     OwnedTensor o, lse, o_residual, dq, dk, dv;
-    std::vector<TensorView> views;  ///< of every tensor, to be evicted from the caches
+    std::vector<TensorView> views;  ///< every tensor, to be evicted from the caches
 
     Operands(const Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences, bool backward)
         : in(generate_inputs(p, sequences, Layout::bshd, check::Fill::normal, p.dropout.seed, backward)) {
@@ -63,7 +63,7 @@ struct Operands {
     }
 };
 
-/// Times run(tensors, workspace) on tensors where the plan wants them.
+/// Times run(tensors, workspace) on tensors that are placed on the plan's device.
 template <class Args, class Run>
 measure::Measurement time_plan(const Plan& plan, const Args& host, std::span<const TensorView> views, BenchRun& bench,
                                const Run& run) {
@@ -85,19 +85,19 @@ measure::Measurement time_plan(const Plan& plan, const Args& host, std::span<con
     return measure::time_call(call, std::cref(evict), bench.method, gauge.get());
 }
 
-/// Does the backward get the residual of O from the forward `before` it?
+/// Whether the backward gets the residual of O from the forward `before` it.
 bool keeps_residual(const Plan& plan, const Plan& before) { return plan.o_residual && before.o_residual; }
 
 Plan forward_before(const Plan& plan) { return tessera::plan(plan.problem, {.device = plan.device}); }
 
 measure::Measurement time_pass(const Plan& plan, const Operands& operands, BenchRun& run, Progress& progress) {
-    if (plan.pass == Pass::forward) {  // as for inference: without the residual of O
+    if (plan.pass == Pass::forward) {  // inference, so without the residual of O
         return time_plan(plan, operands.forward(), operands.views, run, [&](const auto& args, auto workspace) {
             forward(plan, args, workspace);
             progress.done();
         });
     }
-    // It starts from the forward's results, whoever computed them, and keeps the residual of O where both know it.
+    // The backward starts from a forward's results, and gets the residual of O if both kernels support it.
     const Plan before = forward_before(plan);
     ForwardArgs first = operands.forward();
     BackwardArgs second = operands.backward();

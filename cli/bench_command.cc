@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera bench: time and rate of problems by schedules.
+// tessera bench: measures time and throughput of problems by schedules.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -36,13 +36,13 @@ struct BenchOptions {
     bool roofs = false;
 };
 
-/// A set, its plans, and those of them that are still to be measured.
+/// A set, its plans, and the plans that remain to be measured.
 struct Work {
     BenchSet set;
     std::vector<Plan> plans;
 };
 
-constexpr int kRounds = 3;  // of a noisy measurement
+constexpr int kRounds = 3;  // rounds of a noisy measurement
 
 measure::Method method_of(const BenchOptions& options) {
     constexpr std::int64_t kMostRepeats = 1'000'000;
@@ -53,7 +53,7 @@ measure::Method method_of(const BenchOptions& options) {
     return {.repeat = static_cast<int>(repeat), .warm_up_ms = warm_up, .rounds = kRounds};
 }
 
-/// The sets of the suite, or the one of the command line.
+/// The sets of the suite, or the one set of the command line.
 std::vector<BenchSet> sets_of(const BenchOptions& options) {
     if (options.suite.empty()) return {options.set};
     return read_suite(options.suite).sets;
@@ -63,17 +63,17 @@ std::vector<Plan> plans_of(const BenchOptions& options, const BenchSet& set, std
     if (options.suite.empty()) return set.plans(false);
     try {
         return set.plans(true);
-    } catch (const UsageError& error) {  // options stand in the suite's file
+    } catch (const UsageError& error) {  // the options are in the suite's file
         throw Error(ErrorCode::bad_data, options.suite, fmt::format("sets[{}]: {}", index, error.what()));
     }
 }
 
-/// Leaves out what the file has already, measured by this commit on this device.
+/// Skips cases that the file already has, measured at this commit on this device.
 void drop_measured(const BenchOptions& options, const measure::Host& host, std::vector<Work>& works) {
     if (!options.resume) return;
     if (options.output.empty()) throw UsageError("--resume", "expected with --output, whose records it goes on from");
     std::vector<Record> done;
-    std::error_code error;  // what can't be looked at can't be written either, which is told there
+    std::error_code error;  // an unreadable file is unwritable too, and writing reports it
     if (std::filesystem::exists(options.output, error)) done = records_of(std::span(&options.output, 1));
     std::size_t dropped = 0;
     for (Work& work : works) {
@@ -88,14 +88,14 @@ void drop_measured(const BenchOptions& options, const measure::Host& host, std::
     print_note(fmt::format("{} cases are in {} already", dropped, options.output));
 }
 
-/// A measurement, what the model says beside it, and whether it can be.
+/// A measurement, the model's prediction for it, and whether it exceeds a roof.
 struct Result {
     Record measured;
     std::optional<Record> predicted;
     std::optional<measure::AboveRoof> above;
 };
 
-/// `machine`: that --device named; null: the one that the Record's device is known as.
+/// `machine` is the one that --device names; null means the one that the Record's device is known as.
 Result result_of(const Plan& plan, Record measured, const model::Machine* machine) {
     Result result{.measured = std::move(measured)};
     if (const auto prediction = measure::predict(result.measured, machine)) {
@@ -111,7 +111,7 @@ Result result_of(const Plan& plan, Record measured, const model::Machine* machin
     return result;
 }
 
-/// Tells of a figure above a roof; true when it must not become a Record.
+/// Reports a measurement above a roof; returns true if it must not become a Record.
 bool refused(const Result& result) {
     if (!result.above) return false;
     const std::string what = fmt::format("{}, len {} x {}: {}", result.measured.kernel, result.measured.len_q,
@@ -143,7 +143,7 @@ void run_set(const BenchOptions& options, const model::Machine* machine, const W
     }
 }
 
-/// Says how to get predictions, once, when a case will have none for want of a machine.
+/// Explains once how to get predictions, if no machine is known for a case.
 void note_unknown_machine(const BenchOptions& options, const measure::Host& host, const std::vector<Work>& works) {
     if (!options.device.empty() || options.roofs) return;
     for (const Work& work : works) {
@@ -158,7 +158,7 @@ void note_unknown_machine(const BenchOptions& options, const measure::Host& host
     }
 }
 
-/// Says how many figures are too noisy to decide anything.
+/// Reports the number of measurements that are too noisy to decide anything.
 void note_noise(std::span<const Record> records) {
     std::int64_t cases = 0, noisy = 0;
     for (const Record& record : records) {
@@ -184,7 +184,7 @@ void print_suites(const Session& session) {
     session.print(table.text(terminal_width(STDOUT_FILENO)));
 }
 
-/// More threads than cores take turns.
+/// Warns if there are more threads than cores.
 void note_crowd(const measure::Host& host, const std::vector<Work>& works) {
     int most = 0;
     for (const Work& work : works) {
@@ -195,13 +195,13 @@ void note_crowd(const measure::Host& host, const std::vector<Work>& works) {
     if (most > host.cores) print_note(fmt::format("{} threads on {} cores: they take turns", most, host.cores));
 }
 
-/// The CPU at hand, its roofs measured; not its kernels, which are what is judged.
+/// This machine's CPU with measured roofs; its kernels are not calibrated, because bench judges them.
 model::Machine measured_machine() {
     Progress progress(measure::kRoofMeasurements);
     return measure::measure_roofs(0, [&](const std::string& what) { progress.step(what); });
 }
 
-/// A CPU's time beside a GPU's prediction would say nothing.
+/// Throws if a CPU's times would be compared with a GPU's predictions.
 void expect_kind(const model::Machine& machine, const std::vector<Work>& works) {
     for (const Work& work : works) {
         for (const Plan& plan : work.plans) {
@@ -220,7 +220,7 @@ void execute(const BenchOptions& options, Session& session) {
     if (options.roofs && !options.device.empty())
         throw UsageError("--roofs", "expected without --device: it measures the machine that --device names");
     std::optional<model::Machine> machine;
-    if (!options.device.empty()) machine = machine_of_option(options.device);  // fails before the work
+    if (!options.device.empty()) machine = machine_of_option(options.device);  // an error must come before the work
     const std::vector<BenchSet> sets = sets_of(options);
     std::vector<Work> works;
     for (std::size_t i = 0; i < sets.size(); ++i) {
@@ -229,7 +229,7 @@ void execute(const BenchOptions& options, Session& session) {
     }
     if (machine) expect_kind(*machine, works);
     drop_measured(options, run.host, works);
-    if (!options.output.empty()) measure::append_records(options.output, {});  // fails now rather than after the work
+    if (!options.output.empty()) measure::append_records(options.output, {});  // an error must come before the work
 
     note_unknown_machine(options, run.host, works);
     note_crowd(run.host, works);

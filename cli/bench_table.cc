@@ -18,7 +18,7 @@ std::string pair_text(std::int64_t a, std::int64_t b, const char* separator) {
     return a == b ? fmt::format("{}", a) : fmt::format("{}{}{}", a, separator, b);
 }
 
-/// A column that describes what was measured.
+/// A column that describes the measured case.
 struct Describing {
     const char* title;
     std::string (*text)(const Record& record);
@@ -36,7 +36,7 @@ constexpr Describing kDescribing[] = {
     {"with", [](const Record& r) { return r.features; }},
 };
 
-/// "3 %" of the median; one call has none.
+/// "3 %" of the median; empty for a single call.
 std::string spread_text(const Record& r) {
     if (r.ms_spread <= 0) return "-";
     const double percent = 100 * r.ms_spread / r.ms;
@@ -69,7 +69,7 @@ BenchTable::BenchTable(std::span<const Plan> plans, const measure::Host& host, c
     std::vector<Record> records;
     for (const Plan& plan : plans) {
         records.push_back(described(plan, host));
-        records.back().ms = 1;  // a time is no part of a prediction, but a record without one is not asked about
+        records.back().ms = 1;  // a prediction ignores the time, but is made only for a Record that has one
         with_prediction_ = with_prediction_ || measure::predict(records.back(), machine).has_value();
     }
     for (std::size_t d = 0; d < std::size(kDescribing); ++d) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera calibrate: the roofs of the machine at hand, as a machine file that other commands take.
+// tessera calibrate: measures this machine's roofs and writes a machine file that other commands take.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -30,7 +30,7 @@ struct CalibrateOptions {
     std::string output;
 };
 
-/// What the CPU's kernels reach, of the numbers that are measured.
+/// The measured performance of the CPU's kernels.
 std::string kernels_text(const model::Machine& machine, int width) {
     const auto is_measured = [](std::string_view name) { return name != "last" && name != "loops"; };
     std::vector<Column> columns{{"kernels"}};
@@ -81,7 +81,7 @@ model::Machine calibrate(const CalibrateOptions& options) {
 }
 
 void execute(const CalibrateOptions& options, const Session& session) {
-    // Before the seconds that it takes.
+    // An error must come before the measurement, which takes seconds.
     const auto is_control = [](char c) { return static_cast<unsigned char>(c) < ' '; };
     if (std::any_of(options.name.begin(), options.name.end(), is_control))
         throw UsageError("--name", "expected text on one line");

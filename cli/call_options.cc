@@ -16,7 +16,7 @@ using diagnose::Element;
 using diagnose::Operand;
 using diagnose::Sizes;
 
-/// "9.19.0" as up to three numbers, the missing ones 0. An error shows the whole of `text`.
+/// Parses "9.19.0" as up to three numbers; missing ones are 0. An error shows all of `text`.
 std::array<int, 3> parse_dotted(const std::string& option, const std::string& text, const char* expected) {
     std::array<int, 3> numbers{};
     const char* at = text.data();
@@ -31,7 +31,7 @@ std::array<int, 3> parse_dotted(const std::string& option, const std::string& te
     unexpected(option, expected, text);
 }
 
-/// [batch, heads, len, head_dim], or three of them.
+/// Parses [batch, heads, len, head_dim], of which one may be missing.
 Sizes parse_shape(const std::string& whole, const std::string& text) {
     Sizes sizes;
     for (const std::string& part : parse_list("--shape", text)) sizes.push_back(parse_size("--shape", part));
@@ -40,7 +40,7 @@ Sizes parse_shape(const std::string& whole, const std::string& text) {
     return sizes;
 }
 
-/// "q/k/v", "q/kv" or "qkv" as its three parts.
+/// Splits "q/k/v", "q/kv" or "qkv" into its three parts.
 std::array<std::string, 3> parts_of(const std::string& option, const std::string& text, const char* expected) {
     std::vector<std::string> parts(1);
     for (const char c : text) {
@@ -58,7 +58,7 @@ void parse_shapes(const std::string& text, Call& call) {
     call.v.shape = parse_shape(text, parts[2]);
 }
 
-/// "h200", "NVIDIA H200", "9.0", "sm90"; of AMD's "gfx942", "AMD Instinct MI300X".
+/// Parses "h200", "NVIDIA H200", "9.0", "sm90"; for AMD, "gfx942" or "AMD Instinct MI300X".
 void parse_gpu(const std::string& text, diagnose::Gpu& gpu) {
     if (text.starts_with("gfx") || text.starts_with("AMD ")) {
         gpu.name = text;
@@ -83,7 +83,7 @@ void parse_gpu(const std::string& text, diagnose::Gpu& gpu) {
     gpu.rocm = false;
 }
 
-/// "none", "causal", or a tensor: "bool", "float", with its shape behind a colon.
+/// Parses "none", "causal", or a tensor: "bool" or "float", with its shape behind a colon.
 void parse_mask(const std::string& text, Call& call) {
     const std::size_t colon = text.find(':');
     const auto kind = text.substr(0, colon);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera check: runs kernels on cases of the whole contract and holds every result against the fp64 reference.
+// tessera check: runs kernels on cases of the whole contract and compares every result with the fp64 reference.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -34,14 +34,14 @@ struct CheckOptions {
     bool shapes = false;  // --shapes
 };
 
-/// How close the worst case of one tensor came to its limit.
+/// The largest error of one tensor, relative to its limit.
 struct Worst {
     double used = -1;
     std::string rule;
     std::string case_id;
 };
 
-/// What one kernel did with the cases.
+/// The results of one kernel on the cases.
 struct Tally {
     const KernelInfo* kernel = nullptr;
     std::int64_t ran = 0;
@@ -53,7 +53,7 @@ struct Tally {
 struct Failure {
     std::string command;
     std::string problem;
-    std::string error;  // what was thrown instead of a result; empty when there is a report
+    std::string error;  // the exception instead of a result; empty if there is a report
     check::Report report;
 };
 
@@ -63,7 +63,7 @@ struct CheckResult {
     std::int64_t cases = 0;
 };
 
-/// All kernels, or those of `--backend`, `--schedule`, `--pass` and `--kernel`.
+/// All kernels, or those that `--backend`, `--schedule`, `--pass` and `--kernel` select.
 std::vector<Tally> wanted_kernels(const CheckOptions& options) {
     const std::string& name = options.kernel;
     const auto backend = HowOptions{.backend = options.backend}.plan_options(Pass::forward, "auto").backend;
@@ -94,8 +94,7 @@ std::vector<Tally> wanted_kernels(const CheckOptions& options) {
     return tallies;
 }
 
-/// What to run: named cases first, then random ones, which are generated when their turn comes; then those that are for
-/// some kernels only.
+/// The cases to run: named cases, then random ones, which are generated one by one, then cases for some kernels only.
 struct Selection {
     std::vector<check::Case> named;
     std::int64_t random = 0;
@@ -109,7 +108,7 @@ struct Selection {
     }
 };
 
-/// The corner cases, `--cases` random ones and those of `--shapes`, or the one of `--case`.
+/// The corner cases, the `--cases` random ones and those of `--shapes`, or the single one of `--case`.
 Selection wanted_cases(const CheckOptions& options, std::uint64_t seed, const std::vector<Tally>& tallies) {
     const std::int64_t count = parse_size("--cases", options.cases);
     if (options.only.empty()) {
@@ -134,7 +133,7 @@ void note_worst(Tally& tally, const check::Report& report, const std::string& ca
     }
 }
 
-/// One case on one kernel. A throw is a failure of the case, not the end of the run.
+/// Runs one case on one kernel. An exception fails the case, but does not end the run.
 void run_one(check::CaseRunner& runner, const check::Case& which, Tally& tally, std::vector<Failure>& failures) {
     Failure failure{check::to_command(which, tally.kernel->name), which.describe(), {}, {}};
     try {

@@ -16,7 +16,7 @@ using check::Fill;
 
 using Input = TensorArgument<BackwardArgs>;
 
-/// The tensors that are filled at random: the n-th one of a seed takes stream 8 * seed + n.
+/// The tensors with random values; the n-th one of a seed uses stream 8 * seed + n.
 constexpr std::string_view kStreams[] = {"q", "k", "v", "do", "bias"};
 constexpr std::uint64_t kStreamsPerSeed = 8;
 static_assert(std::size(kStreams) <= kStreamsPerSeed);
@@ -26,8 +26,8 @@ std::uint64_t stream_of(std::string_view name, std::uint64_t seed) {
     return seed * kStreamsPerSeed + static_cast<std::uint64_t>(found - std::begin(kStreams));
 }
 
-/// Which tensors a kind is about: large logits come from q alone, and a code of the row belongs to the values that the
-/// weights pick. The others stay normal.
+/// The fill of one tensor. Large logits come from q alone, and index-coded rows are for v, whose rows the weights
+/// select. Other tensors stay normal.
 Fill fill_of(Fill kind, const Input& input) {
     const bool is_input_row = input.shape == ShapeRule::q || input.shape == ShapeRule::k || input.shape == ShapeRule::v;
     if (!is_input_row) return Fill::normal;
@@ -36,7 +36,7 @@ Fill fill_of(Fill kind, const Input& input) {
     return kind;
 }
 
-/// A tensor in the shape and dtype of its rules, filled.
+/// A filled tensor with the shape and dtype of its rules.
 OwnedTensor filled(const Input& input, const Problem& p, const FileLayout& layout, Fill kind, std::uint64_t seed) {
     const Shape full = full_shape(p, input.shape);
     std::vector<std::int64_t> shape(full.begin(), full.end());
@@ -48,7 +48,7 @@ OwnedTensor filled(const Input& input, const Problem& p, const FileLayout& layou
     return tensor;
 }
 
-/// 2^(-8 (h + 1) / heads) for head h.
+/// ALiBi slopes: 2^(-8 (h + 1) / heads) for head h.
 OwnedTensor slopes(std::int64_t heads) {
     OwnedTensor tensor = make_tensor("alibi_slopes", DType::fp32, std::vector<std::int64_t>{heads});
     for (std::int64_t h = 0; h < heads; ++h) {
@@ -58,7 +58,7 @@ OwnedTensor slopes(std::int64_t heads) {
     return tensor;
 }
 
-/// int32, or int64 when the total needs it.
+/// Prefix sums as int32, or int64 if the total needs it.
 OwnedTensor running_sums(const char* name, const std::vector<std::int64_t>& lengths, std::int64_t total) {
     const DType dtype = total > std::numeric_limits<std::int32_t>::max() ? DType::int64 : DType::int32;
     OwnedTensor tensor =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// --help: usage, what the command does, options in groups that fit the terminal, examples.
+// Formats --help: usage, a description, options in groups that fit the terminal, examples.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -14,16 +14,16 @@ namespace tessera::cli {
 namespace {
 
 constexpr const char* kCommonGroup = "Options";
-constexpr std::size_t kNameColumn = 26;  // option names up to here share the line with their description
+constexpr std::size_t kNameColumn = 26;  // longer option names get a line of their own
 
-/// "-o,--output FILE"
+/// Formats "-o,--output FILE".
 std::string option_text(const CLI::Option& option) {
     std::string text = option.get_positional() ? option.get_name(true, false) : option.get_name(false, true);
     if (!option.get_positional() && option.get_items_expected_max() > 0) text += " " + option.get_type_name();
     return text;
 }
 
-/// One entry: the name at the left, its description wrapped beside it, or below a long name.
+/// Formats one entry: the name at the left, its description wrapped beside it, or below a long name.
 std::string entry(const std::string& name, const std::string& description, std::size_t width) {
     std::string text = "  " + name;
     bool beside = name.size() + 4 <= kNameColumn;
@@ -43,7 +43,7 @@ std::string options_text(const CLI::App& app, std::size_t width) {
         const std::string& group = option->get_group();
         if (!group.empty() && std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
     }
-    // What every command has comes last.
+    // Options of every command come last.
     std::stable_partition(groups.begin(), groups.end(), [](const std::string& group) { return group != kCommonGroup; });
     for (const std::string& group : groups) {
         text += "\n" + group + ":\n";
@@ -95,7 +95,7 @@ void expect_only(const CLI::App& command, const std::string& mode, const std::ve
     }
 }
 
-/// A shell variable that is not set arrives as an empty text: nobody means one.
+/// Rejects empty values: they come from unset shell variables, and nobody means one.
 static void expect_no_empty_values(const CLI::App& command) {
     for (const CLI::Option* option : command.get_options()) {
         const auto& values = option->results();

@@ -19,21 +19,21 @@ namespace {
 
 constexpr const char* kFiles = "Tensors of a .safetensors file";
 
-/// Roles in the order in which .npy files stand on the command line.
+/// The tensors in the order of .npy files on the command line.
 constexpr const char* kPositional[] = {"q", "k", "v", "do"};
 
-/// "--cu-seqlens-q" for "cu_seqlens_q".
+/// Maps "cu_seqlens_q" to "--cu-seqlens-q".
 std::string option_of_role(std::string role) {
     std::replace(role.begin(), role.end(), '_', '-');
     return "--" + role;
 }
 
-/// Does a file have it? The backward's inputs that are results of the forward are computed.
+/// Whether files hold this argument. The backward's inputs that are results of the forward are computed instead.
 bool is_read(const TensorArgument<BackwardArgs>& argument) {
     return argument.use == Use::input && !is_result(argument);
 }
 
-/// Is it an input of the backward alone?
+/// Whether it is an input of the backward alone.
 bool of_gradient(const TensorArgument<BackwardArgs>& argument) {
     return std::none_of(kTensors<ForwardArgs>.begin(), kTensors<ForwardArgs>.end(),
                         [&](const auto& other) { return std::string_view(other.name) == argument.name; });
@@ -44,7 +44,7 @@ class Reader {
  public:
     Reader(const InputOptions& options, Inputs& inputs) : options_(options), inputs_(inputs) { read_files(); }
 
-    /// The tensor of a role. A default name is used when no option gives one.
+    /// Finds a tensor by its role; without an option it has its default name.
     TensorView find(const std::string& role) const {
         if (npy_) {
             const auto at = std::find(std::begin(kPositional), std::end(kPositional), role) - std::begin(kPositional);
@@ -63,7 +63,7 @@ class Reader {
         return file.view(*tensor);
     }
 
-    /// The tensor of a role that is used only when its option is given. Says so when the file has one of that name.
+    /// Finds a tensor that is used only if its option is given; notes if the file has one of that name.
     TensorView find_optional(const std::string& role) const {
         if (options_.names.contains(role)) return find(role);
         if (!npy_ && inputs_.files.front().find(role) != nullptr)
@@ -135,7 +135,7 @@ void expect_rank(const Inputs& inputs, const char* role, const TensorView& t) {
     }
 }
 
-/// The layout that a file's metadata tells is never guessed from, but a contradiction is worth a word.
+/// Notes if the layout in a file's metadata contradicts the option; the metadata never sets the layout.
 void note_other_layout(const Inputs& inputs) {
     const auto told = inputs.metadata.find("layout");
     if (told == inputs.metadata.end()) return;
@@ -146,7 +146,7 @@ void note_other_layout(const Inputs& inputs) {
     }
 }
 
-/// The longest sequence that cu_seqlens tells; entries out of order are left for the library to reject.
+/// The longest sequence in cu_seqlens; the library rejects entries that are out of order.
 std::int64_t longest_sequence(const TensorView& cu_seqlens, std::int64_t total) {
     std::int64_t longest = 0;
     for (std::int64_t b = 0; b + 1 < cu_seqlens.shape[0]; ++b) {
@@ -177,7 +177,7 @@ void set_ragged(Inputs& inputs) {
     p.len_kv = longest_sequence(inputs.tensors.cu_seqlens_kv, p.total_kv);
 }
 
-/// Shapes as q, k and v state them; that they agree is for the library to check.
+/// Sets the shapes from q, k and v; the library checks that they agree.
 void set_shapes(Inputs& inputs) {
     for (const auto& [role, t] :
          {std::pair{"q", &inputs.tensors.q}, {"k", &inputs.tensors.k}, {"v", &inputs.tensors.v}}) {
@@ -203,7 +203,7 @@ void set_shapes(Inputs& inputs) {
     }
 }
 
-/// Brings a tensor to the Problem's dtype, when --dtype names one; otherwise it must have it already.
+/// Converts a tensor to the dtype of --dtype; without the option it must already have the Problem's dtype.
 void set_dtype(Inputs& inputs, bool keep, const std::string& role, TensorView& t) {
     if (!t.given() || t.dtype == inputs.problem.dtype) return;
     if (!is_floating(t.dtype)) bad_tensor(inputs, role, "expected fp64, fp32, fp16 or bf16, got " + t.describe());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera learn: the exercises of docs/learn, and where one is.
+// tessera learn: the exercises of docs/learn, and the learner's progress.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -37,7 +37,7 @@ std::vector<learn::Given> kept_answers() {
     return path ? learn::read_progress(*path) : std::vector<learn::Given>();
 }
 
-/// The first lesson behind this one that was never answered right, else the first of all; null: all were.
+/// The first lesson after this one that has no right answer yet, or else the first such lesson; null if none remains.
 const Lesson* next_lesson(const std::vector<learn::Given>& given, int behind) {
     const Lesson* first = nullptr;
     for (const Lesson& lesson : learn::lessons()) {
@@ -104,7 +104,7 @@ std::string exercise_text(const Lesson& lesson, const learn::Exercise& exercise)
                        wrapped_lines(exercise.task, terminal_width(STDOUT_FILENO)));
 }
 
-/// Says what the answer is worth, then keeps it: a full disk costs the note, not the lesson.
+/// Judges the answer, then saves it: a full disk costs the saved answer, not the lesson.
 void take(const Lesson& lesson, const learn::Exercise& exercise, const std::string& answer, Session& session) {
     const learn::Judgement judgement = learn::judge(exercise, answer);
     if (!judgement.right) session.exit_code = kCheckFailed;
@@ -119,7 +119,7 @@ void take(const Lesson& lesson, const learn::Exercise& exercise, const std::stri
     else print_note("not kept: neither XDG_STATE_HOME nor HOME is an absolute path");
 }
 
-/// Asks on the terminal until the answer is right or an empty line or the end of the input comes.
+/// Asks on the terminal until the answer is right, a line is empty, or the input ends.
 void ask(const Lesson& lesson, const learn::Exercise& exercise, Session& session) {
     while (true) {
         session.print("\nYour answer (empty: later): ");

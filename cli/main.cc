@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The command `tessera`: parses, calls the subcommand, and turns every way to fail into one line and an exit code.
+// The command `tessera`: parses, calls the subcommand, and turns every failure into one line and an exit code.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ void add_commands(CLI::App& app, Session& session) {
     app.set_version_flag("--version", fmt::format("tessera {} ({})", TESSERA_VERSION, TESSERA_COMMIT),
                          "Print the version and exit");
     app.add_flag("--json", session.json, "Print the result as one JSON document; also after the command");
-    app.require_subcommand(0, 1);  // a missing one is told in our own words
+    app.require_subcommand(0, 1);  // throw_no_command() reports a missing one
     add_run_command(app, session);
     add_check_command(app, session);
     add_bench_command(app, session);
@@ -66,13 +66,13 @@ void add_commands(CLI::App& app, Session& session) {
                "\nEach command teaches by example: tessera COMMAND --help\n");
 }
 
-/// The command that was being parsed, for "see tessera run --help".
+/// The command in which parsing failed, for "see tessera run --help".
 std::string command_of(const CLI::App& app) {
     const auto chosen = app.get_subcommands();
     return chosen.empty() ? "tessera" : "tessera " + chosen.back()->get_name();
 }
 
-/// Tells why the run failed, to people and, with --json, to programs.
+/// Reports the failure to people and, with --json, to programs.
 int fail(const Session& session, const std::string& message, int code) {
     print_error(message);
     if (session.json) print_error_json(message, code);
@@ -85,11 +85,11 @@ int fail_usage(const CLI::App& app, const Session& session, const std::string& m
     return kUsage;
 }
 
-/// CLI11's message, its three bare ones in full words.
+/// CLI11's message; its three shortest messages are rewritten.
 std::string message_of(const CLI::ParseError& error) {
     const std::string message = error.what();
     constexpr std::string_view kNotConverted = "Could not convert: ";
-    if (message.starts_with(kNotConverted)) {  // --check = banana: other options are texts
+    if (message.starts_with(kNotConverted)) {  // --check = banana; all other options are strings
         const std::size_t equals = message.find(" = ");
         return fmt::format("{}: expected true, false or nothing behind it, got \"{}\"",
                            message.substr(kNotConverted.size(), equals - kNotConverted.size()),
@@ -102,7 +102,7 @@ std::string message_of(const CLI::ParseError& error) {
     return message;
 }
 
-/// How many letters differ, at least: insertions, deletions and changes.
+/// The edit distance: the least number of insertions, deletions and changes.
 std::size_t distance(const std::string& a, const std::string& b) {
     std::vector<std::size_t> row(b.size() + 1);
     std::iota(row.begin(), row.end(), std::size_t{0});
@@ -117,15 +117,15 @@ std::size_t distance(const std::string& a, const std::string& b) {
     return row.back();
 }
 
-/// For an argument that no option takes: its name, and the option whose name is nearest.
+/// Throws for an argument that no option takes, with its name and the most similar option.
 [[noreturn]] void throw_unknown_argument(const CLI::App& command) {
     const auto unknown = command.remaining();
-    // CLI11 gives them in reverse; an unknown option's value is none by itself.
+    // CLI11 returns them in reverse; the value behind an unknown option is not an option.
     const auto option =
         std::find_if(unknown.rbegin(), unknown.rend(), [](const auto& x) { return x.starts_with("-"); });
     const std::string got = option == unknown.rend() ? unknown.back() : option->substr(0, option->find('='));
     std::string nearest;
-    constexpr std::size_t kMostLetters = 2, kShortest = 5;  // "--dev" says which one is meant
+    constexpr std::size_t kMostLetters = 2, kShortest = 5;  // "--dev" suffices for "--device"
     std::size_t least = kMostLetters + 1;
     for (const CLI::Option* known : command.get_options()) {
         for (const std::string& name : known->get_lnames()) {
@@ -150,12 +150,12 @@ void parse(CLI::App& app, int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ExtrasError&) {
-        const auto unknown = app.remaining();  // what stands before a command: "tessera help roofline"
+        const auto unknown = app.remaining();  // arguments in front of a command: "tessera help roofline"
         const auto chosen = app.get_subcommands();
         if (!chosen.empty() && !chosen.back()->remaining().empty()) throw_unknown_argument(*chosen.back());
         if (unknown.empty()) throw;
         const auto named = std::find_if(unknown.begin(), unknown.end(), [](const auto& x) { return x != "help"; });
-        if (named == unknown.end()) throw CLI::CallForHelp();  // of the command behind it
+        if (named == unknown.end()) throw CLI::CallForHelp();  // for the command behind it
         throw_no_command(app, "\"" + *named + "\"");
     }
     if (app.get_subcommands().empty()) throw_no_command(app, "nothing");
@@ -180,7 +180,7 @@ int run(CLI::App& app, Session& session, int argc, char** argv) {
     }
 }
 
-/// Everything that can go wrong, --help into a full disk included.
+/// Runs the command and catches every exception, including --help that meets a full disk.
 int run_guarded(CLI::App& app, Session& session, int argc, char** argv) {
     try {
         return run(app, session, argc, argv);
@@ -202,7 +202,7 @@ int main(int argc, char** argv) {
     tessera::cli::guard_standard_streams();
     tessera::cli::install_signal_handlers();
     tessera::cli::Session session;
-    // Known before the parse, which may be what fails.
+    // This is set before the parse, because the parse may fail.
     session.json = std::find(argv + 1, argv + argc, std::string_view("--json")) != argv + argc;
     CLI::App app;
     tessera::cli::add_commands(app, session);

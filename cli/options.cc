@@ -30,7 +30,7 @@ Causal parse_causal(const std::string& text) {
 std::int64_t parse_window_side(const std::string& window, std::string_view side) {
     if (side == "unbounded" || side == "inf") return unbounded;
     constexpr const char* kExpected = "LEFT,RIGHT, each a number of keys >= 0 or \"unbounded\"";
-    if (!side.empty() && side.front() == '-') {  // elsewhere -1 means "no limit"; here it is never guessed at
+    if (!side.empty() && side.front() == '-') {  // elsewhere -1 means "no limit"; here it is an error
         throw UsageError("--window",
                          fmt::format("expected {}, got the negative {} in \"{}\"", kExpected, side, window));
     }
@@ -53,7 +53,7 @@ std::vector<std::int64_t> parse_sizes(const std::string& option, const std::stri
     return sizes;
 }
 
-/// Throws the library's error again, in terms of the command line when an option is to blame.
+/// Rethrows the library's error, in terms of the command line if an option caused it.
 [[noreturn]] void rethrow(const Error& error) {
     const std::string option = option_of(error.argument());
     const std::string message = error.what();
@@ -63,7 +63,7 @@ std::vector<std::int64_t> parse_sizes(const std::string& option, const std::stri
     throw Error(error.code(), option, text);
 }
 
-/// One line for what this build does not have at all; plan() would list every kernel.
+/// Reports in one line a backend or schedule that this build lacks; plan() would list every kernel.
 void require_available(const PlanOptions& options) {
     const auto all = kernels();
     const auto any = [&](auto&& wanted) { return std::any_of(all.begin(), all.end(), wanted); };
@@ -218,7 +218,7 @@ std::vector<Problem> ShapeOptions::shapes() const {
     return result;
 }
 
-/// One Problem for each value in the comma list `values` and each Problem so far.
+/// Crosses each Problem with each value of the comma-separated list `values`.
 template <class Parse, class Set>
 static std::vector<Problem> crossed(const std::string& option, const std::string& values,
                                     const std::vector<Problem>& problems, Parse&& parse, Set&& set) {
@@ -323,7 +323,7 @@ PlanOptions HowOptions::plan_options(Pass pass, const std::string& schedule_name
         options.tile = Tile{parse_size("--tile", parts[0]), parse_size("--tile", parts[1])};
     }
     if (!threads.empty()) {
-        constexpr std::int64_t kMostThreads = 1024;  // of PlanOptions::threads, an int
+        constexpr std::int64_t kMostThreads = 1024;  // bounds PlanOptions::threads
         const std::int64_t count = parse_size("--threads", threads);
         if (count < 1 || count > kMostThreads) unexpected("--threads", fmt::format("1..{}", kMostThreads), threads);
         options.threads = static_cast<int>(count);

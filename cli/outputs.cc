@@ -20,7 +20,7 @@
 namespace tessera::cli {
 namespace {
 
-/// What begins the file, as much as a mark may be away from it.
+/// The first 64 KiB of the file, where the mark of its kind must be.
 std::string head_of(const std::string& path) {
     constexpr std::size_t kMost = 65536;
     std::string head(kMost, '\0');

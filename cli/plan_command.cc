@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera plan (or why): which kernel would run a problem and what that is predicted to cost, and why no other.
+// tessera plan (or why): the kernel that would run a problem, its predicted cost, and why others do not run.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ struct PlanCommandOptions {
     std::string device;
 };
 
-/// Predictions for kernels on the machine at hand, when the model knows it.
+/// Predictions for kernels on this machine, if the model knows it.
 class Predictor {
  public:
     Predictor(const PlanCommandOptions& options, const Plan& plan)
@@ -35,7 +35,7 @@ class Predictor {
 
     const std::optional<model::Machine>& machine() const { return machine_; }
 
-    /// Of this kernel for the plan's Problem; nothing when the machine is of another kind or nothing is known.
+    /// Predicts this kernel for the plan's Problem; nothing if the machine is of another kind or unknown.
     std::optional<model::Prediction> operator()(const KernelInfo& kernel, std::optional<Tile> tile) const {
         if (!machine_ || kernel.pass != plan_.pass) return std::nullopt;
         const bool gpu = machine_->kind == model::MachineKind::gpu;

@@ -16,7 +16,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kQuiet{1000};  // work that ends before needs no bar
+constexpr std::chrono::milliseconds kQuiet{1000};  // shorter work needs no bar
 constexpr std::chrono::milliseconds kRedraw{100};
 constexpr int kBarWidth = 24;
 
@@ -27,7 +27,7 @@ void write_to_terminal(std::string_view text) noexcept {
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
-/// A terminal that can clear a line; the name "dumb" says that it can't.
+/// Whether stderr is a terminal that can clear a line; one named "dumb" cannot.
 bool takes_a_bar() {
     const char* name = std::getenv("TERM");
     return ::isatty(STDERR_FILENO) == 1 && (name == nullptr || std::string_view(name) != "dumb");

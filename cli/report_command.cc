@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera report: Records as one HTML page and as Markdown tables.
+// tessera report: writes Records as one HTML page and as Markdown tables.
 #include "report/report.hpp"
 
 #include <fmt/format.h>
@@ -83,7 +83,7 @@ report::ChartOptions chart_options(const ReportOptions& options) {
     return result;
 }
 
-/// Options of the chart say nothing of the page and the tables.
+/// Throws if options of the chart are given without it; they do not affect the page and the tables.
 void expect_chart(const ReportOptions& options) {
     if (!options.svg.empty()) return;
     for (const auto& [name, values] :

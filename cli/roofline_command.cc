@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera roofline: what schedules cost on a device, without running anything.
+// tessera roofline: predicts the cost of schedules on a device, without running anything.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -26,7 +26,7 @@
 namespace tessera::cli {
 namespace {
 
-/// The Records that the project keeps: beside the installed command, or where this build was configured.
+/// The project's own Records: beside the installed command, or in the source folder of this build.
 std::vector<std::string> own_records() {
     std::vector<std::string> paths;
     std::error_code error;
@@ -62,7 +62,7 @@ void write_file(const std::string& path, std::string_view bytes) {
     file.commit();
 }
 
-/// Before the work: what would be lost by it, or by one drawing over the other.
+/// Throws before the work if an output would be lost, or if one drawing would overwrite the other.
 void expect_drawable(const RooflineOptions& options) {
     if (!options.svg.empty() && options.svg == options.png) unexpected("--png", "another file than --svg", options.png);
     expect_ending("--svg", options.svg, {".svg"});
@@ -78,7 +78,7 @@ void draw(const RooflineOptions& options, const model::Machine& machine, std::sp
     if (!options.png.empty()) write_file(options.png, plot::png(svg));
 }
 
-/// Rows that differ in nothing but length (and batch) make one table.
+/// Whether the rows differ only in length (and batch), so that they fit in one table.
 bool is_range(std::span<const measure::SweepRow> rows) {
     const Problem& a = rows.front().problem;
     return std::all_of(rows.begin(), rows.end(), [&](const measure::SweepRow& row) {
@@ -92,7 +92,7 @@ void print_text(const RooflineOptions& options, const measure::SweepQuestion& qu
                 std::span<const measure::SweepRow> rows, const Session& session) {
     const int width = terminal_width(STDOUT_FILENO);
     const auto share = options.attention_share();
-    // Tables of one head_dim, mask and so on after another.
+    // The rows of one head_dim, mask and so on form a table.
     for (std::size_t begin = 0; begin < rows.size();) {
         std::size_t end = begin + 1;
         while (end < rows.size() && is_range(rows.subspan(begin, end - begin + 1))) ++end;
@@ -122,7 +122,7 @@ std::string not_fitting_text(std::int64_t bytes, const model::Machine& machine) 
                        machine.name, bytes_text(has), bytes_text(needed - has));
 }
 
-/// Why schedules can't be predicted, each once with all of which it is said.
+/// Collects the reasons why schedules cannot be predicted, each with its schedules.
 class Reasons {
  public:
     void add(Schedule schedule, const std::string& why) {
@@ -146,7 +146,7 @@ class Reasons {
     std::vector<std::pair<std::string, std::vector<Schedule>>> all_;
 };
 
-/// The one problem of --tile and --timeline.
+/// The single problem of --tile and --timeline.
 Problem one_problem(const RooflineOptions& options, const model::Machine& machine) {
     const std::vector<Problem> all = options.problems(machine);
     if (all.size() != 1)
@@ -200,7 +200,7 @@ void execute(const RooflineOptions& options, const Session& session) {
     expect_drawable(options);
     const measure::SweepQuestion question{machine, options.schedule_list(), options.passes(),
                                           options.predict_options(machine)};
-    options.attention_share();  // judged before any work
+    options.attention_share();  // an error must come before the work
     std::vector<measure::SweepRow> rows;
     Reasons reasons;
     for (const Problem& problem : options.problems(machine)) {

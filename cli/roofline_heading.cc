@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What stands above the tables of `tessera roofline`.
+// Formats the heading of the tables of `tessera roofline`.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,8 +39,8 @@ std::string kernels_text(std::span<const SweepRow> rows) {
     return text;
 }
 
-/// The error bar of the row's kernels, of the newest schedule where they differ; of those that the machine has not
-/// measured, by name, where it measured others.
+/// The error bar of the row's kernels; if they differ, that of the newest schedule. If the machine measured only some
+/// of them, the error bar is for the others, by name.
 std::string error_text(const SweepRow& row, const model::Machine& machine) {
     const model::Prediction* shown = nullptr;
     bool some_measured = false;
@@ -60,7 +60,7 @@ std::string error_text(const SweepRow& row, const model::Machine& machine) {
     return some_measured && !others.empty() ? fmt::format("{}: {}", others, text) : text;
 }
 
-/// The error bars of all rows: of rows one after the other that have the same once, with their lengths where there are
+/// The error bars of all rows. Consecutive rows with equal error bars share one, with their lengths if there are
 /// several.
 std::vector<std::string> error_texts(std::span<const SweepRow> rows, const model::Machine& machine) {
     struct Run {
@@ -80,9 +80,9 @@ std::vector<std::string> error_texts(std::span<const SweepRow> rows, const model
     return texts;
 }
 
-/// What the times are without, of each kernel where that differs.
+/// Costs that the predicted times leave out, per kernel if that differs.
 std::string not_in_it_text(const SweepRow& row) {
-    std::vector<std::pair<std::string, std::string>> groups;  // what, and the schedules that are without it
+    std::vector<std::pair<std::string, std::string>> groups;  // a cost, and the schedules that leave it out
     bool all = true;
     for (const SweepCell& cell : row.cells) {
         if (!cell.known()) continue;

@@ -11,7 +11,7 @@
 namespace tessera::cli {
 namespace {
 
-/// "512:65536" as "512,1024,...,65536"; what has no colon stays as it is.
+/// Expands "512:65536" to "512,1024,...,65536"; a text without a colon stays unchanged.
 std::string expanded(const std::string& option, const std::string& text) {
     const std::size_t colon = text.find(':');
     if (colon == std::string::npos) return text;

@@ -16,14 +16,14 @@ namespace {
 using measure::SweepCell;
 using measure::SweepRow;
 
-/// 0: not known.
+/// Formats a speedup; 0: unknown.
 std::string win_text(double win) { return win > 0 ? fmt::format("{:.2f}x", win) : "-"; }
 
 std::string model_text(double win, double share) { return win_text(win > 0 ? measure::whole_win(share, win) : 0); }
 
 std::string bound_text(const model::Prediction& p) { return fmt::format("{} {:.0f} %", p.bound, p.percent_of_bound); }
 
-/// "1-812" or "from 1 on".
+/// Formats "1-812" or "from 1 on".
 std::string range_text(const Range& range) {
     return range.end == 0 ? fmt::format("from {} on", count_text(range.begin))
                           : fmt::format("from {} to {}", count_text(range.begin), count_text(range.end - 1));
@@ -145,7 +145,7 @@ std::string limits_text(const SweepRow& row, const measure::SweepQuestion& quest
 
 namespace {
 
-/// A table for each device; `what` titles the column of kinds or kernels.
+/// Formats a table for each device; `what` titles the column of kinds or kernels.
 std::string groups_text(const std::vector<measure::Accuracy>& groups, const char* what, int width) {
     std::string text, device;
     Table table({});

@@ -8,14 +8,14 @@
 namespace tessera::cli {
 namespace {
 
-/// One memory: its size, its rate, and the bytes that a tile has there.
+/// One memory: its size, its bandwidth, and the bytes of a tile in it.
 struct Level {
     const char* name;
-    double of_core;  ///< bytes; 0: the cores share it
+    double of_core;  ///< bytes; 0: all cores share it
     double bytes;
-    double gbs;  ///< of all cores; 0: not known
+    double gbs;  ///< for all cores together; 0: unknown
     std::string holds;
-    double held = 0;  ///< bytes of a tile
+    double held = 0;  ///< bytes of a tile in this memory
 };
 
 double gbs_of(double bytes_per_clk, const model::Machine& machine) {
@@ -54,7 +54,7 @@ std::vector<Level> levels_of(const schedule::Workload& w, const model::Machine& 
     return levels;
 }
 
-/// Most keys of a tile with these queries, with one K and V and with two.
+/// The most keys that fit in a tile with these queries, with one K and V and with two.
 std::pair<std::int64_t, std::int64_t> most_keys(const schedule::Workload& w, const model::Machine& m) {
     if (m.kind == model::MachineKind::gpu) {
         const std::int64_t bytes = model::limits_of(m).shared_bytes;

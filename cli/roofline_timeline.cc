@@ -30,14 +30,14 @@ struct Timeline {
     }
 };
 
-/// The digit of a tile of keys; what belongs to none is a Q.
+/// The digit of a tile of keys; a step without one loads Q.
 char letter_of(const schedule::Step& step, std::int64_t block_kv) {
     constexpr std::string_view kLetters = "0123456789abcdefghijklmnopqrstuvwxyz";
     if (step.keys.empty()) return 'Q';
     return kLetters[static_cast<std::size_t>(step.keys.begin / block_kv) % kLetters.size()];
 }
 
-/// One character for each equal part of the time: what the unit did in the middle of it.
+/// Formats a lane: each character shows what the unit does in the middle of an equal part of the time.
 std::string lane_text(const Timeline& timeline, Unit unit, std::int64_t block_kv, std::size_t characters) {
     std::string lane(characters, '.');
     for (const TimedStep& s : timeline.steps) {

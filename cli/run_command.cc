@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera run: attention of the tensors in files.
+// tessera run: computes attention of the tensors in files.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -33,12 +33,12 @@ struct RunOptions {
     ScoreOptions scores;
     HowOptions how;
     PassOptions pass;
-    bool backward = false;  // as `pass` says
+    bool backward = false;  // set from `pass`
     bool check = false;
     std::string output;
 };
 
-/// One pass: its plan, what it took, and how it compares.
+/// One pass: its plan, its time, and its comparison.
 struct PassResult {
     Plan plan;
     double ms = 0;
@@ -47,10 +47,10 @@ struct PassResult {
     std::optional<check::Report> report;
 };
 
-/// The results, in the shapes that the output file gets.
+/// The results, in the shapes of the output file.
 struct Outputs {
     OwnedTensor o, lse, dq, dk, dv;
-    OwnedTensor o_residual;  ///< for the backward, where both kernels know it
+    OwnedTensor o_residual;  ///< for the backward, if both kernels support it
     std::vector<std::pair<std::string, TensorView>> named;
 };
 
@@ -111,7 +111,7 @@ BackwardArgs backward_args(const Run& run) {
     return args;
 }
 
-/// Times call(tensors, workspace, how) on tensors where the plan wants them; copies are no part of it.
+/// Times call(tensors, workspace, how) on tensors that are placed on the plan's device; copies are not timed.
 template <class Args, class Call>
 void time_pass(const Run& run, PassResult& result, const Args& args, Progress& progress, const Call& call) {
     progress.step(fmt::format("{} with {}", name_of(result.plan.pass), result.plan.kernel->name));
@@ -151,7 +151,7 @@ void compute(Run& run, Progress& progress) {
               });
 }
 
-/// What the reference holds: every tensor of both passes in fp64, and of each result what compare.hpp needs besides.
+/// The memory of the reference: every tensor of both passes in fp64, and what compare.hpp needs for each result.
 std::uint64_t bytes_to_check(const Run& run) {
     const TensorView &q = run.inputs.tensors.q, &k = run.inputs.tensors.k, &v = run.inputs.tensors.v,
                      &o = run.outputs.o.view;
@@ -171,7 +171,7 @@ void compare(Run& run, Progress& progress) {
     run.backward.report = check::check_backward(run.inputs.problem, backward_args(run));
 }
 
-/// What the input said of itself, and what was computed from it.
+/// The metadata of the output: the input's own, and how the results were computed.
 std::map<std::string, std::string> metadata_of(const Run& run) {
     const Problem& p = run.inputs.problem;
     std::map<std::string, std::string> metadata = run.inputs.metadata;
@@ -207,7 +207,7 @@ std::vector<std::pair<std::string, std::string>> pass_facts(const PassResult& re
     return facts;
 }
 
-/// Outputs that have NaN: "all 128 elements of o". A check agrees with a reference that is NaN there, too.
+/// Describes outputs with NaN: "all 128 elements of o". The check passes if the reference has NaN there too.
 std::string nan_text(const Run& run) {
     std::string text;
     for (const auto& [name, view] : run.outputs.named) {
@@ -271,7 +271,7 @@ Json run_json(const Run& run) {
     return json;
 }
 
-/// Judges every option before a file is read.
+/// Validates every option before a file is read.
 void judge_options(const RunOptions& options) {
     Problem problem;
     options.scores.apply(problem);
@@ -279,7 +279,7 @@ void judge_options(const RunOptions& options) {
     options.how.plan_options(Pass::forward, options.how.schedule);
 }
 
-/// Finds out before the work what would lose its result after it.
+/// Throws before the work if the result could not be written after it.
 void expect_writable(const RunOptions& options) {
     if (options.output.empty()) return;
     if (!options.output.ends_with(".safetensors"))

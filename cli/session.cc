@@ -14,7 +14,7 @@
 namespace tessera::cli {
 namespace {
 
-/// Writes everything; false with errno set when that fails.
+/// Writes everything; returns false with errno set on failure.
 bool write_all(int descriptor, std::string_view text) {
     while (!text.empty()) {
         const ssize_t written = ::write(descriptor, text.data(), text.size());
@@ -30,8 +30,8 @@ bool write_all(int descriptor, std::string_view text) {
     return true;
 }
 
-/// Bytes of the character that the text begins with when a terminal may have it: printable ASCII, or UTF-8 of U+00A0 on
-/// (what is below steers terminals, too). 0: neither.
+/// The length in bytes of the first character if it is safe on a terminal: printable ASCII, or UTF-8 from U+00A0 on,
+/// because lower code points control terminals. Returns 0 for any other.
 std::size_t printable_at(std::string_view text) {
     const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
     const unsigned first = byte(0);
@@ -69,13 +69,13 @@ void print_lines(std::string_view first_kind, std::string_view message) {
         message.remove_prefix(end == std::string_view::npos ? message.size() : end + 1);
     }
     const auto lock = terminal_without_progress();
-    // Nothing is left to tell anybody when stderr fails.
+    // A failure is ignored, because nothing is left to report it on.
     [[maybe_unused]] const bool told = write_all(STDERR_FILENO, text);
 }
 
 }  // namespace
 
-/// As it is but for control characters: texts of files (a machine's title, a Record's device) must not steer a
+/// Replaces control characters, because texts from files (a machine's title, a Record's device) must not control a
 /// terminal.
 static std::string without_control(std::string_view text) {
     std::string result;
@@ -96,7 +96,7 @@ void Session::print(std::string_view text) const {
     throw Error(ErrorCode::cannot_write, "stdout", std::strerror(errno));
 }
 
-/// Of ASCII alone, \u... for the rest: what print() would escape is no JSON then.
+/// Formats JSON in ASCII, with \u... for all else: the escapes that print() adds would make it invalid.
 static std::string json_text(const Json& document) {
     return document.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
 }
@@ -117,7 +117,7 @@ void print_error_json(std::string_view message, int code) {
         begin = end + 1;
     }
     Json document{{"error", first}, {"notes", notes}, {"exit_code", code}};
-    [[maybe_unused]] const bool told = write_all(STDOUT_FILENO, json_text(document));  // stderr has it too
+    [[maybe_unused]] const bool told = write_all(STDOUT_FILENO, json_text(document));  // stderr has the error too
 }
 
 void print_note(std::string_view message) { print_lines("note", message); }

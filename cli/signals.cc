@@ -26,7 +26,7 @@ void set_action(int signal_number, void (*handler)(int)) {
     ::sigaction(signal_number, &action, nullptr);
 }
 
-/// A signal that our parent ignores (nohup, a background job of a plain shell) stays ignored.
+/// Installs the handler, unless our parent ignores the signal (nohup, a background job of a plain shell).
 void end_at(int signal_number) {
     struct sigaction current {};
     ::sigaction(signal_number, nullptr, &current);
@@ -38,7 +38,7 @@ void end_at(int signal_number) {
 void guard_standard_streams() {
     for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
         if (::fcntl(descriptor, F_GETFD) != -1 || errno != EBADF) continue;
-        // open() takes the lowest free number, which is this one. The wrong direction makes every use of it fail.
+        // open() returns the lowest free number, which is this one. The wrong direction makes every use of it fail.
         ::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
     }
 }

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Each schedule that this build has kernels of on the backend, for "all".
+/// Replaces "all" by the schedules that have kernels on the backend in this build.
 std::string schedule_list(const std::string& schedules, Backend backend) {
     if (schedules != "all") return schedules;
     std::string text;
@@ -38,7 +38,7 @@ std::string schedule_list(const std::string& schedules, Backend backend) {
     throw Error(ErrorCode::bad_data, path, where.empty() ? what : where + ": " + what);
 }
 
-/// A number, a text, or a list of those as the text of an option.
+/// Converts a number, a text, or a list of those to the text of an option.
 std::string option_text(const std::string& path, const std::string& where, const Json& value) {
     if (value.is_string()) return value.get<std::string>();
     if (value.is_number()) return value.dump();
@@ -105,7 +105,7 @@ Suite read_file(const fs::path& path) {
     return suite;
 }
 
-/// The folders of suites: installed beside the command, or of the checkout that it was built in.
+/// The files of suites: beside the installed command, or in the checkout of this build.
 std::vector<fs::path> suite_files() {
     std::error_code error;
     const fs::path command = fs::read_symlink("/proc/self/exe", error);

@@ -17,7 +17,7 @@ constexpr int kDefaultWidth = 80;
 constexpr int kMinWidth = 40;
 constexpr int kMaxWidth = 100;
 constexpr std::size_t kGap = 2;
-constexpr std::size_t kLeastWrapped = 20;  // a last column narrower than this is not worth wrapping into
+constexpr std::size_t kLeastWrapped = 20;  // the least width at which the last column is wrapped
 
 void drop_trailing_spaces(std::string& text) { text.erase(text.find_last_not_of(' ') + 1); }
 
@@ -79,7 +79,7 @@ std::string Table::titles() const {
 
 std::string Table::row(const std::vector<std::string>& cells) const { return line(all(), cells, widths()); }
 
-/// As many columns in each as there is room for, the last one with room to be wrapped into.
+/// Splits the columns into blocks with as many as fit; the last column of a block needs space to wrap.
 std::vector<Table::Block> Table::blocks(const std::vector<std::size_t>& widths, std::size_t room) const {
     std::vector<Block> result;
     Block keys = all();

@@ -39,7 +39,7 @@ OwnedTensor make_tensor(const std::string& name, DType dtype, std::span<const st
     OwnedTensor result;
     result.view.dtype = dtype;
     result.view.rank = static_cast<int>(shape.size());
-    constexpr std::int64_t kMostElements = std::int64_t{1} << 59;  // their bytes can be counted
+    constexpr std::int64_t kMostElements = std::int64_t{1} << 59;  // bounds the size in bytes
     std::int64_t elements = 1;
     for (std::size_t d = shape.size(); d-- > 0;) {
         result.view.shape[d] = shape[d];

@@ -35,13 +35,13 @@ std::string names(const std::vector<SdpBackend>& backends) {
     return text;
 }
 
-/// PyTorch's words in quotes, plain words, the cure.
+/// PyTorch's words in quotes, plain words, and the change.
 std::string reason(const Rule& rule) {
     const std::string words = rule.text[0] == '\0' ? "" : fmt::format("\"{}\": ", rule.text);
     return fmt::format("{}{}. Cure: {}.", words, rule.meaning, rule.cure);
 }
 
-/// FA3 and FA4 take flash's place, and its checks with it.
+/// Whether the backend is FA3 or FA4, which replace flash and share its checks.
 bool in_place_of_flash(SdpBackend backend) { return backend == SdpBackend::fa3 || backend == SdpBackend::fa4; }
 
 std::string because(const Explanation& explanation, const Verdict& verdict) {
@@ -80,7 +80,7 @@ void add_rows(Table& table, const Explanation& explanation, const Verdict& verdi
     }
 }
 
-/// How to get a backend that could run but is not asked in time.
+/// Explains how to get a backend that could run but comes too late in the order.
 std::string way_to(SdpBackend backend) {
     switch (backend) {
         case SdpBackend::flash: return "sdpa_kernel([SDPBackend.FLASH_ATTENTION])";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera walk: one tile of queries through the schedule, step by step.
+// tessera walk: follows one tile of queries through the schedule, step by step.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -39,12 +39,12 @@ struct WalkOptions {
     std::string q_tile;
     std::string numbers;
     PassOptions pass;
-    bool backward = false;  // as `pass` says
+    bool backward = false;  // set from `pass`
     bool by_hand = false;
     bool all = false;
 };
 
-/// The tensors of a call, from files or made from the seed, and room for its results in the canonical layout.
+/// The tensors of a call, from files or from the seed, and its results in the canonical layout.
 struct WalkTensors {
     Inputs read;
     GeneratedInputs made;
@@ -97,7 +97,7 @@ void read_tensors(const WalkOptions& options, WalkTensors& t) {
     t.args = inputs_of<ForwardArgs>(in.tensors);
     t.d_o = in.tensors.d_o;
     ScoreOptions scores = options.scores;
-    scores.seed_makes_inputs = false;  // they are read
+    scores.seed_makes_inputs = false;  // the inputs are read from files
     scores.apply(t.problem);
     validate_options(t.problem);
 }
@@ -117,7 +117,7 @@ void generate_tensors(const WalkOptions& options, WalkTensors& t) {
     t.origin = fmt::format("generated, normal, seed {}", t.problem.dropout.seed);
 }
 
-/// A row of the tile that the options ask for: of --row, of --q-tile, or of the last tile.
+/// The row of the tile that --row or --q-tile select; by default a row of the last tile.
 walk::Selection selection_of(const WalkOptions& options, const Plan& plan, std::int64_t len_q) {
     walk::Selection selection{.batch = parse_size("--sequence", options.sequence),
                               .head = parse_size("--head", options.head)};
@@ -145,12 +145,12 @@ std::vector<std::byte> bytes_of(const TensorView& view) {
     return std::vector<std::byte>(begin, begin + view.size() * size_of(view.dtype));
 }
 
-/// The trace, and whether the results of its run have the bits of a run that nobody watched.
+/// The trace, and whether its run has the bits of an ordinary run.
 struct Walked {
     walk::Trace trace;
     bool same_bits = true;
 
-    /// A run that nobody watches is another kernel.
+    /// Whether the ordinary run may use another kernel than the traced one.
     bool may_differ() const { return !trace.plan.matrix_unit.empty(); }
 };
 
@@ -183,7 +183,7 @@ Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progre
     const std::string takes_long = long_run_text(plan, pairs, !options.inputs.files.empty());
     if (!takes_long.empty()) print_note(takes_long);
     progress.step("a run that nobody watches");
-    // Its bits don't depend on the threads, so it has all of them.
+    // The bits do not depend on the number of threads, so it uses all of them.
     how.threads.clear();
     const Plan unwatched_plan =
         plan_with(t.problem, how.plan_options(options.backward ? Pass::backward : Pass::forward, how.schedule));
@@ -220,7 +220,7 @@ std::string result_text(const walk::Trace& trace, std::int64_t row) {
                        std::log(l), m + std::log(l));
 }
 
-/// "load_k 4 x 4.0 KiB, ...": the sum behind the bytes.
+/// Formats the terms behind the bytes: "load_k 4 x 4.0 KiB, ...".
 std::string moved_text(std::span<const walk::Moved> parts) {
     std::string text;
     for (const walk::Moved& part : parts) {
@@ -267,7 +267,7 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
     return text + facts_text(facts, view.width);
 }
 
-/// Errors of the selection in terms of the options.
+/// Rethrows errors of the selection in terms of the options.
 [[noreturn]] void rethrow_selection(const Error& error) {
     const std::string text = std::string(error.what());
     for (const auto& [argument, option] : {std::pair{"batch", "--sequence"}, {"head", "--head"}, {"row", "--row"}}) {
@@ -277,7 +277,7 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
     throw Error(error);
 }
 
-/// The row by the definition in fp64, and how far each step is from it.
+/// Adds the row by the definition in fp64, and the error of each step.
 void add_exact(Json& json, const WalkTensors& t, const walk::Trace& trace) {
     const walk::ExactRow exact = walk::exact_row(t.problem, t.args, trace.selection);
     json["exact"] = {{"o", exact.o}, {"lse", std::isfinite(exact.lse) ? Json(exact.lse) : Json("-inf")}};

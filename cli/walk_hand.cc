@@ -39,7 +39,7 @@ void add_lines(std::string& text, const std::string& paragraph, int width) {
     for (const std::string& line : wrapped(paragraph, static_cast<std::size_t>(width))) text += line + "\n";
 }
 
-/// Where a line of the steps may go on below: between terms and values, but not within a vector's parentheses.
+/// The last position at which a line may break: between terms and values, not within a vector's parentheses.
 std::size_t last_break(std::string_view line, std::size_t from, std::size_t width) {
     std::size_t found = std::string_view::npos;
     int depth = 0;
@@ -53,7 +53,7 @@ std::size_t last_break(std::string_view line, std::size_t from, std::size_t widt
     return found;
 }
 
-/// Lines that are too long go on below their first "=".
+/// Wraps lines that are too long below their first "=".
 std::string fitted(const std::string& text, std::size_t width) {
     std::string result;
     std::istringstream lines(text);
@@ -83,14 +83,14 @@ std::string matrices_text(const walk::HandExample& e, bool backward) {
     return text;
 }
 
-/// "1/2 * (4, 2) + (6, 0) = (8, 1)"; without the first part where nothing was summed before.
+/// Formats "1/2 * (4, 2) + (6, 0) = (8, 1)"; the first step has no earlier sum, so it omits the first term.
 std::string sum_text(const Fraction& factor, const std::string& before, const std::string& added,
                      const std::string& result, bool first) {
     if (first) return added == result ? result : fmt::format("{} = {}", added, result);
     return fmt::format("{} * {} + {} = {}", factor.text(), before, added, result);
 }
 
-/// What O is after the step. fa1 keeps it divided by l: FlashAttention paper, Algorithm 1, line 12.
+/// Formats O after the step. fa1 keeps it divided by l: FlashAttention paper, Algorithm 1, line 12.
 std::string new_o_text(const walk::HandExample& example, const HandStep& step, bool divided) {
     std::string sum;
     if (step.old_m) {
@@ -109,7 +109,7 @@ std::string new_o_text(const walk::HandExample& example, const HandStep& step, b
 
 std::string step_text(const walk::HandExample& example, const HandStep& step, bool divided) {
     const bool first = !step.old_m;
-    std::string added;  // to l
+    std::string added;  // added to l
     for (std::size_t i = 0; i < step.p.size(); ++i) {
         if (!step.s[i]) continue;
         if (!added.empty()) added += " + ";
@@ -127,7 +127,7 @@ std::string step_text(const walk::HandExample& example, const HandStep& step, bo
     return text;
 }
 
-/// "queries 0 and 1", "query 4", "queries 0..3"
+/// Formats "queries 0 and 1", "query 4", "queries 0..3".
 std::string indices_text(const char* one, const char* many, const Range& r) {
     if (r.size() == 1) return fmt::format("{} {}", one, r.begin);
     if (r.size() == 2) return fmt::format("{} {} and {}", many, r.begin, r.begin + 1);

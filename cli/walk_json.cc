@@ -28,7 +28,8 @@ const char* name_of(Coverage coverage) {
     return coverage == Coverage::empty ? "skipped" : coverage == Coverage::partial ? "partial" : "full";
 }
 
-/// JSON has no infinities: they are strings. A float is written as the double of the same value, so its bits come back.
+/// Formats infinities as strings, because JSON has none. A float is written as a double of equal value, which preserves
+/// its bits.
 Json json_of(float value) {
     if (std::isnan(value)) return "nan";
     if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
@@ -69,7 +70,7 @@ Json json_of(const walk::Step& step, const std::optional<std::size_t>& lane) {
     add(json, "p", step.p, lane);
     add(json, "ds", step.ds, lane);
     add(json, "dq", step.dq, lane);
-    add(json, "dk", step.dk, {});  // of keys: all of them
+    add(json, "dk", step.dk, {});  // indexed by keys, so all rows
     add(json, "dv", step.dv, {});
     json["bytes"] = {{"schedule", step.moved.schedule}, {"standard", step.moved.standard}};
     return json;
@@ -103,7 +104,7 @@ Json json_of(const walk::HandStep& step) {
             {"o", json_of(step.o)}};
 }
 
-/// Sums so far, after the tile.
+/// Formats the sums after the tile.
 Json json_of(const walk::HandGradientStep& step) {
     const auto vectors = [](const std::vector<walk::HandVector>& values) {
         Json list = Json::array();

@@ -17,12 +17,12 @@ using walk::Matrix;
 using walk::Step;
 using walk::Trace;
 
-constexpr int kWide = 94;           // columns of a terminal that have room for one element more of O
-constexpr std::size_t kShown = 40;  // steps of a section; of more, the middle is left out
+constexpr int kWide = 94;           // terminal width from which the table shows one more element of O
+constexpr std::size_t kShown = 40;  // steps of a section; a longer one omits the middle
 
 std::string number(double value) { return fmt::format("{:.4g}", value); }
 
-/// A column of the table: the text of a step, empty when the step has no such value.
+/// A column of the table: the text of a step, empty if the step has no such value.
 struct StepColumn {
     std::string title;
     std::function<std::string(const Step&)> text;
@@ -50,7 +50,7 @@ std::string tile_text(const Step& step) {
     return "full";
 }
 
-/// One value of the followed query.
+/// A column with one value of the followed query.
 StepColumn at_row(const char* title, std::vector<float> Step::*values, std::size_t lane) {
     return {title, [values, lane](const Step& s) {
                 return (s.*values).empty() ? "" : number(static_cast<double>((s.*values)[lane]));
@@ -63,7 +63,7 @@ StepColumn element(const std::string& title, Matrix Step::*matrix, std::size_t l
             }};
 }
 
-/// A value of all queries of the tile, or of one matrix row.
+/// A column that reduces the values of all queries of the tile, or of one matrix row.
 template <class Reduce>
 StepColumn reduced(const char* title, std::vector<float> Step::*values, const Reduce& reduce) {
     return {title, [=](const Step& s) { return (s.*values).empty() ? "" : number(reduce((s.*values))); }};
@@ -163,7 +163,7 @@ const char* heading_of(TileStep step) {
     }
 }
 
-/// Standard runs over the keys once per product: a section each. fa1 and fa2 run over them once.
+/// Splits the steps into sections: standard runs over the keys once per GEMM, fa1 and fa2 once in all.
 std::vector<Section> sections_of(const Trace& trace, const WalkView& view) {
     const auto kind = [](TileStep step) {
         return step == TileStep::merge || step == TileStep::finish ? TileStep::values : step;

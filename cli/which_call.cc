@@ -12,7 +12,7 @@
 namespace tessera::cli {
 namespace {
 
-/// A shape and a dtype are what any verdict needs; the rest may stay unknown.
+/// Throws unless there are a shape and a dtype, which every verdict needs; the other fields may stay unknown.
 void require_call(const CallOptions& options) {
     if (options.shape.empty())
         throw UsageError("--shape", "expected the shape of q, BATCH,HEADS,LEN,DIM, for a question without a trace");
@@ -20,14 +20,14 @@ void require_call(const CallOptions& options) {
     if (options.torch.empty()) throw UsageError("--torch", "expected PyTorch's version: 2.4 to 2.15");
 }
 
-/// PyTorch adds the mask to scores of [..., len_q, len_kv]: dimensions that are there must be as long, or 1.
+/// Throws unless the mask broadcasts to scores of [..., len_q, len_kv]: each dimension must be equal or 1.
 void require_broadcast(const diagnose::Call& call) {
     if (!call.mask.shape || !call.q.shape || !call.k.shape || call.q.shape->size() < 2 || call.k.shape->size() < 2)
         return;
     diagnose::Sizes scores = *call.q.shape;
     scores.back() = (*call.k.shape)[call.k.shape->size() - 2];
     const diagnose::Sizes& mask = *call.mask.shape;
-    if (mask.size() > scores.size()) return;  // the math path may take it
+    if (mask.size() > scores.size()) return;  // the math path may accept it
     for (std::size_t back = 1; back <= mask.size(); ++back) {
         const auto have = mask[mask.size() - back];
         const auto need = scores[scores.size() - back];

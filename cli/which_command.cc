@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera which: which attention kernel ran, by the names in a trace.
+// tessera which: finds the attention kernel that ran, by the names in a trace.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -32,7 +32,7 @@ struct WhichOptions {
     CallOptions call;
 };
 
-/// What --expect takes: a family, or "flash" for all of FlashAttention.
+/// The families that --expect names: one family, or "flash" for all of FlashAttention.
 std::vector<Family> expected_families(const std::string& text) {
     std::vector<Family> families;
     const std::vector<std::string> names = parse_list("--expect", text);
@@ -53,7 +53,7 @@ std::vector<Family> expected_families(const std::string& text) {
     return families;
 }
 
-/// Why the trace is not what was expected; empty when it is.
+/// The difference between the trace and the expectation; empty if there is none.
 std::string disappointment(const Diagnosis& d, const std::vector<Family>& expected) {
     bool any = false;
     for (const AttentionKind& kind : d.kinds) {
@@ -93,7 +93,7 @@ void print_text(const std::vector<Diagnosis>& all, const diagnose::Call& said, c
     }
 }
 
-/// What a trace tells itself.
+/// Throws for options whose values a trace contains.
 void expect_nothing_of_the_trace(const CallOptions& call) {
     for (const auto& [option, text] : {std::pair{"--shape", &call.shape},
                                        {"--dtype", &call.dtype},
@@ -104,7 +104,7 @@ void expect_nothing_of_the_trace(const CallOptions& call) {
     if (call.gqa) throw UsageError("--gqa", "expected no file beside it, which has its own");
 }
 
-/// Options of a call belong to traces that tell of calls.
+/// Throws for options of a call if the input has only names of kernels.
 void expect_calls(const CallOptions& call, const std::vector<Diagnosis>& all) {
     if (!call.given()) return;
     const bool names =
@@ -140,7 +140,7 @@ void execute(const WhichOptions& options, Session& session) {
         for (const std::string& file : options.files) all.push_back(diagnose_file(file, progress));
     }
     expect_calls(options.call, all);
-    std::vector<std::pair<std::string, std::string>> failures;  // file, and why it is not what was expected
+    std::vector<std::pair<std::string, std::string>> failures;  // a file, and how it differs from the expectation
     for (const Diagnosis& d : all) {
         if (expected.empty()) break;
         const std::string why = disappointment(d, expected);
@@ -194,7 +194,7 @@ void add_which_command(CLI::App& app, Session& session) {
                       "Print who descends from whom, and which library can end in which kernel");
     options->call.declare(*command);
     command->callback([options, command, &session] {
-        // Are the names known that --expect has? (Python's which.expect() asks before anything runs.)
+        // Beside --family, --expect is only validated; Python's which.expect() uses that before a run.
         if (options->family && options->files.empty()) expect_only(*command, "--family", {"--expect"});
         execute(*options, session);
     });

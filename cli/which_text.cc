@@ -22,7 +22,7 @@ using diagnose::NamedKernel;
 using diagnose::NameReading;
 using diagnose::Role;
 
-constexpr std::size_t kMostNames = 8;  // of kernels that are no attention
+constexpr std::size_t kMostNames = 8;  // the most names of kernels that are no attention
 constexpr std::size_t kLongestShown = 300;
 
 std::string joined(const std::vector<std::string>& parts) {
@@ -33,7 +33,7 @@ std::string joined(const std::vector<std::string>& parts) {
 
 std::string share_text(double us, double whole) { return whole > 0 ? fmt::format("{:.1f} %", 100 * us / whole) : "-"; }
 
-/// "1 call", "2 calls"
+/// Formats "1 call", "2 calls".
 std::string counted(std::int64_t count, const char* what) {
     return count_text(count) + " " + what + (count == 1 ? "" : "s");
 }
@@ -52,9 +52,9 @@ std::string name_and_release(const NameReading& reading) {
     return text + (reading.release.empty() ? ")" : ", release " + reading.release + ")");
 }
 
-/// Of all kinds of a family together: the family that took the longest.
+/// The family whose kinds together took the longest.
 struct Leader {
-    const AttentionKind* kind = nullptr;  ///< its longest
+    const AttentionKind* kind = nullptr;  ///< its longest kind
     double us = 0;
     std::int64_t calls = 0;
 };
@@ -94,7 +94,7 @@ std::string exactness_sentence(const Diagnosis& d) {
     return "";
 }
 
-/// For somebody who never heard of such kernels: what is good about the fast ones, what is slow about the others.
+/// Explains to readers who do not know these kernels why the fast ones are fast, or the others slow.
 std::string way_sentence(const NameReading& reading) {
     if (reading.family == Family::eager || reading.family == Family::math)
         return " That is the slow way, which FlashAttention was made to replace: two matrix products and a softmax, "
@@ -115,7 +115,7 @@ bool is_cut_off(const Diagnosis& d) {
                        [](const std::string& note) { return note.find("cut off") != std::string::npos; });
 }
 
-/// Every line of a text is unknown: it may be no list of names at all.
+/// Reports that every line is unknown, so that the text may not be a list of names.
 std::string unknown_lines(const Diagnosis& d) {
     std::int64_t lines = 0;
     for (const NamedKernel& unknown : d.unknown) lines += unknown.kernel.count;
@@ -125,7 +125,7 @@ std::string unknown_lines(const Diagnosis& d) {
            "no form that is read: --help lists them.";
 }
 
-/// What PyTorch took on the CPU.
+/// The path that PyTorch took on the CPU.
 std::string way_on_cpu(const std::vector<std::string>& operators) {
     const auto any = [&](const char* part) {
         return std::any_of(operators.begin(), operators.end(),
@@ -159,7 +159,7 @@ std::string nothing_found(const Diagnosis& d) {
     return text;
 }
 
-/// "6 calls (2 in training's backward pass)"
+/// Formats "6 calls (2 in training's backward pass)".
 std::string calls_text(const Diagnosis& d) {
     std::int64_t calls = 0;
     std::int64_t backward = 0;
@@ -172,7 +172,7 @@ std::string calls_text(const Diagnosis& d) {
                        count_text(backward));
 }
 
-/// " Others are of cuDNN attention, SageAttention."
+/// Formats " Others are of cuDNN attention, SageAttention."
 std::string others_named(const Diagnosis& d, Family leader, const char* begin) {
     std::vector<std::string> titles;
     for (const AttentionKind& kind : d.kinds) {
@@ -184,7 +184,7 @@ std::string others_named(const Diagnosis& d, Family leader, const char* begin) {
     return titles.empty() ? "" : begin + joined(titles) + ".";
 }
 
-/// Of the kinds with the leader's family and library the longest whose shapes are known: often the forward only.
+/// The longest kind with the leader's family and library and with known shapes, which is often a forward.
 const AttentionKind& best_known(const Diagnosis& d, const AttentionKind& leader) {
     for (const AttentionKind& kind : d.kinds) {
         const bool alike =
@@ -194,7 +194,7 @@ const AttentionKind& best_known(const Diagnosis& d, const AttentionKind& leader)
     return leader;
 }
 
-/// Why nothing can be said about faster kernels.
+/// Explains why there is no advice about faster kernels.
 std::string without_advice(const Diagnosis& d, const AttentionKind& kind) {
     if (kind.reading.library == diagnose::kFlexUncompiled)
         return " torch.compile(flex_attention) makes one kernel of it.";

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Can the colours of the plots (toolkit/plot/style.cc) be told apart, by people with colour blindness too, and read?
+"""Checks that the colours of the plots (toolkit/plot/style.cc) are legible and distinct, also with colour blindness.
 
-Each theme's colours are seen as with protanopia, deuteranopia and tritanopia (Machado, Oliveira and Fernandes 2009,
-severity 1), and as they are. Any two must differ by 12 in CIELAB (1976), and each must have a contrast of 4.5 to the
+Each theme's colours are tested unchanged and as seen with protanopia, deuteranopia and tritanopia (Machado, Oliveira
+and Fernandes 2009, severity 1). Any two must differ by 12 in CIELAB (1976), and each must have a contrast of 4.5 to the
 surface (WCAG 2).
 """
 import itertools
@@ -56,7 +56,7 @@ def problems(surface, colours):
 
 
 def themes(text):
-    """(surface, colours of the series) of every Palette in the source."""
+    """Yields (surface, colours of the series) of every Palette in the source."""
     for body in re.findall(r"constexpr Palette \w+\{(.*?)\}\};", text, re.S):
         colours = re.findall(r"#[0-9a-f]{6}", body)
         yield colours[0], colours[4:]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the compiled CUDA kernels, without a GPU, and prints what each one takes.
+"""Checks the compiled CUDA kernels, without a GPU, and prints the resources of each one.
 
     check_kernels.py [--library FILE] OBJECT...
 
@@ -8,9 +8,9 @@ Fails when a kernel
 - uses local memory (spilled registers, arrays with run-time indices) beyond LOCAL_MEMORY,
 - made ptxas serialise its wgmma (messages C75xx in OBJECT.log, which tools/keep_compiler_log.py writes),
 - lacks instructions that NEEDS lists for it, or is not listed there,
-- stands in a list of compiled shapes (src/cuda/*/host/*config.h) and was not compiled, or the other way round.
+- is in a list of compiled shapes (src/cuda/*/host/*config.h) but was not compiled, or the reverse.
 
-Nothing but Python is needed: kernels are read from the ELF images inside the objects (tools/cubin.py).
+The script needs only Python: it reads kernels from the ELF images inside the objects (tools/cubin.py).
 """
 import argparse
 import pathlib
@@ -18,11 +18,11 @@ import re
 import sys
 from typing import NamedTuple
 
-sys.dont_write_bytecode = True  # the source tree stays as it is
+sys.dont_write_bytecode = True  # writes nothing into the source tree
 import cubin  # noqa: E402
 
-# Kernels, by their names, and the instructions without which they would not be what they say. The first row that
-# matches the whole name counts.
+# Kernels, by their names, and the instructions that they must contain. The first row that matches the whole name
+# counts.
 NEEDS = [
     (r"fa3::forward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
     (r"fa3::reset_kernel", set()),
@@ -30,7 +30,7 @@ NEEDS = [
     (r"fa3::backward::delta_kernel<.*>", {"HGMMA", "UTMALDG", "USETMAXREG", "MUFU"}),
     (r"fa3::backward::(dq_convert|dkdv_reduce)_kernel<.*>", set()),
     (r"fa3::backward::dq_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
-    (r"(fa3::backward|gradient)::delta_(of|from)_output_kernel<.*>", {"FFMA"}),  # no product
+    (r"(fa3::backward|gradient)::delta_(of|from)_output_kernel<.*>", {"FFMA"}),  # no MMA
     (r"fa2::forward_fp32_kernel<.*>", {"FFMA", "MUFU"}),  # exact fp32 arithmetic: no tensor cores
     (r"fa2::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"fa2::backward_fp32_kernel<.*>", {"FFMA", "MUFU"}),
@@ -46,7 +46,7 @@ NEEDS = [
     (r"standard::bias_gradient_kernel<.*>", set()),
 ]
 
-# Which kernels a list of compiled shapes makes: folder and list, name of the kernel, its types.
+# The kernels that a list of compiled shapes makes: folder and list, name of the kernel, its types.
 COMPILED = [
     ("fa3", "Shapes", "fa3::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "Shapes", "fa3::backward::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
@@ -80,14 +80,14 @@ WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax"
 
 
 class Allowed(NamedTuple):
-    """Local memory that is known and has a reason: no more than this."""
+    """Local memory that is known and has a reason. The numbers are limits."""
     name: str  # matches the whole name of the kernel
     frame_bytes: int
     accesses: int  # LDL and STL instructions
     reason: str
 
 
-# To shrink, not to grow: a row that says NO LONGER NEEDED in the output is to be deleted.
+# This list should only shrink: delete a row that the output marks NO LONGER NEEDED.
 LOCAL_MEMORY = [
     Allowed(r"fa2::forward_kernel<.*HeadDim128>", 8, 4, "one value, when compiled for sm_80"),
     Allowed(r"gradient::delta_kernel<bf16, RowsHeadDim64>", 8, 6, "8 bytes kept over the tiles of queries of a thread block"),
@@ -96,7 +96,7 @@ LOCAL_MEMORY = [
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 72, 85, "scalars of the tile transition and of the producer; none in the main loop"),
 ]
 
-# What ptxas says of a wgmma pipeline, and may say: code -> reason.
+# Messages of ptxas about a wgmma pipeline that are allowed: code -> reason.
 ALLOWED_MESSAGES: dict[str, str] = {}
 
 MESSAGE = re.compile(r"\((C75\d\d)\)\s*(.*)")
@@ -119,7 +119,7 @@ def problems_of(kernel, needs, local_memory):
 
 
 def messages_of(log: str, allowed):
-    """ptxas's words about wgmma, each kind once for a function."""
+    """Returns ptxas's messages about wgmma, each kind once per function."""
     seen = set()
     for match in MESSAGE.finditer(log):
         function = re.search(r"function '(\w+)'", match[2])
@@ -130,7 +130,7 @@ def messages_of(log: str, allowed):
 
 
 def listed_shapes(config: str, name: str):
-    """The shapes of a list in a config.h: using Shapes = ShapeList<HeadDim64, HeadDim128>;"""
+    """Returns the shapes of a list in a config.h: using Shapes = ShapeList<HeadDim64, HeadDim128>;"""
     found = re.search(rf"using {name} =\s*ShapeList<([^>]*)>;", config)
     if not found:
         raise ValueError(f"no list of compiled shapes called {name}")
@@ -138,13 +138,13 @@ def listed_shapes(config: str, name: str):
 
 
 def config_of(source: pathlib.Path, folder: str):
-    """The header with the lists of compiled shapes of a folder of src/cuda."""
+    """Returns the header with the lists of compiled shapes of a folder of src/cuda."""
     headers = {"fa3": "fa3/host/forward_config.h", "fa3/backward": "fa3/host/backward_config.h"}
     return source / "src/cuda" / headers.get(folder, f"{folder}/host/config.h")
 
 
 def listed_kernels(source: pathlib.Path):
-    """The names of all kernels that the lists of compiled shapes make."""
+    """Returns the names of all kernels that the lists of compiled shapes make."""
     return WITHOUT_SHAPES | {
         kernel.format(dtype=dtype, shape=shape)
         for folder, name, kernel, dtypes in COMPILED
@@ -185,7 +185,8 @@ def check(objects, needs=None, local_memory=None, allowed_messages=None):
 
 
 def table(kernels):
-    """One line a kernel. Shared memory: what it declares; launches add their own. Copies: LDGSTS and UTMALDG."""
+    """Formats one line per kernel. Shared memory is the static part; launches add their own. Copies are LDGSTS and
+    UTMALDG."""
     yield (f"{'kernel':<45}{'arch':>5}{'regs':>5}{'shared':>7}{'local':>6}{'LDL+STL':>8}{'code':>7}"
            f"{'HGMMA':>6}{'HMMA':>5}{'copies':>7}")
     for k in sorted(kernels, key=lambda k: (k.name, k.architecture)):

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what docs/architecture.md promises about the source tree, over the #include lines and the text of the files:
+"""Checks the rules of docs/architecture.md for the source tree, in the #include lines and the text of the files:
 
 - a layer includes only itself and the layers listed for it below;
 - third-party headers appear only where they belong;
 - a file has at most 400 lines (in src/cuda 600), and its first lines name the license;
 - asm only in src/cuda/ptx, and no open points left in comments.
 
-Usage: check_layers.py [ROOT]. Prints one line per violation; exit status 1 when there are any.
+Usage: check_layers.py [ROOT]. Prints one line per violation; exit status 1 if there are any.
 """
 import pathlib
 import re
@@ -38,8 +38,8 @@ LAYER_OF = {
     "src/cuda/tile/": "cuda/tile",
     "src/cuda/shared/": "cuda/shared",
     "src/cuda/gradient/": "cuda/gradient",
-    # Plain C++ without CUDA headers, which kernels, plan() and the cost model share: which shapes are compiled, which one
-    # runs a Problem, in which order work is done. Each schedule has a host/ of its own.
+    # Plain C++ without CUDA headers, shared by kernels, plan() and the cost model: the compiled shapes, the choice among
+    # them, the order of work. Each schedule has a host/ of its own.
     "src/cuda/host/": "cuda/host",
     "src/cuda/gradient/host/": "cuda/host",
     "src/registry.": "registry",
@@ -84,7 +84,7 @@ ALLOWED = {
     "cuda/tile": CUDA_TILE,
     "cuda/shared": CUDA_TILE | {"kernel"},
     "cuda/gradient": CUDA_TILE | {"kernel", "cuda/shared"},
-    "cuda": CUDA_SCHEDULE,  # and every schedule, cuda/fa1 for one, whose own rows are CUDA_SCHEDULE: none includes another
+    "cuda": CUDA_SCHEDULE,  # also for each schedule, such as cuda/fa1; no schedule includes another
     "registry": {"include", "core", "kernel", "reference", "cpu", "cuda"},
     "api": {"include", "core", "schedule", "model", "kernel", "registry", "cuda/host"},
     "device": {"include", "core"},

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what the compiler made of the CPU's tile products: the inner loops keep their sums in registers.
+"""Checks the compiled inner loops of the CPU's tile GEMMs: they must keep their sums in registers.
 
     check_loops.py OBJECT...
     check_loops.py --compiler CXX --commands compile_commands.json
 
-The first form reads objects (those of files that FILES does not list are passed over); the second compiles the files of
-FILES itself, optimised, with the commands of a build that is not. x86-64; needs objdump. Fails when
-- a loop with multiply-adds moves a vector register to or from the stack, or the loop around it does (accumulators that are
-  copied there and back), or copies memory with rep movs,
-- a function that must not touch the stack with vectors at all does,
-- a loop that FILES expects is not there: with so many multiply-adds, loads and broadcasts an iteration.
-Exit status 77: there is no objdump.
+The first form reads objects and skips those of files that FILES does not list. The second compiles the files of FILES
+itself, optimised, with the commands of an unoptimised build. It needs x86-64 and objdump. It fails if
+- a loop with multiply-adds, or the loop around it, moves a vector register to or from the stack (copied accumulators) or
+  copies memory with rep movs,
+- a function that must keep all vectors off the stack does not,
+- a loop that FILES expects, with its multiply-adds, loads and broadcasts per iteration, is missing.
+Exit status 77 means that there is no objdump.
 """
 import argparse
 import collections
@@ -24,36 +24,36 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-sys.dont_write_bytecode = True  # the source tree stays as it is
+sys.dont_write_bytecode = True  # writes nothing into the source tree
 import disassembly  # noqa: E402
 
 
 class Shape(NamedTuple):
-    """What an iteration of an inner loop is made of. Loads include the broadcasts."""
+    """Counts of one iteration of an inner loop. Loads include the broadcasts."""
     multiply_adds: int
     loads: int
     broadcasts: int
 
 
 class Kind(NamedTuple):
-    """Functions, their multiply-adds, and what is expected of their loops."""
+    """Functions, their multiply-adds, and the requirements on their loops."""
     functions: str  # searched in the name
     multiply_add: str  # instruction, and the registers that it must use
     shapes: tuple = ()  # loops that must be there
     at_least: int = 0  # multiply-adds of the largest loop
-    whole: bool = False  # no vector goes to the stack anywhere in the function, so not around the loops either
-    share: float = 0  # vector accesses of the stack in a loop, for each multiply-add: so many at most
+    whole: bool = False  # no vector goes to the stack anywhere in the function, including around the loops
+    share: float = 0  # at most so many vector accesses of the stack per multiply-add in a loop
 
 
-# The weights that are computed beside products keep their state (shift, sums, a reader) in an object in memory, which they
-# read and write once a step: 4 accesses for 14 multiply-adds are the most that GCC 12 does, clang 14 none. These are not
-# accumulators of a product, so up to one access for two multiply-adds passes.
+# Weights computed beside a GEMM keep their state (shift, sums, a reader) in an object in memory, which each step reads and
+# writes once. GCC 12 makes at most 4 accesses for 14 multiply-adds, clang 14 none. They are not accumulators of a GEMM, so
+# one access per two multiply-adds passes.
 BESIDE = Kind(r"multiply|WeightsInSteps|gradient", r"vfn?m(add|sub)\d+ps.*%zmm", share=0.5)
 
 FMA = r"vfn?m(add|sub)\d+ps.*%"
 FILES = {
-    # A block of 6 x 4 sums, of 12 x 2, 6 x 3 and 16 x 1 where fewer vectors are left, and of 6 x 2 with 16 registers. SSE
-    # has no multiply-add: a product and a sum each.
+    # Blocks have 6 x 4 sums; with fewer vectors left 12 x 2, 6 x 3 and 16 x 1; with 16 registers 6 x 2. SSE has no
+    # multiply-add, so it uses a multiplication and an addition.
     "matmul.cc": [
         Kind(r"N_AVX3\w*::Matmul\(", FMA + "zmm", whole=True,
              shapes=(Shape(24, 10, 6), Shape(24, 14, 12), Shape(18, 9, 6), Shape(16, 17, 16))),
@@ -71,7 +71,8 @@ FRAME_POINTER = re.compile(r"^(?:mov\w*\s+%rsp, *%rbp$|lea\w*\s+[-\w]*\(%rsp\), 
 
 
 def loads_vector(text):
-    """Does it read memory into a vector unit? The last operand is written to, so memory there is a store."""
+    """Whether the instruction loads memory into a vector register. The last operand is the target, so memory there is a
+    store."""
     operands = text.split(None, 1)[-1]
     reads = re.search(r"\(%.*\)(?:\{1to\d+\})?, *%", operands)
     return bool(VECTOR.search(text) and reads) and not text.startswith(("prefetch", "lea"))
@@ -97,7 +98,7 @@ def is_copy(text):
 
 
 def stack_accesses(function):
-    """A test for instructions: is an operand on the stack?"""
+    """Returns a predicate for instructions: an operand is on the stack."""
     framed = any(FRAME_POINTER.match(i.text) for i in function.instructions)
     operand = re.compile(r"\(%r(?:sp|bp)\b" if framed else r"\(%rsp\b")
     return lambda text: bool(operand.search(text)) and not text.startswith(("lea", "nop"))
@@ -109,7 +110,7 @@ def found_in(function, multiply_add):
     for loop in sorted(function.loops, key=lambda loop: loop.head):
         texts = [i.text for i in loop.own]
         products = [t for t in texts if re.match(multiply_add, t)]
-        # A loop around others has multiply-adds of its own where sums are scaled: not what is meant, unless they are dot
+        # A loop around others may have multiply-adds of its own to scale sums. It is skipped unless these are dot
         # products.
         if not products or (id(loop) in inner and not re.match("[vt]dp", products[0])):
             continue
@@ -172,7 +173,7 @@ def short(name):
 
 
 def table(rows):
-    """One line for each function: its largest loop, and what all of its loops do with the stack."""
+    """Formats one line per function: its largest loop, and the stack accesses of all its loops."""
     yield (f"{'file':<15}{'function':<33}{'instruction':<12}{'loops':>6}{'multiply-adds':>15}{'loads':>7}{'broadcasts':>12}"
            f"{'stack':>7}{'scalars':>9}")
     functions = collections.defaultdict(list)
@@ -185,8 +186,8 @@ def table(rows):
 
 
 def compile_like(command, compiler, made, options):
-    """Compiles a file as `command` (of a compile_commands.json) does, but optimised, without sanitizers, and for AVX-512
-    too, which cmake/TesseraTarget.cmake leaves out under them."""
+    """Compiles a file like `command` (of a compile_commands.json), but optimised, without sanitizers, and also for
+    AVX-512, which cmake/TesseraTarget.cmake drops under sanitizers."""
     words = shlex.split(command["command"])
     start = next(i for i, word in enumerate(words) if word.startswith("-"))  # after launchers and the compiler
     unwanted = re.compile(r"-O\w*$|-g\S*$|-W\S*$|-fsanitize\S*|-fno-sanitize\S*|-fno-omit-frame-pointer")

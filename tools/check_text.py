@@ -3,11 +3,11 @@
 """Checks the form of Markdown pages (CONTRIBUTING.md, "How we write"):
 
 - README.md has at most 160 lines;
-- a line of a page in PAGES has at most 120 columns, but for code blocks, tables and lines that a link or a
+- a line of a page in PAGES has at most 120 columns, except in code blocks, tables and lines that a link or a
   picture makes long;
 - a link to a page or a heading of this project leads to one that exists.
 
-Usage: check_text.py [ROOT]. Prints one line per violation; exit status 1 when there are any.
+Usage: check_text.py [ROOT]. Prints one line per violation; exit status 1 if there are any.
 """
 import pathlib
 import re
@@ -15,16 +15,16 @@ import sys
 
 README_LINES = 160
 COLUMNS = 120
-# Patterns of pages whose lines are measured. Another folder is one more row.
+# Patterns of pages whose lines are measured.
 PAGES = [
     "*.md",
     "docs/*.md",
     "src/**/*.md",
     "toolkit/**/*.md",
 ]
-# Further pages whose links are followed.
+# Further pages whose links are checked.
 LINKED = ["docs/**/*.md"]
-# Pages that don't keep the limit yet: each row that goes is a step.
+# Pages that exceed the limit of columns. This list should only shrink.
 NOT_YET = [
     "src/cuda/fa3/backward/README.md",
     "src/cuda/fa3/backward/TRIED.md",
@@ -34,7 +34,7 @@ TARGET = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def prose(lines, tables=False):
-    """(number, line) of the lines that are neither code nor, unless asked for, a table."""
+    """Returns (number, line) of the lines outside code blocks and, unless requested, tables."""
     fenced = False
     for number, line in enumerate(lines, 1):
         if line.lstrip().startswith("```"):
@@ -46,7 +46,7 @@ def prose(lines, tables=False):
 
 
 def too_wide(line):
-    """Is the line too long, and could it be broken? A single link or picture can't."""
+    """Whether the line is too long and can be broken. A single link or picture cannot."""
     if len(line) <= COLUMNS:
         return False
     rest = LINK.sub("", line).strip(" -*.,;:()")
@@ -54,7 +54,7 @@ def too_wide(line):
 
 
 def anchors(page):
-    """What a link to the page's headings can end in, as GitHub makes them."""
+    """Returns the anchors of the page's headings, as GitHub makes them."""
     found = set()
     for _, line in prose(page.read_text().splitlines()):
         if line.startswith("#"):

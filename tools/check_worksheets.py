@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Redoes printed worksheets with a pencil of its own: random problems on every machine, as `tessera roofline --worksheet`
-prints them. Each "... = value" is calculated from the numbers of its line, and the last but one has to be the sum of the
-values of the lines that it names.
+"""Recalculates the worksheets that `tessera roofline --worksheet` prints, for random problems on every machine.
 
-Usage: check_worksheets.py TESSERA [--problems N] [--seed S]. Exit status 1 when a line does not add up.
+Each "... = value" is calculated from the numbers of its line. The last line but one must be the sum of the values of
+the lines that it names.
+
+Usage: check_worksheets.py TESSERA [--problems N] [--seed S]. Exit status 1 if a line does not add up.
 """
 import argparse
 import math
@@ -19,7 +20,7 @@ TOKEN = re.compile(r"(?P<number>\d+(?:\.\d+)?(?:e[+-]?\d+)?)|(?P<word>[A-Za-z][A
 
 
 def expression(text, in_ms):
-    """Text as Python: numbers and signs; of the words max, min, log2, and the units that scale."""
+    """Translates text to Python. It keeps numbers, signs, the words max, min and log2, and the units that scale."""
     parts = []
     for match in TOKEN.finditer(text):
         word = match["word"]
@@ -42,7 +43,7 @@ def equations(formula):
 
 
 def redo(what, formula):
-    """Complaints about one line, and its last value."""
+    """Returns the errors in one line, and its last value."""
     complaints, last = [], None
     for left, right, in_ms in equations(formula):
         last = right
@@ -51,7 +52,7 @@ def redo(what, formula):
         except (SyntaxError, TypeError, ZeroDivisionError) as error:
             complaints.append(f"{what}: {formula}\n    not understood: {error}")
             continue
-        # Four or five digits stand in a line; differences lose some.
+        # Lines print four or five digits, and differences lose some of them.
         slack = 2e-3 * abs(right) + (1e-3 * abs(right) + (0 if in_ms else 10) if " - " in left else 0)
         if abs(value - right) > slack:
             complaints.append(f"{what}: {formula}\n    gives {value:.6g}, stands {right:.6g}")
@@ -59,7 +60,7 @@ def redo(what, formula):
 
 
 def sheets(text):
-    """{title: [(what, formula)]} of a printed page; wrapped lines are joined."""
+    """Returns {title: [(what, formula)]} of a printed page; wrapped lines are joined."""
     result, lines = {}, None
     for line in text.splitlines():
         if line.startswith("Worksheet: "):
@@ -74,7 +75,7 @@ def sheets(text):
         if number:
             lines.append([line[number.end():column].strip(), line[column:].strip()])
         elif lines and line.strip():
-            # A long word of the first column never wraps: what is left of the column is blank.
+            # A long word of the first column never wraps; the rest of the column is blank.
             lines[-1][1] += " " + line[column:].strip()
     return result
 
@@ -99,7 +100,7 @@ def check(title, lines):
 
 
 def options_of(draw):
-    """A random problem that most kernels take."""
+    """Returns a random problem that most kernels accept."""
     pick = draw.choice
     kv = pick([1, 2, 4, 8])
     options = ["--heads", f"{kv * pick([1, 1, 2, 4])}/{kv}", "--head-dim", str(pick([32, 64, 80, 96, 128, 192, 256]))]
@@ -125,11 +126,11 @@ def main():
     for _ in range(arguments.problems):
         options = options_of(draw)
         for device in ("h200", "h100-pcie", "a100", "l4", "rtx4090", "b200", "xeon-16"):
-            cpu = device == "xeon-16"  # the published kernels are a GPU's: a CPU takes --by tessera alone
+            cpu = device == "xeon-16"  # the published kernels are for GPUs, so a CPU takes only --by tessera
             for by in ("tessera",) if cpu else ("published", "tessera"):
                 command = [arguments.tessera, "roofline", "--worksheet", "--device", device, "--by", by, *options]
                 run = subprocess.run(command, capture_output=True, text=True, check=False)
-                if run.returncode == 69:  # no kernel takes it there
+                if run.returncode == 69:  # no kernel runs it on this machine
                     continue
                 if run.returncode != 0:
                     complaints.append(f"{' '.join(command)}\n  {run.stderr}")

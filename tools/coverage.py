@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests of a build with the preset `coverage`, and says which share of the lines of src/ and toolkit/ they ran, by folder.
+"""Runs the tests of a build with the preset `coverage`, and prints the share of lines of src/ and toolkit/ that ran, by folder.
 
     tools/coverage.py FOLDER [--files] [--part TEXT]
 
---files: by file. --part: only test programs whose name has TEXT in it.
+--files prints it by file. --part runs only test programs whose name contains TEXT.
 """
 import argparse
 import collections
@@ -25,9 +25,9 @@ def main() -> None:
     build = options.folder.resolve()
     for old in build.glob("*.profraw"):
         old.unlink()
-    # Files are shared by the processes that end one after the other.
+    # %4m: at most four files per program; processes merge into them.
     environment = dict(os.environ, LLVM_PROFILE_FILE=str(build / "%4m.profraw"))
-    # Without those that compile something: what they build is not instrumented.
+    # Tests that compile something are left out, because their products are not instrumented.
     subprocess.run(["ctest", "--test-dir", build, "-R", options.part or ".", "-E", "consumer|new_schedule|check_",
                     "-j", str(os.cpu_count() or 1), "-Q"],
                    env=environment, check=False)

@@ -2,12 +2,12 @@
 """Reads compiled CUDA kernels out of object files: registers, local memory, and counts of instructions.
 
 An object has a section .nv_fatbin: containers (magic 0xBA55ED50) of entries, each PTX or an ELF image ("cubin") for one
-architecture. In an image, kernel K is the section .text.K, and .nv.info tells its registers and stack frame.
+architecture. In an image, kernel K is the section .text.K, and .nv.info has its registers and stack frame.
 
-From sm_70 on an instruction is 128 bits. Its lowest 12 bits are the opcode: 9 bits that name the instruction, 3 that
-tell the form of its operands (register, constant, immediate, uniform register). OPCODES was found by comparing images
-with what nvdisasm 13.0 prints of them for sm_80, sm_90 and sm_90a; tests/tools/check_kernels_test.py does so again
-where there is an nvdisasm.
+On sm_70 and later an instruction has 128 bits. Its lowest 12 bits are the opcode: 9 bits name the instruction, 3 bits
+give the form of its operands (register, constant, immediate, uniform register). OPCODES comes from a comparison of
+images with the output of nvdisasm 13.0 for sm_80, sm_90 and sm_90a; tests/tools/check_kernels_test.py repeats the
+comparison if an nvdisasm is installed.
 """
 import collections
 import re
@@ -18,7 +18,7 @@ OPCODES = {
     0x1F0: "HGMMA",       # wgmma
     0x03C: "HMMA",        # mma.sync
     0x1B4: "UTMALDG",     # cp.async.bulk.tensor, global to shared
-    0x1B5: "UTMASTG",     # and back
+    0x1B5: "UTMASTG",     # cp.async.bulk.tensor, shared to global
     0x1AE: "LDGSTS",      # cp.async
     0x03B: "LDSM",        # ldmatrix
     0x044: "STSM",        # stmatrix
@@ -37,13 +37,13 @@ ATTRIBUTE_FRAME = 0x11
 
 class Kernel(NamedTuple):
     name: str          # "fa3::forward_kernel<bf16, HeadDim64>"
-    symbol: str        # as it stands in the image
+    symbol: str        # the mangled name in the image
     architecture: str  # "90" (also of images for 90a)
     registers: int
-    frame_bytes: int   # of local memory, for each thread
+    frame_bytes: int   # local memory per thread
     shared_bytes: int  # static
     code_bytes: int
-    counts: collections.Counter  # of the instructions in OPCODES
+    counts: collections.Counter  # per instruction in OPCODES
 
 
 class Section(NamedTuple):
@@ -57,7 +57,7 @@ SHT_SYMTAB, SHT_NOBITS = 2, 8
 
 
 def sections_of(elf: bytes):
-    """The sections of a 64-bit little-endian ELF file."""
+    """Yields the sections of a 64-bit little-endian ELF file."""
     offset, = struct.unpack_from("<Q", elf, 0x28)
     size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, offset + i * size) for i in range(count)]
@@ -70,7 +70,7 @@ def sections_of(elf: bytes):
 
 
 def images_of(fatbin: bytes):
-    """The ELF images in a .nv_fatbin section."""
+    """Yields the ELF images in a .nv_fatbin section."""
     at = 0
     while at + 16 <= len(fatbin):
         magic, _, header_bytes, length = struct.unpack_from("<IHHQ", fatbin, at)
@@ -94,12 +94,12 @@ def fatbins_of(binary: bytes):
 
 
 def device_bytes(binary: bytes) -> int:
-    """Of all that is in a binary for devices: images and PTX."""
+    """Returns the total size of the device code in a binary: images and PTX."""
     return sum(map(len, fatbins_of(binary)))
 
 
 def attributes_of(info: bytes):
-    """(attribute, payload) of .nv.info; format 4 has a payload of its own, others 16 bits in place."""
+    """Yields (attribute, payload) of .nv.info. Format 4 stores a payload of its own, other formats 16 bits in place."""
     at = 0
     while at + 4 <= len(info):
         form, attribute, value = struct.unpack_from("<BBH", info, at)
@@ -120,7 +120,7 @@ def kernels_of_image(image: bytes):
     shared = {s.name[len(".nv.shared."):]: s.size for s in sections if s.name.startswith(".nv.shared.")}
     symbols = next(s.data for s in sections if s.kind == SHT_SYMTAB)
     strings = by_name[".strtab"]
-    values = collections.defaultdict(dict)  # of attributes, by symbol
+    values = collections.defaultdict(dict)  # attributes, by symbol
     for attribute, payload in attributes_of(by_name[".nv.info"]):
         if attribute in (ATTRIBUTE_REGISTERS, ATTRIBUTE_FRAME):
             index, value = struct.unpack("<II", payload)
@@ -128,7 +128,7 @@ def kernels_of_image(image: bytes):
             name = strings[name_at:strings.index(b"\0", name_at)].decode()
             values[name][attribute] = value
     flags, = struct.unpack_from("<I", image, 0x30)
-    # ELF flags: the architecture is in bits 8-15 from ABI version 8 on, before in bits 0-7.
+    # The ELF flags hold the architecture in bits 8-15 for ABI version 8 and later, in bits 0-7 for older ones.
     architecture = f"{flags >> 8 & 0xFF if image[8] >= 8 else flags & 0xFF}"
     for s in sections:
         if s.name.startswith(".text.") and s.data:
@@ -138,7 +138,7 @@ def kernels_of_image(image: bytes):
 
 
 def kernels_of(binary: bytes):
-    """All kernels in an object, library or program."""
+    """Returns all kernels in an object, library or program."""
     return [k for fatbin in fatbins_of(binary) for image in images_of(fatbin) for k in kernels_of_image(image)]
 
 
@@ -147,7 +147,7 @@ LETTERS = {"f": "float", "d": "double", "i": "int", "b": "bool"}
 
 
 def readable(symbol: str) -> str:
-    """Enough of a demangler for kernels: "_ZN7tessera4cuda3fa23runI6__halfLi64EEEvNS_1pE" is "fa2::run<fp16, 64>"."""
+    """Demangles the names of kernels: "_ZN7tessera4cuda3fa23runI6__halfLi64EEEvNS_1pE" is "fa2::run<fp16, 64>"."""
     if not symbol.startswith("_Z"):
         return symbol
     path, arguments, at, inside = [], [], 2, False
@@ -162,7 +162,7 @@ def readable(symbol: str) -> str:
             at = begin + int(identifier[0])
             name = symbol[begin:at]
             (arguments if inside else path).append(SHORT.get(name, name))
-        elif re.match(r"NS?\d*_", symbol[at:]):  # a name in a scope that came before
+        elif re.match(r"NS?\d*_", symbol[at:]):  # a name in a scope that is a back reference
             at += re.match(r"NS?\d*_", symbol[at:]).end()
         elif symbol[at] == "I" and not inside:
             inside = True

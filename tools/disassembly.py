@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of an x86-64 object file and their loops, read from what objdump -d prints (GNU's or LLVM's, AT&T syntax)."""
+"""Reads the functions of an x86-64 object file and their loops from objdump -d (GNU's or LLVM's, AT&T syntax)."""
 import re
 import shutil
 import subprocess
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")
 INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+([a-z{].*?)\s*(?:#.*)?$")
-# "jne 1a2b <f+0x10>" of GNU, "jne 0x1a2b <f+0x10>" of LLVM; the prefixes are those that can stand before a jump.
+# "jne 1a2b <f+0x10>" of GNU, "jne 0x1a2b <f+0x10>" of LLVM; a jump may have one of the prefixes.
 JUMP = re.compile(r"^(?:notrack |bnd )?(j\w+)(?:,p[nt])?\s+(?:0x)?([0-9a-f]+)\b")
 ENDS = re.compile(r"^(?:notrack |bnd |repz? )?(?:jmpq?|ret[lq]?|hlt|ud2)\b")
 
@@ -37,7 +37,7 @@ class Function:
 
 
 def find_objdump():
-    """Path of a disassembler, or None."""
+    """Returns the path of a disassembler, or None."""
     return next(filter(None, map(shutil.which, ("objdump", "llvm-objdump", "llvm-objdump-14"))), None)
 
 
@@ -47,7 +47,7 @@ def functions_of(path, objdump):
 
 
 def parse(text):
-    """What objdump printed, as a list of Functions."""
+    """Parses the output of objdump into a list of Functions."""
     found = []
     for line in text.splitlines():
         if match := FUNCTION.match(line):
@@ -58,13 +58,13 @@ def parse(text):
 
 
 def target_of(instruction):
-    """Where a direct jump goes, or None."""
+    """Returns the target of a direct jump, or None."""
     match = JUMP.match(instruction.text)
     return int(match[2], 16) if match else None
 
 
 def blocks_of(instructions):
-    """Basic blocks, {first address: instructions}, and the blocks that follow each one."""
+    """Returns the basic blocks, {first address: instructions}, and the successors of each block."""
     addresses = {i.address for i in instructions}
     starts = {instructions[0].address}
     for this, following in zip(instructions, instructions[1:]):
@@ -104,7 +104,7 @@ def reverse_postorder(entry, successors):
 
 
 def dominators_of(entry, successors):
-    """For each block that can be reached, the blocks that every way to it passes."""
+    """Returns the dominators of each reachable block: the blocks that every path to it passes."""
     order = reverse_postorder(entry, successors)
     predecessors = {block: [] for block in order}
     for block in order:
@@ -123,15 +123,15 @@ def dominators_of(entry, successors):
 
 
 def loops_of(instructions):
-    """All natural loops, inner ones first. Blocks that nothing leads to count as entries: they are reached by the table of a
-    switch, if they aren't padding."""
+    """Returns all natural loops, inner ones first. Blocks without predecessors count as entries: if they are not
+    padding, a switch's table leads to them."""
     blocks, successors = blocks_of(instructions)
     entries = {block for block in set(blocks).difference(*successors.values())
                if not all(PADDING.match(i.text) for i in blocks[block])} | {instructions[0].address}
     dominators, predecessors = dominators_of(None, {None: entries, **successors})
     bodies = {}
     for block, before in dominators.items():
-        for head in successors.get(block, set()) & before:  # an edge back
+        for head in successors.get(block, set()) & before:  # a back edge
             body, rest = bodies.setdefault(head, {head}), [block]
             while rest:
                 inside = rest.pop()

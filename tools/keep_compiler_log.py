@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiler launcher: runs the command, and keeps what the compiler says beside the object, in OBJECT.log.
+"""Compiler launcher: runs the command, and keeps the compiler's messages beside the object, in OBJECT.log.
 
     keep_compiler_log.py COMMAND... -o OBJECT
 
-ptxas tells of serialised wgmma in messages that fail no build; tools/check_kernels.py reads them there.
+ptxas reports serialised wgmma in messages that do not fail a build; tools/check_kernels.py reads them from the log.
 """
 import pathlib
 import subprocess

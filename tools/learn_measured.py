@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The measurements that docs/learn/faq.md quotes: forward, bf16, 4 x 4096, 16 heads of 128, no mask, on an H200.
+"""Repeats the measurements of docs/learn/faq.md: forward, bf16, 4 x 4096, 16 heads of 128, no mask, on an H200.
 
 Usage: learn_measured.py schedules | peers
 """
@@ -22,7 +22,7 @@ def rows(name):
 
 
 def schedules():
-    """tessera's kernels: bytes of DRAM by Nsight Compute, times of a run without it."""
+    """Measures tessera's kernels: bytes of DRAM by Nsight Compute, times by a run without it."""
     times = {record["schedule"]: record["ms"] for record in rows("forward") if record["by"] == "tessera"}
     print("schedule      DRAM      time     TB/s  TFLOP/s")
     for record in rows("bytes"):
@@ -32,7 +32,7 @@ def schedules():
 
 
 def peers():
-    """flash-attention's and cuDNN's kernels, of one session."""
+    """Measures flash-attention's and cuDNN's kernels in one session."""
     for record in rows("peers"):
         print(f"{record['by']:6} {record['ms']:.3f} ms  {FLOP / record['ms'] / 1e9:4.0f} TFLOP/s")
 

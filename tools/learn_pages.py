@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every command of docs/learn and compares what it prints with what the pages show; remakes the pictures and compares
-them too; and checks that each lesson has its parts and that the code it names exists.
+"""Runs every command of docs/learn and compares its output with the pages. It also redraws and compares the pictures, and
+checks that each lesson has its parts and that the code it names exists.
 
-In a ```console block, lines after "$ " are commands, run by bash as they stand in the root of the checkout, and the lines
-below are their output. A line "..." stands for lines left out: whatever depends on the machine (times, the kernel that was
-chosen) is left out that way. Pictures are what commands with --picture write to docs/learn.
+In a ```console block, text after "$ " is a command, which bash runs in the root of the checkout. The lines below it are its
+output. A line "..." replaces output that depends on the machine (times, the kernel that was chosen). Pictures are the
+files that commands with --picture write to docs/learn.
 
 Usage: learn_pages.py COMMAND [ROOT] [--update]     COMMAND is the program tessera; --update puts new output and new
-pictures into the pages (output with "..." is left to you). Exit status 1 when something differs.
+pictures into the pages (output with "..." is left to you). Exit status 1 if something differs.
 """
 import argparse
 import difflib
@@ -23,7 +23,7 @@ import tempfile
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^- `([\w./]+)`: (.*(?:\n  .*)*)", re.MULTILINE)
 PARTS = ("**Before you read on.**", "## Try it", "## Exercise", "## In the code")
-HOME = "build/tessera"  # what the pages call the program
+HOME = "build/tessera"  # the name of the program in the pages
 
 
 class Folder:
@@ -46,7 +46,7 @@ class Folder:
 
 
 def sessions(block):
-    """(command, output) of a block."""
+    """Returns (command, output) of a block."""
     result = []
     for line in block.rstrip("\n").split("\n"):
         if line.startswith("$ "):
@@ -70,7 +70,7 @@ def check_commands(page, text, folder, update):
         written = []
         for command, shown in sessions(match[1]):
             printed, status = folder.run(command)
-            # Answers on purpose wrong end with 1; grep and sed after a program have its status too.
+            # Deliberately wrong answers exit with 1, and a pipe into grep or sed has the status of the program.
             if status not in (0, 1):
                 problems.append(f"{page.name}: exit status {status} of: {command}\n{printed}")
             elif not agrees(shown, printed):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the commands of docs/cli.md that draw the README's charts, and compares what they draw with docs/images.
+"""Runs the commands of docs/cli.md that draw the README's charts, and compares the results with docs/images.
 
-    tools/readme_charts.py build/tessera            # one line per chart that differs; exit status 1 when there are any
-    tools/readme_charts.py build/tessera --update   # draws them anew
+    tools/readme_charts.py build/tessera            # one line per chart that differs; exit status 1 if there are any
+    tools/readme_charts.py build/tessera --update   # redraws them
 """
 import argparse
 import pathlib
@@ -17,7 +17,7 @@ BEGIN = "    H=bench/results"
 
 
 def commands():
-    """The indented lines after BEGIN, as one shell script."""
+    """Returns the indented lines after BEGIN, as one shell script."""
     text = (ROOT / "docs/cli.md").read_text()
     if BEGIN not in text:
         sys.exit(f"docs/cli.md: expected a block that begins with {BEGIN.strip()!r}")

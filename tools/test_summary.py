@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Sums up what ctest ran: test by test, what was skipped and why, what failed, what took longest.
+"""Sums up a run of ctest: the tests that were skipped and why, that failed, and that took longest.
 
     tools/test_summary.py [--slowest N] [--known PASSED,SKIPPED,FAILED] [NAME=FOLDER...]
 
-FOLDER is a build folder after `ctest --output-junit FOLDER/ctest.xml`. A part of a GoogleTest program counts as the tests
-that it ran (FOLDER/results/PART.xml), any other test of ctest's as one. A part that failed and says of no test that it
-failed has crashed or hung, and counts as one failure. What pytest --junitxml wrote to FOLDER/ctest.xml is read the same way.
-FOLDER/status, where it exists, is the exit status of what ran. A stage counts one failure when it has no results, results
+FOLDER is a build folder after `ctest --output-junit FOLDER/ctest.xml`. A part of a GoogleTest program counts as the
+tests that it ran (FOLDER/results/PART.xml), any other test of ctest's as one. A part that failed without a failed test crashed
+or hung, and counts as one failure. FOLDER/ctest.xml may also be the output of pytest --junitxml.
+FOLDER/status, if it exists, is the exit status of the run. A stage counts one failure when it has no results, results
 that cannot be read, or a status other than 0 without a failed test.
-The last line is "N passed, M skipped, K failed"; the exit status is 1 when K is not 0. Without a stage nothing ran, which
-counts as one failure. --known adds checks that were no tests of ctest's.
+The last line is "N passed, M skipped, K failed"; the exit status is 1 if K is not 0. Without a stage nothing ran, which
+counts as one failure. --known adds checks that ctest did not run.
 """
 import argparse
 import collections
@@ -30,7 +30,7 @@ class Result:
 
 
 def first_line(text: str) -> str:
-    """Of a message of GoogleTest's, which begins with the place: FILE:LINE."""
+    """Returns the first line of GoogleTest's message after its location, FILE:LINE."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and re.fullmatch(r".+:\d+", lines[0]):
         lines = lines[1:]
@@ -59,8 +59,8 @@ def of_ctest(case: ElementTree.Element) -> Result:
         return Result(name, seconds, "failed")
     skipped = case.find("skipped")
     message = skipped.get("message", "") if skipped is not None else ""
-    # ctest says "notrun" of a program that is missing, too. A test that skips itself has SKIP_RETURN_CODE or
-    # SKIP_REGULAR_EXPRESSION in its message.
+    # ctest also reports "notrun" for a missing program. The message of a test that skips itself has SKIP_RETURN_CODE or
+    # SKIP_REGULAR_EXPRESSION.
     if case.get("status") == "notrun" and not message.startswith("SKIP_"):
         return Result(f"{name} (not run: {message or 'no reason was given'})", seconds, "failed")
     if skipped is not None:
@@ -73,7 +73,7 @@ def of_case(folder: pathlib.Path, case: ElementTree.Element) -> list[Result]:
     parts = folder / "results" / f"{case.get('name')}.xml"
     crashed = Result(f"{whole.name} (crashed, hung or did not start)", whole.seconds, "failed")
     if not parts.exists():
-        # tessera_add_shards() gives the parts of GoogleTest programs a number, and results.
+        # tessera_add_shards() gives each part of a GoogleTest program a number and a file of results.
         is_part = re.fullmatch(r".+\.\d+", case.get("name", "")) is not None
         if is_part and case.get("status") == "run":
             return [Result(f"{whole.name} (passed, but left no results)", whole.seconds, "failed")]
@@ -102,7 +102,8 @@ def read(folder: pathlib.Path) -> list[Result]:
 
 
 def print_calls(folder: pathlib.Path) -> None:
-    """How often kernels ran in tests that ask all of them, as the programs told (tests/kernels/all_kernels_test.cc)."""
+    """Prints how often kernels ran in tests that call all of them, by the programs' reports
+    (tests/kernels/all_kernels_test.cc)."""
     ran, refused = collections.Counter(), collections.Counter()
     for path in sorted((folder / "results").glob("*.xml")):
         try:

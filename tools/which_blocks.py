@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of which_traces.py that the reader of traces was never shown: blocks of models, training steps and compiled code.
+"""Held-out cases of which_traces.py: blocks of models, training steps and compiled code.
 
-What runs is written down as "forward | backward" ("-": none) before anybody looks at a trace; "?" is asked of PyTorch's dispatcher."""
+The expected kernels are recorded as "forward | backward" ("-": none) before a trace is read; "?" asks PyTorch's dispatcher."""
 import math
 
 from which_cases import Case, by_hand, captured, language_step, raising, tensors, with_backward
@@ -81,7 +81,7 @@ def calls():
 
 
 def hands():
-    """By hand, and what is no attention though it looks like one."""
+    """Attention by hand, and code that only looks like attention."""
     import torch
     from torch import nn
     from torch.utils.checkpoint import checkpoint
@@ -93,7 +93,7 @@ def hands():
     feature = torch.randn(2, 512, 24, 24, device="cuda", dtype=torch.float16).to(memory_format=torch.channels_last)
     norm, proj = nn.GroupNorm(32, 512).cuda().half(), nn.Conv2d(512, 1536, 1).cuda().half()
 
-    def spatial():  # as in the autoencoders of diffusion models: one head over the pixels
+    def spatial():  # one head over the pixels, as in autoencoders of diffusion models
         a, b, c = proj(norm(feature)).flatten(2).chunk(3, 1)
         weights = torch.softmax(torch.bmm(a.mT, b) * 512 ** -0.5, -1)
         return torch.bmm(c, weights.mT)
@@ -133,7 +133,7 @@ def hands():
     optimizer = torch.optim.AdamW(block.parameters(), fused=True)
     tokens = torch.randn(4, 256, 256, device="cuda", dtype=torch.bfloat16)
 
-    def accumulate():  # as under data parallelism: two parts of a batch, then clipping and a step
+    def accumulate():  # two parts of a batch, then clipping and a step, as in data parallelism
         for part in tokens.chunk(2):
             block(part).square().mean().backward()
         torch.nn.utils.clip_grad_norm_(block.parameters(), 1.0)
@@ -221,7 +221,7 @@ def compiled():
     yield Case("block_compiled_efficient", "mem-efficient | -", efficient)
 
 
-LANGUAGE = (  # name, configuration, sizes, how, trained
+LANGUAGE = (  # name, configuration, sizes, method, trained
     ("mpt", "MptConfig", dict(vocab_size=512, d_model=256, n_heads=4, n_layers=2), "eager", True),
     ("olmo2", "Olmo2Config", {}, "sdpa", True),
     ("cohere", "CohereConfig", {}, "eager", False),
@@ -258,7 +258,7 @@ def language():
 
 
 def images():
-    """Of torchvision, torchaudio and timm."""
+    """Models of torchvision, torchaudio and timm."""
     import timm
     import torch
     import torchaudio

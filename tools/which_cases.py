@@ -19,7 +19,7 @@ def tensors(*shapes, dtype="bfloat16", grad=False):
 
 
 def with_backward(forward, inputs):
-    """A step of training: forward, and backward with a gradient of noise."""
+    """A training step: forward, and backward with a gradient of noise."""
     import torch
 
     def step():
@@ -32,7 +32,7 @@ def with_backward(forward, inputs):
 
 
 def raising(error):
-    """The step of a case that this release can't make: says so when it is run."""
+    """A step of a case that this release cannot build: it raises when it runs."""
     def step():
         raise error
 
@@ -40,7 +40,7 @@ def raising(error):
 
 
 def language_step(model, ids, train):
-    """A step of a language model of transformers: the loss of its own input and the backward, or the logits alone."""
+    """A step of a language model of transformers: loss on its own input and backward, or logits alone."""
     import torch
 
     def step():
@@ -126,7 +126,7 @@ def ragged_cases():
 
 
 def by_hand(q, k, v, mask=None, cap=None):
-    """As models write it: product, scale, mask, softmax in fp32, product."""
+    """Attention as models write it: GEMM, scale, mask, softmax in fp32, GEMM."""
     import torch
 
     scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
@@ -178,7 +178,7 @@ def einsum(q, k, v):
 
 
 def captured(step):
-    """The step as a CUDA graph: its kernels have no operator on the CPU."""
+    """The step as a CUDA graph, whose kernels have no operator on the CPU."""
     import torch
 
     side = torch.cuda.Stream()
@@ -196,7 +196,7 @@ def graph_cases():
     shape = (4, 16, 1024, 64)
     for backend in ("flash", "cudnn", "efficient", "math"):
         case = sdpa(f"graph_{backend}", backend, shape, is_causal=True)
-        # Nothing but names is left in a graph, and those of the math path are those of an attention by hand.
+        # A graph keeps only names, and those of the math path equal those of an attention by hand.
         yield Case(case.name, "eager" if backend == "math" else case.families, captured(case.step))
     inputs = tensors(shape, shape, shape)
     yield Case("graph_eager", "eager", captured(lambda: by_hand(*inputs)))

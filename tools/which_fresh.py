@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of which_traces.py that the reader of traces was never shown: they judge it. What ran is asked of PyTorch's dispatcher."""
+"""Held-out cases of which_traces.py, which judge the reader of traces. PyTorch's dispatcher gives the expected kernels."""
 import math
 
 from which_cases import Case, by_hand, captured, sdpa, tensors, with_backward
@@ -55,13 +55,13 @@ def fresh_sdpa_cases():
 
 
 def fresh_hand_cases():
-    """By hand, in ways that the reader was not written after."""
+    """Attention by hand in forms that the reader was not developed on."""
     import torch
 
     flat = tensors((16, 512, 64), (16, 512, 64), (16, 512, 64), grad=True)
     bias = torch.randn(16, 1, 512, device="cuda", dtype=torch.bfloat16)
 
-    def baddbmm(q, k, v):  # as in BLOOM
+    def baddbmm(q, k, v):  # used by BLOOM
         return torch.bmm(torch.baddbmm(bias, q, k.mT, beta=1.0, alpha=0.125).softmax(-1), v)
 
     yield Case("fresh_baddbmm_train", "eager", with_backward(baddbmm, flat))
@@ -74,7 +74,7 @@ def fresh_hand_cases():
 
     yield Case("fresh_filled_dropout_train", "eager", with_backward(filled, four))
 
-    def sinks(q, k, v):  # as in gpt-oss: a column of its own that takes a part of the weights
+    def sinks(q, k, v):  # an extra column takes a part of the weights, as in gpt-oss
         sink = torch.zeros(2, 8, 512, 1, device="cuda")
         scores = torch.cat([q @ k.mT / math.sqrt(64), sink], dim=-1)
         return scores.softmax(-1)[..., :-1] @ v

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of which_traces.py that the reader of traces was never shown: models of transformers and timm."""
+"""Held-out cases of which_traces.py: models of transformers and timm."""
 from which_cases import Case, raising
 
 SIZES = dict(vocab_size=1024, hidden_size=256, num_attention_heads=4, num_hidden_layers=2)
 GROUPED = dict(SIZES, num_key_value_heads=2, intermediate_size=512, head_dim=64)
 
-# name, class of its configuration, sizes, how, trained
+# name, class of its configuration, sizes, method, trained
 LANGUAGE_MODELS = (
     ("bloom", "BloomConfig", dict(vocab_size=1024, hidden_size=256, n_head=4, n_layer=2), "eager", True),
     ("opt", "OPTConfig", dict(SIZES, ffn_dim=512, word_embed_proj_dim=256), "sdpa", True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of which_traces.py: attention inside of models of transformers and timm, and in JAX."""
+"""Cases of which_traces.py: attention inside models of transformers and timm, and in JAX."""
 from contextlib import nullcontext
 
 from which_cases import Case, tensors, with_backward
@@ -50,7 +50,7 @@ def model_cases():
 
 
 def more_cases():
-    """What the reader of traces was not written after."""
+    """Cases that the reader of traces was not developed on."""
     import timm
     import torch
     import transformers as tf

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks the installed PyTorch on a GPU which backends take a set of calls, and compares with tessera's table.
 
-For each call: torch.backends.cuda.can_use_*(params, debug=True), whose warnings must hold the text of a rule that
-`tessera which --torch ... --shape ... --json` gives, and torch._fused_sdp_choice(), which must be the backend that tessera says
-is taken. Prints one line per difference; exit status 1 when there are any, 77 without PyTorch or without a GPU.
+For each call: torch.backends.cuda.can_use_*(params, debug=True), whose warnings must contain the text of a rule from
+`tessera which --torch ... --shape ... --json`, and torch._fused_sdp_choice(), which must be the backend that tessera
+predicts. Prints one line per difference; exit status 1 if there are any, 77 without PyTorch or without a GPU.
 
 Usage: which_rules.py TESSERA | --record FILE | --texts-on-cpu [--random SEED]
---record: only writes PyTorch's answers, those to calls that the command has no options for too: tests/diagnose/pytorch_*.tsv.
---random: other calls than those the table was written beside: 400 drawn at random from SEED.
---texts-on-cpu: without a GPU, prints the warnings that PyTorch gives for tensors of the CPU; nothing is compared.
+--record: only writes PyTorch's answers (tests/diagnose/pytorch_*.tsv), also for calls that the command has no options for.
+--random: uses 400 random calls from SEED instead of those that the table was written for.
+--texts-on-cpu: without a GPU, prints PyTorch's warnings for CPU tensors; nothing is compared.
 """
 import argparse
 import itertools
@@ -30,7 +30,7 @@ DTYPES = ("fp16", "bf16", "fp32", "fp64")
 MASKS = ("none", "causal", "bool:512,512", "float:2,8,512,512")
 OPTIONS = ("", "gqa", "grad", "dropout=0.1")
 SQUARE = "2,8,512,64"
-# What the product of the above leaves out: shapes, dtypes, mask, options.
+# Calls that the combinations above leave out: shapes, dtypes, mask, options.
 OTHERS = (
     ("8,512,64", "bf16", "none", ""),
     ("2,8,0,64/2,8,512,64", "bf16", "none", ""),
@@ -83,8 +83,8 @@ OTHERS = (
 
 
 def calls():
-    """(shapes, dtypes, mask, options): every combination that PyTorch itself does not refuse (a mask of a tensor fits 512 queries
-    and keys only), and the others."""
+    """Yields (shapes, dtypes, mask, options): every combination that PyTorch does not reject, and the further calls. A
+    mask tensor fits 512 queries and keys only."""
     for shape, dtype, mask, options in itertools.product(SHAPES, DTYPES, MASKS, OPTIONS):
         if ":" not in mask or {part.split(",")[2] for part in shape.split("/")} == {"512"}:
             yield shape, dtype, mask, options
@@ -92,7 +92,7 @@ def calls():
 
 
 def random_calls(seed, count=400):
-    """Calls of any mixture of sizes, dtypes, masks and options; most are refused by somebody."""
+    """Yields random mixtures of sizes, dtypes, masks and options; some backend refuses most of them."""
     draw = random.Random(seed)
     for _ in range(count):
         batch, heads = draw.choice((1, 2, 3)), draw.choice((1, 4, 6, 8, 12))
@@ -107,13 +107,13 @@ def random_calls(seed, count=400):
                             f"bool:{batch},1,1,{kv_len}", f"float:1,1,{q_len},{kv_len}"))
         options = [word for word, chance in (("gqa", 0.4), ("grad", 0.4), ("deterministic", 0.1), ("dropout=0.25", 0.15),
                                              ("off=cudnn", 0.1), ("off=flash,efficient", 0.05)) if draw.random() < chance]
-        if "off=cudnn" in options and "off=flash,efficient" in options:  # one word: of two the last would be taken
+        if "off=cudnn" in options and "off=flash,efficient" in options:  # merge them, because the last one would win
             options = [word for word in options if not word.startswith("off=")] + ["off=flash,efficient,cudnn"]
         yield shape, dtype, mask, " ".join(options)
 
 
 def parts_of(text):
-    """q, k and v of "q/k/v", "q/kv" or "qkv"."""
+    """Returns q, k and v of "q/k/v", "q/kv" or "qkv"."""
     parts = text.split("/")
     return parts + parts[-1:] * (3 - len(parts))
 
@@ -123,7 +123,7 @@ def options_of(text):
 
 
 def command_for(tessera, torch, call):
-    """The command that asks tessera the same; none where it has no option for it."""
+    """Returns the command that asks tessera about the same call, or None if it lacks an option."""
     shape, dtype, mask, options = call
     known = {"gqa": "--gqa", "grad": "--grad", "deterministic": "--deterministic", "dropout": "--dropout", "off": "--off"}
     options = options_of(options)
@@ -164,7 +164,7 @@ def tensors(torch, device, call):
 
 
 def asked(torch, call):
-    """PyTorch's answers: {backend: (may it run, its warnings)}, and the backend that it takes."""
+    """Returns PyTorch's answers: {backend: (it may run, its warnings)}, and the backend that it takes."""
     options = options_of(call[3])
     args = tensors(torch, "cuda", call)
     switched = [name for name in options.get("off", "").split(",") if name]
@@ -180,7 +180,7 @@ def asked(torch, call):
 
 
 def write_record(torch, path, answers):
-    """The texts, numbered; then a line for each call, with "runs", "no", or the number of the text for each backend."""
+    """Writes the numbered texts, then a line per call with "runs", "no", or a text's number for each backend."""
     numbers = {}
     rows = []
     for call, (backends, chosen) in answers:
@@ -200,7 +200,7 @@ def write_record(torch, path, answers):
 
 
 def texts_on_cpu(torch):
-    """The warnings for tensors of the CPU, with the backends on and off; without a driver some checks only throw."""
+    """Prints the warnings for CPU tensors, with the backends on and off; without a driver some checks only raise."""
     args = tensors(torch, "cpu", (SQUARE, "fp16", "none", ""))
     for on in (True, False):
         for switch in ("flash", "mem_efficient", "cudnn"):
@@ -214,7 +214,7 @@ def texts_on_cpu(torch):
 
 
 def compare(torch, tessera, answers):
-    """The number of differences, and of the calls that tessera could be asked about."""
+    """Returns the number of differences, and of the calls that tessera could be asked about."""
 
     def told(call):
         command = command_for(tessera, torch, call)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of which_traces.py that the reader of traces was never shown: code that a compiler took apart, gradients of gradients, tokens
-one after the other, several kernels of attention in one step.
+"""Held-out cases of which_traces.py: code that a compiler split, second derivatives, token by token decoding, several
+attention kernels in one step.
 
-What runs is written down as "forward | backward" ("-": none) before anybody looks at a trace; "?" is asked of PyTorch's dispatcher."""
+The expected kernels are recorded as "forward | backward" ("-": none) before a trace is read; "?" asks PyTorch's dispatcher."""
 
 from which_cases import Case, by_hand, captured, language_step, raising, tensors, with_backward
 
@@ -20,7 +20,7 @@ def compiled():
     slopes = torch.randn(8, 1, 1, device="cuda", requires_grad=True)
     place = torch.arange(320, device="cuda")
 
-    def distances(q, k, v):  # learned slopes, whose gradient is a sum on the way
+    def distances(q, k, v):  # learned slopes, whose gradient is an extra sum
         scores = (q @ k.mT).float() / 8 - slopes * (place[:, None] - place).abs()
         return scores.masked_fill(hidden, float("-inf")).softmax(-1).to(v.dtype) @ v
 
@@ -105,7 +105,7 @@ def mixed():
 
 
 def after():
-    """What stands like an attention and is none, and attention in shapes that the sets before did not have."""
+    """Code that resembles attention and is none, and attention in shapes that the other sets lack."""
     import torch
     from torch import nn
 
@@ -113,7 +113,7 @@ def after():
     gate = nn.Linear(256, 8, device="cuda", dtype=torch.bfloat16)
     experts = torch.randn(4, 128, 8, 64, device="cuda", dtype=torch.bfloat16)
 
-    def soft(t):  # every token its own mixture of eight
+    def soft(t):  # every token mixes eight experts
         return torch.einsum("bte,bted->btd", gate(t).softmax(-1), experts)
 
     yield Case("served_soft_mixture_train", "- | -", lambda: soft(x).sum().backward())
@@ -124,7 +124,7 @@ def after():
     code = torch.compile(lambda t: words(t).softmax(-1) @ book)
     yield Case("served_compiled_code_book_train", "- | -", lambda: code(x).sum().backward())
     four = tensors((2, 8, 256, 64), (2, 8, 256, 64), (2, 8, 256, 64), grad=True)
-    yield Case("served_two_softmaxes_train", "- | -",  # as in "efficient attention": over features and over tokens, no scores
+    yield Case("served_two_softmaxes_train", "- | -",  # softmaxes over features and over tokens, no scores ("efficient attention")
                with_backward(lambda q, k, v: q.softmax(-1) @ (k.softmax(-2).mT @ v), four))
     pointed = tensors((4, 40, 64), (4, 90, 64))
     aim = torch.zeros(160, device="cuda", dtype=torch.long)
@@ -143,7 +143,7 @@ def after():
     yield Case("served_weights_wanted", "eager | -", lambda: mha(x.detach(), x.detach(), x.detach(), need_weights=True))
     rows, columns = (torch.randn(256, 16, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
 
-    def decomposed(q, k, v):  # as in SAM: the bias is a product of Q with tables of positions
+    def decomposed(q, k, v):  # the bias is a GEMM of Q with tables of positions, as in SAM
         side = q.unflatten(2, (16, 16))
         bias = torch.einsum("bhxyd,ykd->bhxyk", side, rows[:16]).unsqueeze(-2) + \
             torch.einsum("bhxyd,xkd->bhxyk", side, columns[:16]).unsqueeze(-1)
@@ -156,7 +156,7 @@ def after():
 
 
 SIZES = dict(vocab_size=512, hidden_size=256, num_attention_heads=4, num_hidden_layers=2, intermediate_size=512, pad_token_id=0)
-MODELS = (  # name, configuration, sizes, maker, how, trained, what runs
+MODELS = (  # name, configuration, sizes, maker, method, trained, expected kernels
     ("gemma2", "Gemma2Config", dict(num_key_value_heads=2, head_dim=64, sliding_window=64), "CausalLM", "eager", True, "eager | eager"),
     ("mixtral", "MixtralConfig", dict(num_key_value_heads=2, num_local_experts=4), "CausalLM", "sdpa", True, "? | ?"),
     ("esm", "EsmConfig", dict(mask_token_id=1), "MaskedLM", "eager", True, "eager | eager"),

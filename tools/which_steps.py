@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of which_traces.py that the reader of traces was never shown: PyTorch's rarer choices, steps of training as people write
-them, kernels in Triton of one's own.
+"""Held-out cases of which_traces.py: PyTorch's rarer choices, typical training steps, custom Triton kernels.
 
-What runs is written down as "forward | backward" ("-": none) before anybody looks at a trace; "?" is asked of PyTorch's dispatcher."""
+The expected kernels are recorded as "forward | backward" ("-": none) before a trace is read; "?" asks PyTorch's dispatcher."""
 
 from which_cases import Case, captured, language_step, raising, tensors, with_backward
 
 
 def calls():
-    """PyTorch's choice where something keeps its first one out, and steps of training."""
+    """PyTorch's choice where its first one is refused, and training steps."""
     import torch
     from torch import nn
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -116,7 +115,7 @@ def training_step(half, capturable=False):
 
 
 def hands():
-    """By hand in ways not tried before, and what only looks like it."""
+    """Attention by hand in forms that other sets lack, and code that only looks like it."""
     import torch
     from torch import nn
 
@@ -133,7 +132,7 @@ def hands():
     tau = torch.full((8, 1, 1), 10.0, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     yield Case("step_cosine_train", "eager | eager", with_backward(lambda *t: cosine(tau, *t), same))
 
-    def chunks(q, k, v):  # as in Longformer: every chunk of 64 queries sees itself and the chunk before it
+    def chunks(q, k, v):  # every chunk of 64 queries sees itself and the previous one, as in Longformer
         q, k, v = (t.unflatten(2, (4, 64)) for t in (q, k, v))
         k, v = (torch.cat([torch.roll(t, 1, 2), t], 3) for t in (k, v))
         return (torch.softmax(q @ k.mT * 0.17, -1) @ v).flatten(2, 3)
@@ -142,7 +141,7 @@ def hands():
     keys, values = tensors((4, 8, 512, 64), (4, 8, 512, 64), dtype="float16")
     query, = tensors((4, 8, 1, 64), dtype="float16")
 
-    def tokens():  # a loop of decoding, by hand
+    def tokens():  # a decoding loop, by hand
         for length in (509, 510, 511, 512):
             weights = torch.matmul(query, keys[:, :, :length].mT / 8).softmax(-1)
             torch.matmul(weights, values[:, :, :length])
@@ -151,7 +150,7 @@ def hands():
     yield Case("step_squared_relu", "- | -", lambda: torch.relu(same[0].detach() @ same[1].detach().mT).square() @ same[2].detach())
     features = torch.randn(32, 64, device="cuda", dtype=torch.bfloat16)
 
-    def random_features():  # as in Performer: no softmax over keys
+    def random_features():  # no softmax over keys, as in Performer
         q, k = ((t.detach() @ features - 2).exp() for t in same[:2])
         return (q @ (k.mT @ same[2].detach())) / (q @ k.sum(2).unsqueeze(-1))
 
@@ -164,7 +163,7 @@ def hands():
     yield Case("step_router_topk", "- | -", lambda: torch.topk((images @ weights).softmax(-1), 2)[0].sum())
 
 
-def cosine(tau, q, k, v):  # as in Swin V2
+def cosine(tau, q, k, v):  # used by Swin V2
     from torch.nn.functional import normalize
 
     return (normalize(q, dim=-1) @ normalize(k, dim=-1).mT * tau).softmax(-1) @ v
@@ -206,7 +205,7 @@ def written_in_triton():
     yield Case("step_triton_softmax", "eager | -", lambda: own.softmax(q @ k.mT) @ v)
 
 
-LANGUAGE = (  # name, configuration, sizes, how, trained
+LANGUAGE = (  # name, configuration, sizes, method, trained
     ("distilbert", "DistilBertConfig", dict(vocab_size=512, dim=256, n_heads=4, n_layers=2, hidden_dim=512), "sdpa", True),
     ("electra", "ElectraConfig", {}, "eager", True),
     ("gpt_neo", "GPTNeoConfig", dict(vocab_size=512, hidden_size=256, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs attention in many ways on a GPU, with a profiler's trace of each: what `tessera which` is tried on.
+"""Runs attention in many ways on a GPU and keeps a profiler's trace of each, as test data for `tessera which`.
 
-Each case asks for one kernel by PyTorch's own means, so what ran is known. FOLDER gets NAME.json.gz for each case, and
-GROUP.tsv with a line for each: its name, the families of attention that ran ("?": not known beforehand, "-": none) and the
+Each case requests one kernel through PyTorch, so the expected kernel is known. FOLDER gets NAME.json.gz for each case,
+and GROUP.tsv with a line for each: its name, the families of attention that ran ("?": not known in advance, "-": none) and the
 operators of attention that PyTorch's dispatcher saw, or why it failed. Exit status 77 without PyTorch or without a GPU.
 
 Usage: which_traces.py FOLDER GROUP...
-GROUP: sdpa, eager, graphs, flex, compiled, models, more, jax, pallas; never shown to the reader when it was written: fresh_sdpa,
+GROUP: sdpa, eager, graphs, flex, compiled, models, more, jax, pallas; held out from the reader's development: fresh_sdpa,
 fresh_hand, fresh_compiled, fresh_flex, fresh_language, fresh_images, block_calls, block_hands, block_compiled, block_language,
 block_images, block_jax, step_calls, step_hands, step_compiled, step_triton, step_language, served_compiled,
 served_mixed, served_models, served_after
---bare instead of FOLDER: no traces, for another profiler around it.
+--bare instead of FOLDER writes no traces, so that another profiler can run around it.
 """
 import glob
 import gzip
@@ -42,7 +42,8 @@ FUSED = {"cudnn": "cudnn", "flash": "fa2", "efficient": "mem-efficient"}
 
 
 def dispatched(case):
-    """What a step asks of PyTorch's fused attention, forward and backward, without a profiler: "cudnn fa2/backward"."""
+    """Returns what a step calls of PyTorch's fused attention, forward and backward, without a profiler: "cudnn
+    fa2/backward"."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     found = set()
@@ -64,7 +65,7 @@ def dispatched(case):
 def operators(case):
     try:
         return dispatched(case)
-    except (NotImplementedError, RuntimeError) as error:  # what is asked of PyTorch here does not take part in dispatch
+    except (NotImplementedError, RuntimeError) as error:  # this call of PyTorch bypasses the dispatcher
         return f"not asked: {type(error).__name__}"
 
 
@@ -93,7 +94,7 @@ def profile_jax(case, path):
 
 
 def without_paths(value):
-    """The trace without folders of this machine: of each path its last part is left."""
+    """Removes folders of this machine from the trace: each path keeps its last part."""
     if isinstance(value, dict):
         return {key: without_paths(part) for key, part in value.items() if key != "traceName"}
     if isinstance(value, list):
@@ -102,7 +103,7 @@ def without_paths(value):
 
 
 def tidy(path):
-    """Rewrites a trace without paths, and with the same bytes for the same content."""
+    """Rewrites a trace without paths, so that equal content gives equal bytes."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         trace = without_paths(json.load(file))
     with open(path, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
@@ -110,7 +111,7 @@ def tidy(path):
 
 
 def run_group(folder, group):
-    """Every case that runs; the others leave a line that says why not."""
+    """Runs every case that can run; a case that cannot gets a line with the reason."""
     waiting = GROUPS[group]()
     index = open(os.path.join(folder, group + ".tsv"), "w", encoding="utf-8", buffering=1) if folder else sys.stdout
     while True:
@@ -130,7 +131,7 @@ def run_group(folder, group):
                 tidy(path)
             seen = operators(case) if group in ASKED else ""
             print(case.name, case.families, seen, sep="\t", file=index)
-        except Exception as error:  # whatever a release lacks: the other cases matter too
+        except Exception as error:  # a release may lack anything; the other cases must still run
             print(case.name if case else group, f"failed: {type(error).__name__}: {str(error)[:300]!r}", sep="\t", file=index)
 
 

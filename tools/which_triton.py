@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two small kernels in Triton for which_steps.py: a forward of attention by tiles, and a softmax of rows."""
+"""Two small Triton kernels for which_steps.py: a tiled attention forward, and a softmax of rows."""
 import torch
 import triton
 import triton.language as tl

@@ -13,7 +13,7 @@ bool trains(const Diagnosis& diagnosis) {
                        [](const AttentionKind& kind) { return kind.reading.pass == KernelPass::backward; });
 }
 
-/// The call of the trace with what was said beside it.
+/// The call of the trace, completed with the fields that the user stated.
 Call completed(const Diagnosis& diagnosis, Call call, const Call& said) {
     call.torch = said.torch ? said.torch : diagnosis.torch;
     if (!diagnosis.gpus.empty()) call.gpu = diagnosis.gpus.front();
@@ -30,7 +30,7 @@ Call completed(const Diagnosis& diagnosis, Call call, const Call& said) {
     return call;
 }
 
-/// PyTorch's rules choose among backends of one function; what is called in another way goes past them.
+/// Whether the call did not go through PyTorch's SDPA: its rules choose among the backends of that function only.
 bool goes_past_sdpa(const AttentionKind& kind) {
     if (kind.reading.library == kFlexUncompiled) return true;
     const std::optional<Sizes>& q = kind.shapes.front().call.q.shape;
@@ -38,7 +38,7 @@ bool goes_past_sdpa(const AttentionKind& kind) {
     return packed && kind.asked_by.find("scaled_dot_product") == std::string::npos;
 }
 
-/// An attention by hand tells no more than shapes and dtypes.
+/// Fills in a call of attention by hand, whose trace gives only shapes and dtypes.
 void complete_by_hand(Call& call) {
     if (!call.mask_kind) call.mask_kind = MaskKind::none;
     if (!call.is_causal) call.is_causal = false;

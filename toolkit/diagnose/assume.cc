@@ -6,7 +6,8 @@
 namespace tessera::diagnose {
 namespace {
 
-/// What PyPI's Linux wheel of a release is built for and requires (its metadata, "nvidia-cudnn-cu13==9.19.0.56").
+/// The versions that PyPI's Linux wheel of a release is built for and requires, by its metadata
+/// ("nvidia-cudnn-cu13==9.19.0.56").
 struct Wheel {
     Version from;
     int cuda;
@@ -25,7 +26,7 @@ const Wheel* wheel_of(const Version& version) {
     return found;
 }
 
-/// Sets a field that nobody set; the words for it go to `assumed`, unless they are empty.
+/// Sets a field that is unset, and adds the words for it to `assumed` unless they are empty.
 template <class T>
 void set(std::optional<T>& field, const T& value, const std::string& words, std::vector<std::string>& assumed) {
     if (field) return;
@@ -33,7 +34,7 @@ void set(std::optional<T>& field, const T& value, const std::string& words, std:
     if (!words.empty()) assumed.push_back(words);
 }
 
-/// Strides of a packed tensor of this shape.
+/// The strides of a packed tensor of this shape.
 Sizes packed(const Sizes& shape) {
     Sizes strides(shape.size(), 1);
     for (std::size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];

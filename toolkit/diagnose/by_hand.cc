@@ -10,18 +10,18 @@
 namespace tessera::diagnose {
 namespace {
 
-// Scale, mask, softcap and changes of dtype are a kernel each in a model that fuses nothing.
+// A model that fuses nothing runs one kernel each for scale, mask, softcap and changes of dtype.
 constexpr std::size_t kMostBetween = 8;
-// PyTorch's FlexAttention without a compiler has 22 kernels between the first product and the softmax.
+// PyTorch's FlexAttention without a compiler runs 22 kernels between the first GEMM and the softmax.
 constexpr std::size_t kFarthest = 64;
 constexpr std::size_t kOfBias = 4;
-constexpr std::size_t kWidest = 2 * (kFarthest + kMostBetween + 2);  // from the first product to the softmax
+// the most kernels from the first GEMM to the softmax
+constexpr std::size_t kWidest = 2 * (kFarthest + kMostBetween + 2);
 
-using Order = std::vector<std::uint32_t>;  // runs of one stream, by their start
+using Order = std::vector<std::uint32_t>;  // runs of one stream, by start
 
-/// The next product from `at` in steps of `step`, over elementwise kernels only. Where shapes are told it is one of
-/// many matrices: experts, words and clusters are chosen by a layer's weights, and a softmax and products stand so
-/// there too.
+/// Finds the next GEMM from `at` in steps of `step`, across elementwise kernels only. If shapes are known, the GEMM
+/// must be batched: a plain one belongs to a layer that chooses experts, words or clusters by a softmax.
 std::optional<std::size_t> product_beside(const Order& order, std::size_t at, int step, const RunFacts& facts,
                                           bool told) {
     for (std::size_t between = 0; between <= kMostBetween; ++between) {
@@ -35,8 +35,8 @@ std::optional<std::size_t> product_beside(const Order& order, std::size_t at, in
     return std::nullopt;
 }
 
-/// The next product from `at` that `fits`, over kernels of any kind, as long as no other softmax stands between them,
-/// and over `others` products that don't fit: a learned bias of positions has some of its own (Swin V2).
+/// Finds the next GEMM from `at` that `fits`, across kernels of any kind except another softmax. It skips up to
+/// `others` GEMMs that do not fit, because a learned position bias has its own (Swin V2).
 std::optional<std::size_t> product_with(const Order& order, std::size_t at, int step, const RunFacts& facts,
                                         std::size_t others, const std::function<bool(std::uint32_t)>& fits) {
     for (std::size_t between = 0; between <= kFarthest; ++between) {
@@ -52,8 +52,7 @@ std::optional<std::size_t> product_with(const Order& order, std::size_t at, int 
     return std::nullopt;
 }
 
-/// The last of the kernels that one softmax is made of: a compiler splits it where rows are long or something else is
-/// summed on the way.
+/// The last kernel of one softmax. A compiler splits a softmax if its rows are long or it computes another sum as well.
 std::size_t last_piece(const Order& order, std::size_t softmax, const RunFacts& facts) {
     const Role role = facts.role(order[softmax]);
     while (softmax + 1 < order.size() && facts.compiled(order[softmax]) && facts.compiled(order[softmax + 1]) &&
@@ -62,8 +61,8 @@ std::size_t last_piece(const Order& order, std::size_t softmax, const RunFacts& 
     return softmax;
 }
 
-/// From `free_from` on: what stands before it belongs to another attention already. (Where a forward is computed again
-/// for its backward, the products of both follow each other.)
+/// Finds the attention around a softmax. Runs before index `free_from` belong to another attention; recomputing a
+/// forward for its backward puts the GEMMs of both in sequence.
 std::optional<ByHand> around(const Order& order, std::size_t softmax, std::size_t free_from, const RunFacts& facts) {
     const bool backward = facts.role(order[softmax]) == Role::softmax_backward;
     const Sizes scores = facts.softmax_input(order[softmax]);
@@ -76,7 +75,7 @@ std::optional<ByHand> around(const Order& order, std::size_t softmax, std::size_
     auto last = product_beside(order, end, 1, facts, told);
     if (!last) last = product_with(order, end, 1, facts, backward ? kOfBias : 0, reads);
     if (!first || !last || *first < free_from) return std::nullopt;
-    if (backward) {  // dP and dV before it, dQ and dK after it
+    if (backward) {  // dP and dV come before it, dQ and dK after it
         const auto earlier = product_beside(order, *first, -1, facts, told);
         const auto later = product_beside(order, *last, 1, facts, told);
         if (earlier && *earlier >= free_from) first = earlier;

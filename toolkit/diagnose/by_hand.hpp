@@ -11,36 +11,38 @@
 
 namespace tessera::diagnose {
 
-/// One attention that is made of plain kernels: product, softmax, product, and what stands between them.
+/// One attention that is made of plain kernels: GEMM, softmax, GEMM, and the kernels between them.
 struct ByHand {
     KernelPass pass = KernelPass::forward;
-    std::vector<std::uint32_t> runs;  ///< in Trace::runs, in the order of time
-    std::uint32_t first_product = 0;  ///< Q K^T in the forward
+    std::vector<std::uint32_t> runs;  ///< indices into Trace::runs, in the order of time
+    std::uint32_t first_product = 0;  ///< index of the run: Q K^T in the forward
     std::uint32_t softmax = 0;
 };
 
-/// What is asked of a run of the trace. Shapes are those of the operator that launched it; empty or false: not told.
+/// Answers questions about a run of the trace. Shapes are those of the operator that launched it; an unknown shape is
+/// empty, an unknown answer false.
 struct RunFacts {
     std::function<Role(std::uint32_t run)> role;
-    std::function<bool(std::uint32_t run)> taken;     ///< it belongs to another call already
-    std::function<bool(std::uint32_t run)> compiled;  ///< Inductor wrote it: one of its operators may be many kernels
-    /// A product is of many matrices at once, as far as is told. A layer's weights are multiplied by another operator.
+    std::function<bool(std::uint32_t run)> taken;  ///< the run belongs to another call already
+    /// Inductor wrote the kernel: one of its operators may be many kernels
+    std::function<bool(std::uint32_t run)> compiled;
+    /// Whether a GEMM is batched, if known. A layer's weights are multiplied by another operator.
     std::function<bool(std::uint32_t run)> batched;
     std::function<Sizes(std::uint32_t run)> softmax_input;
-    /// Whether a product has a matrix like the scores' [len_q, len_kv] among its inputs, or as its output.
+    /// Whether a GEMM has a matrix of the scores' shape [len_q, len_kv] among its inputs, or as its output.
     std::function<bool(std::uint32_t run, const Sizes& scores)> reads;
     std::function<bool(std::uint32_t run, const Sizes& scores)> writes;
 };
 
-/// What the operators around a softmax tell of it.
+/// Properties of a softmax that the operators around it show.
 struct SoftmaxSigns {
-    Sizes scores;        ///< its input's shape; empty: not told
-    bool safe = false;   ///< PyTorch's for rows that may be masked whole: only its math path and FlexAttention have it
-    bool twice = false;  ///< it is in the gradient of a gradient
+    Sizes scores;        ///< its input's shape; empty: unknown
+    bool safe = false;   ///< PyTorch's variant for fully masked rows; only its math path and FlexAttention use it
+    bool twice = false;  ///< the softmax is part of a second derivative
 };
 
-/// Says whose attention by hand is. The gradient of a gradient belongs to the attention whose backward went over scores
-/// of the same shape before.
+/// Names the library behind an attention by hand. A second derivative belongs to the attention whose backward, earlier
+/// in the trace, had scores of the same shape.
 class ByHandReader {
  public:
     NameReading read(KernelPass pass, const SoftmaxSigns& signs);
@@ -51,12 +53,12 @@ class ByHandReader {
     std::map<Sizes, NameReading> backwards_;
 };
 
-/// Attention that is made of plain kernels.
+/// The reading of an attention that is made of plain kernels.
 NameReading standard_attention(Family family, KernelPass pass, Confidence confidence);
 
-/// Finds them by the order of runs on each stream. A softmax over a matrix of rank 2 is none (it chooses experts or
-/// words). The products stand close to it, with elementwise kernels between them only; or, where shapes are told, they
-/// stand anywhere near and their shapes are those of the scores.
+/// Finds attentions by hand by the order of runs on each stream. A softmax over a matrix of rank 2 is skipped: it
+/// chooses experts or words. If shapes are known, the GEMMs may stand anywhere near and must have the shape of the
+/// scores. Otherwise only elementwise kernels may stand between them and the softmax.
 std::vector<ByHand> find_by_hand(const Trace& trace, const RunFacts& facts);
 
 }  // namespace tessera::diagnose

@@ -24,7 +24,8 @@ class DescriptorStream final : public ByteStream {
     DescriptorStream(const std::string& path, OnProgress on_progress)
         : path_(path == "-" ? "standard input" : path), on_progress_(std::move(on_progress)) {
         if (path == "-") return;
-        descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO without a writer never blocks
+        // opening a FIFO without a writer must not block
+        descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         struct stat status {};
         if (descriptor_ < 0 || ::fstat(descriptor_, &status) != 0)
             throw Error(ErrorCode::cannot_open, path_, std::strerror(errno));
@@ -79,7 +80,7 @@ class MemoryStream final : public ByteStream {
     std::string_view rest_;
 };
 
-/// `head`, then what is left of `rest`.
+/// Streams `head`, then the remainder of `rest`.
 class Joined final : public ByteStream {
  public:
     Joined(std::string head, std::unique_ptr<ByteStream> rest) : head_(std::move(head)), rest_(std::move(rest)) {}
@@ -98,8 +99,8 @@ class Joined final : public ByteStream {
     std::unique_ptr<ByteStream> rest_;
 };
 
-/// What gzip packed. Ends with trouble(), not with an error, where the file is cut off or damaged: what stands before
-/// can be read.
+/// Decompresses gzip. A file that is cut off or damaged ends with trouble() instead of an error, so that the part
+/// before the damage can be read.
 class GzipStream final : public ByteStream {
  public:
     explicit GzipStream(std::unique_ptr<ByteStream> packed) : packed_(std::move(packed)), input_(kPiece) {

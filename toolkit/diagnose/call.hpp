@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call of attention as far as it is known: what a trace tells, or what the options of a command say. Every field
-// may be unknown, which is another thing than no, none or 0.
+// One call of attention, as far as a trace or the options of a command describe it. Every field may be unknown, which
+// differs from no, none or 0.
 #pragma once
 
 #include <compare>
@@ -12,7 +12,7 @@
 
 namespace tessera::diagnose {
 
-/// "2.11.0"; `patch` matters once: 2.5.0 and 2.5.1 have another order of backends.
+/// A release such as "2.11.0". `patch` matters once: 2.5.0 and 2.5.1 order the backends differently.
 struct Version {
     int major = 0;
     int minor = 0;
@@ -20,12 +20,12 @@ struct Version {
     auto operator<=>(const Version&) const = default;
 };
 
-/// Element types as PyTorch has them. `other`: none of these (integers, complex, another float8).
+/// PyTorch's element types. `other` is any type not listed: integers, complex, another float8.
 enum class Element : std::uint8_t { fp16, bf16, fp32, fp64, fp8_e4m3, other };
 
 using Sizes = std::vector<std::int64_t>;
 
-/// A tensor as its caller holds it. PyTorch's SDPA has [batch, heads, len, head_dim]; strides are in elements.
+/// A tensor as its caller holds it. PyTorch's SDPA expects [batch, heads, len, head_dim]; strides are in elements.
 struct Operand {
     std::optional<Element> element{};
     std::optional<Sizes> shape{};
@@ -34,10 +34,10 @@ struct Operand {
     std::optional<std::int64_t> storage_offset{};  ///< in elements
 };
 
-/// What was given as attn_mask. The flag is_causal is another argument.
+/// The kind of tensor given as attn_mask. The flag is_causal is another argument.
 enum class MaskKind : std::uint8_t { none, boolean, floating };
 
-/// What the user has switched on; all of it by default.
+/// The backends that the user has switched on; all of them by default.
 struct Enabled {
     bool flash = true;
     bool efficient = true;
@@ -46,14 +46,14 @@ struct Enabled {
     bool operator==(const Enabled&) const = default;
 };
 
-/// What answers to PyTorch's flash backend: its own copy, or what activate_flash_attention_impl() put in its place.
+/// The kernels behind PyTorch's flash backend: its own copy, or those that activate_flash_attention_impl() installed.
 enum class FlashImplementation : std::uint8_t { own, fa3, fa4 };
 
 struct Gpu {
     std::string name{};               ///< "NVIDIA H200"; empty: unknown
     std::optional<int> capability{};  ///< 90 for 9.0, 121 for 12.1
     std::optional<bool> rocm{};
-    std::string gfx{};  ///< "gfx942", of AMD's; empty: unknown
+    std::string gfx{};  ///< "gfx942", for AMD GPUs; empty: unknown
 };
 
 struct Call {
@@ -63,18 +63,18 @@ struct Call {
     Operand q{};     ///< [batch, heads_q, len_q, head_dim]
     Operand k{};     ///< [batch, heads_kv, len_kv, head_dim]
     Operand v{};     ///< [batch, heads_kv, len_kv, head_dim_v]
-    Operand mask{};  ///< attn_mask, when there is one: broadcastable to [batch, heads_q, len_q, len_kv]
+    Operand mask{};  ///< attn_mask, if there is one: broadcastable to [batch, heads_q, len_q, len_kv]
     std::optional<MaskKind> mask_kind{};
     std::optional<bool> is_causal{};
     std::optional<double> dropout{};  ///< probability
-    std::optional<double> scale{};    ///< unknown is the default, 1 / sqrt(head_dim)
+    std::optional<double> scale{};    ///< unknown means the default, 1 / sqrt(head_dim)
     std::optional<bool> enable_gqa{};
     std::optional<bool> nested{};  ///< q, k, v are NestedTensors
 
     std::optional<Enabled> enabled{};
     std::optional<bool> deterministic{};  ///< torch.use_deterministic_algorithms(True)
-    std::optional<int> cudnn{};           ///< at run time, as cudnnGetVersion() tells: 91501
-    std::optional<int> cuda{};            ///< that PyTorch was built for, as CUDA_VERSION: 12080
+    std::optional<int> cudnn{};           ///< at run time, as cudnnGetVersion() returns it: 91501
+    std::optional<int> cuda{};            ///< the CUDA_VERSION that PyTorch was built for: 12080
     std::optional<FlashImplementation> flash_implementation{};
     std::optional<bool> prefers_ck{};  ///< on ROCm: torch.backends.cuda.preferred_rocm_fa_library("ck")
 };

@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Which input is what, of an operator of PyTorch. -1: it has none.
+/// The position of each input of an operator of PyTorch; -1: it has none.
 struct Signature {
     const char* op;
     int q, mask, dropout, causal, scale, gqa;
@@ -87,7 +87,7 @@ std::optional<double> real(const std::string& text) {
     return end == text.c_str() + text.size() ? std::optional(value) : std::nullopt;
 }
 
-/// [batch heads, len_q, head_dim] x [batch heads, head_dim, len_kv] as Q and K of one batch.
+/// Reads [batch heads, len_q, head_dim] x [batch heads, head_dim, len_kv] as Q and K of one batch.
 std::optional<Call> call_of_product(const Json& json) {
     const auto a = sizes_at(json.value("dims", Json()), 0);
     const auto b = sizes_at(json.value("dims", Json()), 1);
@@ -120,14 +120,15 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
         if (!call.mask.shape) call.mask_kind = MaskKind::none;
         else if (!type.empty()) call.mask_kind = type == "bool" ? MaskKind::boolean : MaskKind::floating;
     } else {
-        call.mask_kind = MaskKind::none;  // it takes none
+        call.mask_kind = MaskKind::none;  // the operator takes none
     }
     call.is_causal = truth(text_at(scalars, signature->causal));
     call.dropout = real(text_at(scalars, signature->dropout));
     call.scale = real(text_at(scalars, signature->scale));
     call.enable_gqa = truth(text_at(scalars, signature->gqa));
     if (signature->gqa < 0 && call.q.shape->size() == 4 && call.k.shape->size() == 4)
-        call.enable_gqa = (*call.q.shape)[1] != (*call.k.shape)[1];  // they take grouped heads without being told
+        // these operators accept grouped heads without a flag
+        call.enable_gqa = (*call.q.shape)[1] != (*call.k.shape)[1];
     call.nested = false;
     return call;
 }
@@ -156,7 +157,7 @@ Sizes shape_of_largest_input(const std::string& inputs) {
 
 Product product_of(std::string_view op, const std::string& inputs) {
     if (op != "aten::bmm" && op != "aten::baddbmm") return {};
-    const int left = op == "aten::bmm" ? 0 : 1;  // what is added comes first
+    const int left = op == "aten::bmm" ? 0 : 1;  // baddbmm's first input is the addend
     const Sizes a = shape_of_input(inputs, left);
     const Sizes b = shape_of_input(inputs, left + 1);
     if (a.size() != 3 || b.size() != 3) return {};

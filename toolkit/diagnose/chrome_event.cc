@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kMostRows = 100'000;
 constexpr std::size_t kMostGpus = 1024;
 
-/// The list as JSON: without the commas that stand behind the last value of each list.
+/// Converts the list to JSON by removing the comma behind the last value of each list.
 std::string json_of_list(std::string_view list) {
     std::string text;
     for (const char c : list) {
@@ -47,7 +47,8 @@ bool is_kept_op(std::string_view name) {
         if (name == op) return true;
     }
     const std::string lower = lower_case(name.substr(0, 256));
-    if (contains(lower, "triton_") && contains(lower, "_softmax")) return true;  // what Inductor fused around one
+    // a softmax with operators that Inductor fused around it
+    if (contains(lower, "triton_") && contains(lower, "_softmax")) return true;
     return contains_any(lower, {"attention", "attn", "sdpa", "fmha", "scaleddotproduct", "flash_fwd", "flash_bwd"});
 }
 
@@ -136,7 +137,7 @@ void EventSink::add_op() {
     trace_.add(op);
 }
 
-/// Names of processes and threads: JAX says there which rows are streams of a GPU.
+/// Reads the names of processes and threads, by which JAX marks the streams of a GPU.
 void EventSink::add_metadata() {
     if (stream_rows_.size() > kMostRows || gpu_processes_.size() > kMostRows) return;
     if (event_.name == "process_name" && contains(event_.argument_name, "/device:GPU")) {
@@ -182,7 +183,7 @@ void EventSink::header_number(std::string_view key, std::int64_t whole) {
 void EventSink::finish() {
     trace_.timed = trace_.ordered = true;
     trace_.tool = jax_ ? "JAX profiler" : "PyTorch profiler";
-    // A trace may tell of GPUs that ran nothing; of equal ones the first is enough.
+    // A trace may list GPUs that ran nothing; one of several equal GPUs is enough.
     std::vector<Gpu> different;
     for (const Gpu& gpu : trace_.gpus) {
         const bool known = std::any_of(different.begin(), different.end(), [&](const Gpu& other) {

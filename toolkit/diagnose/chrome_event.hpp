@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The events of a trace in Chrome's format, one at a time: what they say about kernels goes into a Trace.
+// Reads the events of a trace in Chrome's format, one at a time, and adds what they say about kernels to a Trace.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tessera::diagnose {
 
-/// Takes the values of one event after the other, in whatever order its keys stand.
+/// Takes the values of one event after another; the keys of an event may come in any order.
 class EventSink {
  public:
     explicit EventSink(Trace& trace) : trace_(trace) {}
@@ -29,8 +29,8 @@ class EventSink {
     void argument_text(std::string_view key, std::string_view value);
     void argument_number(std::string_view key, std::int64_t whole);
 
-    /// Whether the list at this key of the arguments is needed; argument_list() then gets its text, a comma behind each
-    /// value.
+    /// Whether the list at this key of the arguments is needed. If so, argument_list() gets its text, with a comma
+    /// behind each value.
     bool wants(std::string_view key) const;
     void argument_list(std::string_view key, std::string_view list);
 
@@ -40,7 +40,7 @@ class EventSink {
     void header_text(std::string_view key, std::string_view value);
     void header_number(std::string_view key, std::int64_t whole);
 
-    /// After the last event.
+    /// Call it after the last event.
     void finish();
 
  private:
@@ -68,15 +68,15 @@ class EventSink {
     Event event_;
     std::int64_t events_ = 0;
     std::map<Row, std::uint32_t> rows_;
-    std::set<std::string> gpu_processes_;  // of JAX, by the names that its metadata gives
+    std::set<std::string> gpu_processes_;  // JAX's processes for GPUs, by the names in its metadata
     std::map<Row, bool> stream_rows_;
     bool jax_ = false;
 };
 
-/// "2.11.0+cu130" as a version; none when it is none.
+/// Parses "2.11.0+cu130" as a version; none for any other text.
 std::optional<Version> version_of(std::string_view text);
 
-/// An operator whose launches are looked at.
+/// Whether an operator's launches are recorded.
 bool is_kept_op(std::string_view name);
 
 }  // namespace tessera::diagnose

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Traces in Chrome's format, as PyTorch's profiler and JAX write them: one JSON document, read event by event.
+// Reads traces in Chrome's format, as PyTorch's profiler and JAX write them: one JSON document, event by event.
 #include <istream>
 #include <nlohmann/json.hpp>
 #include <streambuf>
@@ -14,9 +14,10 @@ namespace tessera::diagnose {
 namespace {
 
 constexpr std::size_t kPiece = std::size_t{1} << 18;
-constexpr std::size_t kLongestValue = std::size_t{64} << 20;  // between two values; a file of one text is no trace
+// the most bytes between two values; a file that is one text is no trace
+constexpr std::size_t kLongestValue = std::size_t{64} << 20;
 
-/// Hands the bytes to the parser, and ends before a single value fills the memory.
+/// Passes the bytes to the parser, and ends the stream before a single value fills the memory.
 class StreamBuffer final : public std::streambuf {
  public:
     explicit StreamBuffer(ByteStream& stream) : stream_(stream), buffer_(kPiece) {}
@@ -39,7 +40,7 @@ class StreamBuffer final : public std::streambuf {
     std::size_t since_value_ = 0;
 };
 
-/// Walks through the document: which value belongs to which event.
+/// Walks through the document and assigns each value to its event.
 class Walker final : public nlohmann::json_sax<nlohmann::json> {
  public:
     Walker(EventSink& sink, StreamBuffer& buffer) : sink_(sink), buffer_(buffer) {}
@@ -164,7 +165,7 @@ class Walker final : public nlohmann::json_sax<nlohmann::json> {
         capture("\",");
         return true;
     }
-    /// Lists are kept as text with a comma behind each value; what is too long is dropped by its reader.
+    /// Keeps lists as text, with a comma behind each value; the reader of a list drops one that is too long.
     void capture(std::string_view text) {
         constexpr std::size_t kMost = 8192;
         if (captured_.size() < kMost) captured_ += text;

@@ -16,10 +16,11 @@ namespace tessera::diagnose {
 namespace {
 
 constexpr const char* kMathOp = "aten::_scaled_dot_product_attention_math";
-constexpr std::size_t kMostShapes = 512;  // of one kind
+constexpr std::size_t kMostShapes = 512;  // per kind
 constexpr std::size_t kMostKinds = 4096;
 
-/// What makes two calls the same kind, besides the kernel: everything of the inputs but lengths, batch and heads.
+/// The properties that make two calls the same kind, besides the kernel: all of the inputs except lengths, batch and
+/// heads.
 std::string kind_of(const Call& call) {
     Call same = call;
     for (Operand* operand : {&same.q, &same.k, &same.v}) {
@@ -34,7 +35,7 @@ std::string joined(const std::vector<std::string>& parts) {
     return text;
 }
 
-/// What is fused, not a template: "triton_per_fused__softmax_2".
+/// Whether the kernel is code that Inductor fused, not a template: "triton_per_fused__softmax_2".
 bool by_inductor(std::string_view kernel) {
     return begins_any(kernel, {"triton_per_fused", "triton_red_fused", "triton_poi_fused"});
 }
@@ -75,7 +76,7 @@ class Sorter {
             diagnosis_.linked = static_cast<double>(linked) / static_cast<double>(trace_.runs.size());
     }
 
-    /// The call that an operator's own inputs tell; read once for all with the same inputs.
+    /// The call that an operator's own inputs describe; it is parsed once for all operators with equal inputs.
     const std::optional<Call>& inputs_of(std::int64_t op) {
         static const std::optional<Call> kNone;
         if (op == OpTree::kNone || tree_.run(op).inputs == Texts::kLost) return kNone;
@@ -85,7 +86,7 @@ class Sorter {
         return entry->second;
     }
 
-    /// The call behind the operator that launched a run: of those around it, the outermost knows most.
+    /// The call behind the operator that launched a run, from the outermost operator around it that describes one.
     const std::optional<Call>& call_of(std::int64_t op) {
         return inputs_of(tree_.outermost(op, [&](std::int64_t around) { return inputs_of(around).has_value(); }));
     }
@@ -159,7 +160,7 @@ class Sorter {
         }
     }
 
-    /// PyTorch's math path raises 16-bit inputs to fp32: then the products run outside of the tensor cores.
+    /// Notes that PyTorch's math path converts 16-bit inputs to fp32, so that its GEMMs do not use the tensor cores.
     void note_fp32(std::size_t kind, std::uint32_t run) {
         const std::string lower = lower_case(trace_.kernels[trace_.runs[run].name]);
         const bool multiply_adds = contains(lower, "sgemm") || (contains(lower, "gemm") && contains(lower, "_ffma_"));
@@ -174,13 +175,13 @@ class Sorter {
     RunFacts facts_of_runs() {
         RunFacts facts;
         facts.role = [&](std::uint32_t run) {
-            // Sums of a product's parts, the question whether a whole row is masked, and the largest score of each row,
-            // which some models take off before the softmax.
+            // These kernels pass as elementwise: sums of a split GEMM's parts, the test for a fully masked row, and
+            // each row's largest score, which some models subtract before the softmax.
             const std::string& name = trace_.kernels[trace_.runs[run].name];
             const bool largest = contains_any(name, {"::MaxOps<", "::MaxNanFunctor<"}) ||
                                  (by_inductor(name) && reading(run).role == Role::other && contains(name, "amax"));
             const bool passed_over = largest || contains_any(name, {"splitKreduce", "and_kernel_"});
-            // The gradient of scores that were shifted by their relative positions (XLNet).
+            // This is the gradient of scores that were shifted by their relative positions (XLNet).
             const bool shifted = contains(name, "::indexFunc") && left_input_of(ops_[run]).size() >= 3;
             return passed_over || shifted ? Role::elementwise : reading(run).role;
         };
@@ -192,7 +193,7 @@ class Sorter {
         facts.softmax_input = [&](std::uint32_t run) {
             const std::int64_t op = ops_[run];
             if (op == OpTree::kNone || !contains(tree_.name(op), "oftmax")) return Sizes{};
-            // What is fused has the scores anywhere among its inputs, with masks and sums of rows.
+            // A fused softmax may have the scores anywhere among its inputs, beside masks and row sums.
             return compiled(run) ? largest_input_of(op) : left_input_of(op);
         };
         const auto product = [&](std::uint32_t run) {
@@ -216,7 +217,7 @@ class Sorter {
 
     const Sizes& largest_input_of(std::int64_t op) { return read_once(largest_inputs_, op, shape_of_largest_input); }
 
-    /// A shape among an operator's inputs; read once for all with the same inputs.
+    /// A shape among an operator's inputs; it is parsed once for all operators with equal inputs.
     template <typename Shape>
     const Sizes& read_once(std::unordered_map<std::uint32_t, Sizes>& known, std::int64_t op, Shape shape) const {
         static const Sizes kNothing;
@@ -251,8 +252,8 @@ class Sorter {
         }
     }
 
-    /// Helpers go to the call that they stand in, or to the longest kind of their family and pass; what else runs
-    /// within an operator of attention belongs to it too.
+    /// Assigns helpers to the call around them, or to the longest kind of their family and pass. Other kernels within
+    /// an operator of attention are assigned to it too.
     void take_residual() {
         for (std::uint32_t i = 0; i < trace_.runs.size(); ++i) {
             if (taken_[i]) continue;
@@ -355,9 +356,9 @@ class Sorter {
     std::vector<NameReading> readings_;  // [names]
     std::vector<bool> taken_;            // [runs]
     std::vector<std::int64_t> ops_;      // [runs] the operator that launched it
-    std::vector<std::int64_t> roots_;    // [runs] the operator of attention around that
+    std::vector<std::int64_t> roots_;    // [runs] the operator of attention around ops_[run]
     std::map<std::pair<std::uint32_t, std::uint32_t>, std::optional<Call>> calls_;
-    std::unordered_map<std::uint32_t, Sizes> left_inputs_;  // by the number of an operator's inputs
+    std::unordered_map<std::uint32_t, Sizes> left_inputs_;  // by the index of an operator's inputs
     std::unordered_map<std::uint32_t, Sizes> largest_inputs_;
     std::map<KindKey, std::size_t> kinds_;
     std::vector<std::unordered_map<std::uint32_t, KernelSum>> sums_;  // [kinds] by name

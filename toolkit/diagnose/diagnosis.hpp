@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a trace says about attention: the kinds of calls, with their kernels, counts and times.
+// The diagnosis of a trace: the kinds of attention calls in it, with their kernels, counts and times.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace tessera::diagnose {
 
-/// Whose attention it is when FlexAttention runs without a compiler: as by hand.
+/// The library's name for FlexAttention that runs without a compiler; its kernels are those of attention by hand.
 inline constexpr const char* kFlexUncompiled = "PyTorch's FlexAttention, not compiled";
 
 struct KernelSum {
-    std::string name{};  ///< as the tool wrote it
+    std::string name{};  ///< the name in the tool's spelling
     Role role = Role::unknown;
     std::int64_t count = 0;
     double us = 0;
@@ -34,15 +34,15 @@ struct ShapeSum {
 /// Calls of attention that ran the same kernel in the same way.
 struct AttentionKind {
     NameReading reading{};
-    std::string asked_by{};  ///< operator of PyTorch; empty: not told
+    std::string asked_by{};  ///< the operator of PyTorch; empty: unknown
     std::int64_t calls = 0;
-    double us = 0;                     ///< of all its kernels
-    double beside_us = 0;              ///< of `us`: helpers, copies and fills within the calls
+    double us = 0;                     ///< sum over all its kernels
+    double beside_us = 0;              ///< part of `us`: helpers, copies and fills within the calls
     std::vector<KernelSum> kernels{};  ///< the longest first
-    std::vector<ShapeSum> shapes{};    ///< the longest first; empty: not told
+    std::vector<ShapeSum> shapes{};    ///< the longest first; empty: unknown
 };
 
-/// Kernels of one name that are no attention though they look like it, or of which nothing is known.
+/// Kernels of one name that only look like attention, or that are unknown.
 struct NamedKernel {
     KernelSum kernel{};
     NameReading reading{};
@@ -55,21 +55,22 @@ struct Diagnosis {
     std::optional<Version> torch{};
     bool timed = false;
     std::int64_t runs = 0;
-    double gpu_us = 0;                       ///< of all kernels
-    double attention_us = 0;                 ///< of the kinds
+    double gpu_us = 0;                       ///< sum over all kernels
+    double attention_us = 0;                 ///< sum over the kinds
     std::vector<AttentionKind> kinds{};      ///< the longest first
     std::vector<NamedKernel> look_alikes{};  ///< the longest first
     std::vector<NamedKernel> unknown{};      ///< the longest first
-    /// Of a file without an order of time, in which an attention by hand cannot be told; the longest first.
+    /// Softmax kernels of a file without an order of time, in which attention by hand cannot be found; the longest
+    /// first.
     std::vector<NamedKernel> softmaxes{};
-    std::vector<std::string> cpu_ops{};  ///< of attention, in a trace without kernels
+    std::vector<std::string> cpu_ops{};  ///< attention operators in a trace without kernels
     std::vector<std::string> notes{};
 
-    /// Of kernels whose operator is known; a share of runs in 0..1, 0 when there are none.
+    /// The share of runs whose operator is known, 0 to 1; 0 if there are none.
     double linked = 0;
 };
 
-/// Sorts parts of the trace.
+/// Analyses the trace. It sorts parts of the trace in place.
 Diagnosis diagnose(Trace& trace);
 
 }  // namespace tessera::diagnose

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Statements about a Call, of which not all is known: true, false, or unknown for want of some fields (Kleene's logic:
-// false and unknown is false, true or unknown is true).
+// Statements about a Call whose fields may be unknown. A statement is true, false, or unknown because some fields are
+// (Kleene's logic: false and unknown is false, true or unknown is true).
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace tessera::diagnose {
 class Fact {
  public:
     Fact(bool holds) : holds_(holds) {}
-    /// Not known, because this field of the Call is not.
+    /// A fact that is unknown because this field of the Call is.
     static Fact unknown(const std::string& field) {
         Fact fact(false);
         fact.wanting_ = {field};
@@ -26,7 +26,7 @@ class Fact {
     bool is_true() const { return wanting_.empty() && holds_; }
     bool is_false() const { return wanting_.empty() && !holds_; }
     bool is_unknown() const { return !wanting_.empty(); }
-    /// The fields that would have to be known; empty when the fact is.
+    /// The unknown fields that would decide the fact; empty if it is known.
     const std::vector<std::string>& wanting() const { return wanting_; }
 
     Fact operator!() const { return is_unknown() ? *this : Fact(!holds_); }
@@ -48,7 +48,7 @@ class Fact {
     std::vector<std::string> wanting_{};
 };
 
-/// A field of a Call, and its name for messages.
+/// A field of a Call, with its name for messages.
 template <class T>
 struct Value {
     std::optional<T> value{};
@@ -79,7 +79,7 @@ Fact same(const Value<T>& a, const Value<T>& b) {
     return a == *b.value;
 }
 
-/// Both bounds included.
+/// Whether a field lies in a range that includes both bounds.
 template <class T>
 Fact between(const Value<T>& value, const T& low, const T& high) {
     return (value >= low) && (value <= high);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kWidth = 80;
 
-/// Generations above a relative.
+/// The number of generations above a relative.
 std::size_t depth_of(const Relative& relative) {
     for (const Relative& other : relatives()) {
         if (std::string_view(other.name) == relative.parent) return depth_of(other) + 1;
@@ -18,7 +18,7 @@ std::size_t depth_of(const Relative& relative) {
     return 0;
 }
 
-/// `text` in lines of at most kWidth columns, each behind `margin` spaces, the later ones behind `hanging` more.
+/// Wraps `text` at kWidth columns; each line is indented by `margin`, and the second and later ones by `hanging` more.
 std::string filled(std::string_view text, std::size_t margin, std::size_t hanging = 0) {
     std::string result;
     std::string line;
@@ -38,7 +38,7 @@ std::string filled(std::string_view text, std::size_t margin, std::size_t hangin
     return result + std::string(margin, ' ') + line + "\n";
 }
 
-/// A relative's line and the children behind it, in the order of their dates in the table.
+/// Appends a relative's line and then its children, in the order of the table, which is by date.
 void add_branch(std::string_view parent, std::string& text) {
     for (const Relative& r : relatives()) {
         if (r.parent != parent) continue;

@@ -11,7 +11,7 @@
 namespace tessera::diagnose {
 namespace {
 
-/// What the model calls a backend's kernel.
+/// The model's name for a backend's kernel.
 struct ModelKernel {
     Schedule schedule;
     const char* by;
@@ -41,7 +41,7 @@ std::optional<DType> dtype_of(const Call& call) {
 
 bool has_four(const Operand& operand) { return operand.shape && operand.shape->size() == 4; }
 
-/// The machine behind the fitted constants: "bench/results/h200/..." -> "h200".
+/// Whether the constants were fitted on another machine, by their path: "bench/results/h200/..." means "h200".
 bool fitted_elsewhere(const std::string& fitted_on, const model::Machine& machine) {
     return fitted_on.find("/" + machine.name + "/") == std::string::npos;
 }

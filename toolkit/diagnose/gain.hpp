@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the better kernel would gain: its predicted time beside the measured one, and what that is of a whole step.
+// Predicts the gain of a better kernel: its predicted time beside the measured one, and its effect on a whole step.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@
 
 namespace tessera::diagnose {
 
-/// What was measured of one kind of calls; 0: not measured.
+/// Measured times of one kind of calls; 0: not measured.
 struct Measured {
     double call_ms = 0;  ///< GPU time of one call
     double calls = 0;
@@ -23,23 +23,24 @@ struct Measured {
 
 struct Gain {
     SdpBackend backend{};
-    std::string kernel{};                ///< "fa3 of flash-attention"; empty: the model has none
-    double predicted_ms = 0;             ///< of one call
-    double call_factor = 0;              ///< measured / predicted; 0 when nothing was measured
-    double step_factor = 0;              ///< the whole step before / after (Amdahl); 0 when it was not measured
-    std::string missing{};               ///< why there is no prediction; empty when there is one
+    std::string kernel{};     ///< "fa3 of flash-attention"; empty: the model has none
+    double predicted_ms = 0;  ///< for one call
+    double call_factor = 0;   ///< measured / predicted; 0 when nothing was measured
+    /// the time of the whole step divided by its predicted time (Amdahl); 0: not measured
+    double step_factor = 0;
+    std::string missing{};               ///< why there is no prediction; empty if there is one
     std::vector<std::string> caveats{};  ///< "never compared on this GPU", ...
 };
 
-/// Backends that are faster than `taken` as a rule on such a GPU, the fastest first. By the records of H200 and by what
-/// kernels are compiled for, not for any one shape: gain() tells that.
+/// Backends that are usually faster than `taken` on such a GPU, the fastest first. The order rests on the records of an
+/// H200 and on the architectures the kernels are compiled for. For one shape ask gain().
 std::vector<SdpBackend> faster_than(SdpBackend taken, const Gpu& gpu);
 
-/// The model's machine for a GPU, by its name; null when it knows none.
+/// The model's machine for a GPU, found by its name; null if the model knows none.
 const model::Machine* machine_of(const Gpu& gpu);
 
-/// The Problem of a Call: nothing when shapes or dtypes are unknown or no attention that the model can count; why is
-/// in `missing`. A mask tensor counts as one that hides nothing.
+/// The Problem of a Call. Returns nothing, with the reason in `missing`, if shapes or dtypes are unknown or the model
+/// cannot count it. A mask tensor counts as one that hides nothing.
 std::optional<Problem> problem_of(const Call& call, std::string& missing);
 
 Gain gain(const Call& call, SdpBackend better, Pass pass, const Measured& measured);

@@ -27,7 +27,7 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
     text = result.append(text, begin);
 }
 
-/// Empty when the name isn't whole, or would grow beyond measure.
+/// Demangles a whole name; empty if the name is cut off or would become too long.
 std::string demangled_whole(const std::string& name) {
     constexpr double kLargest = 1 << 24;
     if (demangled_size(name) > kLargest) return "";
@@ -37,8 +37,8 @@ std::string demangled_whole(const std::string& name) {
     return status == 0 && text != nullptr ? text.get() : "";
 }
 
-/// Of a mangled template that is cut off, what stands before the cut, by closing what is open: references back to
-/// earlier parts ("S1_") are told then, too. Empty when that gives no name.
+/// Demangles the beginning of a mangled template that is cut off, by closing its open brackets. This also resolves back
+/// references ("S1_"). Empty if the result is not a name.
 std::string demangled_beginning(std::string_view name) {
     constexpr std::size_t kLongest = 2048;
     constexpr int kTries = 8;
@@ -64,7 +64,7 @@ std::string demangled_beginning(std::string_view name) {
 std::string demangled(std::string_view name) {
     if (name.substr(0, 2) != "_Z") return std::string(name);
     if (const std::string whole = demangled_whole(std::string(name)); !whole.empty()) return whole;
-    const std::size_t dots = name.find("...");  // what a tool left out in the middle; behind it no length is known
+    const std::size_t dots = name.find("...");  // a tool shortened the middle; the lengths behind it are unknown
     const std::string_view head = name.substr(0, dots);
     std::string text = demangled_beginning(head);
     if (!text.empty() && dots == std::string_view::npos) return text + "...";
@@ -72,7 +72,8 @@ std::string demangled(std::string_view name) {
     return dots == std::string_view::npos ? text : text + std::string(name.substr(dots));
 }
 
-/// "(int)128" -> "128", "(bool)1" -> "true", "(flashinfer::MaskMode)1" -> "1": a type in brackets before a number.
+/// Removes casts, which are a type in brackets before a number:
+/// "(int)128" -> "128", "(bool)1" -> "true", "(flashinfer::MaskMode)1" -> "1".
 std::string without_casts(const std::string& text) {
     std::string result;
     for (std::size_t at = 0; at < text.size(); ++at) {
@@ -95,7 +96,7 @@ std::string without_casts(const std::string& text) {
     return result;
 }
 
-/// Spaces only between two words; "8u" and "2ul" as "8" and "2".
+/// Keeps spaces only between two words, and drops the suffixes of "8u" and "2ul".
 std::string compact(const std::string& text) {
     std::string result;
     for (std::size_t at = 0; at < text.size(); ++at) {
@@ -127,7 +128,7 @@ std::string normalised(std::string_view name) {
     const auto first = text.find_first_not_of(" \"'`");
     if (first == std::string::npos) return "";
     text = text.substr(first, text.find_last_not_of(" \"'`") + 1 - first);
-    replace_all(text, "\u2026", "...");  // nsys stats
+    replace_all(text, "\u2026", "...");  // nsys stats writes it
     text = demangled(text).substr(0, kLongestName);
     for (const char* unnamed : {"(anonymous namespace)::", "<unnamed>::", "{anonymous}::", "_GLOBAL__N_1::"})
         replace_all(text, unnamed, "");
@@ -178,7 +179,7 @@ std::optional<std::vector<std::string>> template_arguments(std::string_view text
         if (c == '>' || c == ')') --depth;
         argument += c;
     }
-    return arguments;  // cut: what stands behind the last comma may be half, and is left out
+    return arguments;  // the name is cut: the text behind the last comma may be incomplete, and is dropped
 }
 
 std::optional<int> number(std::string_view text) {

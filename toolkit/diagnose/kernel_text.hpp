@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A kernel's name as tools write it, brought to one spelling, and what the readers of names look it up with.
+// Brings a kernel's name to one spelling, whichever tool wrote it, and searches it for the readers of names.
 #pragma once
 
 #include <cstddef>
@@ -12,31 +12,30 @@
 
 namespace tessera::diagnose {
 
-/// Longer names are cut: no kernel needs more, and a trace may hold anything.
+/// Longer names are cut at this length; no kernel needs more, and a trace may hold anything.
 inline constexpr std::size_t kLongestName = 16384;
 
-/// One spelling for all tools: demangled, also where the mangled name is cut off; without "void", casts, spaces that
-/// carry nothing and "(anonymous namespace)::"; `(bool)1` is `true`, `8u` is `8`.
+/// Brings a name to one spelling. It demangles, also if the mangled name is cut off. It drops "void", casts, needless
+/// spaces and "(anonymous namespace)::"; `(bool)1` becomes `true`, `8u` becomes `8`.
 ///
 ///     "void f<(int)128, (bool)1>(T1)" -> "f<128,true>(T1)"
 std::string normalised(std::string_view name);
 
-/// The name ends before its brackets close, or in dots: a tool cut it.
+/// Whether a tool cut the name: it ends in dots or before its brackets close.
 bool looks_cut(std::string_view normalised_name);
 
-/// The last word of a name that is cut off is a beginning of `word`: "...::FlashAttnFwdCombi..." of
-/// FlashAttnFwdCombine. No shorter beginning than `least` counts, which others share.
+/// Whether a name that is cut off ends in a beginning of `word`, as "...::FlashAttnFwdCombi..." does for
+/// FlashAttnFwdCombine. Beginnings shorter than `least` do not count, because other words share them.
 bool cut_inside(std::string_view normalised_name, std::string_view word, std::size_t least);
 
-/// The arguments of the template `name` in `text`, split at the commas of its own level: those of "f" in
-/// "g<f<1,h<2,3>>>" are "1" and "h<2,3>". Of a name that is cut, as many as stand before their comma. None when there
-/// is no such template.
+/// The arguments of the template `name` in `text`, split at its own commas: for "f" in "g<f<1,h<2,3>>>" they are "1"
+/// and "h<2,3>". In a cut name, only arguments that end in a comma are returned. None if there is no such template.
 std::optional<std::vector<std::string>> template_arguments(std::string_view text, std::string_view name);
 
-/// A whole number without a sign, that fits; none otherwise.
+/// Parses an unsigned integer; none if the text is another or the number does not fit.
 std::optional<int> number(std::string_view text);
 
-/// The number after the first `prefix` in `text` that is followed by one: 90 in "..._sm90_x" for "_sm".
+/// The number after the first `prefix` in `text` that a number follows: 90 in "..._sm90_x" for "_sm".
 std::optional<int> number_after(std::string_view text, std::string_view prefix);
 
 /// "64x128" after `prefix`, as two numbers.
@@ -46,16 +45,16 @@ struct Pair {
 };
 std::optional<Pair> pair_after(std::string_view text, std::string_view prefix);
 
-/// "true", "false"; Nsight Compute writes "1" and "0". None for anything else.
+/// Parses "true" or "false", which Nsight Compute writes as "1" and "0"; none for anything else.
 std::optional<bool> boolean(std::string_view argument);
 
-/// The bools among `arguments`, from `first` on; other arguments are left out.
+/// The bools among `arguments`, from index `first`; other arguments are left out.
 std::vector<bool> bools_from(const std::vector<std::string>& arguments, std::size_t first);
 
 bool contains(std::string_view text, std::string_view part);
-/// Any of them.
+/// Whether the text contains one of the pieces.
 bool contains_any(std::string_view text, std::initializer_list<std::string_view> parts);
-/// Any of them where an identifier begins: "f_kernel" in "a::f_kernel<1>", not in "my_f_kernel", which is another's.
+/// Whether one of the pieces begins an identifier: "f_kernel" does in "a::f_kernel<1>", but not in "my_f_kernel".
 bool begins_any(std::string_view text, std::initializer_list<std::string_view> parts);
 std::string lower_case(std::string_view text);
 

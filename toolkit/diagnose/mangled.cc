@@ -23,7 +23,7 @@ class MangledReader {
         return result_;
     }
 
-    /// After read().
+    /// Valid after read().
     const std::vector<std::size_t>& ends() const { return ends_; }
 
  private:
@@ -63,7 +63,7 @@ class MangledReader {
         fresh_ = false;
     }
 
-    /// "16flash_fwd_kernel"
+    /// Reads a name with its length: "16flash_fwd_kernel".
     void name() {
         std::size_t length = 0;
         while (at_ < text_.size() && is_digit(text_[at_])) {
@@ -74,7 +74,7 @@ class MangledReader {
         whole_ = word.size() == length;
         at_ += word.size();
         if (word.substr(0, 12) == "_GLOBAL__N_1") return;
-        // The first name of a nested one stands among arguments; those after it are joined to it.
+        // The first part of a nested name is separated like an argument; later parts are joined to it by "::".
         const bool begins_nested = !open_.empty() && open_.back() == Open::nested && nested_begins();
         if (begins_nested && open_.size() > 1 && !fresh_ && !result_.empty()) {
             result_ += ",";
@@ -85,10 +85,10 @@ class MangledReader {
         last_name_depth_ = open_.size();
     }
 
-    /// No name was read on this level since it was opened.
+    /// Whether this level has read no name.
     bool nested_begins() const { return last_name_depth_ < open_.size(); }
 
-    /// "Li128E", "Lb1E", "Lj8E", "LN5cute4C...E128E"
+    /// Reads a literal: "Li128E", "Lb1E", "Lj8E", "LN5cute4C...E128E".
     void literal() {
         ++at_;
         whole_ = false;
@@ -111,13 +111,13 @@ class MangledReader {
     std::vector<Open> open_;
     bool fresh_ = true;
     std::size_t last_name_depth_ = 0;
-    bool whole_ = true;  ///< what step() read does not end with the text
+    bool whole_ = true;  ///< the piece that step() read ends before the text does
     std::vector<std::size_t> ends_;
 };
 
-/// Adds up sizes as the ABI numbers what can be referred to again: every part of a nested name, every template with its
-/// arguments. Pointers and the like are numbered too and not told apart here, so a reference counts as the largest of
-/// its neighbours.
+/// Adds up sizes by the ABI's numbering of substitutions: each part of a nested name and each template with its
+/// arguments has a number. Pointers and the like have numbers too, which are not tracked here. A reference therefore
+/// counts as the largest of its neighbours.
 class SizeOfMangled {
  public:
     explicit SizeOfMangled(std::string_view text) : text_(text) {}
@@ -136,8 +136,8 @@ class SizeOfMangled {
 
     struct Frame {
         char kind;
-        double size;  ///< of all in it
-        double last;  ///< of what the next arguments belong to
+        double size;  ///< size of everything in the scope
+        double last;  ///< size of the name that the next arguments belong to
     };
 
     void step() {
@@ -188,7 +188,7 @@ class SizeOfMangled {
         if (at_ > begin) ++index;
         const bool plain = at_ < text_.size() && text_[at_] == '_';
         ++at_;
-        double largest = 8;  // "St", "Sa"
+        double largest = 8;  // at least that of "St" or "Sa"
         constexpr std::size_t kNear = 4;
         index = std::min(index, known_.empty() ? 0 : known_.size() - 1);
         for (std::size_t i = index < kNear ? 0 : index - kNear; plain && i < known_.size() && i <= index + kNear; ++i)

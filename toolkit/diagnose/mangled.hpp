@@ -8,19 +8,19 @@
 
 namespace tessera::diagnose {
 
-/// What a name that is mangled by the Itanium C++ ABI says, also when it is cut off and no demangler takes it: names in
-/// their nesting, template arguments that are numbers or bools. Types that are built in and references back are left
-/// out, so arguments may be missing between those that are told.
+/// Reads a name mangled by the Itanium C++ ABI, even if it is cut off and no demangler takes it. It returns nested
+/// names and the template arguments that are numbers or bools. Built-in types and back references are left out, so
+/// arguments may be missing.
 ///
 ///     "_ZN13pytorch_flash16flash_fwd_kernelI23Flash_fwd_kernel_traitsILi128ELb1" ->
 ///     "pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128,true"
 std::string read_mangled(std::string_view mangled);
 
-/// About how many characters a demangler would write. References back can double a name with every few characters, so
-/// that one of 500 bytes fills a memory: ask before.
+/// Estimates how many characters a demangler would write. Back references can double the length every few characters,
+/// so that a name of 500 bytes fills the memory: ask first.
 double demangled_size(std::string_view mangled);
 
-/// The lengths of the beginnings of the name that end behind a whole piece of it: a word, a literal, a bracket.
+/// The lengths of all prefixes of the name that end after a whole piece: a word, a literal, a bracket.
 std::vector<std::size_t> mangled_ends(std::string_view mangled);
 
 }  // namespace tessera::diagnose

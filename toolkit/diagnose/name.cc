@@ -14,7 +14,7 @@ struct FamilyRow {
     Family family;
     const char* name;
     const char* title;
-    const char* algorithm;  ///< unless the kernel's name says another
+    const char* algorithm;  ///< used unless the kernel's name states another
     Exactness exactness;
 };
 
@@ -64,7 +64,7 @@ const FamilyRow& row_of(Family family) {
 
 using Reader = MaybeReading (*)(std::string_view);
 
-// What only looks like attention comes first; then the most telling names, the vaguest last.
+// The order matters: kernels that only look like attention come first, then names from the most to the least specific.
 constexpr std::array kReaders{read_sage_helper,  read_look_alike,
                               read_tessera,      read_flashmla,
                               read_sage,         read_fa1,

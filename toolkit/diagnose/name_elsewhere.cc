@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the words of a kernel's name say when none of them speaks of attention: linear attention and state-space models,
-// which write words for attention without a softmax, and the rest of a model. (The vocabulary of kernels in
-// FlashInfer, flash-linear-attention, AITER, Transformer Engine, Liger, CUTLASS and JAX, by the folders they stand in.)
+// Reads kernels whose words do not mean softmax attention: linear attention and state-space models, which use some of
+// attention's words, and the other parts of a model. The vocabulary was collected from the kernels of FlashInfer,
+// flash-linear-attention, AITER, Transformer Engine, Liger, CUTLASS and JAX, by their folders.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,13 +20,13 @@ using Vocabulary = std::span<const std::string_view>;
 constexpr std::string_view kLinearModels[] = {"gla",    "gsa",     "gdn",      "kda",  "dplr",    "iplr",
                                               "hgrn",   "rwkv",    "mamba",    "hgru", "rodimus", "lolcats",
                                               "qkvzba", "rebased", "deltanet", "comba"};
-// Short words that others use too: only beside a pass, a chunk, a scan or a state.
+// Short words that other kernels use too; they count only beside a pass, a chunk, a scan or a state.
 constexpr std::string_view kShortNames[] = {"gdr", "wy",  "ttt", "kkt",       "oja",      "mesa",
                                             "ssm", "ssd", "ssu", "lightning", "retention"};
-// What their kernels do, beside a name or alone.
+// Words for the work of these kernels, which count beside a name or alone.
 constexpr std::string_view kChunks[] = {"chunk", "chunkwise", "recurrent", "intra", "inter"};
 constexpr std::string_view kScans[] = {"scan", "passing", "selective"};
-// These say a softmax attention in spite of a chunk; what PaTH and DeltaFormer attend with is a softmax.
+// Words that indicate softmax attention even beside a chunk; PaTH and DeltaFormer use a softmax.
 constexpr std::string_view kSoftmaxAttention[] = {"attention", "attn",  "mla",   "mha",  "gqa",         "fmha",
                                                   "nsa",       "paged", "flash", "path", "deltaformer", "prefill"};
 
@@ -105,7 +105,7 @@ const Field kFields[] = {
      {"dummy", "delay", "probe", "test", "benchmark", "empty", "flush", "timestamp", "sleep", "nop", "noop"}},
 };
 
-/// The first of `words` that the vocabulary has, else "".
+/// The first of `words` that is in the vocabulary, or "".
 std::string spoken(const std::vector<std::string>& words, Vocabulary vocabulary) {
     for (const std::string& word : words) {
         if (std::find(vocabulary.begin(), vocabulary.end(), word) != vocabulary.end()) return word;
@@ -147,7 +147,7 @@ MaybeReading read_linear_attention(std::string_view name) {
 
 MaybeReading read_elsewhere(std::string_view name) {
     const std::vector<std::string> words = words_of(function_of(name));
-    // What is left and speaks of serving may well stand beside an attention, or be one.
+    // A remaining name that mentions serving or the cache may stand beside attention, or be attention.
     if (speaks_of_serving(words) || speaks_of_cache(words)) return std::nullopt;
     for (const std::string_view word : {"flash", "query", "queries", "qk", "qkv", "softmax"}) {
         if (std::find(words.begin(), words.end(), word) != words.end()) return std::nullopt;
@@ -155,7 +155,7 @@ MaybeReading read_elsewhere(std::string_view name) {
     const bool has_pass = !spoken(words, kPassWords).empty();
     for (const Field& field : kFields) {
         const std::string word = spoken(words, Vocabulary(field.words.begin(), field.words.size()));
-        if (word == "split" && has_pass) continue;  // "split_d_fwd" is a pass of something over parts
+        if (word == "split" && has_pass) continue;  // "split_d_fwd" is a pass over parts
         if (!word.empty()) return without_attention(field.role, word, field.what);
     }
     return std::nullopt;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FlashAttention-1 and -2. Which release of FlashAttention-2 it is follows from how many switches its kernels have
-// (checked over every tag of version 2 of github.com/Dao-AILab/flash-attention).
+// Reads FlashAttention-1 and -2. The number of a kernel's switches gives the release of FlashAttention-2 (checked over
+// every tag of version 2 of github.com/Dao-AILab/flash-attention).
 #include <algorithm>
 
 #include "diagnose/name_readers.hpp"
@@ -11,12 +11,12 @@ namespace {
 
 constexpr int kAmpere = 80;
 
-/// The switches of a kernel, and the releases whose kernels have so many.
+/// The switches of a kernel, and the releases whose kernels have that many.
 struct SwitchRow {
     std::size_t count;
     const char* release;
     const char*
-        names;  ///< of the switches: d dropout, c causal, w window, a ALiBi, s softcap, k split, + append, . others
+        names;  ///< the switches: d dropout, c causal, w window, a ALiBi, s softcap, k split, + append, . others
 };
 
 constexpr SwitchRow kForward[] = {{5, "2.0.0 to 2.2.5", "dc..."},
@@ -62,7 +62,7 @@ void set_switches(NameReading& reading, const SwitchRow& row, const std::vector<
                                row.release);
 }
 
-/// Sizes from "Flash_fwd_kernel_traits<128,128,64,4,...": head_dim, rows, columns, warps.
+/// Reads the sizes in "Flash_fwd_kernel_traits<128,128,64,4,...": head_dim, rows, columns, warps.
 void set_traits(NameReading& reading, std::string_view name, std::string_view traits) {
     const auto arguments = template_arguments(name, traits);
     if (!arguments || arguments->empty()) return;
@@ -72,7 +72,7 @@ void set_traits(NameReading& reading, std::string_view name, std::string_view tr
     reading.tile_kv = number((*arguments)[2]).value_or(0);
 }
 
-/// Where the copy lives, by its namespace, and the release that only that can tell.
+/// Sets the library that holds the copy, by its namespace, and the release if only the namespace gives it.
 void set_library(NameReading& reading, std::string_view name, bool whole) {
     if (contains(name, "pytorch_flash::")) {
         reading.library = "PyTorch's own copy";
@@ -120,7 +120,7 @@ constexpr Fa2Kernel kFa2Kernels[] = {
 
 bool in_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-/// `word` in `text` as an identifier of its own: with no letter, digit or underscore beside it.
+/// Whether `word` is an identifier of its own in `text`: no letter, digit or underscore touches it.
 bool has_word(std::string_view text, std::string_view word) {
     const std::size_t at = text.find(word);
     if (at == std::string_view::npos || (at > 0 && in_word(text[at - 1]))) return false;
@@ -141,7 +141,7 @@ const Fa2Kernel* fa2_kernel(std::string_view name) {
         if (at == std::string_view::npos) continue;
         const std::string_view word = head.substr(at);
         const bool qualified = contains(name, "flash::");
-        const bool telling = word.size() >= 24;  // "flash_bwd_dq_dk_dv_loop_seqk": nobody else's begins so far alike
+        const bool telling = word.size() >= 24;  // longer than any beginning that other names share
         if (word.size() >= 12 && full.substr(0, word.size()) == word &&
             (qualified || telling || dots != std::string_view::npos))
             return &kernel;
@@ -204,7 +204,7 @@ MaybeReading read_fa2(std::string_view name) {
         return reading;
     }
     if (kernel == nullptr) return std::nullopt;
-    // A cut name may be another's: FlashMLA's kernels begin alike.
+    // A cut name may be another library's, because FlashMLA's kernels begin the same way.
     const bool spelled_out = has_word(name, kernel->name) || contains(name, "pytorch_flash::");
     NameReading reading =
         attention(Family::fa2, spelled_out ? Confidence::certain : Confidence::likely, kernel->name, kernel->pass);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FlashAttention-3 (templates of CUTLASS 3) and -4 (CuTe DSL, compiled at run time).
+// Reads FlashAttention-3 (templates of CUTLASS 3) and -4 (CuTe DSL, compiled at run time).
 #include <algorithm>
 
 #include "diagnose/name_readers.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kFa3Library = "package flash_attn_3, or a copy of it (vLLM, SGLang)";
 
-/// The numbers of "cute::tuple<cute::C<128>,cute::C<80>,cute::C<256>>".
+/// Extracts the numbers of "cute::tuple<cute::C<128>,cute::C<80>,cute::C<256>>".
 std::vector<int> extents(std::string_view tuple) {
     std::vector<int> result;
     std::size_t at = 0;
@@ -23,8 +23,9 @@ std::vector<int> extents(std::string_view tuple) {
     return result;
 }
 
-/// MagiAttention's templates, by how many arguments stand behind the architecture: nine and no head_dim_v, where
-/// FlashAttention-3's have twelve or more, and eleven without a head_dim_v; in the backward 15 for 13.
+/// Whether the template is MagiAttention's, by the number of arguments behind the architecture. Its forward has nine
+/// and no head_dim_v; FlashAttention-3's has at least twelve, or eleven without head_dim_v. Its backward has 15,
+/// FlashAttention-3's 13.
 bool is_magi(const NameReading& reading, std::size_t behind_arch) {
     if (reading.pass == KernelPass::backward) return behind_arch == 15;
     return reading.head_dim_v == 0 && behind_arch == 9;
@@ -39,9 +40,9 @@ void set_magi(NameReading& reading, const std::vector<bool>& switches) {
     reading.features.emplace_back("ranges of keys");
 }
 
-/// Tile and switches of "CollectiveMainloopFwdSm90<stages, cluster, tile, head_dim_v, element, accumulator, arch,
-/// causal, local, softcap, varlen, paged, append, ...>"; in the backward, and for Ampere, other numbers come first, and
-/// "deterministic" is what follows varlen.
+/// Reads tile and switches of "CollectiveMainloopFwdSm90<stages, cluster, tile, head_dim_v, element, accumulator, arch,
+/// causal, local, softcap, varlen, paged, append, ...>". The backward and the Ampere template begin with other numbers,
+/// and "deterministic" follows varlen there.
 void set_mainloop(NameReading& reading, const std::vector<std::string>& arguments, bool cut, bool closed) {
     std::size_t at = 0;
     for (; at < arguments.size() && !contains(arguments[at], "arch::Sm"); ++at) {
@@ -62,9 +63,9 @@ void set_mainloop(NameReading& reading, const std::vector<std::string>& argument
     const std::size_t behind_arch = arguments.size() - std::min(arguments.size(), at + 1);
     std::vector<bool> switches;
     for (++at; at < arguments.size() && boolean(arguments[at]); ++at) switches.push_back(*boolean(arguments[at]));
-    constexpr std::size_t kOfMagi = 5;  // at least so many before the first number
+    constexpr std::size_t kOfMagi = 5;  // MagiAttention has at least this many before the first number
     if (closed && switches.size() >= kOfMagi && is_magi(reading, behind_arch)) return set_magi(reading, switches);
-    // 2.7.3 had neither head_dim_v nor the switch of a second Q; as many of another's may be others.
+    // Release 2.7.3 has neither head_dim_v nor the switch of a second Q; a shorter list may be another library's.
     const bool backward = reading.pass == KernelPass::backward;
     if (!backward && reading.head_dim_v == 0 && switches.size() < 11) return;
     if (switches.size() >= 2) reading.mask = switches[1] ? "window" : switches[0] ? "causal" : "none";
@@ -123,7 +124,7 @@ MaybeReading read_compute_attn_ws(std::string_view name) {
     return reading;
 }
 
-/// "Forward" or "Backward" behind "FlashAttention" or "FlashAttentionMLA", and what stands behind that.
+/// A class name in parts: the pass behind "FlashAttention" or "FlashAttentionMLA", and the text behind the pass.
 struct CuteClass {
     KernelPass pass = KernelPass::unknown;
     std::string_view rest;
@@ -148,7 +149,8 @@ MaybeReading read_fa3(std::string_view name) {
     if (MaybeReading early = read_compute_attn_ws(name)) return early;
     for (const char* helper : {"FlashAttnFwdCombine", "FlashAttnBwdPreprocess", "FlashAttnBwdPostprocess",
                                "FlashAttnFwdPostprocess", "FlashAttnBwdDkvPostprocess"}) {
-        constexpr std::size_t kShared = std::string_view("FlashAttnFwd").size();  // the main kernels begin so, too
+        // the main kernels share this beginning
+        constexpr std::size_t kShared = std::string_view("FlashAttnFwd").size();
         if (contains(name, helper) || cut_inside(name, helper, kShared + 1)) return fa3_helper(name);
     }
     if (contains(name, "prepare_varlen_num_blocks")) return fa3_helper(name);
@@ -204,7 +206,7 @@ MaybeReading read_fa4(std::string_view name) {
     const bool dsl = contains_any(name, {"kernel_cutlass", "_object_at_"});
     const auto found = cute_class(name);
     const bool fused_mha = contains(name, "BlackwellFusedMultiHeadAttention");
-    if (fused_mha && !path) return std::nullopt;  // an example of CUTLASS
+    if (fused_mha && !path) return std::nullopt;  // a CUTLASS example
     if (!path && !(found && (dsl || contains(found->rest.substr(0, 2), "Sm")))) return std::nullopt;
     const bool certain = path || (found && dsl);
     NameReading reading = attention(Family::fa4, certain ? Confidence::certain : Confidence::likely,

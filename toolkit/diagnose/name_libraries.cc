@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels of single libraries: xFormers and PyTorch's memory-efficient one, FlashInfer, FlashMLA, SageAttention,
-// tessera.
+// Reads kernels of single libraries: the memory-efficient kernel of xFormers and PyTorch, FlashInfer, FlashMLA,
+// SageAttention, tessera.
 #include "diagnose/name_readers.hpp"
 
 namespace tessera::diagnose {
 namespace {
 
-/// "KernelTraits<mask, rows of Q, 16 x 16 products of Q, of K, of head_dim, of head_dim_v, warps of Q, of K, ...".
+/// Reads "KernelTraits<mask, rows of Q, 16x16 MMA tiles of Q, of K, of head_dim, of head_dim_v, warps of Q, of K, ...".
 void set_flashinfer_traits(NameReading& reading, std::string_view name) {
     const auto traits = template_arguments(name, "KernelTraits");
     if (!traits || traits->size() < 8) return;
@@ -119,7 +119,7 @@ MaybeReading read_flashmla(std::string_view name) {
     const bool sparse = begins_any(name, {"sparse_attn_fwd_kernel"});
     const bool helper =
         contains_any(name, {"mla_combine_kernel", "get_mla_metadata", "flash_fwd_mla_combine", "mla_metadata_kernel"});
-    if (begins_any(name, {"kn_"})) return std::nullopt;  // AITER's
+    if (begins_any(name, {"kn_"})) return std::nullopt;  // AITER's prefix
     const bool named = contains_any(name, {"flash_mla", "FlashMLA", "flashmla", "flash_fwd_mla", "flash_bwd_mla"});
     if (!dense && !sparse && !helper && !named) return std::nullopt;
     NameReading reading = attention(Family::flashmla, Confidence::certain,
@@ -195,7 +195,7 @@ MaybeReading read_tessera(std::string_view name) {
     }
     if (contains_any(name, {"backward", "::delta_kernel", "::dq_kernel", "::bias_kernel"}))
         reading.pass = KernelPass::backward;
-    // One call of standard is three kernels, one of a backward up to four: the first of them stands for it.
+    // A call of standard runs three kernels, its backward up to four; the first one of each counts as the attention.
     if (contains_any(
             name, {"::softmax_kernel", "::values_kernel", "::delta_kernel", "::delta_from_output_kernel", "::dq_kernel",
                    "::dq_convert_kernel", "::dkdv_reduce_kernel", "::dq_product_kernel", "::bias_kernel"}))

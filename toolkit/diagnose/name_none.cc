@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels that compute no attention: those whose names make believe, and the plain ones that an attention by hand is
-// made of.
+// Reads kernels that compute no attention: those with misleading names, and the plain kernels that make up an attention
+// by hand.
 #include <fmt/format.h>
 
 #include "diagnose/name_readers.hpp"
@@ -91,7 +91,7 @@ MaybeReading none(Role role, Confidence confidence, std::string why) {
     return reading;
 }
 
-/// "loop_convert_fusion_5", "input_multiply_reduce_fusion": XLA names a fusion after what it computes.
+/// Reads XLA's fusions, which are named after their operators: "loop_convert_fusion_5", "input_multiply_reduce_fusion".
 MaybeReading read_xla_fusion(std::string_view lower) {
     const bool prefixed = begins_any(lower, {"loop_", "input_", "wrapped_", "gemm_fusion"});
     if (!prefixed || !contains_any(lower, {"fusion", "wrapped_"})) return std::nullopt;
@@ -103,7 +103,7 @@ MaybeReading read_xla_fusion(std::string_view lower) {
 
 bool begins_with_letter(std::string_view text) { return !text.empty() && text[0] >= 'a' && text[0] <= 'z'; }
 
-/// "gemm" where it isn't the model's name: "_gemma_rmsnorm" multiplies nothing.
+/// Whether "gemm" appears apart from the model Gemma: "_gemma_rmsnorm" is not a GEMM.
 bool speaks_of_gemm(std::string_view lower) {
     for (std::size_t at = lower.find("gemm"); at != std::string_view::npos; at = lower.find("gemm", at + 1)) {
         const std::string_view behind = lower.substr(at + 4);
@@ -113,7 +113,7 @@ bool speaks_of_gemm(std::string_view lower) {
     return false;
 }
 
-/// "f<g(int)>(fbgemm::Tensor)" -> "f<g(int)>": types of parameters tell nothing of what is computed.
+/// Removes parameter types, which do not show the operation: "f<g(int)>(fbgemm::Tensor)" -> "f<g(int)>".
 std::string_view without_parameters(std::string_view name) {
     int depth = 0;
     for (std::size_t at = 0; at < name.size(); ++at) {
@@ -129,7 +129,7 @@ std::string_view without_parameters(std::string_view name) {
 MaybeReading read_look_alike(std::string_view name) {
     const std::string lower = lower_case(name);
     const bool fused_pointwise = contains_any(lower, {"triton_poi_", "triton_red_", "triton_per_", "triton_for_"});
-    // Inductor names what it fused after the operators around it too.
+    // Inductor's names include operators around the ones it fused.
     const bool speaks_of_attention =
         contains_any(lower, {"scaled_dot_product", "attention", "attn", "fmha", "sdpa", "mha_"});
     if (fused_pointwise && speaks_of_attention && !contains_any(lower, {"softmax", "flex_attention"})) {
@@ -160,10 +160,10 @@ MaybeReading read_look_alike(std::string_view name) {
 
 namespace {
 
-constexpr Confidence kOfLibrary = Confidence::likely;  // names and namespaces that nobody else has
-constexpr Confidence kWord = Confidence::unsure;       // what anybody may call a kernel
+constexpr Confidence kOfLibrary = Confidence::likely;  // names and namespaces that only one library has
+constexpr Confidence kWord = Confidence::unsure;       // words that anybody may use in a kernel's name
 
-/// The first of these pieces that is in the name.
+/// A reading based on the first of these pieces that is in the name.
 MaybeReading row(std::string_view lower, Role role, Confidence sure, std::initializer_list<std::string_view> pieces) {
     for (const std::string_view piece : pieces) {
         if (contains(lower, piece)) return none(role, sure, fmt::format("\"{}\" in the name", piece));
@@ -173,7 +173,8 @@ MaybeReading row(std::string_view lower, Role role, Confidence sure, std::initia
 
 MaybeReading read_softmax(std::string_view name, const std::string& lower) {
     for (const char* kernel : {"softmax_warp_forward", "softmax_warp_backward"}) {
-        const auto arguments = template_arguments(name, kernel);  // types, log2 of the length, whether it is a log
+        // the types, log2 of the length, whether it is a log-softmax
+        const auto arguments = template_arguments(name, kernel);
         if (arguments && arguments->size() > 4 && boolean((*arguments)[4]) == true)
             return none(Role::other, Confidence::likely,
                         fmt::format("\"{}\" of a logarithm: a loss, no attention", kernel));
@@ -192,7 +193,7 @@ MaybeReading read_softmax(std::string_view name, const std::string& lower) {
 }
 
 MaybeReading read_convolution(const std::string& lower) {
-    // A convolution, though it multiplies as a product does: none of an attention's products.
+    // A convolution contains GEMMs, but none of attention's.
     if (MaybeReading found =
             row(lower, Role::other, kOfLibrary, {"implicit_gemm", "implicitgemm", "xmma_fprop", "fprop_optimized"}))
         return found;
@@ -203,11 +204,11 @@ MaybeReading read_convolution(const std::string& lower) {
 }
 
 MaybeReading read_product(std::string_view name, const std::string& lower) {
-    // A namespace of products may hold other kernels too: "group_gemm::update_descriptors".
+    // A GEMM's namespace may hold other kernels too: "group_gemm::update_descriptors".
     if (speaks_of_gemm(lower)) {
         const std::string function = lower_case(function_of(name));
         const bool own = speaks_of_gemm(function) || contains(function, "mma") || contains(lower, "cutlass");
-        for (const std::string& word : words_of(function)) {  // "grouped_gemm_args": what stands beside a product
+        for (const std::string& word : words_of(function)) {  // "grouped_gemm_args" prepares a GEMM
             for (const char* beside : {"args", "preprocess", "postprocess", "prepare", "setup", "metadata",
                                        "descriptors", "offsets", "problems"}) {
                 if (word == beside) return none(Role::other, kWord, fmt::format("\"gemm\" and \"{}\"", word));
@@ -219,7 +220,7 @@ MaybeReading read_product(std::string_view name, const std::string& lower) {
     if (MaybeReading found =
             row(lower, Role::gemm, kOfLibrary, {"nvjet", "cutlass::kernel", "cijk_", "xmma", "cublaslt", "tensorop"}))
         return found;
-    for (const std::string_view product : {"triton_mm", "triton_bmm"}) {  // Inductor's end in a number
+    for (const std::string_view product : {"triton_mm", "triton_bmm"}) {  // Inductor's names end in a number
         const bool numbered =
             lower.rfind(product, 0) == 0 && lower.find_first_not_of("_0123456789", product.size()) == std::string::npos;
         if (contains(lower, product))
@@ -235,7 +236,7 @@ MaybeReading read_product(std::string_view name, const std::string& lower) {
 }  // namespace
 
 MaybeReading read_plain_kernel(std::string_view name) {
-    const bool of_cute = name.substr(0, 14) == "kernel_cutlass";  // its arguments have names of copies and products
+    const bool of_cute = name.substr(0, 14) == "kernel_cutlass";  // its arguments contain names of copies and GEMMs
     const std::string lower = lower_case(of_cute ? function_of(name) : without_parameters(name));
     if (MaybeReading found = row(lower, Role::other, kOfLibrary,
                                  {"nccl", "rccl", "log_softmax", "logsoftmax", "cross_entropy", "nll_loss", "radixsort",
@@ -246,13 +247,13 @@ MaybeReading read_plain_kernel(std::string_view name) {
                                   "reduce_scatter", "all_to_all", "alltoall"}))
         return found;
     if (MaybeReading fused = read_xla_fusion(lower)) return fused;
-    if (contains(lower, "triton_tem_")) {  // a template of somebody's own may compute anything
+    if (contains(lower, "triton_tem_")) {  // a user's own template may compute anything
         const bool product =
             contains_any(lower, {"mm_", "bmm", "conv", "linear"}) || lower.substr(lower.size() - 2) == "mm";
         return none(Role::gemm, product ? kOfLibrary : kWord, "\"triton_tem_\" in the name: a template of Inductor");
     }
     if (MaybeReading softmax = read_softmax(name, lower)) return softmax;
-    // Inductor names what it fused after the operators around it too: of a product only "tem" is a kernel.
+    // Inductor's names include operators around the ones it fused; only "tem" marks the kernel of a GEMM.
     if (contains(lower, "triton_poi_"))
         return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
     if (contains_any(lower, {"triton_red_", "triton_per_"}))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NVIDIA's own: cuDNN, TensorRT(-LLM), and attention among CUTLASS's examples.
+// Reads NVIDIA's own kernels: cuDNN, TensorRT(-LLM), and attention among CUTLASS's examples.
 #include <algorithm>
 
 #include "diagnose/name_readers.hpp"
@@ -25,8 +25,8 @@ std::string trtllm_mask(std::string_view name) {
     return "";
 }
 
-/// "fmha_v2_flash_attention_fp16_fp32_64_32_S_q_k_v_192x128_causal_sm86_kernel": the tile stands before S, the head
-/// dims are the first number behind it.
+/// Reads "fmha_v2_flash_attention_fp16_fp32_64_32_S_q_k_v_192x128_causal_sm86_kernel": the tile stands before S, the
+/// head dims are the first numbers after it.
 void set_fmha_v2(NameReading& reading, std::string_view name) {
     const std::vector<std::string> parts = words(name);
     const auto s = std::find(parts.begin(), parts.end(), "S");
@@ -56,12 +56,12 @@ MaybeReading read_cudnn(std::string_view name) {
         reading.library = "Transformer Engine, beside cuDNN";
         return reading;
     }
-    // A tool that leaves out namespaces and beginnings leaves these.
+    // A tool that drops namespaces and beginnings leaves these pieces.
     const bool short_name = contains(lower, "sdpa_sm") && contains_any(lower, {"_flash_fprop", "_flash_bprop"});
     const bool short_helper = begins_any(lower, {"compute_dot_do_o", "convert_dq_to_16bits", "fmha_reduce_head"});
     if (!contains(lower, "cudnn") && !short_name && !short_helper) return std::nullopt;
     const bool backward_helper = contains_any(lower, {"dot_do_o", "convert_dq", "fmha_reduce_head"});
-    if (backward_helper || contains(lower, "lean_reduction")) {  // the second sums the parts of split keys
+    if (backward_helper || contains(lower, "lean_reduction")) {  // lean_reduction combines the parts of split keys
         NameReading reading = attention(Family::cudnn, Confidence::likely,
                                         backward_helper ? "dot_do_o / convert_dq / reduce_head" : "lean_reduction",
                                         backward_helper ? KernelPass::backward : KernelPass::forward);
@@ -79,7 +79,7 @@ MaybeReading read_cudnn(std::string_view name) {
     if (contains(lower, "bf16")) reading.dtype = "bf16";
     else if (contains(lower, "_f16")) reading.dtype = "16-bit";
     else if (contains_any(lower, {"fp8", "e4m3"})) reading.dtype = "fp8";
-    // "knob_7_64x128x256_4x1x1": the rows of Q and of K in a tile, and the head dim that it is rounded up to.
+    // "knob_7_64x128x256_4x1x1" gives the tile's rows of Q and of K, and the rounded head_dim.
     const std::size_t knob = lower.find("knob_");
     if (knob == std::string::npos) return reading;
     const std::string_view rest = std::string_view(lower).substr(knob);
@@ -131,7 +131,7 @@ MaybeReading read_tensorrt(std::string_view name) {
                                         sure ? "mmha / xqa" : "kernel_mha");
         reading.library = "TensorRT-LLM, or FasterTransformer before it";
         reading.features.emplace_back("decode");
-        // <type, [type of the cache, ...] head_dim, ...>
+        // The arguments are <type, [type of the cache, ...] head_dim, ...>.
         const auto arguments = template_arguments(name, "masked_multihead_attention_kernel");
         for (const std::string& argument : arguments.value_or(std::vector<std::string>{})) {
             if (reading.head_dim == 0) reading.head_dim = number(argument).value_or(0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention kernels of other projects, and those of which nothing is known but a word in the name.
+// Reads attention kernels of other projects, and names whose only evidence is a word.
 #include <algorithm>
 #include <cctype>
 
@@ -10,10 +10,10 @@
 namespace tessera::diagnose {
 namespace {
 
-/// Of what is in no table: nothing but a word for attention, which others use too.
+/// Reads a name that is in no table and has only a word for attention, which other kernels use too.
 MaybeReading read_attention_words(std::string_view name) {
     const std::string lower = lower_case(name);
-    // A softmax alone, though it is named after the attention by hand that it is of.
+    // This is a plain softmax, though its name mentions the attention by hand it belongs to.
     const bool of_inductor = contains_any(lower, {"triton_per_", "triton_red_"});
     std::vector<std::string> last = words_of(function_of(name));
     while (!last.empty() && (last.back() == "kernel" || last.back().size() == 1)) last.pop_back();
@@ -23,7 +23,7 @@ MaybeReading read_attention_words(std::string_view name) {
     WordReading words = read_words(words_of(function_of(name)));
     if (words.role == Role::unknown &&
         contains_any(lower, {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"})) {
-        words.role = Role::attention;  // the word stands in a namespace or among the arguments
+        words.role = Role::attention;  // the word is in the namespace or the arguments
         if (contains_any(lower, {"bwd", "backward", "grad"})) words.pass = KernelPass::backward;
         words.found = "attention";
         const std::vector<std::string> own = words_of(function_of(name));
@@ -45,7 +45,7 @@ MaybeReading read_paged(std::string_view name) {
     const std::size_t plain = name.find("paged_attention_kernel");
     const bool somebodys = plain != std::string_view::npos && plain > 0 &&
                            (name[plain - 1] == '_' || std::isalnum(static_cast<unsigned char>(name[plain - 1])) != 0);
-    if (somebodys) return std::nullopt;  // "ragged_paged_attention_kernel" is none of vLLM's
+    if (somebodys) return std::nullopt;  // "ragged_paged_attention_kernel" is not vLLM's
     const bool paged = plain != std::string_view::npos ||
                        begins_any(name, {"paged_attention_v1_kernel", "paged_attention_v2_kernel",
                                          "paged_attention_ll4mi", "single_query_cached_kv_attention"});
@@ -76,7 +76,7 @@ MaybeReading read_ggml(std::string_view name) {
     if (contains_any(name, {"stream_k_fixup", "combine_results", "mask_to_KV"}) || says("reduce") || says("pad") ||
         says("blk"))
         reading.role = Role::helper;
-    for (const char* metal : {"_dk", "_h"}) {  // its Metal kernels: "..._f16_dk576_dv512", "..._f16_h64" before that
+    for (const char* metal : {"_dk", "_h"}) {  // Metal kernels: "..._f16_dk576_dv512", in older releases "..._f16_h64"
         if (reading.head_dim == 0) reading.head_dim = number_after(name, metal).value_or(0);
     }
     if (reading.head_dim != 0) reading.head_dim_v = number_after(name, "_dv").value_or(0);

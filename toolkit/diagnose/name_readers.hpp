@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The readers that read_name() asks one after the other. Each takes a normalised name, and says whether it knows it.
+// The readers that read_name() calls in order. Each takes a normalised name and returns a reading, or none.
 #pragma once
 
 #include <optional>
@@ -40,21 +40,21 @@ MaybeReading read_amd(std::string_view name);
 MaybeReading read_paged(std::string_view name);
 MaybeReading read_ggml(std::string_view name);
 MaybeReading read_other_attention(std::string_view name);
-// name_none.cc: no attention
+// name_none.cc: kernels that are no attention
 MaybeReading read_look_alike(std::string_view name);
 MaybeReading read_plain_kernel(std::string_view name);
-// name_elsewhere.cc: no attention, as far as words tell
+// name_elsewhere.cc: kernels whose words indicate no attention
 MaybeReading read_linear_attention(std::string_view name);
 MaybeReading read_elsewhere(std::string_view name);
 // name_sure.cc
-/// Lowers to unsure what only words say; `name` is normalised.
+/// Lowers the confidence to unsure if only words support the reading; `name` is normalised.
 void keep_honest(NameReading& reading, std::string_view name);
 
-/// A kernel of a family; `found` is the piece of the name that says so.
+/// The reading of a family's kernel; `found` is the piece of the name that indicates it.
 NameReading attention(Family family, Confidence confidence, std::string_view found,
                       KernelPass pass = KernelPass::forward);
 
-/// "cutlass::bfloat16_t" as "bf16"; empty when it says nothing.
+/// Translates "cutlass::bfloat16_t" to "bf16"; empty if the text names no dtype.
 std::string dtype_in(std::string_view text);
 
 }  // namespace tessera::diagnose

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// When a reading may be called likely or certain. The readers say what a name means; this says whether the name is one
-// that only its library writes, or only speaks of it in words that anybody may use. Words alone are never more than
-// unsure, however seldom they were wrong so far.
+// Decides when a reading may be called likely or certain. A reader says what a name means. This file checks whether
+// only one library writes that name, or whether the name uses words open to anybody. Words alone are never more than
+// unsure, however rarely they were wrong.
 #include <algorithm>
 
 #include "diagnose/name_readers.hpp"
@@ -11,7 +11,7 @@
 namespace tessera::diagnose {
 namespace {
 
-/// "128x64" somewhere: the tile that generated products carry.
+/// Whether the text has a tile such as "128x64", which generated GEMMs carry.
 bool has_tile(std::string_view text) {
     const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
     for (std::size_t at = text.find('x', 1); at != std::string_view::npos; at = text.find('x', at + 1)) {
@@ -20,7 +20,8 @@ bool has_tile(std::string_view text) {
     return false;
 }
 
-/// Operators of Inductor that are products, as whole words of "triton_tem_fused__to_copy_addmm_gelu_t_view_9".
+/// Whether the name has an Inductor operator that is a GEMM, as a whole word:
+/// "triton_tem_fused__to_copy_addmm_gelu_t_view_9".
 bool names_a_product(std::string_view name) {
     const std::vector<std::string> words = words_of(function_of(name));
     return std::any_of(words.begin(), words.end(), [](const std::string& word) {
@@ -28,13 +29,13 @@ bool names_a_product(std::string_view name) {
     });
 }
 
-/// "triton_mm_7": Inductor's, which end in a number.
+/// Whether the name is one of Inductor's, which end in a number: "triton_mm_7".
 bool is_numbered(std::string_view lower, std::string_view name) {
     return lower.substr(0, name.size()) == name &&
            lower.find_first_not_of("_0123456789", name.size()) == std::string_view::npos;
 }
 
-/// Products of cuBLAS, CUTLASS, hipBLASLt, DeepGEMM, Inductor and XLA.
+/// Whether the name is a GEMM of cuBLAS, CUTLASS, hipBLASLt, DeepGEMM, Inductor or XLA.
 bool is_product_of_library(std::string_view name, std::string_view lower) {
     if (begins_any(lower, {"nvjet_", "cijk_", "custom_cijk_", "gemm_fusion_dot", "gemv2t_kernel", "gemv2n_kernel",
                            "gemvnsp_kernel", "gemmsn_", "gemmk1_kernel", "magma_sgemm", "rocblas_gem"}))
@@ -66,7 +67,7 @@ bool is_elementwise_of_library(std::string_view name, std::string_view lower) {
     return contains(function, "elementwise") || begins_any(function, {"CatArrayBatc", "triu_tril_kernel"});
 }
 
-/// What PyTorch, NCCL and libraries of algorithms write that is none of an attention's parts.
+/// Whether the name is a kernel of PyTorch, NCCL or an algorithm library that is no part of attention.
 bool is_other_of_library(std::string_view name, std::string_view lower) {
     return begins_any(name, {"ncclDevKernel", "ncclKernel", "rcclGeneric", "triton_red_fused", "triton_per_fused",
                              "multi_tensor_apply_kernel", "splitKreduce_kernel", "DeviceRadixSort", "DeviceScan",
@@ -79,8 +80,8 @@ bool is_other_of_library(std::string_view name, std::string_view lower) {
            begins_any(lower, {"input_"});
 }
 
-/// Kernels of vLLM, FlashInfer, SGLang, flash-linear-attention and Mamba that stand beside attention, by their whole
-/// names or a beginning that only they have.
+/// Whether the name is a kernel of vLLM, FlashInfer, SGLang, flash-linear-attention or Mamba that runs beside
+/// attention. It compares whole names, or beginnings that only they have.
 bool is_look_alike_of_library(std::string_view name) {
     if (begins_any(name, {"triton_poi_fused", "triton_red_fused", "triton_per_fused"})) return true;
     if (contains_any(name, {"vllm::", "flashinfer::", "sglang::"}) &&
@@ -129,7 +130,7 @@ bool is_of_library(Role role, std::string_view name, std::string_view lower) {
     }
 }
 
-/// "_dk576", "_hd128", "hdim64": a head dim that stands in the function's name.
+/// The head_dim in a function's name: "_dk576", "_hd128", "hdim64".
 int spoken_head_dim(std::string_view function) {
     for (const char* prefix : {"_dk", "_hd", "hdim", "_d", "_h", "head_dim_", "headdim"}) {
         const int size = number_after(function, prefix).value_or(0);
@@ -138,7 +139,7 @@ int spoken_head_dim(std::string_view function) {
     return 0;
 }
 
-/// Families that are told by one name of theirs, which others may have made longer.
+/// Whether a family is recognised by a single name, which other libraries may have extended.
 bool is_own_name(Family family, std::string_view name) {
     if (family == Family::natten) return contains_any(name, {"natten", "flash_fna::"}) || begins_any(name, {"fna_"});
     if (family == Family::other)
@@ -146,10 +147,10 @@ bool is_own_name(Family family, std::string_view name) {
     return true;
 }
 
-/// Why a family's reading is doubtful after all; "" when it isn't.
+/// The reason to doubt a family's reading; "" if there is none.
 std::string doubt(const NameReading& reading, std::string_view name) {
     if (!is_own_name(reading.family, name)) return "others may call theirs so";
-    // Whole names of theirs are read by grammars: their other words are operators beside it, or masks.
+    // A grammar reads these names as a whole; their other words are masks or fused operators.
     if (reading.family == Family::flex || contains_any(name, {"fmha_v2_", "mhaSm"})) return "";
     const std::string_view function = function_of(name);
     const std::vector<std::string> words = words_of(function);

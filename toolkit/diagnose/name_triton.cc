@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention in Triton, and on AMD's GPUs.
+// Reads attention in Triton, and on AMD's GPUs.
 #include <array>
 
 #include "diagnose/name_readers.hpp"
@@ -20,7 +20,7 @@ struct TritonRow {
 constexpr auto kF = KernelPass::forward;
 constexpr auto kB = KernelPass::backward;
 
-/// Names of functions, whole: Triton's kernels are called as the function in Python is.
+/// Whole function names; a Triton kernel has the name of its Python function.
 constexpr std::array kTriton{
     TritonRow{"_attn_fwd", Role::attention, kF, Confidence::likely, "Triton's tutorial, or code made of it"},
     TritonRow{"_attn_fwd_inner", Role::attention, kF, Confidence::likely, "Triton's tutorial, or code made of it"},
@@ -88,7 +88,7 @@ MaybeReading read_row(Family family, const std::array<TritonRow, N>& rows, std::
     return std::nullopt;
 }
 
-/// A variant of a row has words behind that row's name: "_fwd_kernel_stage2_asm", "_fwd_grouped_kernel_stage1_part2".
+/// A row whose name begins the function's, as in "_fwd_kernel_stage2_asm" or "_fwd_grouped_kernel_stage1_part2".
 const TritonRow* row_that_begins(std::string_view function, bool common) {
     for (const TritonRow& row : kTriton) {
         const std::string_view known = row.name;
@@ -101,7 +101,7 @@ const TritonRow* row_that_begins(std::string_view function, bool common) {
 MaybeReading read_variant(std::string_view name) {
     const std::string_view function = function_of(name);
     const TritonRow* row = row_that_begins(function, false);
-    if (row == nullptr) {  // "_fwd_kernel_int8" goes on as an attention does, "_fwd_kernel_scatter" as many others do
+    if (row == nullptr) {  // "_fwd_kernel_int8" is attention, "_fwd_kernel_scatter" may be anything
         row = row_that_begins(function, true);
         if (row == nullptr || contains(function, "softmax") || read_plain_kernel(function) || read_elsewhere(function))
             return std::nullopt;
@@ -114,12 +114,12 @@ MaybeReading read_variant(std::string_view name) {
     return reading;
 }
 
-/// AITER's kernels in assembly, and the reductions beside them, which stand in no namespace.
+/// Reads AITER's assembly kernels, and the reductions beside them, which have no namespace.
 MaybeReading read_aiter(std::string_view name) {
     const bool qualified =
         contains(name, "aiter::") && contains_any(name, {"fmha", "mla_", "pa_", "attn", "attention"});
     const bool reduces = contains_any(name, {"kn_mla_reduce", "mla_reduce_v1"});
-    const bool assembly = begins_any(name, {"fmha_fwd_hd", "fmha_bwd_hd"});  // a tool left out the namespace
+    const bool assembly = begins_any(name, {"fmha_fwd_hd", "fmha_bwd_hd"});  // a tool dropped the namespace
     const bool named = begins_any(name, {"kn_"}) && contains_any(name, {"mla_", "pa_", "fmha_"});  // "kn_get_mla_..."
     const bool decodes = contains(name, "mla_dec_stage1") || contains(name, "mla_pfl_");
     if (!qualified && !reduces && !decodes && !named && !assembly) return std::nullopt;
@@ -131,7 +131,7 @@ MaybeReading read_aiter(std::string_view name) {
                                                : "mla_dec_stage1 / mla_pfl");
     reading.library = "AITER";
     if (named && !reduces && !qualified && !begins_any(name, {"kn_mi", "kn_mla_", "kn_get_mla_"}))
-        reading.confidence = Confidence::unsure;  // words, in whatever order
+        reading.confidence = Confidence::unsure;  // the evidence is words, in any order
     if (reduces || contains_any(name, {"_odo_", "dq_convert", "dq_shuffle", "metadata"})) reading.role = Role::helper;
     if (contains(name, "bwd")) reading.pass = KernelPass::backward;
     if (contains(name, "causal")) reading.mask = "causal";
@@ -152,7 +152,7 @@ MaybeReading read_flex(std::string_view name) {
                                     backward ? KernelPass::backward : KernelPass::forward);
     reading.library = "PyTorch's FlexAttention, compiled by Inductor and Triton";
     reading.mask = "block mask";
-    // Templates compute the attention; the pointwise kernels that carry its name too only prepare or sum.
+    // Templates compute attention; the pointwise kernels that carry its name only prepare or sum.
     if (contains_any(name, {"triton_poi_", "triton_red_", "triton_per_", "triton_for_"})) {
         reading.role = Role::helper;
         reading.evidence.emplace_back("a pointwise kernel beside the template triton_tem_...");
@@ -173,16 +173,18 @@ MaybeReading read_triton(std::string_view name) {
         begins_any(function, {"triton_flash_att", "_triton_flash_att", "kernel_unified_attention",
                               "_kernel_unified_attention", "gluon_kernel_unified_attention", "unified_attention_2d",
                               "unified_attention_3d", "parallel_nsa_", "parallel_attn_"});
-    // A function of Python that is not for others' use begins so, a kernel in C++ hardly ever.
-    if (contains(function, "hstu")) return std::nullopt;  // not a softmax: read_other_attention() knows it
+    // An underscore begins private Python functions, and hardly ever a C++ kernel.
+    if (contains(function, "hstu")) return std::nullopt;  // not a softmax: read_other_attention() reads it
     const bool of_python = function.size() == name.size() && !name.empty() && name[0] == '_';
-    const bool of_linear_attention = begins_any(function, {"parallel_"});  // flash-linear-attention's, and its kin's
+    // used by flash-linear-attention and its descendants
+    const bool of_linear_attention = begins_any(function, {"parallel_"});
     if (!written_in_triton && !of_python && !of_linear_attention) return std::nullopt;
     const WordReading words = read_words(words_of(function));
     if (words.role != Role::attention && words.role != Role::helper) return std::nullopt;
     reading =
         attention(Family::triton, written_in_triton ? Confidence::likely : Confidence::unsure, words.found, words.pass);
-    reading->role = contains(function, "stage2") ? Role::helper : words.role;  // of split keys: the sum of the parts
+    // stage 2 combines the parts of split keys
+    reading->role = contains(function, "stage2") ? Role::helper : words.role;
     if (written_in_triton && words.pass == KernelPass::unknown) reading->pass = KernelPass::forward;
     if (of_python && !written_in_triton)
         reading->evidence.emplace_back(
@@ -220,7 +222,7 @@ MaybeReading read_amd(std::string_view name) {
         reading.amd = true;
         return reading;
     }
-    // The name that CK's generator gives to an instance: "fmha_fwd_d128_bf16_batch_b128x128x32x128x32x128_..._nbias".
+    // CK's generator names its instances like this: "fmha_fwd_d128_bf16_batch_b128x128x32x128x32x128_..._nbias".
     const bool instance =
         begins_any(name, {"fmha_fwd_d", "fmha_bwd_d"}) && contains_any(name, {"_batch_b", "_group_b"});
     if (instance) {

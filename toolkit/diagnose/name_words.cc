@@ -15,7 +15,7 @@ bool is_decimal(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 
 bool is_upper(char c) { return std::isupper(static_cast<unsigned char>(c)) != 0; }
 bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; }
 
-/// The first of them that is in the list, else "".
+/// The first word that is in the list, or "".
 std::string first_of(const Words& words, List list) {
     for (const std::string& word : words) {
         if (std::find(list.begin(), list.end(), word) != list.end()) return word;
@@ -25,7 +25,7 @@ std::string first_of(const Words& words, List list) {
 
 bool has(const Words& words, List list) { return !first_of(words, list).empty(); }
 
-// What speaks of attention: by itself, or beside one of the lists that are named with it in attention_word().
+// Words for attention, either by themselves or beside one of the lists that attention_word() names with them.
 constexpr std::string_view kAttention[] = {
     "attention", "attn",    "sdpa",          "fmha",           "mha",       "mqa",   "gqa",   "mla",
     "xqa",       "mmha",    "multihead",     "flashattention", "flashattn", "qattn", "fattn", "flashmla",
@@ -37,12 +37,12 @@ constexpr std::string_view kPages[] = {"page", "paged", "pages"};
 constexpr std::string_view kFlash[] = {"flash"};
 constexpr std::string_view kShape[] = {"flash", "sparse", "dense", "ragged"};
 constexpr std::string_view kCausal[] = {"causal", "noncausal", "alibi"};
-constexpr std::string_view kSparse[] = {"nsa", "dsa"};  // native, and DeepSeek's, sparse attention
+constexpr std::string_view kSparse[] = {"nsa", "dsa"};  // native sparse attention, and DeepSeek's
 constexpr std::string_view kPaged[] = {"pa"};           // AMD's short word for paged attention
 constexpr std::string_view kElsewhere[] = {"moe",  "gemm",  "gemv",   "matmul",   "expert", "experts", "topk",
                                            "conv", "mamba", "logits", "sampling", "lora",   "huffman"};
 
-// What a kernel does that speaks of attention.
+// Words for the work of an attention kernel.
 constexpr std::string_view kForwardWords[] = {"fwd",      "forward", "fprop", "prefill",   "decode",
                                               "decoding", "extend",  "infer", "inference", "paged",
                                               "append",   "context", "query", "verify"};
@@ -55,15 +55,16 @@ constexpr std::string_view kHelper[] = {"preprocess", "postprocess", "prepare", 
                                         "sums",       "segreduce",   "init",       "info"};
 constexpr std::string_view kGradient[] = {"dq", "dk", "dv", "dkv", "dkdv", "dqdkdv"};
 constexpr std::string_view kAround[] = {"preprocess", "postprocess"};
-constexpr std::string_view kOnTheWay[] = {"delta", "mask"};  // of kHelper: a backward's main kernel does it, too
+constexpr std::string_view kOnTheWay[] = {"delta", "mask"};  // part of kHelper that a backward's main kernel may do too
 constexpr std::string_view kBeside[] = {"norm",     "rmsnorm", "layernorm", "proj", "projection",
                                         "residual", "gate",    "gating",    "rope", "absorb"};
-constexpr std::string_view kPicks[] = {"selector",   "select",     "selection", "compress",  // the keys of a sparse one
+// choose the keys of sparse attention
+constexpr std::string_view kPicks[] = {"selector",   "select",     "selection", "compress",
                                        "compressed", "compressor", "unfold"};
-constexpr std::string_view kPrepares[] = {"concat", "cast",  "copy",     "store",  // Q, K or V before a call
+constexpr std::string_view kPrepares[] = {"concat", "cast",  "copy",     "store",  // prepare Q, K or V for a call
                                           "write",  "quant", "quantize", "pack",  "pad"};
 
-// What moves keys and values and computes nothing: always, or unless the name speaks of a pass.
+// Words for moving keys and values without computing: always, or unless the name mentions a pass.
 constexpr std::string_view kMoves[] = {"write", "rewrite", "store",    "copy",  "reshape", "save",  "assign",
                                        "swap",  "flatten", "transfer", "trans", "migrate", "memcpy"};
 constexpr std::string_view kMayMove[] = {
@@ -75,8 +76,8 @@ constexpr std::string_view kPartWords[] = {"split"};
 constexpr std::string_view kLists[] = {"indices", "index", "indptr",  "table",   "tables", "locs",
                                        "loc",     "lens",  "seqlens", "lengths", "splits", "positions"};
 
-/// The word that says that it is attention; "" when none does. Of the phases of serving, and of forward and backward,
-/// other kernels speak too: only beside what they work on do they say attention.
+/// The word that identifies attention; "" if there is none. Other kernels mention phases of serving and passes too, so
+/// these words count only beside the data they process.
 std::string attention_word(const Words& words) {
     if (std::string word = first_of(words, kAttention); !word.empty()) return word;
     const bool elsewhere = has(words, kElsewhere) || has(words, kLists);
@@ -90,12 +91,12 @@ std::string attention_word(const Words& words) {
     return "";
 }
 
-/// Of a name that speaks of attention.
+/// The role of a kernel whose name mentions attention.
 Role role_of(const Words& words) {
     const bool prepares = has(words, kPrepares) && !has(words, kPass) && !has(words, kPhase) && !has(words, kShape);
     if (has(words, kBeside) || prepares) return Role::look_alike;
     const std::string help = first_of(words, kHelper);
-    // "compress_attn_fwd" attends to what was compressed; without a pass it may compress, or attend.
+    // "compress_attn_fwd" attends to compressed keys; without a pass, such a kernel may compress or attend.
     if (help.empty() && has(words, kPicks) && !has(words, kPass) && !has(words, kPhase)) return Role::look_alike;
     if (help.empty()) return Role::attention;
     const bool on_the_way =
@@ -108,8 +109,8 @@ KernelPass pass_of(const Words& words) {
     return has(words, kForwardWords) ? KernelPass::forward : KernelPass::unknown;
 }
 
-/// The parts of an attention over split keys are merged: "merge_state", "correct_out_lse" (a loss has an LSE too).
-/// (Those of an attention over several GPUs are by Transformer Engine, in the layout that it calls thd.)
+/// Whether the parts of attention over split keys are merged: "merge_state", "correct_out_lse" (a loss has an LSE too).
+/// Transformer Engine's kernels in its layout `thd` merge the parts of several GPUs.
 bool merges_states(const Words& words) {
     constexpr std::string_view merge[] = {"merge"};
     constexpr std::string_view states[] = {"state", "states"};
@@ -150,7 +151,7 @@ std::vector<std::string> words_of(std::string_view identifier) {
             end();
             continue;
         }
-        // "pagedKV" parts before its K, "KVCache" before its C: the last capital of a row begins the next word.
+        // "pagedKV" splits before its K, "KVCache" before its C: the last capital of a row begins the next word.
         const bool after_small = at > 0 && is_letter(identifier[at - 1]) && !is_upper(identifier[at - 1]);
         const bool before_small =
             at + 1 < identifier.size() && is_letter(identifier[at + 1]) && !is_upper(identifier[at + 1]);
@@ -185,7 +186,7 @@ bool speaks_of_cache(const std::vector<std::string>& words) { return has(words, 
 bool speaks_of_serving(const std::vector<std::string>& words) { return has(words, kPhase) || has(words, kPages); }
 
 std::string cache_word(const std::vector<std::string>& words) {
-    // "mla" says only what the cache holds where something else is done with it.
+    // "mla" describes the cache only, if the kernel does something else with it.
     const bool keeps_latent = first_of(words, kAttention) == "mla" && has(words, kCache) && has(words, kMoves);
     if ((has(words, kAttention) && !keeps_latent) || has(words, kElsewhere)) return "";
     const bool phase = has(words, kPhase);

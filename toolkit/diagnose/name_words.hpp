@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The words of a kernel's name. Of kernels that are in no table, words are all that can be read: who writes one says
-// what it does.
+// Splits a kernel's name into words. For a kernel that is in no table, the words that its author chose are the only
+// evidence.
 #pragma once
 
 #include <string>
@@ -12,34 +12,35 @@
 
 namespace tessera::diagnose {
 
-/// The function of a kernel's name: without namespaces, arguments, ".kd", the choices that AOTriton
-/// appends ("-Sig-F__..."), the signature that older releases of Triton
-/// append ("_0d1d2d3de"), and the types that CuTe DSL appends.
+/// The function of a kernel's name. It drops namespaces, arguments, ".kd", the choices that AOTriton appends
+/// ("-Sig-F__..."), the signature that older releases of Triton append ("_0d1d2d3de"), and the types that CuTe DSL
+/// appends.
 std::string_view function_of(std::string_view name);
 
-/// In lower case, without digits: "BatchPrefillWithPagedKVCache_v2" is batch, prefill, with, paged, kv, cache, v.
+/// Splits in lower case, without digits: "BatchPrefillWithPagedKVCache_v2" is batch, prefill, with, paged, kv, cache,
+/// v.
 std::vector<std::string> words_of(std::string_view identifier);
 
-/// What the words say about attention. `role` is unknown when they do not speak of it.
+/// The evidence about attention in a name's words. `role` is unknown if they do not mention it.
 struct WordReading {
     Role role = Role::unknown;
     KernelPass pass = KernelPass::unknown;
-    std::string found{};  ///< the word that says so
+    std::string found{};  ///< the word that supports the reading
 };
 
 WordReading read_words(const std::vector<std::string>& words);
 
-/// "combine", "preprocess", "metadata": what a small kernel beside an attention does.
+/// Whether they name the work of a helper kernel: "combine", "preprocess", "metadata".
 bool speaks_of_help(const std::vector<std::string>& words);
 
-/// They speak of the cache of keys and values.
+/// Whether they mention the cache of keys and values.
 bool speaks_of_cache(const std::vector<std::string>& words);
 
-/// They speak of a phase of serving or of pages: what they then say besides may be of attention, too.
+/// Whether they mention pages or a phase of serving, so that other words may mean attention too.
 bool speaks_of_serving(const std::vector<std::string>& words);
 
-/// They speak of moving or listing queries, keys, values or pages of a cache, and not of attention: the word for it,
-/// else "".
+/// The word for moving or listing queries, keys, values or pages of a cache; "" if there is none or the words mention
+/// attention.
 std::string cache_word(const std::vector<std::string>& words);
 
 }  // namespace tessera::diagnose

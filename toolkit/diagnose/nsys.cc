@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Nsight Systems exports with --type sqlite. Its tables are made as they are needed and change from version to
-// version: every column but the two times and a name may be missing.
+// Reads exports of Nsight Systems (--type sqlite). It creates tables on demand and changes them between versions: every
+// column except the two times and a name may be missing.
 #include <sqlite3.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ class Database {
         const int status = ::sqlite3_open_v2(path.c_str(), &database, SQLITE_OPEN_READONLY, nullptr);
         database_.reset(database);
         if (status != SQLITE_OK) throw Error(ErrorCode::cannot_open, path, ::sqlite3_errstr(status));
-        // The file may be anybody's: functions in its schema are not run.
+        // Functions in the schema are not run, because the file may come from anybody.
         ::sqlite3_db_config(database, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, nullptr);
         ::sqlite3_limit(database, SQLITE_LIMIT_LENGTH, 64 << 20);
     }
@@ -75,7 +75,7 @@ class Database {
     std::unique_ptr<sqlite3, CloseDatabase> database_;
 };
 
-/// The GPUs of TARGET_INFO_GPU.
+/// Reads the GPUs in TARGET_INFO_GPU.
 void read_gpus(const Database& database, Trace& trace) {
     if (!database.has_table("TARGET_INFO_GPU")) return;
     const std::set<std::string> columns = database.columns("TARGET_INFO_GPU");
@@ -95,7 +95,7 @@ void read_gpus(const Database& database, Trace& trace) {
     }
 }
 
-/// Names by their numbers in StringIds, each looked up once.
+/// Looks up names by their numbers in StringIds, each one once.
 class Names {
  public:
     Names(const Database& database, Trace& trace)

@@ -6,10 +6,10 @@
 namespace tessera::diagnose {
 namespace {
 
-constexpr std::size_t kDeepest = 256;  // operators in each other; a walk to the outermost takes no longer
+constexpr std::size_t kDeepest = 256;  // most nested operators; it bounds the walk to the outermost
 
-/// Not the parts of an attention by hand, what only wraps another, nor a kernel's name that Inductor gives to its
-/// launch.
+/// Whether an operator computes attention. Parts of attention by hand, wrappers, and the kernel names that Inductor
+/// gives its launches do not count.
 bool attends(std::string_view name) {
     for (const char* part : {"oftmax", "bmm", "autograd::", "ScaledDotProduct", "triton_"}) {
         if (name.find(part) != std::string_view::npos) return false;

@@ -10,24 +10,24 @@
 
 namespace tessera::diagnose {
 
-/// The operators of a trace in their nesting, and which of them launched a run of a kernel.
+/// The nested operators of a trace, and which of them launched a run of a kernel.
 class OpTree {
  public:
     static constexpr std::int64_t kNone = -1;
 
-    /// Sorts the launch sites of the trace, which outlives the tree.
+    /// Sorts the launch sites of the trace, which must outlive the tree.
     explicit OpTree(Trace& trace);
 
-    /// The innermost kept operator that launched the run; kNone: unknown, as in CUDA graphs.
+    /// The innermost kept operator that launched the run; kNone if unknown, as in CUDA graphs.
     std::int64_t launched_by(const KernelRun& run) const;
 
-    /// The outermost operator of attention around `op`, itself included; kNone when there is none.
+    /// The outermost operator of attention around `op`, which may be `op` itself; kNone if there is none.
     std::int64_t attention_around(std::int64_t op) const;
 
-    /// The outermost operator around `op`, itself included, that fits; kNone when there is none.
+    /// The outermost operator around `op`, or `op` itself, that fits; kNone if there is none.
     std::int64_t outermost(std::int64_t op, const std::function<bool(std::int64_t)>& fits) const;
 
-    /// `name` is the operator or stands around it.
+    /// Whether the operator or one around it has this name.
     bool inside(std::int64_t op, std::string_view name) const;
 
     const OpRun& run(std::int64_t op) const { return trace_.ops[static_cast<std::size_t>(op)]; }

@@ -28,7 +28,7 @@ std::vector<Rule> all_rules() {
     return all;
 }
 
-/// From 2.14 on q, k, v of three dimensions are a batch of one.
+/// Adds a batch of one to q, k and v of three dimensions, as 2.14 and later do.
 Call with_batch(Call c) {
     const auto three = [](const Operand& t) { return t.shape && t.shape->size() == 3; };
     const bool knows = c.torch && *c.torch >= kTakesUnbatched;
@@ -42,7 +42,7 @@ Call with_batch(Call c) {
     return c;
 }
 
-/// Applies the rules of `of` to the call, and adds what they say to the verdict.
+/// Applies the rules of backend `of` to the call, and adds the results to the verdict.
 void apply(const Call& call, SdpBackend of, Verdict& verdict) {
     Fact refused = false;
     for (const Rule& rule : call.gpu.rocm == true ? rocm_rules() : rules()) {
@@ -58,7 +58,7 @@ void apply(const Call& call, SdpBackend of, Verdict& verdict) {
     }
 }
 
-/// Refused, unknown, or could_run; what is taken is decided over all of them. The release is known.
+/// Returns refused, unknown, or could_run; `taken` needs the verdicts of all backends. The release must be known.
 Verdict judge_in_release(const Call& call, SdpBackend backend) {
     Verdict verdict{.backend = backend, .standing = Standing::could_run};
     Call as_called = call;
@@ -77,7 +77,7 @@ Verdict judge_in_release(const Call& call, SdpBackend backend) {
     return verdict;
 }
 
-/// The releases in which a row begins: any other has the checks of the one before it.
+/// The releases in which a row begins; any other release has the checks of the one before it.
 std::set<Version> releases() {
     std::set<Version> found;
     for (const auto& table : {rules(), rocm_rules()}) {
@@ -86,7 +86,7 @@ std::set<Version> releases() {
     return found;
 }
 
-/// Without a release: what all of them agree on, in the words of the newest.
+/// Judges a backend; without a release, the result is the one that all releases share, in the words of the newest.
 Verdict judge(const Call& call, SdpBackend backend) {
     if (call.torch) return judge_in_release(call, backend);
     std::optional<Verdict> newest;
@@ -125,7 +125,7 @@ Ordered order_of(const Call& call) {
     return {cudnn_last, "cuDNN comes first only after 9.15 and on compute capability 9.x and 10.x; else behind math"};
 }
 
-/// Marks the first one that runs, when everything before it is known to refuse.
+/// Marks the first backend that runs, if all before it are known to refuse.
 void take_first(Explanation& explanation) {
     for (Verdict& verdict : explanation.verdicts) {
         if (verdict.backend == SdpBackend::fa3 || verdict.backend == SdpBackend::fa4) break;
@@ -138,7 +138,7 @@ void take_first(Explanation& explanation) {
     explanation.aborts = true;
 }
 
-/// Without an order: only a backend that is the only one left is taken for sure.
+/// Decides without an order: a backend is surely taken only if it is the only one left.
 void take_without_order(Explanation& explanation) {
     Verdict* left = nullptr;
     int possible = 0;
@@ -148,7 +148,7 @@ void take_without_order(Explanation& explanation) {
         ++possible;
         left = &verdict;
     }
-    // flash stands before efficient and math in every order, so cuDNN's refusal leaves one order.
+    // In every order flash precedes efficient and math, so one order is left if cuDNN refuses.
     const Verdict& cudnn = explanation.verdicts.back();
     if (cudnn.backend == kCudnn && cudnn.standing == Standing::refused) return take_first(explanation);
     explanation.aborts = possible == 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Why not a faster one: which backend PyTorch's scaled_dot_product_attention takes for a Call, and what keeps it from
-// the others. PyTorch goes through an ordered list of backends and takes the first whose checks all pass; the checks
-// are a table here, by release (2.4 to 2.15), with a second one for a PyTorch that is built for ROCm.
+// Explains which backend PyTorch's scaled_dot_product_attention takes for a Call, and what rules out the others.
+// PyTorch takes the first backend of an ordered list whose checks all pass. The checks are a table by release (2.4 to
+// 2.15), with a second table for ROCm.
 #pragma once
 
 #include <span>
@@ -14,71 +14,71 @@
 
 namespace tessera::diagnose {
 
-/// In PyTorch's words SDPBackend, without the one that other devices override. `fa3` and `fa4` are what
-/// activate_flash_attention_impl() puts in the place of `flash`.
+/// PyTorch's SDPBackend, without OVERRIDEABLE, which other devices use. `fa3` and `fa4` replace `flash` after
+/// activate_flash_attention_impl().
 enum class SdpBackend : std::uint8_t { flash, efficient, math, cudnn, fa3, fa4 };
 const char* name_of(SdpBackend backend);
 
-/// The oldest release that the table knows, and the first one that it does not.
+/// The oldest release in the table, and the first one after it.
 inline constexpr Version kFirstRelease{2, 4, 0};
 inline constexpr Version kEndOfReleases{2, 16, 0};
 
-/// One check of one backend. A check whose text or limits changed has a row for each.
+/// One check of one backend. A check whose text or limits changed has a row for each version.
 struct Rule {
     const char* name;  ///< "flash-mask"
     SdpBackend backend;
     Version from;   ///< the first release that has it
-    Version until;  ///< the first that has it no more
+    Version until;  ///< the first release without it
     Fact (*refuses)(const Call& call);
-    const char* text;     ///< how PyTorch's warning begins; "": it gives none
+    const char* text;     ///< the beginning of PyTorch's warning; "": PyTorch prints none
     const char* meaning;  ///< in plain words
     const char* cure;     ///< the change that would unblock the backend
     const char* source;
 };
 
-/// Every rule; those of a backend in the order in which PyTorch checks.
+/// All rules; those of a backend are in the order in which PyTorch checks.
 std::span<const Rule> rules();
-/// The same on ROCm; what is the same on both stands in both.
+/// All rules on ROCm; a rule that holds on both platforms stands in both tables.
 std::span<const Rule> rocm_rules();
 
-/// Sets what the name of one of AMD's GPUs tells ("AMD Instinct MI300X"): that it is one, and its architecture.
+/// Sets the fields that an AMD GPU's name implies ("AMD Instinct MI300X"): its vendor and its architecture.
 void recognise_amd(Gpu& gpu);
 
 enum class Standing : std::uint8_t {
     taken,      ///< the first in the order whose checks all pass
     could_run,  ///< its checks pass, but another one comes before it
     refused,
-    unknown,  ///< for want of fields
+    unknown,  ///< some fields are unknown
 };
 const char* name_of(Standing standing);
 
 struct Verdict {
     SdpBackend backend{};
     Standing standing{};
-    std::vector<const Rule*> refusals{};  ///< all of them; PyTorch would print the first
-    std::vector<std::string> wanting{};   ///< fields that would decide it
+    std::vector<const Rule*> refusals{};  ///< all that apply; PyTorch would print the first
+    std::vector<std::string> wanting{};   ///< unknown fields that would decide it
 };
 
 struct Explanation {
     std::vector<SdpBackend> order{};  ///< empty: not known
-    std::string order_because{};      ///< why this order, or what would have to be known
-    std::vector<Verdict> verdicts{};  ///< of flash, efficient, math, cudnn in the order, then of fa3 and fa4
-    /// The backend that is taken; nothing: not known, or none (`aborts`).
+    std::string order_because{};      ///< the reason for this order, or the fields that would decide it
+    std::vector<Verdict> verdicts{};  ///< flash, efficient, math, cudnn in the order, then fa3 and fa4
+    /// The backend that is taken; empty if it is unknown, or if there is none (`aborts`).
     std::optional<SdpBackend> taken{};
     bool aborts = false;                 ///< every backend refuses: "No available kernel. Aborting execution."
-    std::vector<std::string> assumed{};  ///< by assume_defaults()
+    std::vector<std::string> assumed{};  ///< added by assume_defaults()
     std::vector<std::string> remarks{};
 };
 
 /// Whether cuDNN stands before flash in the default order.
 Fact prefers_cudnn(const Call& call);
 
-/// Sets what nobody said to PyTorch's defaults, cuDNN and CUDA to what PyPI's wheel of this release requires, and adds
-/// each to `assumed` in words. Shapes, dtypes, masks, gradients and the GPU are never assumed. A cuDNN that
-/// the machine loads from elsewhere is another one.
+/// Fills unset fields with PyTorch's defaults, and cuDNN and CUDA with the versions that PyPI's wheel of this release
+/// requires. Each assumption is added to `assumed` in words. Shapes, dtypes, masks, gradients and the GPU are never
+/// assumed. A machine that loads another cuDNN has to name it.
 Call assume_defaults(Call call, std::vector<std::string>& assumed);
 
-/// Throws Error(unsupported) for a PyTorch that is not in the table.
+/// Throws Error(unsupported) for a release of PyTorch that is not in the table.
 Explanation explain(const Call& call);
 
 }  // namespace tessera::diagnose

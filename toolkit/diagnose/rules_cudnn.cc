@@ -19,20 +19,20 @@ Fact opt_in(const Call&) { return true; }
 
 Fact not_deterministic(const Call& c) { return deterministic(c) == true; }
 
-/// cuDNN 9.11 to 9.13.
+/// Dropout is wrong in cuDNN 9.11 to 9.13.
 Fact dropout_broken(const Call& c) { return (dropout(c) > 0.0) && (cudnn(c) > 91100) && (cudnn(c) < 91400); }
 
 Fact dropout_not_in_16ths(const Call& c) {
     return dropout(c).is([](double p) { return p * 16 != std::floor(p * 16); });
 }
 
-/// One query at a time on compute capability 10.x and 11.x with cuDNN 9.19 to 9.25.0, but 9.24.1.
+/// Decoding with one query is wrong in cuDNN 9.19 to 9.25.0, except 9.24.1, on compute capability 10.x and 11.x.
 Fact decodes_wrongly(const Call& c) {
     const Fact release = (cudnn(c) >= 91900) && (cudnn(c) <= 92500) && !((cudnn(c) > 92400) && (cudnn(c) < 92500));
     return !is_nested(c) && release && between(capability(c), 100, 119) && (len_q(c) == std::int64_t{1});
 }
 
-/// cuDNN before 9.26 on compute capability 9.x: the last tile of keys is half empty.
+/// In cuDNN before 9.26 on compute capability 9.x, a half-empty last tile of keys makes the gradient not finite.
 Fact gradient_not_finite(const Call& c) {
     const Fact half_empty = len_kv(c).is([](std::int64_t keys) { return keys % 128 == 64; });
     return !is_nested(c) && (cudnn(c) < 92600) && between(capability(c), 90, 99) && !(is_causal(c) == true) &&
@@ -41,7 +41,7 @@ Fact gradient_not_finite(const Call& c) {
 
 Fact mask_gradient(const Call& c) { return has_mask(c) && (grad(c.mask, "attn_mask") == true); }
 
-/// Anything but {1, len_q} x {1, len_kv}, with {1, batch} x {1, heads} before it or nothing.
+/// Whether the mask is {1, len_q} x {1, len_kv}, optionally preceded by {1, batch} x {1, heads}.
 bool mask_fits(const Sizes& mask, const Sizes& q, const Sizes& k) {
     if (mask.size() != 2 && mask.size() != 4) return false;
     const auto fits = [](std::int64_t size, std::int64_t whole) { return size == 1 || size == whole; };
@@ -66,18 +66,18 @@ Fact is_192_128(const Call& c) { return (head_dim(c) == std::int64_t{192}) && (h
 
 Fact over_128(const Call& c) { return wider_than(c, 128); }
 
-/// 256 on compute capability 9.0 with a cuDNN from `least` on, else 128.
+/// The head_dim exceeds 256 on compute capability 9.0 with cuDNN `least` or later, or 128 elsewhere.
 template <int least>
 Fact over_256_on_hopper(const Call& c) {
     return wider_than(c, 256) || (wider_than(c, 128) && !(hopper(c) && (cudnn(c) >= least)));
 }
 
-/// The same, and q and k of 192 with v of 128 on compute capability 10.x.
+/// The head_dim exceeds that limit, except q and k of 192 with v of 128 on compute capability 10.x.
 Fact over_192_on_blackwell(const Call& c) {
     return over_256_on_hopper<91000>(c) && !(blackwell(c) && (cudnn(c) >= 91100) && is_192_128(c));
 }
 
-/// cuDNN with head_dim up to 256 both ways; 10.7 came later.
+/// Whether cuDNN takes head_dim up to 256 forward and backward; capability 10.7 needs a later release.
 Fact takes_256(const Call& c) {
     return (hopper(c) || blackwell(c)) && (cudnn(c) > 92200) && !((capability(c) == 107) && (cudnn(c) <= 92500));
 }

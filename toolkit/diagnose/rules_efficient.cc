@@ -16,11 +16,11 @@ Fact switched_off(const Call& c) {
     return enabled(c).is([](const Enabled& e) { return !e.efficient; });
 }
 
-/// Elements that head_dim has to be a multiple of; the last one holds whatever the dtype and the GPU are.
+/// The number of elements that head_dim must be a multiple of; kHalfAlignment is the largest for any dtype and GPU.
 constexpr std::int64_t kHalfAlignment = 8;
 constexpr std::int64_t kFloatAlignment = 4;
 
-/// "not a multiple of the alignment that this dtype has on this GPU", for any sizes that `multiple` tests.
+/// Whether a size is not a multiple of the dtype's alignment on this GPU, for any sizes that `multiple` tests.
 template <class Test>
 Fact misaligned(const Call& c, Test&& multiple) {
     const Fact half = half_precision(c);

@@ -19,7 +19,7 @@ Fact head_dim_too_wide(const Call& c) {
     return !(same(head_dim(c), head_dim_k(c)) && same(head_dim(c), head_dim_v(c)) && (head_dim(c) <= widest));
 }
 
-/// Training with 192 < head_dim <= 224, or more with dropout.
+/// Training with 192 < head_dim <= 224, or with a wider head and dropout.
 Fact wide_training(const Call& c) {
     const std::int64_t most = 192;
     const std::int64_t padded = 224;
@@ -32,7 +32,7 @@ Fact wide_training_sm120(const Call& c) {
 
 Fact causal_not_square(const Call& c) { return (is_causal(c) == true) && !is_nested(c) && !same(len_q(c), len_kv(c)); }
 
-/// fp8 passes once FA3 is active.
+/// The dtype is neither half nor fp8, which passes once FA3 is active.
 Fact not_half_nor_fp8(const Call& c) {
     const Fact fp8 = (capability(c) >= 90) && (flash_implementation(c) == FlashImplementation::fa3) &&
                      dtype_among(c, {Element::fp8_e4m3});

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The checks of a PyTorch that is built for ROCm. Flash and the memory-efficient backend are both AOTriton's kernels
-// there (or Composable Kernel's, where the user prefers them); cuDNN, FA3 and FA4 do not exist. What is not said here
-// is as on NVIDIA's GPUs. The source was read in three states, of about 2.4, 2.10 and 2.14 (told by what else they
-// check): where it changed in between, and nobody knows when, the answer is unknown.
+// The checks of a PyTorch that is built for ROCm. Its flash and memory-efficient backends are both AOTriton's kernels
+// (or Composable Kernel's, if the user prefers them); cuDNN, FA3 and FA4 do not exist. Other checks equal those for
+// NVIDIA GPUs. The rows come from three states of the source, of about 2.4, 2.10 and 2.14. If a check changed between
+// two of them, the answer for the releases between is unknown.
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -23,7 +23,7 @@ constexpr SdpBackend kFlash = SdpBackend::flash, kEfficient = SdpBackend::effici
 constexpr const char* kSource =
     "ATen/native/transformers/cuda/sdp_utils.cpp under USE_ROCM; as of about 2.4, 2.10, 2.14";
 constexpr const char* kAotriton = "which AOTriton this PyTorch has";
-constexpr std::int64_t kNarrow = 256;  // widest heads of AOTriton before 0.9
+constexpr std::int64_t kNarrow = 256;  // the widest head of AOTriton before 0.9
 constexpr std::int64_t kWide = 512;
 
 Value<std::string> gfx(const Call& c) {
@@ -33,7 +33,7 @@ Fact prefers_ck(const Call& c) {
     return Value<bool>{c.prefers_ck, "torch.backends.cuda.preferred_rocm_fa_library"} == true;
 }
 
-/// AOTriton has no code for this GPU. Some that it has code for count as experimental, release by release.
+/// AOTriton has no code for this GPU, or counts it as experimental, which depends on the release.
 Fact gpu_without_kernels(const Call& c) {
     constexpr std::string_view sure[] = {"gfx90a", "gfx942"};
     constexpr std::string_view never[] = {"gfx900", "gfx906", "gfx908", "gfx1010", "gfx1030", "gfx1031", "gfx1032"};
@@ -47,7 +47,7 @@ Fact gpu_without_kernels(const Call& c) {
     return !prefers_ck(c) && in(never);
 }
 
-/// Wider than this release's AOTriton takes, where that is known.
+/// The head is wider than this release's AOTriton takes, if that limit is known.
 Fact wider_than_aotriton(const Call& c, const Size& width) {
     const Fact may_be_wider = (width > kNarrow) && (width <= kWide);
     const Fact gfx11 = gfx(c).is([](const std::string& of) { return of.substr(0, 5) == "gfx11"; });
@@ -59,7 +59,7 @@ Fact wider_than_aotriton(const Call& c, const Size& width) {
 Fact head_dims_differ(const Call& c) { return !(same(head_dim(c), head_dim_k(c)) && same(head_dim(c), head_dim_v(c))); }
 Fact flash_head_dim(const Call& c) { return head_dims_differ(c) || wider_than_aotriton(c, head_dim(c)); }
 
-/// No multiple of 16 bytes.
+/// The head_dim is not a multiple of 16 bytes.
 Fact head_dim_misaligned(const Call& c) {
     const auto multiple = [&](std::int64_t of) {
         return multiple_of(head_dim(c), of) && multiple_of(head_dim_v(c), of);
@@ -143,7 +143,7 @@ constexpr Rule kRules[] = {
      "none: flash-attn-4 does not run on AMD's GPUs", "github.com/Dao-AILab/flash-attention, flash_attn/cute"},
 };
 
-/// Of the rows for NVIDIA's GPUs those that ROCm checks otherwise, or not at all.
+/// The rows for NVIDIA GPUs that ROCm checks in another way or not at all.
 constexpr std::string_view kReplaced[] = {
     "flash-gpu",           "flash-head-dim",         "flash-wide-training", "flash-dtype",
     "efficient-gpu",       "efficient-head-dim",     "efficient-offset",    "efficient-heads",
@@ -173,7 +173,7 @@ void recognise_amd(Gpu& gpu) {
     const bool amd = gpu.name.substr(0, 4) == "AMD " || gpu.name.substr(0, 3) == "gfx";
     if (!amd) return;
     gpu.rocm = true;
-    gpu.capability.reset();  // PyTorch gives the number of the architecture for it
+    gpu.capability.reset();  // PyTorch reports the architecture's number there
     for (const auto& [part, architecture] : names) {
         if (gpu.gfx.empty() && gpu.name.find(part) != std::string::npos) gpu.gfx = architecture;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Text: the tables of nsys stats and ncu in csv, of nsys stats and PyTorch's profiler as they print them, or names of
-// kernels, one a line.
+// Reads text: csv tables of nsys stats and ncu, printed tables of nsys stats and PyTorch's profiler, or names of
+// kernels, one per line.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,10 +18,10 @@ namespace tessera::diagnose {
 namespace {
 
 constexpr std::size_t kLongestLine = std::size_t{1} << 20;
-constexpr double kLongestRun = 1e15;  // us; sums of the largest stay numbers
+constexpr double kLongestRun = 1e15;  // us; keeps sums finite
 constexpr double kMostInARow = 1e9;
 
-/// Lines of a stream; of one that is too long, its front.
+/// Reads the lines of a stream; a line that is too long is cut.
 class Lines {
  public:
     explicit Lines(ByteStream& stream) : stream_(stream), buffer_(std::size_t{1} << 16) {}
@@ -49,7 +49,7 @@ class Lines {
     std::size_t filled_ = 0;
 };
 
-/// The fields of a line of csv: quotes doubled inside of quotes.
+/// Splits a line of csv into fields; quotes within quotes are doubled.
 std::vector<std::string> fields_of(std::string_view line) {
     std::vector<std::string> fields(1);
     bool quoted = false;
@@ -67,13 +67,13 @@ std::vector<std::string> fields_of(std::string_view line) {
     return fields;
 }
 
-/// A column of a table that is printed: from one character to another.
+/// A column of a printed table, as a range of characters.
 struct Span {
     std::size_t begin = 0;
     std::size_t end = 0;
 };
 
-/// The columns of a line like " -----  ---------", that stands under their titles; none when it is another line.
+/// Finds the columns by a line like " -----  ---------" under the titles; none if the line is another.
 std::vector<Span> spans_of(std::string_view line) {
     std::vector<Span> spans;
     for (std::size_t at = line.find('-'); at != std::string_view::npos; at = line.find('-', at)) {
@@ -85,7 +85,7 @@ std::vector<Span> spans_of(std::string_view line) {
     return only_dashes && spans.size() > 2 ? spans : std::vector<Span>{};
 }
 
-/// The fields of a line under such columns, without the spaces around them; the last one goes to the end of the line.
+/// Splits a line at these columns and trims the spaces; the last field extends to the end of the line.
 std::vector<std::string> fields_under(const std::vector<Span>& spans, std::string_view line) {
     std::vector<std::string> fields;
     for (const Span& span : spans) {
@@ -98,7 +98,7 @@ std::vector<std::string> fields_under(const std::vector<Span>& spans, std::strin
     return fields;
 }
 
-/// A number, with commas between thousands or without.
+/// Parses a number, with or without commas between thousands.
 std::optional<double> real(std::string text) {
     text.erase(std::remove(text.begin(), text.end(), ','), text.end());
     double value = 0;
@@ -108,7 +108,7 @@ std::optional<double> real(std::string text) {
     return value;
 }
 
-/// Microseconds in one "ns", "usecond", "(ms)"; 0 when it names no unit.
+/// The microseconds in one "ns", "usecond" or "(ms)"; 0 if the text names no unit.
 double microseconds_in(std::string_view unit) {
     const std::string lower = lower_case(unit);
     if (contains_any(lower, {"nsec", "ns", "nano"})) return 1e-3;
@@ -118,19 +118,19 @@ double microseconds_in(std::string_view unit) {
     return 0;
 }
 
-/// Microseconds of "4.768s", "107.681us", or of a number without a unit, which then is `unit_us` microseconds.
+/// Converts "4.768s" or "107.681us" to microseconds; a number without a unit counts units of `unit_us` microseconds.
 double duration_us(const std::string& text, double unit_us) {
     const std::size_t unit = text.find_first_not_of("0123456789.,");
     if (unit == std::string::npos) return real(text).value_or(0) * unit_us;
     return real(text.substr(0, unit)).value_or(0) * microseconds_in(text.substr(unit));
 }
 
-/// Where the columns of a table stand; -1 where it has none.
+/// The index of each column of a table; -1 if it is missing.
 struct Columns {
     int name = -1, total = -1, duration = -1, count = -1, start = -1, metric = -1, unit = -1, value = -1, id = -1,
         capability = -1, gpu_time = -1, cpu_total = -1;
-    double unit_us = 1e-3;   ///< of total or duration
-    double start_us = 1e-3;  ///< of start
+    double unit_us = 1e-3;   ///< unit of total or duration
+    double start_us = 1e-3;  ///< unit of start
 
     bool per_metric() const { return metric >= 0 && value >= 0; }
     bool known() const { return name >= 0 && (total >= 0 || duration >= 0 || per_metric() || gpu_time >= 0); }
@@ -192,7 +192,7 @@ class TextReader {
     void take(const std::string& line, const std::string& previous) {
         if (const std::vector<Span> spans = spans_of(line); !spans.empty()) {
             const auto columns = columns_of(fields_under(spans, previous));
-            spans_ = columns ? spans : std::vector<Span>{};  // without titles above it, it is the end of a table
+            spans_ = columns ? spans : std::vector<Span>{};  // a rule without titles above it ends the table
             if (columns) begin_table(*columns, spans.size());
             return;
         }
@@ -215,13 +215,13 @@ class TextReader {
         }
     }
 
-    /// A sentence: many words, and nothing of what a kernel's name is written with.
+    /// Whether a line is a sentence: it has many words and no characters that are typical of a kernel's name.
     static bool is_prose(const std::string& line) {
         constexpr std::int64_t kManySpaces = 5;  // "Memcpy DtoD (Device -> Device)" has four
         return std::count(line.begin(), line.end(), ' ') >= kManySpaces && !contains_any(line, {"_", "::", "<"});
     }
 
-    /// What stood above the first table was no name.
+    /// Drops all names read above the first table.
     void begin_table(const Columns& columns, std::size_t titles) {
         if (!table_) trace_.runs.clear();
         columns_ = columns;
@@ -232,7 +232,7 @@ class TextReader {
 
     static bool not_blank(const std::string& line) { return line.find_first_not_of(" \t") != std::string::npos; }
 
-    /// Some tools leave the commas of a name at the end of the line bare.
+    /// Joins the fields of a name at the end of a line, whose commas some tools do not quote.
     std::vector<std::string> joined(std::vector<std::string> fields) const {
         for (std::size_t i = titles_; i < fields.size(); ++i) fields[titles_ - 1] += "," + fields[i];
         fields.resize(titles_);
@@ -253,7 +253,7 @@ class TextReader {
     void row(const std::vector<std::string>& fields) {
         const std::string kernel = field(fields, columns_.name);
         if (kernel.empty()) return units(fields);
-        // PyTorch's table has operators too, with the time of their kernels, which have rows of their own.
+        // PyTorch's table also has operators with the time of their kernels, which have rows of their own.
         if (columns_.cpu_total >= 0 && duration_us(field(fields, columns_.cpu_total), 1) > 0) return;
         if (columns_.capability >= 0 && trace_.gpus.empty()) {
             const auto capability = real(field(fields, columns_.capability));
@@ -275,13 +275,13 @@ class TextReader {
         trace_.add(run);
     }
 
-    /// The second line of ncu's raw page: units under the titles.
+    /// Reads the second line of ncu's raw page, which holds the units.
     void units(const std::vector<std::string>& fields) {
         const double unit = microseconds_in(field(fields, columns_.gpu_time));
         if (unit > 0) columns_.unit_us = unit;
     }
 
-    /// One line for each metric of each run: the first line of a run adds it, its duration comes with a later one.
+    /// Reads a line of one metric of one run: the first line of a run adds it, and a later one gives its duration.
     void metric(const std::vector<std::string>& fields, const std::string& kernel) {
         const std::string id = field(fields, columns_.id);
         if (id != last_id_ || trace_.runs.empty()) {
@@ -301,11 +301,11 @@ class TextReader {
     Trace& trace_;
     Lines lines_;
     Columns columns_;
-    bool table_ = false;  // one has begun
-    bool csv_ = false;    // it is one of csv
+    bool table_ = false;  // a table has begun
+    bool csv_ = false;    // the table is csv
     std::size_t titles_ = 0;
     std::int64_t prose_ = 0;
-    std::vector<Span> spans_;  // of a printed table; empty outside of one
+    std::vector<Span> spans_;  // columns of a printed table; empty outside of one
     std::string last_id_;
 };
 

@@ -8,7 +8,7 @@
 namespace tessera::diagnose {
 namespace {
 
-// Together with the texts 630 MB at the most; what diagnose() keeps for each run and operator adds 160 MB.
+// With the texts this takes at most 630 MB; diagnose() adds 160 MB for its data per run and operator.
 constexpr std::size_t kMostRuns = 5'000'000;
 constexpr std::size_t kMostSites = 5'000'000;
 constexpr std::size_t kMostOps = 1'500'000;
@@ -28,7 +28,7 @@ bool ends_with(const std::string& text, std::string_view end) {
     return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-/// For files that a tool of theirs has to export first.
+/// Rejects files that must first be exported by their own tool.
 void refuse_reports(const std::string& path) {
     if (ends_with(path, ".nsys-rep") || ends_with(path, ".qdrep"))
         throw_no_trace(path, "a report of Nsight Systems; nsys export --type sqlite FILE makes a .sqlite of it");
@@ -57,7 +57,7 @@ Texts::Texts(std::size_t most_bytes) : most_bytes_(most_bytes) { texts_.emplace_
 
 std::uint32_t Texts::number_of(std::string_view text) {
     if (const auto found = numbers_.find(text); found != numbers_.end()) return found->second;
-    constexpr std::size_t kOverhead = 128;  // of a text in both containers
+    constexpr std::size_t kOverhead = 128;  // bytes per text in both containers
     if (bytes_ + text.size() + kOverhead > most_bytes_) {
         full_ = true;
         return kLost;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is kept of a trace: the runs of kernels, and of the CPU's side what has to do with attention. Bounded: a file of
-// any size, and of any content, takes less than a gigabyte.
+// The part of a trace that is kept: the runs of kernels, and the CPU's operators that concern attention. A file of any
+// size and content takes less than a gigabyte.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace tessera::diagnose {
 
-/// Text by number: each text once. Past a limit every text is kLost.
+/// Maps each text to a number and stores it once. Beyond a limit every text is kLost.
 class Texts {
  public:
     static constexpr std::uint32_t kLost = 0;  ///< "(more names than are kept)"
@@ -38,40 +38,40 @@ class Texts {
     std::unordered_map<std::string_view, std::uint32_t> numbers_;
 };
 
-/// One run of a kernel, or the sum of `count` of them where a tool gives only that.
+/// One run of a kernel, or the sum of `count` runs if the tool gives only that.
 struct KernelRun {
-    std::uint32_t name = 0;    ///< in Trace::kernels
-    std::uint32_t stream = 0;  ///< and device, as one number
+    std::uint32_t name = 0;    ///< index into Trace::kernels
+    std::uint32_t stream = 0;  ///< the stream and device, as one number
     double start_us = 0;
     double us = 0;
     std::int64_t count = 1;
-    std::int64_t correlation = -1;  ///< of the launch; -1: not told
-    std::int64_t external = -1;     ///< PyTorch's number of the operator; -1: not told
+    std::int64_t correlation = -1;  ///< the launch's number; -1: unknown
+    std::int64_t external = -1;     ///< PyTorch's number of the operator; -1: unknown
 };
 
-/// Where the CPU launched a kernel.
+/// A place where the CPU launched a kernel.
 struct LaunchSite {
     std::int64_t correlation = -1;
     double start_us = 0;
-    std::uint32_t thread = 0;  ///< and process, as one number
+    std::uint32_t thread = 0;  ///< the thread and process, as one number
 };
 
-/// An operator on the CPU that has to do with attention.
+/// An operator on the CPU that concerns attention.
 struct OpRun {
-    std::uint32_t name = 0;    ///< in Trace::ops_named
-    std::uint32_t inputs = 0;  ///< in Trace::inputs: JSON of dims, types, strides, scalars; 0: not told
+    std::uint32_t name = 0;    ///< index into Trace::ops_named
+    std::uint32_t inputs = 0;  ///< index into Trace::inputs: JSON of dims, types, strides, scalars; 0: unknown
     std::uint32_t thread = 0;
     double start_us = 0;
     double end_us = 0;
     std::int64_t external = -1;
 };
 
-/// The tool of a file that has names of kernels and nothing else.
+/// The `tool` of a file that holds only names of kernels.
 inline constexpr const char* kNamesAlone = "names of kernels";
 
 struct Trace {
     std::string file;
-    std::string tool;  ///< "PyTorch profiler", kNamesAlone
+    std::string tool;  ///< "PyTorch profiler", or kNamesAlone
     Texts kernels{std::size_t{128} << 20};
     Texts ops_named{std::size_t{16} << 20};
     Texts inputs{std::size_t{64} << 20};
@@ -83,9 +83,9 @@ struct Trace {
     std::optional<int> cuda;         ///< run time: 12080
     bool timed = false;              ///< runs have a time
     bool ordered = false;            ///< runs are single ones with a start
-    std::vector<std::string> notes;  ///< what was wrong with the file, for the reader
+    std::vector<std::string> notes;  ///< problems with the file, for the reader
 
-    /// Adds a run; past a limit only to the sum of its kernel.
+    /// Adds a run; beyond a limit it is added to the sum of its kernel only.
     void add(const KernelRun& run);
     void add(const LaunchSite& site);
     void add(const OpRun& op);
@@ -94,14 +94,14 @@ struct Trace {
     std::unordered_map<std::uint32_t, std::size_t> sums_;  // kernel -> its run that holds the sum
 };
 
-/// Reads a file of any of the kinds, or standard input for "-": told apart by their content, not by their names. What
-/// can be read of a damaged file is read, and said in `notes`. Throws Error(cannot_open), Error(bad_data).
+/// Reads a file of any supported kind, or standard input for "-"; the content, not the name, decides the kind. A
+/// damaged file is read as far as possible, and `notes` says so. Throws Error(cannot_open), Error(bad_data).
 Trace read_trace(const std::string& path, const OnProgress& on_progress = {});
 
-/// The same of bytes in memory; SQLite needs a file.
+/// Reads bytes in memory as read_trace() reads a file; SQLite needs a file.
 Trace read_trace_bytes(std::string_view bytes, const std::string& origin);
 
-// The readers of one kind each.
+// One reader for each kind of file.
 Trace read_chrome_trace(ByteStream& stream, const std::string& origin);
 Trace read_nsys_sqlite(const std::string& path, const OnProgress& on_progress);
 Trace read_text(ByteStream& stream, const std::string& origin);  ///< tables of nsys and ncu, or names

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fields of a Call in the words that rules are written in.
+// Fields of a Call under the names that the rules use.
 #pragma once
 
 #include <initializer_list>
@@ -27,7 +27,7 @@ inline Value<FlashImplementation> flash_implementation(const Call& c) {
     return {c.flash_implementation, "the flash implementation that is active"};
 }
 
-/// A dimension of a tensor of four; unknown when it has another rank.
+/// One dimension of a tensor of rank 4; unknown for another rank.
 inline Size size_of(const Operand& t, const char* name, std::size_t dim) {
     const bool known = t.shape && t.shape->size() == 4;
     return {known ? std::optional((*t.shape)[dim]) : std::nullopt, std::string(name) + "'s shape"};
@@ -65,7 +65,7 @@ inline Fact half_precision(const Call& c) {
     return (element(c.q, "q") == Element::fp16) || (element(c.q, "q") == Element::bf16);
 }
 
-/// q, k and v are of one dtype, which is one of these.
+/// Whether q, k and v share one dtype, which is among these.
 inline Fact dtype_among(const Call& c, std::initializer_list<Element> allowed) {
     const Value<Element> q = element(c.q, "q");
     const Fact one = q.is([&](Element e) { return std::find(allowed.begin(), allowed.end(), e) != allowed.end(); });

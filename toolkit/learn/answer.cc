@@ -27,7 +27,7 @@ std::string lower(std::string text) {
     return text;
 }
 
-/// Letters and digits alone, in lower case: "Flash-Attention 2" is "flashattention2".
+/// Keeps only letters and digits, in lower case: "Flash-Attention 2" becomes "flashattention2".
 std::string bare(const std::string& text) {
     std::string result;
     for (const char c : lower(text)) {
@@ -40,7 +40,7 @@ std::string bare(const std::string& text) {
     throw Error(ErrorCode::invalid_argument, "answer", fmt::format("expected {}, got \"{}\"", expected, got));
 }
 
-/// Bytes in a unit of them; `also` where people mean the other of the two that one name has: KB for KiB.
+/// The bytes of a unit. `also` is the unit's other meaning (KB for KiB), or equal if it has one meaning.
 struct ByteUnit {
     const char* name;
     double bytes;
@@ -69,7 +69,7 @@ bool same_unit(const std::string& asked, const std::string& given) {
     return asked == "times" && (given == "x" || given == "fold");
 }
 
-/// One number that an answer can mean, in the unit that is asked for, and what was taken for granted.
+/// One possible value of an answer in the requested unit, with the assumption that leads to it.
 struct Reading {
     double value;
     std::string granted{};
@@ -99,7 +99,7 @@ std::vector<Reading> readings_of(const Exercise& exercise, const std::string& te
 
 bool close(double a, double b, double tolerance) { return std::abs(a - b) <= tolerance * std::abs(b) + 1e-12; }
 
-/// The right amount in another unit, or with too few digits; else nothing.
+/// The reply for a right amount in another unit or with too few digits; otherwise empty.
 std::string nearly(const Exercise& exercise, double value) {
     for (const auto& [unit, bytes, decimal, name] : {std::tuple("MiB", 0x1p20, 1e6, "MB, millions of bytes"),
                                                      std::tuple("GiB", 0x1p30, 1e9, "GB, billions of bytes")}) {

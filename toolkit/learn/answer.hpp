@@ -9,12 +9,12 @@ namespace tessera::learn {
 
 struct Judgement {
     bool right = false;
-    std::string text;  ///< what was right and why; of a wrong answer what it may come from, and not the right one
+    std::string text;  ///< why a right answer is right; for a wrong one its likely cause, without the right answer
 };
 
-/// A number may be an expression (number_of) with its unit; amounts of bytes may come in any unit of them, and KB, MB
-/// and GB count as either of what people mean by them. Throws Error(invalid_argument) naming "answer" for what is no
-/// answer of this kind: an empty text, a word where a number is asked for, another unit.
+/// Judges an answer. A number may be an expression (number_of) with its unit. Amounts of bytes may have any unit of
+/// bytes; KB, MB and GB count as decimal or binary. Throws Error(invalid_argument) naming "answer" for an empty text, a
+/// word instead of a number, or another unit.
 Judgement judge(const Exercise& exercise, const std::string& answer);
 
 }  // namespace tessera::learn

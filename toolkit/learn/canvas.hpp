@@ -8,7 +8,7 @@ namespace tessera::learn {
 enum class Anchor : unsigned char { start, middle, end };
 
 /// A drawing of boxes, lines and words in the colours of the plots, light or dark as the reader's system is set.
-/// Lengths are CSS pixels. Colours: 0 to 6 of the palette, or kQuiet.
+/// Lengths are CSS pixels. A colour is 0 to 6 of the palette, or kQuiet.
 class Canvas {
  public:
     static constexpr int kQuiet = -1;
@@ -16,15 +16,15 @@ class Canvas {
 
     Canvas(const std::string& title, const std::string& subtitle, double width, double height);
 
-    /// A box with its outline; `strength` 0 to 1 of its filling, 0: none.
+    /// Draws a box with its outline; `strength` of its filling is 0 (none) to 1.
     void box(double x, double y, double width, double height, int color, double strength);
     void line(double x0, double y0, double x1, double y1, int color, bool arrow = false);
     void words(double x, double y, const std::string& text, Anchor anchor = Anchor::start, int color = kInk,
                double size = 13, bool bold = false);
-    /// Hatched: what is left out.
+    /// Draws a hatched box, which marks a part that is left out.
     void cross(double x, double y, double width, double height, int color);
 
-    /// Where the drawing begins, below the title.
+    /// The y at which the drawing begins, below the title.
     double top() const { return top_; }
 
     std::string svg() const;

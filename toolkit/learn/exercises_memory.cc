@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lessons 1 to 4: what standard attention moves and keeps.
+// Lessons 1 to 4: the bytes that standard attention moves and stores.
 #include <fmt/format.h>
 
 #include "learn/lesson.hpp"

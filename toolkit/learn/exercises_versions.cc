@@ -16,7 +16,7 @@ using schedule::Operation;
 
 Exercise loops_exercise() {
     const auto workload = workload_of(problem_of(1024, 1, 64), Schedule::fa1, {64, 64});
-    // A state is written back once for each tile of keys, and read as often there.
+    // The schedule writes a state back once per tile of keys and reads it as often.
     const double written = bytes_of(workload, {Operation::store_state});
     return {
         .task =

@@ -16,7 +16,7 @@ constexpr std::size_t kLongest = 200;  // characters; brackets are read by recur
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-/// Signs of typesetting as those of a keyboard.
+/// Replaces typographic signs by those of a keyboard.
 std::string in_ascii(std::string text) {
     static constexpr std::pair<std::string_view, std::string_view> kSigns[] = {
         {"\u00d7", "*"}, {"\u00b7", "*"}, {"\u22c5", "*"}, {"\u00f7", "/"}, {"\u2212", "-"},
@@ -102,10 +102,10 @@ class Reader {
         std::size_t length = digits(0);
         std::string plain(rest_.substr(0, length));
         const bool may_part =
-            length >= 1 && length <= 3 && length < rest_.size() && rest_[0] != '0';  // "0,176" is no 176
+            length >= 1 && length <= 3 && length < rest_.size() && rest_[0] != '0';  // "0,176" is not 176
         const char parting = may_part ? rest_[length] : '\0';
         if (parting == ',' || parting == '\'' || parting == '_' || parting == ' ') {
-            // "1,5" is no fifteen: groups have three digits.
+            // Groups have three digits, so "1,5" is not fifteen.
             while (length < rest_.size() && rest_[length] == parting && digits(length + 1) == 3) {
                 plain += rest_.substr(length + 1, 3);
                 length += 4;
@@ -123,7 +123,7 @@ class Reader {
         return value;
     }
 
-    /// The length of "e-3" at a place, which it adds to `plain`; 0 where there is none.
+    /// The length of an exponent such as "e-3" at `at`, which is added to `plain`; 0 if there is none.
     std::size_t exponent(std::size_t at, std::string& plain) const {
         if (plain.empty() || at >= rest_.size() || (rest_[at] != 'e' && rest_[at] != 'E')) return 0;
         const bool sign = at + 1 < rest_.size() && (rest_[at + 1] == '-' || rest_[at + 1] == '+');

@@ -6,12 +6,13 @@
 
 namespace tessera::learn {
 
-/// A number as people write it, or a sum over a few: "12", "1,024", "12 582 912", "23/16", "2^20", "1.5e3", "12*16",
-/// "(4 + 8) × 2". Operators are + - * / ^ and brackets, with ×, ·, ÷ and an x between spaces too. Thousands are parted
-/// by one of , ' _ and a space. Nothing when it is no such text, or not finite.
+/// Evaluates a number as people write it, or an expression of a few: "12", "1,024", "12 582 912", "23/16", "2^20",
+/// "1.5e3", "12*16", "(4 + 8) × 2". Operators are + - * / ^ and brackets, also ×, ·, ÷ and an x between spaces. A
+/// comma, an apostrophe, _ or a space may separate thousands. Returns nothing if the text is something else or not
+/// finite.
 std::optional<double> number_of(const std::string& text);
 
-/// What follows the number: "12 KB" is "12" and "KB"; the unit is empty where there is none.
+/// A number and the text after it: "12 KB" is "12" and "KB". The unit is empty if there is none.
 struct Quantity {
     std::string number;
     std::string unit;

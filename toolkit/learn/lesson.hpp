@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fourteen lessons of docs/learn as data: their titles and exercises. Answers come from the schedules, the model,
-// the example by hand and the readers of names; none is typed here. The pages and `tessera learn` both take them from
-// here.
+// The fourteen lessons of docs/learn as data: their titles and exercises. Schedules, the model, the example by hand and
+// the name readers compute every answer; none is typed here. The pages and `tessera learn` share this data.
 #pragma once
 
 #include <span>
@@ -11,42 +10,42 @@
 
 namespace tessera::learn {
 
-/// A wrong answer that people arrive at, and what it means.
+/// A common wrong answer, and the misunderstanding behind it.
 struct Slip {
     double value = 0;
     std::string text;
-    std::string word{};  ///< where a word is asked for
+    std::string word{};  ///< set if the answer is a word
 };
 
 struct Exercise {
-    std::string task;    ///< with every number that it needs
-    std::string unit{};  ///< of the answer: "MiB"; empty: a number without one, or words
+    std::string task;    ///< with every number that the answer needs
+    std::string unit{};  ///< the answer's unit: "MiB"; empty: a plain number, or words
     double value = 0;
-    double tolerance = 1e-3;           ///< relative: how far an answer may be from `value`
-    std::vector<std::string> words{};  ///< accepted words; when there are any, no number is asked for
-    std::string answer;                ///< as it is told: "23/16"
-    std::string why;                   ///< the way to it
+    double tolerance = 1e-3;           ///< relative: the largest accepted distance from `value`
+    std::vector<std::string> words{};  ///< accepted words; if there are any, the answer is a word
+    std::string answer;                ///< the answer in its printed form: "23/16"
+    std::string why;                   ///< the derivation
     std::vector<Slip> slips{};
 };
 
 struct Lesson {
     int number = 0;
     int part = 0;
-    const char* slug;  ///< its page is docs/learn/SLUG.md, its picture docs/learn/SLUG.svg
+    const char* slug;  ///< the page is docs/learn/SLUG.md, the picture docs/learn/SLUG.svg
     const char* title;
     Exercise (*exercise)();
 };
 
-/// In order.
+/// All lessons in order.
 std::span<const Lesson> lessons();
 
-/// "Why attention waits"
+/// The title of a part, such as "Why attention waits".
 const char* part_title(int part);
 
 /// The lesson of this number. Throws Error(invalid_argument) naming "lesson".
 const Lesson& lesson(int number);
 
-// The exercises, in the order of the lessons; each stands beside those of its part.
+// The exercises, in the order of the lessons; each is defined in the file of its part.
 Exercise traffic_exercise();
 Exercise scratchpad_exercise();
 Exercise matrix_exercise();

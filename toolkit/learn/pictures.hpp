@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The pictures of the lessons, drawn from what the schedules, the model and the example by hand say.
+// The pictures of the lessons, drawn from the schedules, the model and the example by hand.
 #pragma once
 
 #include <string>
@@ -14,11 +14,11 @@ std::string picture(int lesson);
 struct OverlapClocks {
     double products = 0;
     double exponentials = 0;
-    double exposed = 0;  ///< share of the exponentials that the model sees exposed
+    double exposed = 0;  ///< share of the exponentials' time that the model does not overlap
 };
 OverlapClocks overlap_clocks(int head_dim);
 
-// In the order of the lessons.
+// The pictures, in the order of the lessons.
 std::string traffic_picture();
 std::string scratchpad_picture();
 std::string matrix_picture();

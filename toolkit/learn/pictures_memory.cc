@@ -94,7 +94,7 @@ std::string matrix_picture() {
 
 namespace {
 
-/// A square of tiles, numbered in the order in which `schedule` makes their scores.
+/// Draws a square of tiles, numbered in the order in which `schedule` computes their scores.
 void order_square(Canvas& canvas, double left, double top, Schedule schedule, const char* text, int color) {
     constexpr int kTiles = 4, kSize = 38;
     constexpr std::int64_t kBlock = 16;

@@ -81,7 +81,7 @@ namespace {
 
 std::string vector_text(const walk::HandVector& v) { return fmt::format("({}, {})", v[0].text(), v[1].text()); }
 
-/// Squared paper: a cell with its number.
+/// Draws a cell of squared paper with its number.
 void cell(Canvas& canvas, double x, double y, const std::string& text, int color) {
     canvas.box(x, y, 40, 30, color, 0.18);
     canvas.words(x + 20, y + 20, text, Anchor::middle);

@@ -72,7 +72,7 @@ OverlapClocks overlap_clocks(int head_dim) {
 
 namespace {
 
-/// A stretch of time of one unit.
+/// Draws an interval of one unit's time.
 void stretch(Canvas& canvas, double x, double y, double width, int color, const char* name) {
     canvas.box(x, y, width, 28, color, 0.45);
     canvas.words(x + width / 2, y + 19, name, Anchor::middle, Canvas::kInk, 12, true);
@@ -151,7 +151,7 @@ std::string family_picture() {
     Canvas canvas("The family tree of attention kernels", "Who descends from whom, and since when.", 560,
                   70 + 25 * static_cast<double>(relatives.size()));
     std::map<std::string_view, std::pair<double, double>> places;
-    // Children stand below their parents, depth first.
+    // Children are drawn below their parents, depth first.
     double y = canvas.top();
     const auto add = [&](const auto& self, const diagnose::Relative& one, int depth) -> void {
         const double x = 16 + depth * 34.0;

@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kFormat = "tessera learn, answers";
 
-/// The document as it stands in the file: fields that this version does not know stay in it.
+/// Reads the whole document, including fields that this version does not know and must keep.
 nlohmann::ordered_json read_document(const std::string& path) {
     std::error_code error;
     const bool there = std::filesystem::exists(path, error);
@@ -40,7 +40,7 @@ nlohmann::ordered_json read_document(const std::string& path) {
     return document;
 }
 
-/// Other processes wait until it ends.
+/// A file lock; other processes wait until it is destroyed.
 class Lock {
  public:
     explicit Lock(const std::string& path) : descriptor_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
@@ -101,7 +101,7 @@ void add_answer(const std::string& path, Given given) {
     std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
     if (error) throw Error(ErrorCode::cannot_write, path, error.message());
     const Lock lock(path + ".lock");
-    read_progress(path);  // judges all of it before it is written again
+    read_progress(path);  // rejects a damaged file before it is replaced
     auto document = read_document(path);
     if (given.at.empty()) given.at = now();
     document["answers"].push_back(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a learner is: every answer ever given, in one file.
+// A learner's progress: every answer ever given, in one file.
 #pragma once
 
 #include <optional>
@@ -16,21 +16,21 @@ struct Given {
     std::string at{};  ///< UTC: "2026-11-22T21:40:00Z"
 };
 
-/// $XDG_STATE_HOME/tessera/learn.json, or ~/.local/state/tessera/learn.json; nothing when neither is an absolute path.
+/// $XDG_STATE_HOME/tessera/learn.json, or ~/.local/state/tessera/learn.json; nothing if neither is an absolute path.
 std::optional<std::string> progress_path();
 
-/// All answers, oldest first; none when there is no file. Throws Error(bad_data) naming the file when it is not what
-/// add_answer() writes: it is then left as it is. Throws Error(cannot_open).
+/// Reads all answers, oldest first; none if there is no file. Throws Error(cannot_open). Throws Error(bad_data) naming
+/// the file if add_answer() did not write it; the file is left unchanged.
 std::vector<Given> read_progress(const std::string& path);
 
-/// Adds one answer and keeps all others, also those that another process adds at the same time. The file is replaced
-/// whole or not at all. Throws as read_progress(), and Error(cannot_write).
+/// Adds one answer and keeps all others, including those that another process adds meanwhile. The file is replaced
+/// atomically. Throws as read_progress() does, and Error(cannot_write).
 void add_answer(const std::string& path, Given given);
 
-/// Was the lesson ever answered right?
+/// Whether the lesson was ever answered right.
 bool done(const std::vector<Given>& given, int lesson);
 
-/// How often it was answered until that, or at all.
+/// The number of answers up to the first right one, or of all answers if none is right.
 int tries(const std::vector<Given>& given, int lesson);
 
 }  // namespace tessera::learn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What exercises and pictures share: their small problems, and sums over the steps of a schedule.
+// Helpers of exercises and pictures: small problems, and sums over the steps of a schedule.
 #pragma once
 
 #include <initializer_list>
@@ -21,20 +21,20 @@ const model::Machine& h200();
 /// bf16, batch 1, all keys visible.
 Problem problem_of(std::int64_t len, std::int64_t heads, std::int64_t head_dim);
 
-/// Nothing stays in the L2 between tiles, so that bytes are those of the papers: between slow and fast memory.
+/// A workload whose L2 keeps nothing between tiles, so that bytes are the papers' bytes: between slow and fast memory.
 schedule::Workload workload_of(const Problem& problem, Schedule schedule, Tile tile, Pass pass = Pass::forward);
 
-/// Bytes of device memory that the operations move when the L2 holds K and V of a head and nothing else is kept there.
+/// The bytes of device memory that the operations move if the L2 holds only one head's K and V.
 double dram_of(const Problem& problem, Schedule schedule, Tile tile,
                std::initializer_list<schedule::Operation> operations);
 
-/// Bytes that the operations move between slow and fast memory, all together.
+/// The bytes that the operations move between slow and fast memory, summed.
 double bytes_of(const schedule::Workload& workload, std::initializer_list<schedule::Operation> operations);
 
-/// Four queries and four keys whose weights sum to powers of two, so that every fraction stays small.
+/// An example of four queries and four keys. Each row of weights sums to a power of two, which keeps fractions small.
 walk::HandExample pencil_example();
 
-/// One query (1, 0) and keys with these scores, a tile of `block` at a time.
+/// Walks one query (1, 0) over keys with these scores, `block` keys per tile.
 walk::Hand stream_scores(const std::vector<std::int64_t>& scores, std::int64_t block);
 
 }  // namespace tessera::learn

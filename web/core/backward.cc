@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The room "backward": the steps of fa2's backward by blocks of keys, dealt to workers that run side by side, and where
-// two of them add to the same dQ.
+// The room "backward": the steps of fa2's backward by blocks of keys, assigned to parallel workers, and the places
+// where two workers add to the same dQ.
 #include <map>
 #include <set>
 
@@ -12,7 +12,7 @@
 namespace tessera::web {
 namespace {
 
-/// Tiles of queries that each tile of keys meets, in the order of the schedule.
+/// The tiles of queries for each tile of keys, in the order of the schedule.
 std::map<std::int64_t, std::vector<std::int64_t>> columns_of(const schedule::Workload& w) {
     std::map<std::int64_t, std::vector<std::int64_t>> columns;
     schedule::for_each_step(w, [&](const schedule::Step& step) {
@@ -22,7 +22,7 @@ std::map<std::int64_t, std::vector<std::int64_t>> columns_of(const schedule::Wor
     return columns;
 }
 
-/// One tile after another by every worker: a worker that has ended its tile of keys takes the next one.
+/// Assigns tiles of keys to workers; a worker that has finished its tile takes the next one.
 Json rounds_of(const std::map<std::int64_t, std::vector<std::int64_t>>& columns, std::size_t workers) {
     struct Place {
         std::int64_t column = -1;

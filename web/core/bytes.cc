@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// diagnose/bytes.hpp without zlib, and the reader of Nsight Systems' files without SQLite: names and tables that are
-// pasted, and traces in plain JSON. For the others the message names the command.
+// Implements diagnose/bytes.hpp without zlib, and the reader of Nsight Systems' files without SQLite. The page reads
+// pasted names and tables, and traces in plain JSON. For other files the error message names the command to use.
 #include "diagnose/bytes.hpp"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The command `tessera` inside the page: the same subcommands, the same options, the same JSON.
+// Runs the command `tessera` inside the page: same subcommands, same options, same JSON.
 #include "commands.hpp"
 #include "documents.hpp"
 #include "help.hpp"
@@ -10,7 +10,7 @@
 namespace tessera::web {
 namespace {
 
-/// Exit status, as the process would return it.
+/// Returns the exit status that the process would return.
 int run(std::vector<std::string> args) {
     cli::Session session;
     CLI::App app;
@@ -22,7 +22,7 @@ int run(std::vector<std::string> args) {
     cli::add_which_command(app, session);
     cli::add_roofline_command(app, session);
     try {
-        std::reverse(args.begin(), args.end());  // CLI11 takes them from the back
+        std::reverse(args.begin(), args.end());  // CLI11 takes arguments from the back
         app.parse(args);
         return session.exit_code;
     } catch (const CLI::CallForHelp&) {

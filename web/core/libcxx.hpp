@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Debian's emscripten (3.1.6) lacks of C++20's library, put before every file of the page's core. Nothing here is
-// compiled where the library has it.
+// Adds the parts of C++20's library that Debian's emscripten (3.1.6) lacks. It is included before every file of the
+// page's core, and compiles nothing if the library has them.
 #pragma once
 
 #include <bit>
@@ -22,8 +22,8 @@ constexpr To bit_cast(const From& from) noexcept {
 #endif
 
 #ifndef __cpp_lib_to_chars
-/// By strtod(), which rounds correctly in this C library; blanks, signs of plus and hexadecimal digits, which that
-/// takes and from_chars() does not, are refused first.
+/// Parses by strtod(), which rounds correctly in this C library. It first rejects blanks, plus signs and hexadecimal
+/// digits, which strtod() accepts and from_chars() does not.
 inline from_chars_result from_chars(const char* first, const char* last, double& value) {
     const char* digits = first != last && *first == '-' ? first + 1 : first;
     const bool begins =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// src/parallel.hpp on the one thread that a page has.
+// Implements src/parallel.hpp on the page's only thread.
 #include "parallel.hpp"
 
 namespace tessera {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the command prints is kept here, since the page has no standard output.
+// Collects the output of a command, because the page has no standard output.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 namespace tessera::web {
 
 struct Output {
-    std::string text;    ///< of Session::print()
-    std::string errors;  ///< of print_error() and print_note(), a line each
+    std::string text;    ///< from Session::print()
+    std::string errors;  ///< from print_error() and print_note(), one per line
 };
 
-/// Of the answer that is being made.
+/// The output of the answer in progress.
 Output& output();
 
 }  // namespace tessera::web

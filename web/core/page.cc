@@ -28,7 +28,7 @@ Json answer(const std::string& text) {
 }  // namespace
 }  // namespace tessera::web
 
-/// `question`: {"ask": "tiles", ...}. Returns {"value": document} or {"error": "message"}, valid until the next call.
+/// Answers {"ask": "tiles", ...} with {"value": document} or {"error": "message"}, valid until the next call.
 extern "C" const char* tessera_web_answer(const char* question) {
     static std::string last;
     last = tessera::web::answer(question).dump(-1, ' ', false, tessera::web::Json::error_handler_t::replace);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The room "race": every schedule's steps in time, and the backward's for the room of that name.
+// The room "race": every schedule's steps in time. The room "backward" uses it for the backward's steps.
 #include "model/timeline.hpp"
 #include "workload.hpp"
 
 namespace tessera::web {
 namespace {
 
-/// [operation, unit, begin_us, end_us, query begin, end, key begin, end, coverage, dram, l2, shared, flop, exps]:
-/// short, since there are thousands.
+/// Returns [operation, unit, begin_us, end_us, query begin, end, key begin, end, coverage, dram, l2, shared, flop,
+/// exps]. A list without names keeps thousands of steps short.
 Json row_of(const model::TimedStep& timed) {
     const schedule::Step& s = timed.step;
     const auto& bytes = s.work.bytes;

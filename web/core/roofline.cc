@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The room "roofline": the figure that `tessera roofline --svg` draws, as data, and the limits that its text tells.
+// The room "roofline": the data of the figure that `tessera roofline --svg` draws, and the limits in its text.
 #include "device_option.hpp"
 #include "measure/sweep.hpp"
 #include "roofline_options.hpp"
@@ -27,7 +27,7 @@ Json json_of(const plot::Figure& figure) {
         {"guides", guides}};
 }
 
-/// Where a schedule is faster than standard, and how long a row may be.
+/// The lengths at which a schedule is faster than standard, and the longest row it can compute.
 Json limits_of(const measure::SweepRow& row, const measure::SweepQuestion& question) {
     Json limits = Json::object();
     for (const measure::SweepCell& cell : row.cells) {

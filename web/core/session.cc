@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cli/session.hpp without a terminal: results are collected. cli/progress.hpp without threads: nothing is shown.
+// Implements cli/session.hpp without a terminal, which collects results, and cli/progress.hpp without threads, which
+// shows nothing.
 #include "session.hpp"
 
 #include "output.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The room "tiles": the map of tiles, what is computed in vain, and what fits near.
+// The room "tiles": the map of tiles, the pairs computed in vain, and whether a tile fits in fast memory.
 #include "schedule/fast_memory.hpp"
 #include "schedule/grid.hpp"
 #include "workload.hpp"
@@ -8,9 +8,9 @@
 namespace tessera::web {
 namespace {
 
-constexpr std::int64_t kMostDrawn = 64 * 64;  // tiles of a map; of more only the counts are told
+constexpr std::int64_t kMostDrawn = 64 * 64;  // the most tiles of a map; a larger one has only counts
 
-/// One string for each tile of queries, one letter for each tile of keys: f(ull), p(artial), s(kipped).
+/// Returns one string per tile of queries with one letter per tile of keys: f(ull), p(artial), s(kipped).
 Json map_of(const schedule::Grid& grid) {
     Json map = Json::array();
     for (std::int64_t i = 0; i < grid.rows(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A workload of one head from a question of the page.
+// Builds a workload of one head from a query of the page.
 #pragma once
 
 #include "documents.hpp"
@@ -9,14 +9,14 @@
 
 namespace tessera::web {
 
-/// {"len_q", "len_kv", "head_dim", "dtype", "causal": "none", "window": "128,0", "block_q", "block_kv"}, one head of
-/// one batch member. Throws as Problem::validate(); tiles of at least 1 and lengths of at most 2^20.
+/// Reads {"len_q", "len_kv", "head_dim", "dtype", "causal": "none", "window": "128,0", "block_q", "block_kv"} for one
+/// head and a batch of 1. Throws as Problem::validate() does, for tiles below 1 and for lengths above 2^20.
 schedule::Workload workload_of(const Json& question, Schedule schedule, Pass pass);
 
-/// Throws Error(invalid_argument) when the workload has more tiles than a page can play.
+/// Throws Error(invalid_argument) if the workload has more tiles than a page can play.
 void expect_playable(const schedule::Workload& workload);
 
-/// "device". Throws Error(invalid_argument).
+/// Reads "device". Throws Error(invalid_argument).
 const model::Machine& machine_of(const Json& question);
 
 Json json_of(const schedule::Work& work);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Room: the backward that never stored the matrix: blocks of keys side by side, and where their dQ collide.
+// Room: the backward, which never stores the matrix. It shows parallel blocks of keys and where their dQ collide.
 import {ask} from './core.js';
 import {numbers} from './controls.js';
 import {bytes, count, element, facts, number, short} from './dom.js';

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forms: what a room can be asked. Values are texts, as they stand in the URL.
+// Forms: the inputs of a room. Values are strings, as they stand in the URL.
 import {element} from './dom.js';
 
 function field(spec, value, change) {
@@ -26,7 +26,7 @@ export function form(specs, values, change) {
       element('label', {for: `c-${spec.name}`}, spec.label), field(spec, values[spec.name], changed))));
 }
 
-/** Puts values into a form that is there already. */
+/** Puts values into an existing form. */
 export function refill(node, specs, values) {
   for (const spec of specs) {
     const input = node.querySelector(`#c-${spec.name}`);
@@ -36,5 +36,5 @@ export function refill(node, specs, values) {
   }
 }
 
-/** Numbers of a form's values, by name. */
+/** The numeric values of a form, by name. */
 export const numbers = (values, ...names) => Object.fromEntries(names.map((name) => [name, Number.parseInt(values[name], 10) || 0]));

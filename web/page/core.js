@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C++ core: WebAssembly that lies in this page itself, packed by gzip, as base64.
+// The C++ core: WebAssembly that is embedded in this page, gzipped and in base64.
 
 let core = null;
 
@@ -9,7 +9,7 @@ function unpacked(id) {
   return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 }
 
-/** Starts the core. Resolves when ask() can be called. */
+/** Starts the core. Resolves as soon as ask() can be called. */
 export async function start() {
   const packed = new Blob([unpacked('core-packed')]).stream().pipeThrough(new DecompressionStream('gzip'));
   const wasmBinary = new Uint8Array(await new Response(packed).arrayBuffer());
@@ -21,17 +21,17 @@ export async function start() {
 /** The sample's file: the first tokens of one head of a real model. */
 export const sample = () => unpacked('sample');
 
-/** A file that the command can read by its path. It stays in this page's memory. */
+/** Stores a file that the command can read by its path. It stays in this page's memory. */
 export function keepFile(name, content) {
   const path = `/own/${name.replace(/[^\w.-]/g, '_')}`;
   core.FS.writeFile(path, content);
-  answers.clear();  // what was answered about a file of this name is past
+  answers.clear();  // answers about a file of this name are stale
   return path;
 }
 
 const answers = new Map();
 
-/** Asks the core; throws Error with its message. Answers are kept: the same question has the same answer. */
+/** Asks the core; throws Error with its message. Answers are cached, because equal questions have equal answers. */
 export function ask(question) {
   const text = JSON.stringify(question);
   if (!answers.has(text)) {
@@ -43,7 +43,7 @@ export function ask(question) {
   return answers.get(text);
 }
 
-/** What `tessera ARGS --json` prints. Throws Error with the command's own message. */
+/** Returns what `tessera ARGS --json` prints. Throws Error with the command's own message. */
 export function command(args) {
   const answer = ask({ask: 'command', args: [...args, '--json']});
   if (answer.text === '') throw new Error(answer.errors.trim());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Elements, and texts of numbers. Nothing here knows what a number means.
+// Builds elements and the text of numbers. Nothing here knows what a number means.
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** element('p', {class: 'note'}, 'text', child): attributes of null or false are left out. */
+/** Usage: element('p', {class: 'note'}, 'text', child). Attributes of null or false are left out. */
 export function element(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
 }
@@ -46,10 +46,10 @@ export const percent = (part) => {
   return value === 0 ? '0 %' : value < 0.01 ? `${value.toExponential(1)} %` : `${Number(value.toPrecision(3))} %`;
 };
 
-/** A number as text that a test finds again: the core's own value stands beside it. */
+/** A number as text, with the core's own value in an attribute for tests. */
 export const number = (key, value, text) => element('span', {class: 'n', 'data-key': key, 'data-value': JSON.stringify(value)}, text);
 
-/** Rows of [term, node or text, ...] as a list of facts; long ones get a line of their own. */
+/** Formats rows of [term, node or text, ...] as a list of facts; long ones get a line of their own. */
 export function facts(rows) {
   return element('dl', {class: 'facts'}, rows.filter(Boolean).map(([term, ...what]) => {
     const said = element('dd', {}, ...what);

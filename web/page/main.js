@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The page: rooms, and their state in the URL: #walk?row=100&step=3. Values that are a room's defaults are left out.
+// The page: its rooms (views), and their state in the URL: #walk?row=100&step=3. Default values are left out.
 import {start} from './core.js';
 import {form, refill} from './controls.js';
 import {element} from './dom.js';
@@ -32,7 +32,7 @@ function toUrl() {
   history.replaceState(null, '', `#${room.id}${text ? `?${text}` : ''}`);
 }
 
-/** Said by screen readers; what comes within a moment is said as one. */
+/** Lets screen readers announce a sentence; sentences within a moment are announced as one. */
 function say(sentence) {
   clearTimeout(waiting);
   waiting = setTimeout(() => { place('said').textContent = sentence; }, 250);
@@ -49,7 +49,7 @@ function redraw() {
   out.querySelectorAll('.picture').forEach((figure) => figure.redraw());
 }
 
-/** A room's values change; `quiet`: the room has drawn that itself. */
+/** Changes a room's values; with `quiet` the room has already drawn the change. */
 function change(patch, quiet = false) {
   values = {...values, ...patch};
   toUrl();

@@ -13,10 +13,10 @@ function matrix(name, rows, marked = () => false) {
 const fraction = (value) => `${value ?? '−∞'}`.replace('-', '−');
 const listed = (values) => values.map((value) => fraction(value ?? '·')).join(',  ');
 
-/** m of this row before step `index`. */
+/** The row's m before step `index`. */
 const before = (steps, index) => steps.slice(0, index).reverse().find((s) => s.row === steps[index].row);
 
-/** fa1 keeps O divided by l at every step. */
+/** The formula of O after a step. fa1 keeps O divided by l at every step. */
 const newO = (schedule) => (schedule === 'fa1' ? 'O = (rescale · old l · old O + Σ p v) / l' : 'O = rescale · old O + Σ p v');
 
 function card(steps, index, shown, schedule) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A picture: drawn as wide as there is room, and saved as SVG or PNG.
+// A picture that is drawn at the width available, and saved as SVG or PNG.
 import {element, shape} from './dom.js';
 
 const KEPT = ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'font-family', 'font-size', 'font-weight', 'opacity', 'text-anchor'];
 
-/** A copy that needs no style sheet. */
+/** Copies the picture so that it needs no style sheet. */
 function alone(svg) {
   const copy = svg.cloneNode(true);
   const from = [svg, ...svg.querySelectorAll('*')];
@@ -48,7 +48,7 @@ async function savePng(name, svg) {
   canvas.toBlob((blob) => save(name, blob), 'image/png');
 }
 
-/** draw(width) returns {height, nodes}; `description` is what a screen reader says instead. */
+/** Draws by draw(width), which returns {height, nodes}; a screen reader reads `description` instead. */
 export function picture(name, title, description, draw) {
   const figure = element('figure', {class: 'picture', id: `picture-${name}`});
   const caption = element('figcaption', {}, title,

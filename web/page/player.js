@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forwards and backwards in time, by buttons, slider and keys: arrows, Home, End; space plays.
+// Moves forwards and backwards in time by buttons, slider and keys: arrows, Home, End; space plays.
 import {element} from './dom.js';
 
 let current = null;
@@ -19,13 +19,13 @@ function onKey(event) {
 }
 document.addEventListener('keydown', onKey);
 
-/** No room has the keys. */
+/** Detaches the keys from every room. */
 export function stop() {
   if (current) current.pause();
   current = null;
 }
 
-/** moved(at) draws; `guard(to)` may refuse a step forwards; `stride`: of an arrow key; `pace`: milliseconds of a stride. */
+/** moved(at) draws; guard(to) may refuse a step forwards; an arrow key moves by `stride`, played in `pace` ms. */
 export function player({last, at, stride = 1, pace = 700, label, moved, guard = () => true}) {
   stop();
   let timer = 0;

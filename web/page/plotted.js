@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Axes of a chart, and lines between points that the core gave.
+// Axes of a chart, and lines between points from the core.
 import {line, path, rect, text} from './picture.js';
 import {shape, short} from './dom.js';
 
-/** A logarithmic scale from [least, most] to pixels; its ticks. */
+/** A logarithmic scale from [least, most] to pixels, with its ticks. */
 export function logScale(least, most, from, to, base = 10) {
   const f = (v) => Math.log(v) / Math.log(base);
   const scale = (v) => from + (f(v) - f(least)) / (f(most) - f(least)) * (to - from);
@@ -33,7 +33,7 @@ export function axes(box, x, y, labels, tick = {x: short, y: short}) {
   return nodes;
 }
 
-/** A line with its name at the end; names that would meet move apart. */
+/** Draws lines with their names at the end; names that would overlap move apart. */
 export function curves(series, x, y, box) {
   const nodes = [];
   const ends = [];

@@ -9,10 +9,10 @@ import {gpus, MASKS} from './choices.js';
 import {player} from './player.js';
 
 const UNITS = [['memory', 'memory'], ['products', 'products'], ['exps', 'exponentials']];
-const COUNTED = {dram: 9, l2: 10, shared: 11, flop: 12, exps: 13};  // places in a step
+const COUNTED = {dram: 9, l2: 10, shared: 11, flop: 12, exps: 13};  // indices into a step
 const STRIDES = 200;
 
-/** Sums of the core's numbers over the steps that have ended by each step, in the order of their ends. */
+/** Running sums of the core's numbers, over the steps in the order of their ends. */
 function running(lane) {
   const steps = [...lane.steps].sort((a, b) => a[3] - b[3]);
   const sums = [Object.fromEntries(Object.keys(COUNTED).map((name) => [name, 0]))];
@@ -29,7 +29,7 @@ function at(run, time) {
   return run.sums[low];
 }
 
-/** The boxes of a unit up to `time`, as one path. */
+/** Draws the boxes of a unit up to `time`, as one path. */
 function boxes(lane, unit, time, scale, y, height) {
   let d = '';
   for (const step of lane.steps) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Room: the roofline of a device drawn step by step, the worksheet of a prediction, FA's win against length.
+// Room: a device's roofline drawn step by step, the worksheet of a prediction, and FA's speedup by length.
 import {ask, command} from './core.js';
 import {count, element, facts, figures, number, short, table} from './dom.js';
 import {line, picture, text} from './picture.js';

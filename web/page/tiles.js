@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Room: the matrix of scores cut into tiles; what fits near, and what the mask saves.
+// Room: the matrix of scores cut into tiles, whether a tile fits in fast memory, and the tiles that the mask skips.
 import {ask} from './core.js';
 import {numbers} from './controls.js';
 import {bytes, count, element, facts, number, percent, shape} from './dom.js';

@@ -19,7 +19,7 @@ export function walkArguments(values) {
   return ['walk', ...source(values), '--causal', values.causal, '--schedule', values.schedule, '--tile', `${values.block_q},${values.block_kv}`, '--row', values.row];
 }
 
-/** Steps that change O, and tiles that were skipped; the softmax of `standard` too. */
+/** The steps that change O, the skipped tiles, and the softmax of `standard`. */
 const shown = (trace) => trace.steps.filter((step) => step.tile === 'skipped' || step.estimate || step.step === 'softmax');
 const keysOf = (step) => `keys ${step.keys[0]} to ${step.keys[1] - 1}`;
 
@@ -109,7 +109,7 @@ function numbersOf(trace, steps, at) {
   ]);
 }
 
-/** Asks "will m rise?" before a step is shown; judged by the core's own m. */
+/** Asks "will m rise?" before a step is shown; the core's own m decides. */
 function question(steps, quiz) {
   const node = element('div', {class: 'quiz', role: 'group', 'aria-label': 'Predict'});
   node.ask = (to, go) => {
