@@ -11,8 +11,8 @@
 
 namespace tessera::cuda {
 
-/// Tiles of `block_q` queries of one head. A varlen call counts the tiles of all its sequences: as many as total_q rows
-/// can need, whatever the bound on their lengths.
+/// Tiles of `block_q` queries of one head. A varlen call counts the tiles of all its sequences: the most that total_q
+/// rows can need, whatever the bound on the lengths.
 inline std::int64_t query_tiles(const Problem& p, std::int64_t block_q) {
     return p.ragged ? p.total_q / block_q + p.batch : (p.len_q + block_q - 1) / block_q;
 }
