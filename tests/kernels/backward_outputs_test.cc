@@ -25,7 +25,7 @@ std::vector<Problem> problems(DType dtype) {
     return {grouped, capped};
 }
 
-/// Runs the backward into some of the outputs. The others keep their poison.
+/// Runs the backward into the `wanted` outputs. The others keep their poison.
 bool run_wanted(Attention& a, const KernelInfo& kernel, const std::vector<Out>& wanted) {
     const Plan how = plan(a.problem, {.pass = Pass::backward, .kernel = kernel.name, .threads = 2});
     for (Tensor* out : {&a.dq, &a.dk, &a.dv, &a.dbias}) out->poison();
