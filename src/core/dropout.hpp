@@ -111,7 +111,7 @@ TESSERA_HOST_DEVICE constexpr KeptBits kept_bits(const KeepRule& rule, const Dro
     return KeptBits::of(words, rule.last_kept + dropout::kBitsOfBlock * block);
 }
 
-/// Which of the weights `wanted` (bits as bit_in_patch() has them) are kept; the others' bits mean nothing.
+/// The weights among `wanted` that are kept (bits as in bit_in_patch()); the others' bits mean nothing.
 TESSERA_HOST_DEVICE constexpr std::uint32_t kept_weights(const KeepRule& rule, const DropoutPatch& patch,
                                                          std::uint32_t wanted = ~0U) {
     KeptBits bits;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which blocks of keys a tile of queries needs. Plain C++, for every kernel with a tile of queries in its outer loop.
+// The key blocks that a query tile needs. Plain C++, for every kernel whose outer loop is over query tiles.
 #pragma once
 
 #include <cstdint>

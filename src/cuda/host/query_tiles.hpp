@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many tiles of queries a call has, and which sequence of a varlen call a tile belongs to. Plain C++.
+// The number of query tiles of a call, and the sequence of a varlen call to which a tile belongs. Plain C++.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ inline std::int64_t query_tiles(const Problem& p, std::int64_t block_q) {
     return p.ragged ? p.total_q / block_q + p.batch : (p.len_q + block_q - 1) / block_q;
 }
 
-/// How many times query_tiles() a call has: its heads, times its sequences if it is dense. Saturates.
+/// The factor of query_tiles() in a call's tiles: its heads, times its sequences if it is dense. Saturates.
 inline std::int64_t query_heads(const Problem& p) {
     return p.ragged ? p.heads_q : saturating_product(p.batch, p.heads_q);
 }

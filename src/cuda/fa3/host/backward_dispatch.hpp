@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape of the backward runs a Problem, and how its CTAs are launched. The launch (backward/kernels.cc)
-// and the cost model (src/model) call these functions. Plain C++.
+// Chooses the compiled shape of the backward for a Problem, and how its CTAs are launched. The launch
+// (backward/kernels.cc) and the cost model (src/model) call these functions. Plain C++.
 #pragma once
 
 #include <algorithm>

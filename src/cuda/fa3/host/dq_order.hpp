@@ -33,8 +33,8 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// How n goes in one accumulator of dQ. A template argument, since what a thread computes between two additions delays
-/// the next CTA.
+/// The order of key blocks in one accumulator of dQ. It is a template argument, since work of a thread between two
+/// additions delays the next CTA.
 enum class DqOrder { descending, ascending, segmented };
 
 /// Blocks begin ... end - 1.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape of the forward runs a Problem, and whether its tile scheduler is dynamic. Plain C++, which the
-// cost model calls too. Figures are of an H200; fa3/TRIED.md has the tables behind them.
+// Chooses the compiled shape of the forward for a Problem, and whether its tile scheduler is dynamic. Plain C++, which
+// the cost model calls too. Figures are of an H200; fa3/TRIED.md has the tables behind them.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace tessera::cuda::fa3 {
 /// Do the tiles of a call take different times?
 inline bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
 
-/// Which score modification a problem has.
+/// The score modification of a Problem.
 inline Scores scores_of(const Problem& p) {
     if (p.alibi && !p.bias && p.softcap <= 0 && p.dropout.probability <= 0) return Scores::alibi;
     if (p.alibi || p.bias || !scale_can_wait(p)) return Scores::general;

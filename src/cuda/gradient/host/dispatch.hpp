@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape runs a Problem.
+// Chooses the compiled shape that runs a Problem.
 #pragma once
 
 #include <algorithm>

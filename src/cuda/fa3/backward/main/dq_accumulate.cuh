@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a step's dQ leaves the CTA: from the consumers' accumulators through shared memory to the accumulator in the
-// workspace, in the fixed order of dq_order.hpp. Every query block of dQ has two halves, one for each of two producer
-// threads: of its columns, or, with a dedicated dQ warpgroup, of its queries.
+// The way of a step's dQ out of the CTA: from the consumers' accumulators through shared memory to the accumulator in
+// the workspace, in the fixed order of dq_order.hpp. Every query block of dQ has two halves, one for each of two
+// producer threads: of its columns, or, with a dedicated dQ warpgroup, of its queries.
 //
 //     consumer warpgroup w                          producer thread of half w
 //     wait for dq_empty[w]                          wait until the dQ semaphore has come to this key block's position
