@@ -38,7 +38,7 @@ enum class Bug : std::uint8_t {
     dropout_of_neighbour,   // the mask of the next key
     dropout_unscaled_once,  // one tile forgets 1 / (1 - p)
     // Backward.
-    gradient_row_wrong,      // one row of dQ is the row before it
+    gradient_row_wrong,      // one row of dQ is the previous row
     delta_missing_in_tile,   // dS = P dP in one tile of queries
     delta_of_rounded_o,      // dO . O with O as it is stored, where V has a mean
     last_queries_missing,    // dK and dV without the last tile of queries
