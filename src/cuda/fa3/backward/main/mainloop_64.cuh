@@ -7,8 +7,7 @@
 //
 // Two warpgroups (KeyConsumer), 64 keys each, compute S, P, dP, dS, dV and dK. For each half, run():
 //
-//   make_ds()               S^T is complete. Starts dP^T, and computes P^T beside it and beside dK of the previous
-//   half.
+//   make_ds()               S^T is complete. Starts dP^T, and computes P^T beside it and beside the previous half's dK.
 //                           Then computes dS^T, and stores it to one of the four stages of ds_ring
 //   start_s()               starts S^T of the next half. K is the A operand, in registers: 32 KiB less shared memory to
 //                           read in a step
