@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// "Why not a faster one" of a trace's calls.
+// Explains why the calls of a trace do not use a faster backend.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace tessera::cli {
 
-/// Sentences for the paragraph: what kept the best of the faster backends out, and what it would gain.
+/// Returns sentences for the paragraph: the rule that kept out the best of the faster backends, and its predicted gain.
 std::string advice_sentences(const diagnose::Advice& advice);
 
-/// A line for each faster backend and each rule that refused it, and the gains.
+/// Returns a line for each faster backend and each rule that refused it, and the gains.
 std::string advice_text(const diagnose::Advice& advice, int width);
 
 Json json_of(const diagnose::Advice& advice);

@@ -11,18 +11,18 @@
 
 namespace tessera::cli {
 
-/// What all cases share.
+/// State that all cases share.
 struct BenchRun {
     measure::Method method;
     measure::Host host = measure::describe_host();
     measure::ColdCache cache{measure::last_level_cache()};
 };
 
-/// The Record of a case, without its measurement: what a Record in a file must agree with to be of the same case.
+/// Returns the Record of a case without its measurement. Records in a file are of this case if these fields agree.
 measure::Record described(const Plan& plan, const measure::Host& host);
 
-/// Runs and times the plan; the Record with its provenance. Tensors where the plan wants them; copies are no part of
-/// the time.
+/// Runs and times the plan and returns the Record with its provenance. Tensors lie on the plan's device; the time
+/// excludes copies to it.
 measure::Record measure_case(const Plan& plan, const BenchSet& set, BenchRun& run, Progress& progress);
 
 }  // namespace tessera::cli

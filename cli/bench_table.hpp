@@ -15,14 +15,14 @@
 
 namespace tessera::cli {
 
-/// The table of `tessera bench`, whose rows appear one by one. What all rows share stands once above it, so that the
-/// columns are what differs, and the measurements.
+/// The table of `tessera bench`, whose rows appear one by one. Values that all rows share stand once above it, so that
+/// the columns hold the differences and the measurements.
 class BenchTable {
  public:
-    /// `machine`: to predict with; null: the one that the Record's device is known as.
+    /// `machine` makes the predictions; null selects the machine that the Record's device names.
     BenchTable(std::span<const Plan> plans, const measure::Host& host, const model::Machine* machine);
 
-    /// What the rows share, and the titles.
+    /// Returns the shared values and the titles.
     std::string head() const;
     std::string row(const measure::Record& measured, const std::optional<measure::Record>& predicted) const;
 
@@ -33,7 +33,7 @@ class BenchTable {
     bool with_prediction_ = false;
 };
 
-/// The machine and how cases are measured: above all tables.
+/// Describes the machine and the method of measurement, for the top of all tables.
 std::string bench_method_text(const measure::Host& host, const measure::Method& method);
 
 }  // namespace tessera::cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The options that describe one call of attention in PyTorch's terms, for a question without a trace.
+// The options that describe one call of attention in PyTorch's terms, for use without a trace.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -27,11 +27,11 @@ struct CallOptions {
 
     void declare(CLI::App& command);
 
-    /// The first of them that was given, "--torch"; empty: none.
+    /// Returns the first of these options that was given, such as "--torch"; empty: none.
     std::string first_given() const;
     bool given() const { return !first_given().empty(); }
 
-    /// The call; what was not said is unknown. Throws UsageError.
+    /// Returns the call; options that were not given are unknown. Throws UsageError.
     diagnose::Call call() const;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One function per subcommand, each in the file of its name. A function declares the options of its command and what
-// runs when the command is chosen; `app` and `session` outlive the parse.
+// One function per subcommand, each in the file of its name. It declares the options of its command and the action that
+// runs when the command is chosen. `app` and `session` outlive the parse.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -26,15 +26,15 @@ void add_list_command(CLI::App& app, Session& session);
 void add_gen_command(CLI::App& app, Session& session);
 void add_learn_command(CLI::App& app, Session& session);
 
-/// A command line and what it shows: "tessera list --json", "the same for programs".
+/// A command line and its meaning: {"tessera list --json", "the same for programs"}.
 using Example = std::pair<std::string, std::string>;
 
-/// A subcommand with --json, and with examples at the end of its --help.
+/// Adds a subcommand with --json, and with examples at the end of its --help.
 CLI::App* add_command(CLI::App& app, Session& session, const std::string& name, const std::string& description,
                       const std::vector<Example>& examples);
 
-/// Refuses every option of the command line that has no effect beside `mode`, which was given: all but it and `allowed`
-/// (long names). Options that are silently ignored are answers to another question.
+/// Refuses every given option that has no effect beside `mode`: all but it and `allowed` (long names). A silently
+/// ignored option would give the answer to another question.
 void expect_only(const CLI::App& command, const std::string& mode, const std::vector<std::string>& allowed);
 
 }  // namespace tessera::cli

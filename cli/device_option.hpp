@@ -7,11 +7,11 @@
 
 namespace tessera::cli {
 
-/// The machine of --device: one that the model knows by name, or a machine file. Throws UsageError with all names when
-/// it is neither, and what read_machine() throws.
+/// Returns the machine of --device: a built-in name or a machine file. Throws UsageError with all names if it is
+/// neither, and the errors of read_machine().
 model::Machine machine_of_option(const std::string& text);
 
-/// "v100, t4, ...": the names.
+/// Returns the names, such as "v100, t4, ...".
 std::string machine_names();
 
 }  // namespace tessera::cli

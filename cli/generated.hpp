@@ -16,15 +16,14 @@ namespace tessera::cli {
 struct GeneratedInputs {
     FileLayout layout;
     std::vector<OwnedTensor> owned;
-    /// Views in the shapes that a file gets. The gradient of O is there when it is asked for, other tensors when the
-    /// Problem has them.
+    /// Views in the shapes that a file gets. dO is present on request, other tensors if the Problem has them.
     BackwardArgs tensors;
 
-    /// Name and tensor of everything that was made.
+    /// Returns name and tensor of everything that was generated.
     std::vector<std::pair<std::string, TensorView>> named() const;
 };
 
-/// `sequences`: lengths of a ragged batch. A seed gives the same values in every layout.
+/// Generates inputs. `sequences` holds the lengths of a ragged batch. A seed gives equal values in every layout.
 GeneratedInputs generate_inputs(const Problem& problem,
                                 const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences, Layout layout,
                                 check::Fill fill, std::uint64_t seed, bool gradient);

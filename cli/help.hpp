@@ -15,7 +15,7 @@ class HelpFormatter final : public CLI::FormatterBase {
     std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override;
 };
 
-/// "Examples:" and for each what it shows, then the command.
+/// Returns "Examples:", then for each example its meaning and the command.
 std::string examples_text(const std::vector<Example>& examples);
 
 }  // namespace tessera::cli

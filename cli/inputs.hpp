@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The input files of `tessera run`: tensors found by name, seen in the canonical layout, in the dtype to compute in.
+// Reads the input files of `tessera run`: tensors found by name, in canonical layout and the dtype to compute in.
 #pragma once
 
 #include <map>
@@ -16,7 +16,7 @@
 
 namespace tessera::cli {
 
-/// Which files, and what the tensors in them are called.
+/// The input files and the names of the tensors in them.
 struct InputOptions {
     std::vector<std::string> files;
     std::map<std::string, std::string> names;  ///< role ("q", "bias", ...) to name, for the options that were given
@@ -26,34 +26,34 @@ struct InputOptions {
     /// `required`: a file must be given.
     void declare(CLI::App& command, bool required = true);
 
-    /// Throws UsageError when a tensor was named, though there is no file to have it.
+    /// Throws UsageError if a tensor was named but no file was given.
     void expect_no_names() const;
 };
 
 /// The tensors that were read. Views point into `files` and `owned`.
 struct Inputs {
     std::vector<io::TensorFile> files;
-    std::vector<OwnedTensor> owned;  ///< tensors that had to change dtype
+    std::vector<OwnedTensor> owned;  ///< tensors that were converted to another dtype
     FileLayout layout;
-    Problem problem;       ///< shapes, dtype, raggedness, optional tensors; the scores are the caller's to set
+    Problem problem;       ///< shapes, dtype, raggedness, optional tensors; the caller sets the score options
     BackwardArgs tensors;  ///< the inputs, canonical; d_o and dlse for the backward only
     std::map<std::string, std::string> metadata;
 
-    /// "qkv.safetensors", or the files' names with commas.
+    /// Returns "qkv.safetensors", or the files' names with commas.
     std::string origin() const;
 };
 
-/// Reads and judges everything that `tessera run` needs; `backward`: d_o too. Throws Error(bad_data) for files that
-/// don't hold what attention takes, UsageError for options that don't go together.
+/// Reads and checks everything that `tessera run` needs; `backward` includes d_o. Throws Error(bad_data) for files that
+/// do not hold the inputs of attention, UsageError for options that conflict.
 Inputs read_inputs(const InputOptions& options, bool backward);
 
-/// An error about the tensors is one about the files; one about an option is about the command line.
+/// Rethrows an error about a tensor as one about the files, and one about an option as one about the command line.
 [[noreturn]] void rethrow_for_files(const Error& error, const Inputs& inputs);
 
-/// Sizes come from the files here, so that what is wrong with them is bad data and not bad usage.
+/// Validates the Problem. Sizes come from the files here, so that an error in them is bad data instead of bad usage.
 void validate_problem_of(const Inputs& inputs);
 
-/// Throws UsageError when `output` is one of the input files, under whatever name.
+/// Throws UsageError if `output` is one of the input files, under any name.
 void expect_other_file(const std::string& output, const std::vector<std::string>& inputs);
 
 }  // namespace tessera::cli

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The options that commands share: what to compute and how. Each struct declares its options, keeps their text as it
-// came, and turns it into the nouns of the library; all texts are judged here and nowhere else.
+// The options that commands share. Each struct declares its options, keeps their text unchanged, and converts it to the
+// types of the library. All option texts are checked in these structs only.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,13 +16,13 @@
 
 namespace tessera::cli {
 
-/// How a dense tensor of rank 4 lies in a file: [batch, len, heads, dim] or [batch, heads, len, dim].
+/// The layout of a dense tensor of rank 4 in a file: [batch, len, heads, dim] or [batch, heads, len, dim].
 enum class Layout : std::uint8_t { bshd, bhsd };
 const char* name_of(Layout layout);
 Layout parse_layout(const std::string& text);
 DType parse_dtype(const std::string& text);
 
-/// What happens to the scores: mask, scale, softcap, dropout.
+/// The options of the scores: mask, scale, softcap, dropout.
 struct ScoreOptions {
     std::string causal = "none";
     std::string window;
@@ -30,14 +30,14 @@ struct ScoreOptions {
     std::string softcap;
     std::string dropout;
     std::string seed;
-    bool seed_makes_inputs = false;  ///< else it is dropout's alone, and refused without
+    bool seed_makes_inputs = false;  ///< else the seed is for dropout only, and refused without it
 
     void declare(CLI::App& command);
-    /// Sets the fields of the Problem. `causal` must be a single value by now.
+    /// Sets the fields of the Problem. `causal` must be a single value.
     void apply(Problem& problem) const;
 };
 
-/// Shapes and dtype of a Problem without files, and which optional tensors it has.
+/// Shapes and dtype of a Problem without files, and its optional tensors.
 struct ShapeOptions {
     std::string batch;
     std::string len;
@@ -50,19 +50,19 @@ struct ShapeOptions {
     bool alibi = false;
     bool bias = false;
 
-    /// `lists`: several values with commas between them are offered, and make as many Problems.
+    /// `lists` allows several values separated by commas, which make several Problems.
     void declare(CLI::App& command, bool lists);
 
-    /// Lengths, heads and head_dim only.
+    /// Declares lengths, heads and head_dim only.
     void declare_sizes(CLI::App& command);
 
-    /// Every combination of the lists, in the order dtype, head_dim, heads, mask, length. Validated.
+    /// Returns every combination of the lists, validated, in the order dtype, head_dim, heads, mask, length.
     std::vector<Problem> problems(const ScoreOptions& scores) const;
 
-    /// The same for options that must give exactly one.
+    /// Returns the one Problem of options that must give exactly one.
     Problem problem(const ScoreOptions& scores) const;
 
-    /// Lengths (queries, keys) of the sequences of a ragged batch; empty when dense.
+    /// Returns the lengths (queries, keys) of the sequences of a ragged batch; empty for a dense one.
     std::vector<std::pair<std::int64_t, std::int64_t>> sequences() const;
 
  private:
@@ -72,7 +72,7 @@ struct ShapeOptions {
     Problem sized(std::int64_t len_of_q, std::int64_t len_of_kv) const;
 };
 
-/// Which kernel, and how it runs.
+/// The choice of the kernel, and its execution.
 struct HowOptions {
     std::string backend = "auto";
     std::string schedule = "auto";
@@ -80,39 +80,39 @@ struct HowOptions {
     std::string threads;
 
     void declare(CLI::App& command, bool lists);
-    /// Schedule and tile only.
+    /// Declares schedule and tile only.
     void declare_order(CLI::App& command);
-    /// `schedule_name`: one of the list in `schedule`.
+    /// `schedule_name` is one of the list in `schedule`.
     PlanOptions plan_options(Pass pass, const std::string& schedule_name) const;
 };
 
-/// Which passes a command is about: `--pass NAME`, or `--backward` for `--pass backward`.
+/// The passes of a command: `--pass NAME`, or `--backward` for `--pass backward`.
 struct PassOptions {
-    std::string text;  ///< empty when --pass was not given: the forward
+    std::string text;  ///< empty without --pass: the forward
     bool backward = false;
 
-    /// `names`: what --pass may be, for --help. `group`: of the options in --help, or the default one.
+    /// `names` lists the values of --pass for --help. `group` is the options' group in --help.
     void declare(CLI::App& command, const std::string& names, const std::string& backward_description,
                  const char* group = "");
     bool given() const { return backward || !text.empty(); }
-    /// Each pass once, in the order of the list; "both" is forward,backward.
+    /// Returns each pass once, in the order of the list; "both" is forward,backward.
     std::vector<Pass> list() const;
-    /// For commands with one pass. Throws UsageError for a list and for "both".
+    /// Returns the pass of a command with one pass. Throws UsageError for a list and for "both".
     Pass one() const;
 };
 
-/// plan(), with errors that name the options of this command. Throws UsageError, or Error(unsupported) and
-/// Error(device_unavailable) in one line when this build has nothing of that backend or schedule.
+/// Calls plan(); errors name the options of this command. Throws UsageError, or Error(unsupported) and
+/// Error(device_unavailable) in one line if this build has nothing of that backend or schedule.
 Plan plan_with(const Problem& problem, const PlanOptions& options);
 
-/// plan_on(), with errors that name the options of this command.
+/// Calls plan_on(); errors name the options of this command.
 PlanOn plan_on_with(const model::Machine& machine, const Problem& problem, const PlanOptions& options,
                     const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences);
 
-/// Throws UsageError naming the option for what Problem::validate() finds.
+/// Throws UsageError naming the option for any error of Problem::validate().
 void validate_options(const Problem& problem);
 
-/// "--window" for "window_left"; empty for an argument that no option sets.
+/// Returns the option of an argument, such as "--window" for "window_left"; empty if no option sets it.
 std::string option_of(const std::string& argument);
 
 }  // namespace tessera::cli

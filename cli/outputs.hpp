@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files that a command is about to write: what stands there already must be of the same kind.
+// Protects files that a command is about to write: an existing file must be of the same kind.
 #pragma once
 
 #include <initializer_list>
@@ -11,13 +11,13 @@ namespace tessera::cli {
 
 enum class OutputKind { records, machine, svg, png, html, markdown, tensors };
 
-/// Judges `path` before the work. Fine: nothing there, an empty file, what is no regular file (a pipe, /dev/stdout), or
-/// an earlier output of this kind. Anything else is Error(cannot_write), so that a slip of the shell costs no data.
-/// `path` may be empty: no such output was asked for. "-" is a UsageError: nobody means a file of that name.
+/// Checks `path` before the work. It may be absent, an empty file, not a regular file (a pipe, /dev/stdout), or an
+/// earlier output of this kind. Anything else is Error(cannot_write), so that a typing error costs no data. An empty
+/// `path` means no output. "-" is a UsageError, because nobody wants a file of that name.
 void expect_own_output(const std::string& path, OutputKind kind);
 
-/// UsageError of `option` where the name of `path` says another format than one of `endings` (".svg"). A name without
-/// an ending (/dev/stdout) says none.
+/// Throws UsageError of `option` if the name of `path` has another ending than `endings` (".svg"). A name without an
+/// ending (/dev/stdout) passes.
 void expect_ending(const char* option, const std::string& path, std::initializer_list<std::string_view> endings);
 
 }  // namespace tessera::cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The text of an option as a value. Every function throws UsageError naming the option, what was expected, what came.
+// Parses the text of an option. Every function throws UsageError naming the option, what was expected and what came.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,15 +22,15 @@ namespace tessera::cli {
     throw UsageError(option, fmt::format("expected {}, got \"{}\"", expected, got));
 }
 
-/// A whole number >= 0 without sign or suffix.
+/// Parses a whole number >= 0 without sign or suffix.
 std::int64_t parse_size(const std::string& option, std::string_view text);
 std::uint64_t parse_seed(const std::string& option, std::string_view text);
 double parse_number(const std::string& option, std::string_view text);
 
-/// "a,b,c" as its parts; an empty part is an error.
+/// Splits "a,b,c" into its parts; an empty part is an error.
 std::vector<std::string> parse_list(const std::string& option, std::string_view text);
 
-/// Throws when a value of the list `text` came before: asked for twice, it would be answered twice.
+/// Throws if a value of the list `text` came before, because its answer would appear twice.
 template <class T>
 void expect_each_once(const std::string& option, std::string_view text, const std::vector<T>& values) {
     for (std::size_t i = 1; i < values.size(); ++i) {
@@ -39,10 +39,10 @@ void expect_each_once(const std::string& option, std::string_view text, const st
     }
 }
 
-/// "A/B" or "A" as a pair; the second is the first when it is left out.
+/// Parses "A/B" or "A" as a pair; the second value defaults to the first.
 std::pair<std::int64_t, std::int64_t> parse_pair(const std::string& option, std::string_view text, char separator);
 
-/// One of a few names.
+/// Parses one of a few names.
 template <class T>
 T parse_choice(const std::string& option, std::string_view text,
                const std::vector<std::pair<const char*, T>>& choices) {
@@ -54,7 +54,7 @@ T parse_choice(const std::string& option, std::string_view text,
     unexpected(option, "one of " + names, text);
 }
 
-/// A schedule by its name; `choices` are those that may stand in its place, "auto" for one.
+/// Parses the name of a schedule; `choices` are further values, such as "auto".
 template <class T>
 T parse_schedule(const std::string& option, std::string_view text,
                  std::vector<std::pair<const char*, T>> choices = {}) {
@@ -62,7 +62,7 @@ T parse_schedule(const std::string& option, std::string_view text,
     return parse_choice<T>(option, text, choices);
 }
 
-/// "standard, fa1": every schedule, or those that have kernels on a backend.
+/// Returns "standard, fa1": every schedule, or those with kernels on a backend.
 std::string schedule_names(std::optional<Backend> backend = {});
 
 }  // namespace tessera::cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `tessera plan` says of a machine that need not be there, and of costs.
+// The output of `tessera plan` about a machine that may be absent, and about costs.
 #pragma once
 
 #include <string>
@@ -13,13 +13,13 @@
 
 namespace tessera::cli {
 
-/// "0.06 ms, 582 TFLOP/s, bound by tensor (64 % of it)", with what is not in it.
+/// Returns "0.06 ms, 582 TFLOP/s, bound by tensor (64 % of it)" and the costs that the prediction omits.
 std::string cost_text(const std::optional<model::Prediction>& prediction);
 
-/// Bytes moved, tiles and memory.
+/// Adds bytes moved, tiles and memory.
 void add_cost_facts(const model::Prediction& prediction, std::vector<std::pair<std::string, std::string>>& facts);
 
-/// Throws UsageError for --backend and --threads that the machine does not have.
+/// Throws UsageError for a --backend or --threads that the machine does not have.
 void expect_for_machine(const HowOptions& how, const model::Machine& machine);
 
 /// Prints the plan; throws Error(unsupported), with every reason, when no kernel runs the Problem there.

@@ -12,24 +12,24 @@
 
 namespace tessera::cli {
 
-/// A progress bar on stderr. It shows itself only when stderr is a terminal and the work has passed a second; it is
-/// drawn by a thread of its own, so that one long call shows that it is alive, and it erases itself at the end.
+/// A progress bar on stderr. It appears only if stderr is a terminal and the work has passed a second, and erases
+/// itself at the end. Its own thread draws it, so that one long call shows progress too.
 class Progress {
  public:
-    /// `steps`: parts of the whole, each begun by step().
+    /// `steps` is the number of parts of the whole, each begun by step().
     explicit Progress(std::int64_t steps);
     ~Progress();
     Progress(const Progress&) = delete;
     Progress& operator=(const Progress&) = delete;
 
-    /// The next part begins; `label` says what it does.
+    /// Begins the next part; `label` describes it.
     void step(const std::string& label);
 
-    /// The current step has `tasks` parts more; one of them is done.
+    /// expect() adds `tasks` parts to the current step; done() completes one of them.
     void expect(std::int64_t tasks) { tasks_ += tasks; }
     void done() { tasks_done_.fetch_add(1, std::memory_order_relaxed); }
 
-    /// tessera's own parallel loop, counting its tasks as parts of the current step.
+    /// Returns tessera's own parallel loop, which counts its tasks as parts of the current step.
     ParallelFor counted_parallel_for();
 
  private:

@@ -11,7 +11,7 @@
 
 namespace tessera::cli {
 
-/// The Records of all files, one after the other; a note on stderr tells of lines that were cut off and are left out.
+/// Returns the Records of all files in order. A note on stderr reports lines that were cut off and are left out.
 std::vector<measure::Record> records_of(std::span<const std::string> paths);
 
 }  // namespace tessera::cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How problems, plans and comparisons are shown, as text and as JSON: the same in every command.
+// Shows problems, plans and comparisons as text and as JSON, identically in every command.
 #pragma once
 
 #include <string>
@@ -15,10 +15,11 @@ Json json_of(const Problem& problem);
 Json json_of(const Plan& plan);
 Json json_of(const check::Report& report);
 
-/// "cpu.fa2.forward (AVX3), tile 64 x 64, 2 threads, workspace 1.2 MiB"
+/// Returns "cpu.fa2.forward (AVX3), tile 64 x 64, 2 threads, workspace 1.2 MiB".
 std::string plan_text(const Plan& plan);
 
-/// A table: tensor, relative RMSE, largest error, share of the limit, verdict; the worst element of those that fail.
+/// Returns a table of tensor, relative RMSE, largest error, used fraction of the limit and verdict, with the worst
+/// element of each tensor that fails.
 std::string report_text(const check::Report& report, int width);
 
 }  // namespace tessera::cli

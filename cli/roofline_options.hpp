@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The options of `tessera roofline`, and what they ask for.
+// The options of `tessera roofline`, and the question that they ask.
 #pragma once
 
 #include <string>
@@ -37,11 +37,12 @@ struct RooflineOptions {
     std::vector<Schedule> schedule_list() const;
     std::vector<Pass> passes() const;
     model::PredictOptions predict_options(const model::Machine& machine) const;
-    /// The tile of --tile, if given.
+    /// Returns the tile of --tile, if given.
     std::optional<Tile> own_tile() const;
-    /// The share of attention, when --amdahl is given.
+    /// Returns the fraction of attention, if --amdahl is given.
     std::optional<double> attention_share() const;
-    /// Every problem, lengths rising as given; "512:65536" doubles. dtype without --dtype: bf16 on GPUs, fp32 on CPUs.
+    /// Returns every problem, with lengths in the given order; "512:65536" doubles. The default dtype is bf16 on GPUs
+    /// and fp32 on CPUs.
     std::vector<Problem> problems(const model::Machine& machine) const;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How `tessera roofline` shows predictions, as text and as JSON.
+// Shows the predictions of `tessera roofline` as text and as JSON.
 #pragma once
 
 #include <optional>
@@ -13,29 +13,29 @@
 
 namespace tessera::cli {
 
-/// "64 to 512", "2048 x 4096": the lengths of the rows from `first` to `last`.
+/// Returns the lengths of the rows from `first` to `last`, such as "64 to 512" or "2048 x 4096".
 std::string rows_text(const measure::SweepRow& first, const measure::SweepRow& last);
 
-/// What stands above every table: device, problem, whose kernels.
+/// Returns the heading of every table: device, problem, library of the kernels.
 std::string heading_text(const model::Machine& machine, std::span<const measure::SweepRow> rows, int width);
 
-/// One line for each length: times, the best schedule's win and bound; `share`: and the whole model's win.
+/// Returns one line for each length: times, the best schedule's win and bound; with `share`, the model's win.
 std::string lengths_text(std::span<const measure::SweepRow> rows, std::optional<double> share, int width);
 
-/// One problem: a line for each schedule with its roofs, and where the time goes.
+/// Shows one problem: a line for each schedule with its roofs, and the split of its time.
 std::string schedules_text(const measure::SweepRow& row, const model::Machine& machine, std::optional<double> share,
                            int width);
 
-/// The numbered calculation of each known prediction; `of_many`: with the row's length in its title.
+/// Returns the numbered calculation of each known prediction; `of_many` puts the row's length in its title.
 std::string worksheet_text(const measure::SweepRow& row, const model::Machine& machine, bool of_many, int width);
 
-/// Where each schedule is faster than standard, and how long a sequence each can have.
+/// Returns the lengths at which each schedule is faster than standard, and the longest sequence that each can have.
 std::string limits_text(const measure::SweepRow& row, const measure::SweepQuestion& question, int width);
 
 std::string accuracy_text(const measure::Comparisons& comparisons, int width);
 
 Json json_of(const model::Prediction& prediction);
-/// `share` of attention in a model: with the win of the whole model.
+/// `share` is the fraction of attention in a model; it adds the win of the whole model.
 Json json_of(const measure::SweepRow& row, std::optional<double> share);
 Json json_of(const measure::Comparisons& comparisons);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two pictures of `tessera roofline` that need no prediction: what a tile holds near a core (--tile), and the steps of
-// a schedule in time (--timeline).
+// Two views of `tessera roofline` that need no prediction: the contents of a tile near a core (--tile), and the steps
+// of a schedule in time (--timeline).
 #pragma once
 
 #include <string>
@@ -12,11 +12,11 @@
 
 namespace tessera::cli {
 
-/// The memories of a machine from the nearest on, with what a tile holds in each, and the largest tile that fits.
+/// Lists the memories of a machine from the nearest on, with a tile's contents in each, and the largest tile that fits.
 std::string tile_text(const schedule::Workload& workload, const model::Machine& machine, int width);
 Json tile_json(const schedule::Workload& workload, const model::Machine& machine);
 
-/// One head on one core: a lane for each unit, and the steps. `workload` has one sequence and one head.
+/// Shows one head on one core: a lane for each unit, and the steps. `workload` has one sequence and one head.
 std::string timeline_text(const schedule::Workload& workload, const model::Machine& machine, int width);
 Json timeline_json(const schedule::Workload& workload, const model::Machine& machine);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What main() and the subcommands share: where results go, and how a run ends.
+// State and functions that main() and the subcommands share: output of results, and the end of a run.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -27,30 +27,30 @@ enum ExitCode : int {
     kInterrupted = 130,
 };
 
-/// The command line itself is wrong. The message names the option, what was expected and what came.
+/// Reports an error of the command line itself. The message names the option, what was expected and what came.
 class UsageError : public std::runtime_error {
  public:
     UsageError(const std::string& option, const std::string& message) : std::runtime_error(option + ": " + message) {}
 };
 
-/// Whoever read our stdout has gone (EPIPE): there is nobody to tell, so the run ends quietly.
+/// The reader of stdout has gone (EPIPE), so that the run ends quietly.
 class ReaderGone : public std::exception {};
 
 struct Session {
     bool json = false;    ///< --json: exactly one JSON document goes to stdout
-    int exit_code = kOk;  ///< what the process returns when nothing throws; a failed check sets kCheckFailed
+    int exit_code = kOk;  ///< exit code of the process if nothing throws; a failed check sets kCheckFailed
 
     /// Writes a result to stdout at once. Throws Error(cannot_write), or ReaderGone.
     void print(std::string_view text) const;
 
-    /// Writes the one JSON document of a command, indented. Text that is not UTF-8 is replaced, never an error.
+    /// Writes the one JSON document of a command, indented. Text that is not UTF-8 is replaced and causes no error.
     void print_json(const Json& document) const;
 };
 
-/// One line on stderr: "tessera: error: message". Control characters are escaped, so that a hostile file name cannot
-/// steer the terminal; further lines of `message` become lines "tessera: note: ...".
+/// Writes one line to stderr: "tessera: error: message". Control characters are escaped, so that a hostile file name
+/// cannot steer the terminal. Further lines of `message` become lines "tessera: note: ...".
 void print_error(std::string_view message);
-/// The same as a document for --json, on stdout: {"error": first line, "notes": the others, "exit_code": code}.
+/// Writes the error as a --json document to stdout: {"error": first line, "notes": the others, "exit_code": code}.
 void print_error_json(std::string_view message, int code);
 void print_note(std::string_view message);
 

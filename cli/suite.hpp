@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `tessera bench` measures: a set of options on the command line, or the sets of a suite.
+// The sets of options that `tessera bench` measures: one from the command line, or those of a suite.
 #pragma once
 
 #include <string>
@@ -18,24 +18,24 @@ struct BenchSet {
     HowOptions how;
     PassOptions pass;
 
-    /// A plan for each combination; those that no kernel takes are told on stderr and left out. Throws the last reason
-    /// when none is left, unless `may_be_empty`.
+    /// Returns a plan for each combination. Combinations that no kernel supports are reported on stderr and left out.
+    /// Throws the last reason if none is left, unless `may_be_empty`.
     std::vector<Plan> plans(bool may_be_empty) const;
 };
 
-/// A file of bench/suites: a name, what it is for, and sets whose fields are named as the options are.
+/// A file of bench/suites: a name, its purpose, and sets whose fields are named like the options.
 struct Suite {
     std::string name;
     std::string about;
     std::vector<BenchSet> sets;
 };
 
-/// `name`: a path, when it has a slash or ends in .json, or the name of a file among the suites of this build: those in
-/// share/tessera/suites beside the installed command, or in bench/suites of the checkout. Throws Error(cannot_open)
-/// with the names that there are, Error(bad_data) naming the field.
+/// Reads a suite. `name` is a path if it has a slash or ends in .json. Otherwise it is the name of a suite of this
+/// build, in share/tessera/suites beside the installed command or in bench/suites of the checkout. Throws
+/// Error(cannot_open) with the available names, Error(bad_data) naming the field.
 Suite read_suite(const std::string& name);
 
-/// Every suite that read_suite() finds by name.
+/// Returns every suite that read_suite() finds by name.
 std::vector<Suite> find_suites();
 
 }  // namespace tessera::cli

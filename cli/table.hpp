@@ -9,10 +9,10 @@
 
 namespace tessera::cli {
 
-/// Columns of the terminal behind `descriptor`; 80 when it is none. At most 100, since longer lines read badly.
+/// Returns the columns of the terminal behind `descriptor`, at most 100 for readability; 80 without a terminal.
 int terminal_width(int descriptor);
 
-/// `text` broken at spaces into lines of at most `width` bytes (a longer word stands alone).
+/// Breaks `text` at spaces into lines of at most `width` bytes (a longer word stands alone).
 std::vector<std::string> wrapped(std::string_view text, std::size_t width);
 
 enum class Align : std::uint8_t { left, right };
@@ -20,23 +20,23 @@ enum class Align : std::uint8_t { left, right };
 struct Column {
     std::string title;
     Align align = Align::left;
-    std::size_t width = 0;  ///< at least this wide; for tables whose rows are not known beforehand
+    std::size_t width = 0;  ///< least width, for tables whose rows are not known beforehand
 };
 
-/// A table of text: columns as wide as their longest cell, two spaces between them. When the lines would pass the
-/// width, the last column is wrapped under itself; when that leaves it too little, columns go on in a second block, in
-/// which the first `keys` stand again.
+/// A table of text: columns as wide as their longest cell, two spaces between them. If the lines exceed the width, the
+/// last column is wrapped under itself. If that leaves it too little, columns continue in a second block that repeats
+/// the first `keys`.
 class Table {
  public:
     explicit Table(std::vector<Column> columns, std::size_t keys = 1) : columns_(std::move(columns)), keys_(keys) {}
 
-    /// As many cells as there are columns.
+    /// Adds a row with as many cells as there are columns.
     void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
 
-    /// The titles and all rows.
+    /// Returns the titles and all rows.
     std::string text(int width) const;
 
-    /// The titles, or one row, at the columns' own widths: for rows that appear one by one.
+    /// Returns the titles, or one row, at the columns' own widths, for rows that appear one by one.
     std::string titles() const;
     std::string row(const std::vector<std::string>& cells) const;
 
@@ -54,16 +54,16 @@ class Table {
     std::vector<std::vector<std::string>> rows_;
 };
 
-/// "1.53 MiB"
+/// Formats bytes as "1.53 MiB".
 std::string bytes_text(double bytes);
 
-/// Milliseconds with four significant digits: "0.0123 ms", "12.34 ms", "1234 ms".
+/// Formats milliseconds with four significant digits: "0.0123 ms", "12.34 ms", "1234 ms".
 std::string milliseconds_text(double ms);
 
-/// 1234567 as "1,234,567".
+/// Formats 1234567 as "1,234,567".
 std::string count_text(std::int64_t count);
 
-/// Lines "name    value", the names padded to one width and the values wrapped.
+/// Returns lines "name    value", with the names padded to one width and the values wrapped.
 std::string facts_text(const std::vector<std::pair<std::string, std::string>>& facts, int width);
 
 }  // namespace tessera::cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// "Why not a faster one" for a person and for programs: the verdict of every backend, and what a better one would gain.
+// Explains for people and programs why no faster backend runs: the verdict of every backend, and a better one's gain.
 #pragma once
 
 #include <string>
@@ -12,19 +12,19 @@
 
 namespace tessera::cli {
 
-/// One sentence: which backend PyTorch takes, and the first cure of the fastest one that it keeps out.
+/// Returns one sentence: the backend that PyTorch takes, and the first remedy for the fastest one that it excludes.
 std::string verdict_sentence(const diagnose::Explanation& explanation, const diagnose::Call& call);
 
-/// The sentence, then a table of the backends: verdict, PyTorch's words, plain ones, the cure; then what was assumed.
+/// Returns the sentence, then a table of the backends: verdict, PyTorch's words, plain words, remedy; then assumptions.
 std::string verdict_text(const diagnose::Explanation& explanation, const diagnose::Call& call, int width);
 
-/// One line for each gain; empty without any.
+/// Returns one line for each gain; empty without any.
 std::string gain_text(const std::vector<diagnose::Gain>& gains, int width);
 
 Json json_of(const diagnose::Explanation& explanation);
 Json json_of(const diagnose::Gain& gain);
 
-/// The gains of the backends that are faster than the taken one, in their order.
+/// Returns the gains of the backends that are faster than the taken one, in their order.
 std::vector<diagnose::Gain> gains_of(const diagnose::Explanation& explanation, const diagnose::Call& call, Pass pass,
                                      const diagnose::Measured& measured);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How `tessera walk` shows a trace, and the example by hand.
+// Shows the trace of `tessera walk`, and the example by hand.
 #pragma once
 
 #include <optional>
@@ -18,17 +18,17 @@ struct WalkView {
     int width = 80;
 };
 
-/// What the columns mean, and the table of the steps.
+/// Returns the meaning of the columns, and the table of the steps.
 std::string walk_text(const walk::Trace& trace, const WalkView& view);
 
-/// Everything in the trace; with a row, of that query only.
+/// Returns everything in the trace; with a row, only that query.
 Json json_of(const walk::Trace& trace, const std::optional<std::int64_t>& row);
 
 std::string hand_text(const walk::Hand& hand, bool backward, int width);
 Json json_of(const walk::Hand& hand, bool backward);
 
-/// Who follows one tile need not know that all tiles are computed, twice: says so where that takes long, else nothing.
-/// `pairs` of a query and a key are visible; a file has its own sizes, which no option makes smaller.
+/// Returns a note that all tiles are computed, twice, if that takes long, because the user follows only one; else
+/// empty. `pairs` of a query and a key are visible. No option reduces the sizes of a file (`has_file`).
 std::string long_run_text(const Plan& plan, std::int64_t pairs, bool has_file);
 
 }  // namespace tessera::cli

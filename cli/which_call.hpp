@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `tessera which` without a trace: why one call is not faster, and the family tree.
+// `tessera which` without a trace: explains why one call is not faster, and shows the family tree.
 #pragma once
 
 #include "call_options.hpp"
@@ -8,11 +8,11 @@
 
 namespace tessera::cli {
 
-/// Prints which backend PyTorch takes for the call of the options, why no other, and what the faster ones are predicted
-/// to take; as text or as JSON.
+/// Prints, as text or JSON, the backend that PyTorch takes for the call of the options. It adds the reasons against
+/// each other backend and the predicted times of the faster ones.
 void answer_call(const CallOptions& options, const Session& session);
 
-/// Prints the family tree; as text or as JSON.
+/// Prints the family tree as text or as JSON.
 void answer_family(const Session& session);
 
 }  // namespace tessera::cli

@@ -14,7 +14,7 @@ namespace tessera::check {
 namespace {
 
 constexpr std::int64_t kMaxMultiplies =
-    10'000'000;  // of one forward: batch * heads * len * len * (head_dim + head_dim_v)
+    10'000'000;  // cost of one forward: batch * heads * len * len * (head_dim + head_dim_v)
 
 /// Draws from the random numbers of one case, one after another.
 class Draw {
@@ -44,7 +44,7 @@ std::int64_t draw_length(Draw& draw) {
     if (draw.chance(0.03)) return 0;
     if (draw.chance(0.35)) return draw.between(1, 17);
     if (draw.chance(0.5)) return draw.between(1, 4) * 64 + draw.between(-2, 2);
-    if (draw.chance(0.15)) return 2048 + draw.between(-3, 67);  // about fa3's limit of short rows
+    if (draw.chance(0.15)) return 2048 + draw.between(-3, 67);  // near fa3's limit for short rows
     return draw.between(18, 300);
 }
 
@@ -84,7 +84,7 @@ void draw_fills(Draw& draw, Case& c) {
     c.lse = !draw.chance(0.1);
 }
 
-/// Sequence lengths, some of them 0, within the bounds len_q and len_kv.
+/// Draws sequence lengths, some of them 0, within the bounds len_q and len_kv.
 void draw_ragged(Draw& draw, Case& c) {
     Problem& p = c.problem;
     if (!draw.chance(0.25)) return;

@@ -21,14 +21,14 @@ namespace tessera::check {
 enum class Layout : std::uint8_t {
     bshd,    ///< packed [batch, len, heads, head_dim]
     bhsd,    ///< packed [batch, heads, len, head_dim], seen through strides
-    random,  ///< every tensor its own: order of dimensions, gaps, misalignment, negative and (inputs) zero strides
+    random,  ///< own dimension order, gaps and misalignment per tensor; strides may be negative or (inputs) zero
 };
 
-/// Which entries of a bias are -inf.
+/// The entries of a bias that are -inf.
 enum class BiasHoles : std::uint8_t { none, scattered, prefix, rows };
 
 struct Case {
-    std::string id;  ///< "17": the number of a random case; or the name of a corner case
+    std::string id;  ///< the number of a random case ("17") or the name of a corner case
     std::uint64_t seed = 0;
     Problem problem{};
     std::optional<Tile> tile{};
@@ -42,12 +42,12 @@ struct Case {
     std::array<bool, 4> expanded{};  ///< random layout: q, k, v, d_o have one dimension of stride 0
 
     DType bias_dtype = DType::fp32;
-    std::array<bool, 4> bias_broadcast{};  ///< which of batch, heads_q, len_q, len_kv have size 1 in the bias
+    std::array<bool, 4> bias_broadcast{};  ///< batch, heads_q, len_q, len_kv: true if the bias has size 1 there
     BiasHoles bias_holes = BiasHoles::none;
     bool alibi_per_batch = false;
     bool lse = true;          ///< the forward is asked for LSE
     bool dlse = false;        ///< the backward is given a gradient of LSE
-    bool o_residual = false;  ///< kernels that know the residual of O write it, or take it
+    bool o_residual = false;  ///< kernels that support the residual of O write or read it
 
     std::vector<std::int64_t> lengths_q;  ///< ragged: one per sequence
     std::vector<std::int64_t> lengths_kv;
@@ -55,17 +55,18 @@ struct Case {
 
     /// Sets ragged lengths, the totals and the bounds.
     void set_lengths(std::vector<std::int64_t> of_q, std::vector<std::int64_t> of_kv);
-    /// The Problem and everything above, in one line.
+    /// Describes the Problem and everything above in one line.
     std::string describe() const;
 };
 
-/// Case `index` of `seed`: anywhere in the contract, cheap enough for the reference to compute in a moment.
+/// Returns case `index` of `seed`: any Problem in the contract that the reference computes quickly.
 Case random_case(std::uint64_t seed, std::uint64_t index);
 
 /// The named cases: one per corner of the contract.
 std::vector<Case> corner_cases();
 
-/// A random case by number, a corner case by name or one of feature_cases(seed) by its id; nothing when there is none.
+/// Returns a random case by number, a corner case by name or one of feature_cases(seed) by id; nullopt if there is
+/// none.
 std::optional<Case> find_case(std::uint64_t seed, std::string_view id);
 
 /// The command that runs this case on this kernel: "tessera check --kernel cpu.fa2.forward --seed 1 --case 17".

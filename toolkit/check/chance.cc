@@ -13,11 +13,11 @@
 namespace tessera::check {
 namespace {
 
-// Mean square of a relative rounding error in units of the unit roundoff: a third of that of 1 / mantissa, which is
-// 0.541 for mantissas between 1 and 2 that are spread as logarithms are.
+// Mean square of a relative rounding error, in squared unit roundoffs: a third of the mean square of 1 / mantissa. That
+// mean square is 0.541 for mantissas between 1 and 2 whose logarithms are spread evenly.
 constexpr double kRounding = 0.18;
 
-/// Half the distance between neighbours of x; numbers under the normal ones are as far apart as the smallest of these.
+/// Returns half the distance between neighbours of x. Subnormal numbers are spaced like the smallest normal number.
 double half_step(double x, DType dtype) {
     int exponent = 0;
     std::frexp(std::max(std::abs(x), smallest_normal(dtype)), &exponent);
@@ -27,7 +27,7 @@ double half_step(double x, DType dtype) {
 /// Sum, sum of squares and maximum of the weights of independent squares.
 struct Spread {
     double sum = 0, squares = 0, largest = 0;
-    /// One of `alike` weights of one square.
+    /// Adds one of `alike` equal weights of one square.
     void add(double weight, double alike = 1) {
         sum += weight;
         squares += weight * weight * alike;
@@ -50,8 +50,8 @@ Chance::Chance(const TensorGold& gold, DType dtype, DType stored)
         last_.push_back(finite ? half_step(values[i], stored) : 0);
     }
     std::unordered_map<std::string, std::size_t> of_values;
-    // fp32, so that the order of a sum in fp64 tells no copies apart. With the variances: what cancels to 0 is no copy
-    // of what has no terms.
+    // The key is fp32, so that the order of a sum in fp64 does not separate copies. It includes the variances: a row
+    // that cancels to 0 is no copy of a row without terms.
     std::vector<float> row(dim_), both(2 * dim_);
     for (std::size_t r = 0; r < values.size() / dim_; ++r) {
         std::transform(values.begin() + static_cast<std::ptrdiff_t>(r * dim_),
@@ -72,13 +72,14 @@ Chance::Chance(const TensorGold& gold, DType dtype, DType stored)
     for (std::size_t r = 0; r < gold.draws.size(); ++r) draws_[r] = originals_[gold.draws[r]];
 }
 
-/// A sum of squares of normal errors, w_1 x_1^2 + w_2 x_2^2 + ..., passes |w|_1 + 2 |w|_2 sqrt(t) + 2 max(w) t with a
-/// probability of exp(-t) at most (Laurent and Massart 2000, lemma 1). Roundings have lighter tails than normal errors.
-/// For the terms' roundings, the rows of one draw (copies; one query on the same keys, of which a mask may show them
-/// different ones) count as one x, or the terms of one value do: whichever leaves more to chance. For the last, the
-/// copies of an element are one x, in other rows and in its own (columns of V that are copies).
+/// Bounds a sum of squares of normal errors, w_1 x_1^2 + w_2 x_2^2 + .... It exceeds |w|_1 + 2 |w|_2 sqrt(t) + 2 max(w)
+/// t with a probability of at most exp(-t) (Laurent and Massart 2000, lemma 1). Roundings have lighter tails than
+/// normal errors. For the roundings of the terms, either the rows of one draw or the terms of one value count as one x,
+/// whichever leaves more to chance. Rows of one draw are copies, or have one query on the same keys, of which a mask
+/// may hide different ones. For the last rounding, all copies of an element count as one x, in other rows and in its
+/// own (columns of V that are copies).
 Chance::Squares Chance::squares(const std::vector<std::size_t>& rows, double of) const {
-    std::map<std::size_t, double> terms;  // of the rows of one draw
+    std::map<std::size_t, double> terms;  // terms summed over the rows of one draw
     std::map<std::size_t, double> copies;
     for (const std::size_t r : rows) {
         double& sum = terms[draws_[r]];
@@ -100,8 +101,8 @@ Chance::Squares Chance::squares(const std::vector<std::size_t>& rows, double of)
     return {expected, last.sum, expected + 2 * std::sqrt(squares * t) + 2 * largest * t};
 }
 
-/// At most how probable it is that some error passes the limit: the sum over the elements, which asks for no
-/// independence. The last rounding is either one more normal error, or half a step whatever happens.
+/// Returns an upper bound on the probability that some error exceeds the limit: the sum over the elements, which needs
+/// no independence. The last rounding counts either as one more normal error or as a fixed half step.
 double Chance::passed(double limit) const {
     const auto tail = [](double x, double variance) {
         if (x <= 0) return 1.0;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The errors that chance alone can make. The rules of bf16 and fp16 compare a kernel with the unfused computation, and
-// both errors are draws. What does not depend on luck is the error that is left when everything but two roundings is
-// exact: of the weights (in gradients of Q and K: of dS), and of the result. Its variance in each element is known, so
-// is what it passes once in 10^5 tensors, and no kernel of this precision can be asked to stay under that
-// (docs/decisions/judging-draws.md).
+// Computes the errors that chance alone can make. The bf16 and fp16 rules compare a kernel with the unfused
+// computation, and both errors are random draws. The bound here assumes that only two roundings are inexact: that of
+// the weights (of dS in the gradients of Q and K) and that of the result. The variance of this error is known for each
+// element, and so is the value that it exceeds once in 10^5 tensors. No kernel of this precision can be asked to stay
+// below that value (docs/decisions/judging-draws.md).
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,20 @@ namespace tessera::check {
 
 class Chance {
  public:
-    /// `stored`: the dtype that the result is rounded to.
+    /// `stored` is the dtype that the result is rounded to.
     Chance(const TensorGold& gold, DType dtype, DType stored);
 
     /// Sums of the squares of all errors of some rows.
     struct Squares {
         double expected = 0;
-        double last = 0;  ///< the share of the result's rounding in that
-        double rare = 0;  ///< passed once in 10^5 * `of` times
+        double last = 0;  ///< the part of it that the rounding of the result makes
+        double rare = 0;  ///< the value exceeded once in 10^5 * `of` times
     };
-    /// `of`: how many sets of rows are asked for.
+    /// `of` is the number of sets of rows that are judged.
     Squares squares(const std::vector<std::size_t>& rows, double of) const;
-    /// The value that the largest error passes once in 10^5. `at_least`: a number known to be under it.
+    /// Returns the value that the largest error exceeds once in 10^5 times. `at_least` is a known lower bound.
     double largest(double at_least) const;
-    /// Deviation of the sum of the errors over some rows, or of the errors away from 0.
+    /// Returns the standard deviation of the sum of the errors over some rows, or (`outward`) of those away from 0.
     double deviation_of_sum(const std::vector<std::size_t>& rows, bool outward) const;
 
  private:
@@ -37,9 +37,9 @@ class Chance {
 
     std::size_t dim_;
     double unit_squared_;                 // mean square of a relative rounding error
-    std::vector<double> inner_;           // variance by the rounding of the terms
-    std::vector<double> last_;            // half a step of the result: the most its rounding costs
-    std::vector<double> alike_;           // how many elements of the row have the same value, and round alike
+    std::vector<double> inner_;           // variance from the rounding of the terms
+    std::vector<double> last_;            // half a step of the result: the largest error of its rounding
+    std::vector<double> alike_;           // number of elements of the row with the same value, which round alike
     std::vector<std::size_t> originals_;  // [rows], the first row with the same values
     std::vector<std::size_t> draws_;      // [rows], the first row whose weights round alike
     const RoundingsByValue& by_value_;

@@ -71,7 +71,7 @@ BackwardGold::BackwardGold(const Problem& problem, const BackwardArgs& inputs) {
                                            TensorGold("dk", inputs.k, problem.dtype),
                                            TensorGold("dv", inputs.v, problem.dtype),
                                            TensorGold("dbias", like_dbias, problem.dtype, Positions::last_but_one)});
-    const Packed o = packed_zeros(inputs.d_o);  // the reference recomputes what it needs
+    const Packed o = packed_zeros(inputs.d_o);  // a placeholder, because the reference recomputes O
     const Packed lse = packed_lse(problem);
     const Plan how = gold_plan(packed.problem, Pass::backward);
     const Workspace workspace(how);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Is a result right, against the fp64 reference? The rules, the allowances and their numbers stand in docs/numerics.md,
-// "Accuracy"; the numbers again in tolerances.hpp.
+// Judges a result against the fp64 reference. docs/numerics.md, "Accuracy", states the rules, the allowances and their
+// numbers; tolerances.hpp repeats the numbers.
 //
-// NaN and infinities are compared first, exactly: NaN where and only where the reference has NaN, infinities equal.
+// NaN and infinities are compared first and exactly: NaN exactly where the reference has NaN, and equal infinities.
 #pragma once
 
 #include <memory>
@@ -15,20 +15,20 @@
 
 namespace tessera::check {
 
-/// The comparison of one output tensor. It reports the rule that is broken or nearest to its limit.
+/// The comparison of one output tensor. It reports the rule that is broken or closest to its limit.
 struct TensorReport {
     std::string name;          ///< "o", "lse", "dq", ...
     double relative_rmse = 0;  ///< ||x - x*|| / ||x*|| over the finite elements
     double max_abs_error = 0;
-    double value = 0;  ///< what is held against the limit
+    double value = 0;  ///< the value compared with the limit
     double limit = 0;
-    std::int64_t finite = 0;  ///< elements that are finite in both, of which the errors are
-    std::int64_t free = 0;    ///< that nothing is promised of: their scores pass the largest fp32 number
+    std::int64_t finite = 0;  ///< elements that are finite in both; the errors are taken over these
+    std::int64_t free = 0;    ///< elements without a promise: their scores exceed the largest fp32 number
     bool pass = true;
-    std::string rule;   ///< which rule `value` and `limit` belong to
+    std::string rule;   ///< the rule that `value` and `limit` belong to
     std::string worst;  ///< the element with the largest error: index, what came, what was expected
 
-    /// Share of the limit that is used; over 1 when the rule is broken.
+    /// Fraction of the limit that is used; over 1 when the rule is broken.
     double used() const { return limit > 0 ? value / limit : value > 0 ? 1e300 : 0; }
 };
 
@@ -39,7 +39,7 @@ struct Report {
     std::string describe() const;
 };
 
-/// The fp64 results of one Problem and its inputs, and what the rules need besides: compute once, compare many kernels.
+/// The fp64 results of one Problem and its inputs, with what the rules need. One object serves to compare many kernels.
 class ForwardGold {
  public:
     ForwardGold(const Problem& problem, const ForwardArgs& inputs);
@@ -56,7 +56,7 @@ class ForwardGold {
 
 class BackwardGold {
  public:
-    /// `inputs.o` and `inputs.lse` are not read: the reference recomputes what it needs.
+    /// `inputs.o` and `inputs.lse` are not read, because the reference recomputes what it needs.
     BackwardGold(const Problem& problem, const BackwardArgs& inputs);
     ~BackwardGold();
     BackwardGold(BackwardGold&&) noexcept;
@@ -64,14 +64,14 @@ class BackwardGold {
     const TensorView& dq() const;
     const TensorView& dk() const;
     const TensorView& dv() const;
-    const TensorView& dbias() const;  ///< not given without bias_gradient
+    const TensorView& dbias() const;  ///< absent without bias_gradient
 
  private:
     struct State;
     std::unique_ptr<State> state_;
 };
 
-/// Recomputes the outputs of a finished call from its inputs, and compares. The lse is compared when it is given.
+/// Recomputes the outputs of a finished call from its inputs and compares them. LSE is compared if it is given.
 Report check_forward(const Problem& problem, const ForwardArgs& finished);
 Report check_backward(const Problem& problem, const BackwardArgs& finished);
 

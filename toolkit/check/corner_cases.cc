@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The named cases. Each one stands for a corner that some attention library got wrong or that a tile size makes likely.
+// The named cases. Each one covers a corner that some attention library got wrong or that a tile size makes likely.
 #include "check/case.hpp"
 
 namespace tessera::check {
@@ -12,7 +12,7 @@ struct Shape {
 
 class List {
  public:
-    /// Appends a case of this shape, for the caller to refine.
+    /// Appends a case of this shape that the caller refines.
     Case& add(const char* id, const Shape& s, DType dtype = DType::fp32) {
         Case c{.id = id, .seed = cases.size() + 1};
         c.problem = {.dtype = dtype,
@@ -99,7 +99,7 @@ void add_scores(List& list) {
     Case& scalar = list.add("bias_scalar_gradient", {2, 30, 40, 2, 2, 8, 8});
     scalar.problem.bias = scalar.problem.bias_gradient = true;
     scalar.bias_broadcast = {true, true, true, true};
-    scalar.dlse = true;  // a row of dS sums to its dLSE: without it this gradient is 0, whatever a kernel adds up
+    scalar.dlse = true;  // a row of dS sums to its dLSE; without dLSE this gradient is 0 in any kernel
     Case& dropout = list.add("dropout_half", {2, 100, 130, 2, 1, 32, 32});
     dropout.problem.dropout = {.probability = 0.5, .seed = 42};
     dropout.dlse = true;
@@ -148,14 +148,14 @@ void add_layouts(List& list) {
     odd_tile.problem.mask.causal = Causal::bottom_right;
 }
 
-/// A tile of queries with keys, then many without, in every block of a persistent grid: fa3's forward once waited
-/// forever.
+/// Adds a tile of queries with keys and then many without, in every block of a persistent grid. This order can make a
+/// persistent kernel wait forever.
 void add_waiting(List& list) {
     list.add("queries_without_keys", {9, 799, 3, 6, 6, 128, 128}, DType::fp16).problem.mask.causal =
         Causal::bottom_right;
 }
 
-/// One bias for a batch, for all heads, for all queries: its gradient is the sum over them.
+/// Adds one bias for a batch, for all heads and for all queries. Its gradient is the sum over them.
 void add_shared_biases(List& list) {
     const auto shared = [&](const char* id, std::array<bool, 4> broadcast, DType dtype = DType::fp32) {
         Case& c = list.add(id, {3, 30, 40, 4, 2, 8, 8}, dtype);

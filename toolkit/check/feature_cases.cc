@@ -15,18 +15,19 @@ namespace {
 struct Dims {
     std::int64_t qk, v;
 };
-/// Those that kernels are compiled for.
+/// Head dimensions that kernels are compiled for.
 constexpr Dims kExact[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
-/// Those that are padded. fa3 takes multiples of 8.
+/// Head dimensions that are padded. fa3 takes multiples of 8.
 constexpr Dims kPadded[] = {{24, 24},  {128, 64},  {64, 128},  {40, 88},  {256, 64},
                             {64, 256}, {128, 256}, {256, 128}, {160, 96}, {136, 184}};
 
-/// tall: two tiles of queries of any kernel, and keys for two blocks. wide: few queries, and blocks of keys enough to
-/// go round any ring of stages. long_row: past the 2,048 keys up to which a row is short to fa3.
+/// Sizes. `tall` has two tiles of queries of any kernel, and keys for two blocks. `wide` has few queries, and enough
+/// blocks of keys to wrap around any ring of stages. `long_row` exceeds the 2,048 keys up to which fa3 treats a row as
+/// short.
 enum class Size : std::uint8_t { tall, wide, long_row };
 const char* name_of_size(Size size) { return size == Size::tall ? "tall" : size == Size::wide ? "wide" : "long"; }
 
-/// Numbers that depend on the seed and on what they are for, not on how many were drawn before.
+/// Numbers that depend on the seed and their purpose, but not on the number of earlier draws.
 class Numbers {
  public:
     Numbers(std::uint64_t seed, Size size, Dims dims)
@@ -47,13 +48,13 @@ void set_ragged(Case& c, const Numbers& numbers) {
 }
 
 void set_window(Mask& mask, const Problem& p, const Numbers& numbers) {
-    // Under `long` the band stays longer than what counts as short; else it cuts blocks on both sides.
+    // In long rows the band stays longer than a short row; at other sizes it cuts blocks on both sides.
     const bool wide = p.len_kv > 2048;
     mask.window_left = wide ? p.len_kv - numbers.between(20, 1, 40) : numbers.between(20, 1, p.len_kv / 2);
     mask.window_right = numbers.between(21, 0, p.len_kv / 4);
 }
 
-/// Queries enough that some see a long row: with top-left alignment, and where the first ones see nothing.
+/// Sets enough queries that some see a long row, with top-left alignment and when the first queries see nothing.
 void set_long_columns(Feature feature, Problem& p) {
     if (feature != Feature::causal_top_left && feature != Feature::empty_rows) return;
     p.heads_q = p.heads_kv = 1;
@@ -73,7 +74,7 @@ void set_mask(Feature feature, Case& c, const Numbers& numbers) {
     if (feature == Feature::all_but_bias) p.mask.causal = Causal::bottom_right;
 }
 
-/// Groups of 2 to 16 heads, under the masks that a step of decoding or a part of a prompt has.
+/// Sets groups of 2 to 16 heads under the masks of a decoding step or of a chunk of a prompt.
 void set_stacked_heads(Case& c, const Numbers& numbers, bool wide) {
     Problem& p = c.problem;
     p.heads_kv = wide ? 2 : 1;
@@ -119,21 +120,21 @@ Case make_case(Feature feature, DType dtype, Dims dims, Size size, std::uint64_t
     }
     set_mask(feature, c, numbers);
     set_scores(feature, c, numbers);
-    if (size == Size::tall && dims.qk + dims.v > 256) p.heads_q = p.heads_kv = 1;  // the reference takes its time
+    if (size == Size::tall && dims.qk + dims.v > 256) p.heads_q = p.heads_kv = 1;  // keeps the reference fast
     if (feature == Feature::grouped_heads || feature == Feature::all_but_bias) p.heads_q = 3, p.heads_kv = 1;
     if (feature == Feature::stacked_heads) set_stacked_heads(c, numbers, size != Size::tall);
     if (feature == Feature::ragged || feature == Feature::all_but_bias) set_ragged(c, numbers);
     if (feature == Feature::strided) c.layout = Layout::bhsd, p.batch = 2;
     c.dlse = feature == Feature::dlse;
     c.lse = feature != Feature::no_lse;
-    // fa3 stacks no heads for who wants the residual of O.
+    // fa3 does not stack heads (PackGQA) if the residual of O is requested.
     c.o_residual = is_16_bit(dtype) && feature != Feature::stacked_heads && numbers.between(41, 0, 1) == 0;
     c.threads = static_cast<int>(numbers.between(40, 1, 3));
     return c;
 }
 
-/// The number of cases like this one that a shape of a kernel gets. Kernels that are compiled for one shape meet every
-/// head_dim and size in the random cases; here they get one case of each feature and dtype.
+/// Returns the number of cases like this one that a shape of a kernel gets. Kernels that are compiled for one shape
+/// meet every head_dim and size in the random cases. They get one case of each feature and dtype here.
 int most(const KernelInfo& kernel, const FeatureCase& c) {
     if (kernel_of(kernel).shapes.size() > 1) return c.padded ? 1 : 2;
     return c.padded ? 0 : 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cases by what they ask of a kernel, so that every compiled shape of every kernel runs with every feature that it
-// takes. Random cases do not see to that: most of them are refused by the kernels that are compiled for few shapes.
+// Cases by kernel feature: every compiled shape of every kernel runs with every feature that it supports. Random cases
+// do not cover this, because kernels compiled for few shapes refuse most of them.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace tessera::check {
 
-/// A feature of a case besides, or instead of, plain attention. A kernel may have code of its own for each.
+/// A feature that a case adds to plain attention or has in its place. A kernel may have separate code for each.
 enum class Feature : std::uint8_t {
     plain,
     large_logits,
@@ -25,7 +25,7 @@ enum class Feature : std::uint8_t {
     cross_lengths,  ///< causal, with fewer queries than keys
     empty_rows,     ///< causal, with fewer keys than queries: the first queries see none
     grouped_heads,
-    stacked_heads,  ///< groups of powers of two, whose heads fa3 makes rows of one tile; with masks, some ragged
+    stacked_heads,  ///< groups of 2^n heads, which fa3 stacks as rows of one tile (PackGQA); with masks, some ragged
     ragged,         ///< sequences of all lengths, 0 among them
     softcap,
     alibi,
@@ -34,9 +34,9 @@ enum class Feature : std::uint8_t {
     scale_negative,
     all_but_bias,  ///< ragged, grouped, causal, window, softcap, ALiBi, dropout
     bias,
-    bias_gradient,  ///< backward: dbias is wanted
+    bias_gradient,  ///< backward: dbias is requested
     dlse,           ///< backward: LSE has a gradient
-    no_lse,         ///< forward: nobody wants LSE
+    no_lse,         ///< forward: LSE is not requested
     strided,        ///< [batch, heads, len, head_dim] in memory
 };
 inline constexpr std::array kFeatures{
@@ -66,37 +66,38 @@ inline constexpr std::array kFeatures{
 /// "causal_top_left", "dlse", ...
 const char* name_of(Feature feature);
 
-/// Does this feature mean anything to a pass? dlse and bias_gradient are inputs of the backward, no_lse of the forward.
+/// True if this feature affects a pass. dlse and bias_gradient are inputs of the backward, no_lse of the forward.
 bool concerns(Feature feature, Pass pass);
 
 struct FeatureCase {
     Feature feature = Feature::plain;
-    bool padded = false;  ///< head_dim or head_dim_v is one that no kernel is compiled for, or they differ oddly
-    Case which;           ///< its id: "dlse/bf16/192x128/wide"
+    bool padded = false;  ///< no kernel is compiled for head_dim or head_dim_v, or the two differ in an unusual way
+    Case which;           ///< the case, with an id such as "dlse/bf16/192x128/wide"
 };
 
-/// Every feature x dtype x head_dim (with one of V that differs) x size: several tiles of queries, several blocks of
-/// keys, and a row longer than any that counts as short. The numbers of queries and keys depend on the seed.
+/// Returns every combination of feature, dtype, head_dim (with one head_dim_v that differs) and size. The sizes are
+/// several tiles of queries, several blocks of keys, and a row longer than any that counts as short. The numbers of
+/// queries and keys depend on the seed.
 std::vector<FeatureCase> feature_cases(std::uint64_t seed);
 
 /// The answer of a kernel to a Problem on this machine.
 struct Answer {
     bool takes = false;
-    bool unavailable = false;  ///< its device is not there, which says nothing about the Problem
-    std::string reason;        ///< why it does not take it, or can't
+    bool unavailable = false;  ///< its device is missing, which says nothing about the Problem
+    std::string reason;        ///< the reason for refusing the Problem or failing to run it
     std::string shape;         ///< the compiled shape that runs it
 };
 Answer ask(const KernelInfo& kernel, const Problem& problem);
 
-/// A case, and the kernels that it is for.
+/// A case and the kernels that run it.
 struct Chosen {
     FeatureCase of;
     std::vector<const KernelInfo*> kernels;
 };
 
-/// Enough of feature_cases() that each of these kernels gets two cases for every compiled shape x feature x dtype that
-/// it takes, and one of a padded head_dim; kernels of one shape get one. Kernels whose device is not there get none.
-/// `only`: one feature.
+/// Chooses enough of feature_cases() that each kernel gets two cases for every compiled shape, feature and dtype that
+/// it supports, and one with a padded head_dim. Kernels of one shape get one. Kernels without their device get none.
+/// `only` selects one feature.
 std::vector<Chosen> choose_feature_cases(std::uint64_t seed, const std::vector<const KernelInfo*>& kernels,
                                          std::optional<Feature> only = {});
 

@@ -61,7 +61,7 @@ std::uint64_t Random::bits(std::uint64_t index) const {
 double Random::uniform(std::uint64_t index) const { return (static_cast<double>(bits(index) >> 12) + 0.5) * 0x1p-52; }
 
 double Random::normal(std::uint64_t index) const {
-    std::int64_t sum = 0;  // of integers, so that no order of additions can matter
+    std::int64_t sum = 0;  // a sum of integers, which any order of additions leaves equal
     for (std::uint32_t part = 0; part < 3; ++part) {
         for (const std::uint32_t word : block(seed_, stream_, index, part)) sum += word;
     }
@@ -69,7 +69,7 @@ double Random::normal(std::uint64_t index) const {
 }
 
 double index_code(std::int64_t row, std::int64_t column) {
-    // Two columns together tell 65,536 rows apart: even ones hold the low byte, odd ones the high byte.
+    // Two columns together distinguish 65,536 rows: even columns hold the low byte, odd columns the high byte.
     const std::int64_t byte = column % 2 == 0 ? row : row >> 8;
     return static_cast<double>(byte & 0xFF) - 128.0;
 }
@@ -100,7 +100,7 @@ void fill(const TensorView& tensor, Fill kind, std::uint64_t seed) {
         store_from_double(element, tensor.dtype, value);
     };
     if (!tensor.given() || tensor.size() == 0) return;
-    // Elements don't depend on each other, so threads share a tensor in which each has a place of its own.
+    // Elements are independent, so that each thread fills its own part of the tensor.
     const std::int64_t slices = shape[0] * shape[1];
     const std::int64_t of_task = std::max<std::int64_t>(1, kElementsOfTask * slices / tensor.size());
     const auto bytes = static_cast<std::size_t>(tensor.size() * size_of(tensor.dtype));

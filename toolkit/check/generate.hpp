@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Input generators: the same seed gives the same bits on every platform and compiler, whatever the strides.
+// Input generators: one seed gives the same bits on every platform and compiler, for any strides.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ enum class Fill : std::uint8_t {
     normal,        ///< N(0, 1)
     outliers,      ///< N(0, 1) + N(0, 100) with probability 0.001 (FlashAttention-3 paper, section 4.3)
     large_logits,  ///< N(0, 30^2): as q, logits with a deviation of 30
-    index_coded,   ///< row j (second dimension of rank 4, first below) holds a code of j: finds permuted keys
+    index_coded,   ///< row j (second dimension at rank 4, else first) holds a code of j, which reveals permuted keys
     zeros,
     ones,
 };
@@ -24,17 +24,17 @@ enum class Fill : std::uint8_t {
 const char* name_of(Fill fill);
 std::optional<Fill> fill_of(std::string_view name);
 
-/// Counter-based random numbers (Philox4x32-10): number `index` of stream `stream` of a seed, in any order.
+/// Counter-based random numbers (Philox4x32-10). Number `index` of stream `stream` of a seed can be drawn in any order.
 class Random {
  public:
     explicit Random(std::uint64_t seed, std::uint64_t stream = 0) : seed_(seed), stream_(stream) {}
 
-    /// 64 random bits of one index.
+    /// Returns 64 random bits of one index.
     std::uint64_t bits(std::uint64_t index) const;
-    /// In (0, 1), never an end.
+    /// Returns a uniform number in the open interval (0, 1).
     double uniform(std::uint64_t index) const;
-    /// N(0, 1): sums of 12 uniform numbers less 6 (Irwin-Hall), exact in fp64 and hence the same everywhere; no tail
-    /// beyond 6.
+    /// Returns a sample of N(0, 1): a sum of 12 uniform numbers less 6 (Irwin-Hall). It is exact in fp64 and hence
+    /// equal on every platform; it has no tail beyond 6.
     double normal(std::uint64_t index) const;
 
  private:
@@ -46,7 +46,7 @@ class Random {
 /// rounded to the dtype, so that the values do not depend on layout.
 void fill(const TensorView& tensor, Fill fill, std::uint64_t seed);
 
-/// The value of index_coded for row `row`, column `column`: an integer in [-128, 127], exact in every dtype.
+/// Returns the value of index_coded for a row and a column: an integer in [-128, 127], exact in every dtype.
 double index_code(std::int64_t row, std::int64_t column);
 
 }  // namespace tessera::check

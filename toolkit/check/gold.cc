@@ -22,7 +22,7 @@ PackedCall<Args> pack_inputs(const Problem& problem, const Args& args) {
     packed.k = packed_copy(args.k);
     packed.v = packed_copy(args.v);
     packed.bias = packed_copy(args.bias);
-    packed.call = inputs_of<Args>(inputs_of<ForwardArgs>(args));  // those of both passes
+    packed.call = inputs_of<Args>(inputs_of<ForwardArgs>(args));  // the inputs of both passes
     packed.call.q = packed.q.view;
     packed.call.k = packed.k.view;
     packed.call.v = packed.v.view;
@@ -34,7 +34,7 @@ PackedCall<Args> pack_inputs(const Problem& problem, const Args& args) {
 
 RoundingsByValue::RoundingsByValue(DType dtype) {
     if (dtype != DType::bf16 && dtype != DType::fp16) return;
-    const auto positions = static_cast<std::size_t>(2 / unit_roundoff(dtype));  // quarters of the steps from 1 to 2
+    const auto positions = static_cast<std::size_t>(2 / unit_roundoff(dtype));  // quarter steps from 1 to 2
     squares_.resize(positions);
     sums_.resize(positions);
     outward_.resize(positions);
@@ -50,8 +50,8 @@ void RoundingsByValue::add(double value, double squares, double sum, double outw
 
 std::size_t RoundingsByValue::position_of(double value) const {
     int exponent = 0;
-    const double mantissa = 2 * std::frexp(std::abs(value), &exponent) - 1;  // of 1 .. 2, less 1
-    const double noise = 1e-9;  // of fp64: what is one number on paper shall not fall to two positions
+    const double mantissa = 2 * std::frexp(std::abs(value), &exponent) - 1;  // mantissa in 1 .. 2, less 1
+    const double noise = 1e-9;  // fp64 noise: values that are equal on paper get one position
     const auto count = static_cast<double>(squares_.size());
     return static_cast<std::size_t>((mantissa + noise) * count) % squares_.size();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gold that compare.cc holds a result against, one struct per output tensor; everything is fp64 and packed.
+// The gold holds the packed fp64 values and bounds for compare.cc, one struct per output tensor.
 #pragma once
 
 #include <algorithm>
@@ -27,24 +27,24 @@ constexpr double unit_roundoff(DType dtype) {
     }
 }
 
-/// The smallest normal number: below it, rounding errors are those of this number.
+/// The smallest normal number. Numbers below it are rounded with the same absolute error as it is.
 constexpr double smallest_normal(DType dtype) { return dtype == DType::fp16 ? 0x1p-14 : 0x1p-126; }
 
-/// The roundings of one tensor's terms by value: a weight rounds by where it lies between two numbers of the dtype, so
-/// weights of one value, to a quarter of that distance and a power of two, have one rounding in common. Copies of a
-/// query, a saturated softcap, or keys alike under ALiBi leave few values.
+/// Groups the roundings of one tensor's terms by value. The rounding of a weight depends on its position between two
+/// numbers of the dtype. Weights that agree to a quarter of that distance and a power of two share one rounding. Copies
+/// of a query, a saturated softcap, or equal keys under ALiBi leave few values.
 class RoundingsByValue {
  public:
     explicit RoundingsByValue(DType dtype = DType::fp64);
-    /// A term `value` times others: `squares`, the sum of the squares of what it enters; `sum` and `outward`, what it
-    /// adds to the sum of all elements, and to the sum of their sizes.
+    /// Adds a term `value` times others. `squares` is the sum of squares that it contributes. `sum` and `outward` are
+    /// its contributions to the sum of all elements and to the sum of their absolute values.
     void add(double value, double squares, double sum = 0, double outward = 0);
-    /// The largest weight of a row, which is 1 in most kernels and then no other row's business: its `sum` and
-    /// `outward`. Rows of one `draw` round theirs alike in every kernel.
+    /// Adds the largest weight of a row with its `sum` and `outward`. Most kernels represent it as 1, so that no other
+    /// row shares its rounding. Rows of one `draw` round it alike in every kernel.
     void add_largest(std::size_t draw, double weight, double sum, double outward);
     const std::vector<double>& squares() const { return squares_; }
-    /// The sum of the squares of what the largest weights add, those of one draw taken together; or, where rows are
-    /// copies, those of one value (a kernel may divide by l first), whichever is more.
+    /// Returns the sum of the squares of what the largest weights contribute, with those of one draw added first. If
+    /// rows are copies, the result is the larger of that and the sum by value, because a kernel may divide by l first.
     double largest_squared(bool outward, bool has_copies) const;
     const std::vector<double>& sums(bool outward) const { return outward ? outward_ : sums_; }
 
@@ -61,30 +61,30 @@ class RoundingsByValue {
     std::vector<Largest> largest_;
 };
 
-/// Which dimension of a tensor counts queries or keys: rows of 64 neighbours in it are judged by themselves too.
+/// The dimension of a tensor that counts queries or keys. Blocks of 64 neighbouring rows in it are also judged alone.
 enum class Positions : std::uint8_t { before_heads, last_but_one };
 
-/// One output: the right values and, element by element, how far off a kernel may be and why (see compare.hpp).
+/// One output: the right values and, for each element, how far a kernel may deviate and why (see compare.hpp).
 struct TensorGold {
     std::string name;
     Packed value;      ///< from the fp64 reference
     Packed magnitude;  ///< M: sum of the absolute values of the terms
     Packed score;      ///< A: the score allowance, 0 in rows of ordinary scores
-    Packed subnormal;  ///< fp16: what weights (in gradients: dS) lose that are small beside the largest
+    Packed subnormal;  ///< fp16: the loss in weights (in gradients: dS) that are small beside the largest
     Packed unfused;    ///< the same-precision unfused result; empty for fp32 and fp64
     /// Squares of the terms with a factor that every kernel rounds to the dtype (P in O and dV, dS in the others).
     Packed rounded;
-    RoundingsByValue by_value;  ///< the same terms of all elements
+    RoundingsByValue by_value;  ///< those terms of all elements, by value
     Positions positions;
-    /// O: the first row with the same query on the same keys, for each row; empty: each row its own. Their weights
-    /// round alike.
+    /// O: for each row, the first row with the same query on the same keys, whose weights round alike. Empty if no two
+    /// rows share a query.
     std::vector<std::size_t> draws;
-    /// Elements of which docs/numerics.md promises nothing: a score that they hang on passes the largest fp32 number.
+    /// Elements without a promise in docs/numerics.md: a score that they depend on exceeds the largest fp32 number.
     std::vector<bool> free;
-    /// Are rows of the inputs copies of others (stride 0)? Their terms round alike and may all add up.
+    /// True if rows of the inputs are copies of others (stride 0). Their terms round alike and may all add up.
     bool has_copies = false;
 
-    /// Zeros of the shape of `like` everywhere. `dtype`: what the terms are rounded to.
+    /// Fills everything with zeros in the shape of `like`. `dtype` is the dtype that the terms are rounded to.
     TensorGold(std::string tensor_name, const TensorView& like, DType dtype = DType::fp64,
                Positions which = Positions::before_heads)
         : name(std::move(tensor_name)),
@@ -109,7 +109,7 @@ struct TensorGold {
 template <class Args>
 struct PackedCall {
     Problem problem;  ///< dtype fp64
-    DType dtype;      ///< of the Problem that was packed
+    DType dtype;      ///< dtype of the Problem that was packed
     Packed q, k, v, bias, d_o, dlse;
     Args call{};
 };
@@ -120,7 +120,7 @@ Packed packed_lse(const Problem& problem);
 PackedCall<ForwardArgs> pack(const Problem& problem, const ForwardArgs& args);
 PackedCall<BackwardArgs> pack(const Problem& problem, const BackwardArgs& args);
 
-/// Has one of the tensors a dimension of stride 0?
+/// True if one of the tensors has a dimension of stride 0.
 bool has_copies(std::initializer_list<const Packed*> tensors);
 
 /// Fills magnitude and score of both (magnitudes.cc). o.value must be filled in.
@@ -133,7 +133,7 @@ struct Gradients {
     TensorGold* dv;
     TensorGold* dbias;
 };
-/// `with_residual`: kernels may make delta of O and its rest.
+/// `with_residual`: kernels may compute delta from O and its residual.
 void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients, bool with_residual);
 
 }  // namespace tessera::check

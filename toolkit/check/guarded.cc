@@ -12,10 +12,10 @@
 namespace tessera::check {
 namespace {
 
-constexpr std::size_t kBand = 256;  // bytes of a guard band: more than any vector register
+constexpr std::size_t kBand = 256;  // bytes of a guard band; wider than any vector register
 constexpr std::byte kPoison{0xFF};
 
-/// Order of the dimensions from outermost to innermost, and what lies between them.
+/// Order of the dimensions from outermost to innermost, and the gaps between them.
 struct Arrangement {
     std::array<std::size_t, 4> order{0, 1, 2, 3};
     std::array<std::int64_t, 4> gap{};  // elements after the extent of a dimension
@@ -26,7 +26,7 @@ struct Arrangement {
 Arrangement random_arrangement(std::size_t rank, std::uint64_t seed) {
     const Random random(seed, 0xA11);
     Arrangement a;
-    // The last dimension stays innermost in three of four tensors, as callers have it.
+    // The last dimension stays innermost in three of four tensors, which is the usual layout of callers.
     const std::size_t movable = random.uniform(0) < 0.75 ? rank - 1 : rank;
     for (std::size_t i = movable; i > 1; --i) std::swap(a.order[i - 1], a.order[random.bits(i) % i]);
     for (std::size_t d = 0; d < rank; ++d) {
@@ -53,7 +53,7 @@ GuardedTensor::GuardedTensor(DType dtype, std::initializer_list<std::int64_t> sh
     view_ = dense_view(nullptr, dtype, shape);
     const auto rank = shape.size();
     const Arrangement a = arrangement_of(layout, rank, layout_seed);
-    // Expanding the last dimension would leave no unit stride; any other one is fair game.
+    // Expanding the last dimension would leave no unit stride; any other dimension may be expanded.
     const std::size_t expanded =
         expand && layout == Layout::random && rank > 1 ? Random(layout_seed, 0xE4).bits(0) % (rank - 1) : rank;
     std::int64_t extent = 1;

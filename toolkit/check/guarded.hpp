@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Guarded memory: every byte that no element owns is poison before a call and must be poison after it.
+// Guarded memory: every byte outside the elements is poisoned before a call and must hold that poison after it.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace tessera::check {
 
-/// A tensor in memory of its own, with gaps and guard bands full of NaN (bytes 0xFF: NaN in every floating dtype).
+/// A tensor in its own memory, with gaps and guard bands full of NaN (bytes 0xFF are NaN in every floating dtype).
 class GuardedTensor {
  public:
     GuardedTensor() = default;
@@ -25,14 +25,14 @@ class GuardedTensor {
     GuardedTensor& operator=(GuardedTensor&&) = default;
 
     const TensorView& view() const { return view_; }
-    /// Everything, gaps and guard bands included.
+    /// All memory, including gaps and guard bands.
     std::span<std::byte> memory() { return memory_; }
 
     /// Poisons every byte, elements included.
     void poison();
-    /// Remembers every byte.
+    /// Records the value of every byte.
     void snapshot() { before_ = memory_; }
-    /// Has any byte changed since snapshot()? `elements_too`: false lets the elements change (an output).
+    /// True if no byte has changed since snapshot(). If `elements_too` is false, the elements may change (an output).
     bool unchanged(bool elements_too) const;
 
  private:
@@ -41,7 +41,7 @@ class GuardedTensor {
     TensorView view_{};
 };
 
-/// A workspace with guard bands, poisoned.
+/// A poisoned workspace with guard bands.
 class GuardedWorkspace {
  public:
     explicit GuardedWorkspace(std::size_t bytes);

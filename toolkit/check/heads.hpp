@@ -23,12 +23,12 @@ void for_each_head(const PackedCall<Args>& packed, F&& f) {
     }
 }
 
-/// Element of fp64 rows. In loops over columns take `packed_row` instead.
+/// Returns an element of fp64 rows. Loops over columns use `packed_row` instead.
 inline double& slot(const HeadRows& rows, std::int64_t row, std::int64_t column) {
     return *static_cast<double*>(rows.at(row, column));
 }
 
-/// A row of fp64 rows whose columns are neighbours, as in every tensor of zeros that a gold has.
+/// Returns a row whose columns are contiguous, which holds for every zero-filled tensor of a gold.
 inline double* packed_row(const HeadRows& rows, std::int64_t row) { return static_cast<double*>(rows.at(row, 0)); }
 
 }  // namespace tessera::check

@@ -24,22 +24,22 @@ double largest_finite(DType dtype) {
     }
 }
 
-/// Numbers under this may be flushed to zero or keep few bits.
+/// Numbers below this may be flushed to zero or lose bits.
 double tiny(DType dtype) {
     if (dtype == DType::fp16) return 0x1p-24;
     return dtype == DType::fp64 ? std::numeric_limits<double>::min() : 0x1p-126;
 }
 
-/// To bf16 or fp16 and back.
+/// Rounds to bf16 or fp16 and back.
 double rounded(double value, DType dtype) {
     return dtype == DType::bf16 ? to_double(from_double<Bf16>(value)) : to_double(from_double<Fp16>(value));
 }
 
-/// Sums over finite elements; an error is what exceeds the element's allowance.
+/// Sums over finite elements. An error counts only beyond the element's allowance.
 struct Sums {
     double count = 0;
-    double error = 0, value = 0, magnitude = 0, unfused = 0, perfect = 0;  // of squares
-    double value_fourth = 0;                                               // of fourth powers
+    double error = 0, value = 0, magnitude = 0, unfused = 0, perfect = 0;  // sums of squares
+    double value_fourth = 0;                                               // sum of fourth powers
     double max_error = 0, max_unfused = 0, max_perfect = 0;
 
     void add(const Sums& other) {
@@ -59,7 +59,7 @@ struct WorstElement {
     std::string text;
 };
 
-/// NaN where and only where the gold is NaN; infinities equal, and numbers beyond the dtype may be infinite.
+/// True if NaN is where the gold has NaN and infinities are equal. Numbers beyond the dtype's range may be infinite.
 bool same_kind(double expected, double got, DType dtype) {
     if (std::isnan(expected) || std::isnan(got)) return std::isnan(expected) && std::isnan(got);
     if (std::isinf(expected)) return got == expected;
@@ -102,7 +102,7 @@ class Judge {
         return report_;
     }
 
-    /// The allowance of an element: errors of large scores, numbers too small for the dtype, fp32 sums.
+    /// Returns the allowance of an element for errors of large scores, numbers too small for the dtype, and fp32 sums.
     double allowance(std::size_t i) const {
         const double sums = in_16_bits() ? kFp32Sums * 0x1p-24 * gold_.magnitude.data[i] : 0;
         return gold_.score.data[i] + gold_.subnormal.data[i] + tiny_ + sums;
@@ -114,11 +114,11 @@ class Judge {
         if (role_ == Role::lse) return kLseAbsolute + kLseRelative * value + gold_.score.data[i] + tiny_;
         if (in_16_bits()) return kElementRoundings * (unit_ + unit_) * magnitude + allowance(i);
         const double relative =
-            (role_ == Role::output ? kOutputElement : kGradientElement) * (unit_ / 0x1p-24);  // fp64: in proportion
+            (role_ == Role::output ? kOutputElement : kGradientElement) * (unit_ / 0x1p-24);  // scaled for fp64
         return relative * magnitude + kElementValue * unit_ * value + allowance(i);
     }
 
-    /// Returns false when the kinds differ: the report says where.
+    /// Gathers the errors. Returns false if the kinds differ; the report says where.
     bool gather() {
         bool same = true;
         errors_.assign(gold_.value.data.size(), 0.0);
@@ -181,7 +181,8 @@ class Judge {
         };
         if (in_16_bits()) {
             const double unfused = std::abs(gold_.unfused.data[i] - expected);
-            if (!std::isfinite(unfused)) return;  // no yardstick: the rule of elements is left
+            if (!std::isfinite(unfused))
+                return;  // no unfused result to compare with; the rule of elements still applies
             const double perfect = std::abs(rounded(expected, dtype_) - expected);
             track(unfused, sums.unfused, sums.max_unfused);
             track(std::isfinite(perfect) ? perfect : 0, sums.perfect, sums.max_perfect);
@@ -193,7 +194,7 @@ class Judge {
         sums.magnitude += gold_.magnitude.data[i] * gold_.magnitude.data[i];
     }
 
-    /// Holds a value against a limit; the rule that is used up furthest stays in the report.
+    /// Compares a value with a limit. The rule closest to its limit stays in the report.
     void hold(const std::string& rule, double value, double limit, const std::string& worst) {
         TensorReport next = report_;
         next.rule = rule;
@@ -236,10 +237,10 @@ class Judge {
             const Sums sums = sums_of(rows);
             if (sums.count == 0) continue;
             const double value = std::sqrt(sums.value);
-            // The number of equal elements that would make up the RMS: one large row counts as few.
+            // The number of equal elements that would give this RMS; one large row counts as few.
             const double elements = sums.value > 0 ? sums.value * (sums.value / sums.value_fourth) : sums.count;
             const double few = 1 + kFewElements / std::sqrt(elements);
-            // Terms that are copies have one error: nothing averages.
+            // Terms that are copies share one error, so that nothing averages out.
             const double few_cancelled = gold_.has_copies ? 1 + kFewElements : few;
             const double cancelled = kCancelled * unit_ * std::sqrt(sums.magnitude);
             const double norm = value > 0 ? value : 1;
@@ -249,8 +250,8 @@ class Judge {
         }
     }
 
-    /// The contract's ratios, or what the roundings that no kernel does without pass once in 10^5 tensors (chance.hpp):
-    /// an unfused computation that was lucky is no yardstick.
+    /// Applies the contract's ratios, or the error that unavoidable roundings exceed once in 10^5 tensors (chance.hpp)
+    /// if that is larger. An unfused computation that was lucky sets no standard.
     void against_roundings() {
         const Chance chance(gold_, dtype_, got_.dtype);
         const auto all = scopes();
@@ -260,7 +261,7 @@ class Judge {
             if (sums.count == 0) continue;
             const Chance::Squares by_chance = chance.squares(rows, static_cast<double>(all.size()));
             const double ratio = kRmseRatio * std::sqrt(std::max(sums.unfused, sums.perfect));
-            // Correct rounding of numbers that are alike costs more than expected, in every kernel.
+            // Correct rounding of equal numbers costs more than expected in every kernel.
             const double unlucky = std::max(0.0, sums.perfect - by_chance.last);
             const double sharp = kSharpRatio * std::sqrt(by_chance.expected + unlucky);
             const bool is_sharp = sharp < ratio && !gold_.has_copies;
@@ -278,8 +279,8 @@ class Judge {
              report_.worst);
     }
 
-    /// Signed errors, over the rows without an allowance for large scores: their sum, and their sum away from 0, are
-    /// within five deviations of what roundings do to them.
+    /// Checks the signed errors over the rows without an allowance for large scores. Their sum, and their sum away from
+    /// 0, must stay within five deviations of the effect of roundings.
     void unbiased(const Chance& chance) {
         const auto dim = static_cast<std::size_t>(gold_.row_size());
         std::vector<std::size_t> rows;
@@ -292,7 +293,7 @@ class Judge {
         if (n == 0) return;
         for (const bool outward : {false, true}) {
             double sum = 0;
-            double perfect = 0;  // the bias of correctly rounded results: alike rows round alike
+            double perfect = 0;  // the bias of correctly rounded results, in which equal rows round alike
             double squares = 0;
             for (const std::size_t row : rows) {
                 for (std::size_t i = row * dim; i < (row + 1) * dim; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One tensor against its gold, by the rules that compare.hpp states.
+// Judges one tensor against its gold by the rules that compare.hpp states.
 #pragma once
 
 #include "check/compare.hpp"
@@ -8,11 +8,11 @@
 
 namespace tessera::check {
 
-/// Which rules a tensor falls under.
+/// The set of rules that a tensor falls under.
 enum class Role { output, lse, gradient };
 
-/// `dtype` is the Problem's: it decides the rules. The dtype of `got` (fp32 for lse and some bias gradients) decides
-/// what the last rounding may cost.
+/// `dtype` is the Problem's and decides the rules. The dtype of `got` (fp32 for lse and some bias gradients) decides
+/// the error that the last rounding may make.
 TensorReport judge(const TensorGold& gold, const TensorView& got, DType dtype, Role role);
 
 }  // namespace tessera::check

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What each kernel takes and may refuse, written down a second time: a kernel that refuses anything else fails the
-// tests and `tessera check`, instead of leaving their cases.
+// States a second time what each kernel supports and may refuse. A kernel that refuses anything else fails the tests
+// and `tessera check`, so that no case is skipped in silence.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace tessera::check {
 
-/// Does this kernel take the dtype? Independent of KernelInfo::dtypes, which a change may shorten by mistake.
+/// True if this kernel supports the dtype. KernelInfo::dtypes is not read, because a change may shorten it by mistake.
 inline bool takes(const KernelInfo& kernel, DType dtype) {
     if (kernel.backend == Backend::reference) return true;
     if (is_16_bit(dtype)) return true;
@@ -21,14 +21,13 @@ inline bool takes(const KernelInfo& kernel, DType dtype) {
     return dtype == DType::fp32 && fp32;
 }
 
-/// Do scores go through nothing but a positive scale and the mask?
+/// True if scores pass through nothing but a positive scale and the mask.
 inline bool plain_scores(const Problem& p) {
     const auto scale = static_cast<float>(p.effective_scale());
     return p.softcap == 0 && !p.alibi && !p.bias && p.dropout.probability == 0 && std::isnormal(scale) && scale > 0;
 }
 
-/// How the reason begins for which this kernel refuses the Problem on a device that it is made for; "" when it has to
-/// take it.
+/// Returns the start of this kernel's reason for refusing the Problem on a supported device; "" if it must run it.
 inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) {
     if (!takes(kernel, p.dtype)) return "does not take " + std::string(name_of(p.dtype));
     if (kernel.name == "cpu.fa1.forward" && p.len_kv > 65536) return "renormalises O at every K/V block";

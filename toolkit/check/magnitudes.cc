@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sizes of the terms that each output is the sum of, and the effect of an error in the scores. The formulas are the
+// Computes the sizes of the terms that each output sums, and the effect of an error in the scores. The formulas are the
 // reference's with absolute values in place of the terms.
 #include <algorithm>
 #include <cmath>
@@ -20,11 +20,11 @@ namespace {
 
 using reference::Head;
 
-constexpr double kScoreError = kScoreRoundings * 0x1p-24;  // of the sum of absolute values of a score
+constexpr double kScoreError = kScoreRoundings * 0x1p-24;  // relative to the sum of absolute values of a score
 constexpr double kSlopeError =
-    kSlopeRoundings * 0x1p-24;  // of 1 - tanh^2: a difference of numbers near 1 where the cap bites
+    kSlopeRoundings * 0x1p-24;  // error of 1 - tanh^2, a difference of numbers near 1 under a strong softcap
 
-/// The weights of one row and the errors that they may have.
+/// The weights of one row and their possible errors.
 struct Row {
     Range keys;
     std::vector<double> query;         // [head_dim]
@@ -34,7 +34,7 @@ struct Row {
     std::vector<double> sizes;         // [len_kv], of the scores with an allowance, else 0
     double score_size = 0;             // probability-weighted mean of the sums of absolute values
     bool defined = false;              // false: no key seen, or NaN; such a row has no allowance
-    bool beyond = false;               // its largest score is no fp32 number: +inf, or all of them -inf
+    bool beyond = false;               // the largest score is outside fp32: +inf, or all scores are -inf
 
     explicit Row(const Problem& p)
         : query(static_cast<std::size_t>(p.head_dim)),
@@ -48,13 +48,13 @@ struct Row {
     double dot(std::int64_t j) const { return dots[static_cast<std::size_t>(j)]; }
 };
 
-/// Share of a rounding's square that a weight takes: one so near 1 that it becomes 1 is off by what it lacks.
+/// Returns the part of a rounding's square that a weight takes; a weight that rounds to 1 errs by 1 minus its value.
 double share_rounded(double weight, double drop, DType dtype) {
     const double missing = (1 - weight) / (0.425 * unit_roundoff(dtype));  // 0.425 u: the mean rounding, chance.cc
     return drop == 1 ? std::min(1.0, missing * missing) : 1;
 }
 
-/// Sum of the absolute values that score (i, j) is made of.
+/// Returns the sum of the absolute values of the parts of score (i, j).
 double score_size(const Head& head, std::int64_t i, std::int64_t j, const Row& row) {
     const Problem& p = head.problem;
     double sum = std::transform_reduce(row.query.begin(), row.query.end(), head.k + j * p.head_dim, 0.0, std::plus<>(),
@@ -105,17 +105,17 @@ std::vector<double> sums_of_squares(const double* rows, std::int64_t count, std:
     return sums;
 }
 
-/// Row i of the backward pass: what the gradients of its scores are made of.
+/// Row i of the backward pass: the parts of the gradients of its scores.
 struct GradientRow {
     std::vector<double> d_o;      // [head_dim_v]
     std::vector<double> dp_size;  // [len_kv], |dropout| * sum_c |dO_c| |V_jc|
     double delta_size = 0;        // sum_j p_j dp_size_j + |dLSE|
-    double largest = 0;           // over every |dS|: sizes of what it is made of
-    double delta_error = 0;       // what the errors of the weights do to delta
-    std::vector<double> errors;   // [len_kv], of the weights: Row's, and all of one that is too small to be held
-    std::vector<double> ds;       // [len_kv], the gradient of the scores itself
-    DType dtype;                  // what a kernel rounds to
-    double o_error;               // of O, beside its size, as delta is made of it
+    double largest = 0;           // largest |dS| by the sizes of its parts
+    double delta_error = 0;       // effect of the errors of the weights on delta
+    std::vector<double> errors;   // [len_kv], of the weights: Row's, and the whole of a weight too small to be held
+    std::vector<double> ds;       // [len_kv], the gradient of the scores
+    DType dtype;                  // the dtype that a kernel rounds to
+    double o_error;               // error of O relative to its size, as it enters delta
     GradientRow(const Problem& p, DType rounded_to, double error_of_o)
         : d_o(static_cast<std::size_t>(p.head_dim_v)),
           dp_size(static_cast<std::size_t>(p.len_kv)),
@@ -156,7 +156,7 @@ void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, co
     g.largest += g.delta_size;
 }
 
-/// The rows of one gradient that the terms of one head go to.
+/// The rows of one gradient that receive the terms of one head.
 struct Target {
     TensorGold& gold;
     RoundingsByValue& by_value;
@@ -177,18 +177,18 @@ struct Target {
           rounded(rows_of(gold.rounded.view)) {}
 };
 
-/// Nothing is promised of these elements.
+/// Marks elements without a promise.
 void set_free(const Target& target, std::int64_t row, std::int64_t column, std::int64_t count) {
     const double* const first = &slot(target.value, row, column);
     std::fill_n(target.gold.free.begin() + (first - target.gold.value.data.data()), count, true);
 }
 
-/// A factor of the terms of a row: what it is, how large what it is made of, and how far off it may be.
+/// A factor of the terms of a row: its value, the size of its parts, and its possible error.
 struct Factor {
     double value, size, error;
 };
 
-/// A row of a tensor gets the terms `factor` times `x` [dim].
+/// Adds the terms `factor` times `x` [dim] to a row of a tensor.
 void add_terms(const Target& to, std::int64_t row, const Factor& factor, const double* x, std::int64_t dim) {
     double* const magnitude = packed_row(to.magnitude, row);
     double* const rounded = packed_row(to.rounded, row);
@@ -200,7 +200,7 @@ void add_terms(const Target& to, std::int64_t row, const Factor& factor, const d
     for (std::int64_t c = 0; c < dim; ++c) score[c] += factor.error * std::abs(x[c]);
 }
 
-/// Are all keys copies of one (stride 0)?
+/// True if all keys are copies of one (stride 0).
 bool keys_are_copies(const Head& head, const Range& keys) {
     const std::int64_t dim = head.problem.head_dim;
     for (std::int64_t j = keys.begin + 1; j < keys.end; ++j) {
@@ -209,11 +209,11 @@ bool keys_are_copies(const Head& head, const Range& keys) {
     return keys.size() > 1;
 }
 
-/// Elements of dS with one value round alike. If their keys are copies too, their errors add up in each element of dQ
-/// and do not average: n of them count n^2 times, and add_terms() counted them n times.
+/// Adds the errors of equal elements of dS, which round alike. If their keys are copies too, the errors add up in each
+/// element of dQ: n of them count n^2 times, of which add_terms() counted n.
 void add_copied_terms(const Target& dq, std::int64_t row, const std::vector<double>& values, const double* key,
                       std::int64_t dim) {
-    std::map<float, double> counts;  // fp32, so that the order of a sum in fp64 tells no copies apart
+    std::map<float, double> counts;  // fp32, so that the order of a sum in fp64 does not separate copies
     for (const double value : values) counts[static_cast<float>(value)] += 1;
     double more = 0;
     for (const auto& [value, count] : counts) more += (count * count - count) * static_cast<double>(value) * value;
@@ -227,7 +227,7 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
     const double scale = std::abs(p.effective_scale());
     const double query_squares = sum_of_squares(row.query.data(), p.head_dim);
     const double d_o_squares = sum_of_squares(g.d_o.data(), p.head_dim_v);
-    std::vector<double> values;  // of dS with the softcap's slope
+    std::vector<double> values;  // dS with the slope of the softcap
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         const double terms = g.dp_size[static_cast<std::size_t>(j)] + g.delta_size;
         const double ds = g.ds[static_cast<std::size_t>(j)];
@@ -235,7 +235,7 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
         const double error = g.errors[static_cast<std::size_t>(j)];
         const double ds_error = error * terms + row.weight(j) * g.delta_error;
         const double slope = scale * head.score_slope(row.dot(j));
-        // The error of 1 - tanh^2: its own rounding, and 2 / softcap of the error of a large score.
+        // The error of 1 - tanh^2 is its own rounding plus 2 / softcap times the error of a large score.
         const double by_score =
             p.softcap > 0 ? 2 / p.softcap * kScoreError * row.sizes[static_cast<std::size_t>(j)] : 0;
         const double slope_error = p.softcap > 0 ? scale * (kSlopeError + by_score) : 0;
@@ -261,7 +261,7 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
     }
 }
 
-/// In fp16: every dS of the head may be off by `lost`, since small ones are subnormal beside the largest.
+/// Adds the loss in fp16: every dS of the head may be off by `lost`, as small ones are subnormal beside the largest.
 void add_subnormal_gradients(const Head& head, double lost, const Target& dq, const Target& dk, const Target* dbias) {
     const Problem& p = head.problem;
     const double factor = lost * std::abs(p.effective_scale());
@@ -291,8 +291,8 @@ struct ValueSums {
     }
 };
 
-/// Row i of O: the sizes of its terms, and what the rounding of each weight does to the sums of all elements. `signs`
-/// [head_dim_v]: those of its elements, as 1 and -1. `draw`: the first row whose weights round alike.
+/// Adds row i of O: the sizes of its terms, and the effect of rounding each weight on the sums of all elements.
+/// `signs` [head_dim_v] holds 1 or -1 per element. `draw` is the first row whose weights round alike.
 void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, const Row& row, DType dtype,
                     const std::vector<double>& signs, std::size_t draw, const Target& to) {
     const std::int64_t dim = head.problem.head_dim_v;
@@ -308,7 +308,7 @@ void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, c
         const double drop = head.dropout_factor(i, j);
         const double kept = row.weight(j) * drop;
         const double root_of_share = std::sqrt(share_rounded(row.weight(j), drop, dtype));
-        // M has the terms of dropped keys too.
+        // M includes the terms of dropped keys.
         const Factor weight{root_of_share * kept, row.weight(j) * (drop > 0 ? drop : 1), row.error(j) * drop};
         add_terms(to, i, weight, v, dim);
         if (dtype == DType::fp16) {
@@ -374,7 +374,7 @@ void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gra
         const HeadRows d_o = of_queries(packed.d_o.view);
         const HeadRows dlse = lse_rows(packed.dlse.view, sequence, h);
         const std::vector<double> k_squares = sums_of_squares(head.k, sequence.len_kv, p.head_dim);
-        double largest = 0;  // of dS
+        double largest = 0;  // largest dS
         for (std::int64_t i = 0; i < sequence.len_q; ++i) {
             load_row(head, i, row);
             if (!row.defined) continue;

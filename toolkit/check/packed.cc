@@ -12,7 +12,7 @@
 namespace tessera::check {
 namespace {
 
-/// fp64, the shape of `like`, C order; dimensions of stride 0 take no memory when `keep_expanded`.
+/// Makes an fp64 tensor in the shape of `like` in C order. With `keep_expanded`, dimensions of stride 0 take no memory.
 Packed make(const TensorView& like, bool keep_expanded) {
     Packed result;
     result.view = TensorView{.dtype = DType::fp64, .rank = like.rank, .shape = like.shape};
@@ -33,7 +33,7 @@ Packed packed_zeros(const TensorView& like) { return make(like, false); }
 
 Packed packed_copy(const TensorView& from) {
     Packed result = make(from, true);
-    TensorView source = from;  // one index of every expanded dimension is enough
+    TensorView source = from;  // one index of every expanded dimension suffices
     TensorView target = result.view;
     for (std::size_t d = 0; d < static_cast<std::size_t>(from.rank); ++d) {
         if (target.strides[d] == 0 && target.shape[d] > 1) source.shape[d] = target.shape[d] = 1;

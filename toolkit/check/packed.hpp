@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fp64 copies of tensors of any dtype and strides: what the gold is computed from and kept in.
+// fp64 copies of tensors of any dtype and strides. The gold is computed from them and stored in them.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace tessera::check {
 
-/// An fp64 tensor that owns its memory. Moving keeps the view valid; copying would not, so there is no copy.
+/// An fp64 tensor that owns its memory. It can be moved, which keeps the view valid, but not copied.
 struct Packed {
     std::vector<double> data;
     TensorView view{};  ///< C order; dimensions that were expanded by stride 0 stay expanded
@@ -23,21 +23,21 @@ struct Packed {
     Packed& operator=(Packed&&) = default;
 };
 
-/// Every element of `from`, converted exactly. A tensor that was not given stays so.
+/// Copies every element of `from`, converted exactly. An absent tensor stays absent.
 Packed packed_copy(const TensorView& from);
 
-/// Zeros in the shape of `like`, C order.
+/// Returns zeros in the shape of `like`, in C order.
 Packed packed_zeros(const TensorView& like);
 
-/// The shape with sizes 1 for the dimensions that the rank lacks.
+/// Returns the shape at rank 4, with size 1 for the dimensions that `t` lacks.
 inline std::array<std::int64_t, 4> shape_of_rank_4(const TensorView& t) {
     std::array<std::int64_t, 4> shape{1, 1, 1, 1};
     for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) shape[d] = t.shape[d];
     return shape;
 }
 
-/// Calls f(flat, element) for every element of the slices begin ... end - 1 in C order: its C order index, and its
-/// address as std::byte*. A slice is what lies under one pair of the first two indices.
+/// Calls f(flat, element) for every element of slices begin ... end - 1 in C order, with its C order index and its
+/// address as std::byte*. A slice holds the elements under one pair of the first two indices.
 template <class F>
 void for_each_element_of_slices(const TensorView& t, std::int64_t begin, std::int64_t end, F&& f) {
     const auto shape = shape_of_rank_4(t);
@@ -60,7 +60,7 @@ void for_each_element(const TensorView& t, F&& f) {
     for_each_element_of_slices(t, 0, shape[0] * shape[1], f);
 }
 
-/// "[1, 0, 3]": the indices of the element with C order index `flat`.
+/// Returns the indices of the element with C order index `flat`, such as "[1, 0, 3]".
 std::string index_text(const TensorView& t, std::int64_t flat);
 
 }  // namespace tessera::check

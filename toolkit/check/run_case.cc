@@ -23,7 +23,7 @@
 namespace tessera::check {
 namespace {
 
-/// One number per tensor: its values and its layout come from the case's seed and this.
+/// One number per tensor. This number and the case's seed decide its values and its layout.
 enum Tensor : std::uint64_t {
     kQ,
     kK,
@@ -46,7 +46,7 @@ enum Tensor : std::uint64_t {
 constexpr double kHoleShare = 0.2;
 
 std::uint64_t seed_of(const Case& c, Tensor tensor) {
-    std::uint64_t id = 0;  // the id counts, so that corner cases of one seed differ too
+    std::uint64_t id = 0;  // the id enters, so that corner cases of one seed differ too
     for (const char letter : c.id) id = id * 131 + static_cast<unsigned char>(letter);
     return Random(c.seed, id).bits(tensor);
 }
@@ -158,19 +158,17 @@ Report appended(Report report, const Report& more) {
     return report;
 }
 
-/// The plan of a case for one kernel, or why there is none.
-/// May the kernel refuse the case for this reason?
+/// True if the kernel may refuse the case for this reason.
 bool may_refuse(const Case& c, const KernelInfo& kernel, const Error& reason) {
     if (reason.code() == ErrorCode::device_unavailable) return true;
     const auto says = [&](std::string_view text) {
         return !text.empty() && std::string_view(reason.what()).find(text) != std::string_view::npos;
     };
-    const bool lacks =
-        says("needs compute capability") || says("bytes of shared memory");  // a GPU that it is not made for
+    const bool lacks = says("needs compute capability") || says("bytes of shared memory");  // an unsupported GPU
     return (kernel.backend == Backend::cuda && lacks) || says(expected_refusal(kernel, c.problem));
 }
 
-/// A Plan, or why there is none.
+/// Returns a Plan, or an Outcome that says why there is none.
 std::variant<Plan, Outcome> plan_of(const Case& c, const KernelInfo& kernel) {
     PlanOptions options{.pass = kernel.pass, .kernel = kernel.name, .tile = c.tile, .threads = c.threads};
     for (;;) {
@@ -225,8 +223,8 @@ struct CaseRunner::State {
     Report run_forward(const Plan& plan, const Execution& how, const ForwardGold& gold);
     Report run_backward(const Plan& plan, const Execution& how, const BackwardGold& gold);
 
-    /// Calls run(tensors, workspace) where the plan wants the tensors, on a CUDA device with all the memory around
-    /// them. False when a guard band of the workspace changed.
+    /// Calls run(tensors, workspace) with the tensors where the plan expects them; on a CUDA device all the memory
+    /// around them is copied too. Returns false if a guard band of the workspace changed.
     template <class Args, class Run>
     bool run_planned(const Plan& plan, std::span<const NamedTensor> outputs, const Args& args, const Run& run) {
         if (plan.device.type == DeviceType::cpu) {
@@ -368,7 +366,7 @@ Outcome CaseRunner::run(const KernelInfo& kernel, const Execution& how) {
             if (s.c.o_residual) store_residuals(forward_gold().o(), s.o_residual.view(), s.c.problem.dtype);
             outcome.report = s.run_backward(plan, how, backward_gold());
         }
-    } catch (const Error& e) {  // a tensor whose strides the kernel does not take
+    } catch (const Error& e) {  // the kernel refuses the strides of a tensor
         if (e.code() != ErrorCode::unsupported) throw;
         outcome.refusal = e.what();
         outcome.may_refuse = kernel.backend == Backend::cuda;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a Case on kernels and judges everything that a kernel may do: its results, and the memory that it must leave.
+// Runs a Case on kernels and judges every effect: the results, and the memory that must not change.
 #pragma once
 
 #include <memory>
@@ -16,9 +16,9 @@ namespace tessera::check {
 
 /// The outcome of one case on one kernel.
 struct Outcome {
-    std::optional<std::string> refusal;  ///< of the plan or the call; then nothing ran
-    bool may_refuse = true;              ///< by limits.hpp, or because it has no device here
-    Report report;                       ///< results, and one more row "memory" when a byte changed that should not
+    std::optional<std::string> refusal;  ///< reason of the plan or the call for refusing; then nothing ran
+    bool may_refuse = true;              ///< limits.hpp allows the refusal, or the device is missing
+    Report report;                       ///< results, and one more row "memory" if a byte changed that should not
     bool pass() const { return refusal.has_value() ? may_refuse : report.pass(); }
 };
 

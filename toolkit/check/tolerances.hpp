@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every number that the judge holds a result against, once. docs/numerics.md has the same numbers in the table
-// "Tolerances" under the same names, with what they mean; a test compares the two.
+// Every number that the judge compares a result with. docs/numerics.md has these numbers and their meaning in the table
+// "Tolerances" under the same names; a test compares the two.
 #pragma once
 
 namespace tessera::check {

@@ -19,7 +19,7 @@ void round_all(Packed& tensor, DType dtype) {
     for (double& value : tensor.data) value = rounded(value, dtype);
 }
 
-/// Rows of one head that every step needs, all [len_kv] but the first two.
+/// Vectors of one row that every step uses, [len_kv] except the first two.
 struct Row {
     std::vector<double> query;  // [head_dim]
     std::vector<double> d_o;    // [head_dim_v]
@@ -34,7 +34,7 @@ struct Row {
           ds(dots.size()) {}
 };
 
-/// P of row i over its visible keys; all 0 where the row sees nothing, NaN where it is undefined.
+/// Computes P of row i over its visible keys: 0 for a row that sees nothing, NaN for an undefined row.
 void weights_of_row(const Head& head, std::int64_t i, DType dtype, Row& row) {
     const Range keys = head.band.row(i);
     head.load_query(i, row.query.data());
@@ -56,7 +56,7 @@ void weights_of_row(const Head& head, std::int64_t i, DType dtype, Row& row) {
     }
 }
 
-/// dS of row i over its visible keys.
+/// Computes dS of row i over its visible keys.
 void score_gradient(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse, DType dtype,
                     Row& row) {
     const Problem& p = head.problem;
@@ -76,7 +76,7 @@ void score_gradient(const Head& head, std::int64_t i, const HeadRows& d_o, const
     }
 }
 
-/// A row [dim] gets `factor` times `x`.
+/// Adds `factor` times `x` to a row [dim].
 void add_scaled(const HeadRows& to, std::int64_t row, double factor, const double* x, std::int64_t dim) {
     double* const sums = packed_row(to, row);
     for (std::int64_t c = 0; c < dim; ++c) sums[c] += factor * x[c];

@@ -13,17 +13,17 @@
 namespace tessera::device {
 namespace {
 
-constexpr std::size_t kBand = 256;  // bytes; a multiple of what cudaMalloc aligns to
+constexpr std::size_t kBand = 256;  // bytes; a multiple of cudaMalloc's alignment
 constexpr int kPoison = 0xFF;
 constexpr std::size_t kMoreThanCaches = std::size_t{256} << 20;  // second-level caches of 2026 hold up to 126 MB
 
-/// Addresses of different arrays have an order only for std::less and its like.
+/// True if `outer` contains `inner`. Addresses of different arrays are ordered only by std::less and its like.
 bool contains(std::span<const std::byte> outer, std::span<const std::byte> inner) {
     const std::less_equal<> at_most;
     return at_most(outer.data(), inner.data()) && at_most(inner.data() + inner.size(), outer.data() + outer.size());
 }
 
-/// Ranges that overlap become one: views of a packed buffer, whose elements lie between each other's.
+/// Merges overlapping ranges into one, such as views of a packed buffer whose elements interleave.
 std::vector<std::span<std::byte>> merged(std::vector<std::span<std::byte>> ranges) {
     std::sort(ranges.begin(), ranges.end(),
               [](const auto& a, const auto& b) { return std::less<>()(a.data(), b.data()); });

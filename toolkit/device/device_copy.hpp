@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensors of the host, mirrored in CUDA memory: how the tools, whose data is in host memory, run CUDA kernels. In a
+// Mirrors host tensors in CUDA memory, so that the tools, whose data is in host memory, can run CUDA kernels. In a
 // build without CUDA everything here throws Error(device_unavailable).
 #pragma once
 
@@ -16,10 +16,10 @@
 
 namespace tessera::device {
 
-/// Is there a CUDA device that this build can use?
+/// True if there is a CUDA device that this build can use.
 bool cuda_available();
 
-/// Waits for all work on the device; nothing to do for host memory. Throws Error(internal) when a kernel failed.
+/// Waits for all work on the device; does nothing for host memory. Throws Error(internal) if a kernel failed.
 void synchronize(const Device& device);
 
 struct FreeDeviceMemory {
@@ -31,26 +31,26 @@ class DeviceCopy {
  public:
     explicit DeviceCopy(const Device& device);
 
-    /// Copies this host memory to the device. Views within it that are added later are views of the copy, so tensors
-    /// that share memory, or whose surroundings matter, keep both.
+    /// Copies this host memory to the device. Views within it that are added later are views of the copy. So tensors
+    /// that share memory still share it, and guard bands stay around them.
     void add_memory(std::span<std::byte> memory);
 
-    /// The view's mirror: in memory that was added, else in a copy of the bytes that its elements span. Starts of
-    /// memory are aligned to 256 bytes. A tensor that was not given stays so.
+    /// Returns the view's mirror: in memory that was added, else in a copy of the bytes that its elements span. Starts
+    /// of memory are aligned to 256 bytes. An absent tensor stays absent.
     TensorView add(const TensorView& host);
     TensorView add(const TensorView& host, std::span<std::byte> memory) {
         add_memory(memory);
         return add(host);
     }
-    /// Every tensor; those that share memory on the host share it on the device.
+    /// Adds every tensor; those that share memory on the host share it on the device.
     ForwardArgs add(const ForwardArgs& host);
     BackwardArgs add(const BackwardArgs& host);
 
-    /// Poisoned memory (bytes 0xFF) with guard bands around it.
+    /// Returns poisoned memory (bytes 0xFF) with guard bands around it.
     std::span<std::byte> workspace(std::size_t bytes);
     bool workspace_bands_unchanged() const;
 
-    /// Waits for the device, then copies everything back to where it came from.
+    /// Waits for the device, then copies everything back to its source.
     void copy_back() const;
 
  private:
@@ -69,7 +69,7 @@ class DeviceCopy {
     std::size_t workspace_bytes_ = 0;
 };
 
-/// Brings everything out of a device's caches: writes over more memory than they hold.
+/// Evicts everything from a device's caches by writing over more memory than they hold.
 class CacheEviction {
  public:
     explicit CacheEviction(const Device& device);
@@ -80,8 +80,8 @@ class CacheEviction {
     DeviceMemory memory_;
 };
 
-/// Calls run(tensors, workspace) with tensors where the plan wants them: the caller's own for host memory, else mirrors
-/// of them, copied back after the work is done. Mirrored tensors are checked before, as calls check those of the host.
+/// Calls run(tensors, workspace) with tensors on the plan's device: the caller's own for host memory, else mirrors that
+/// are copied back after the work is done. Mirrored tensors are checked first, as calls check those of the host.
 template <class Args, class Run>
 void run_on_host_tensors(const Plan& plan, const Args& host, const Run& run) {
     if (plan.device.type == DeviceType::cpu) {

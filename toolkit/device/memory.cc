@@ -21,7 +21,7 @@ void expect_ok(cudaError_t status, const char* what) {
     throw Error(ErrorCode::internal, "", fmt::format("CUDA, {}: {}", what, cudaGetErrorString(status)));
 }
 
-/// The device of the calling thread while this lives; the one before comes back.
+/// Sets the device of the calling thread and restores the previous one on destruction.
 class Current {
  public:
     explicit Current(const Device& device) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The few calls of the CUDA runtime that mirrors are made of. Each throws an Error: out_of_memory, internal with the
-// runtime's words, or device_unavailable in a build without CUDA.
+// The CUDA runtime calls that mirrors need. Each throws an Error: out_of_memory, internal with the runtime's message,
+// or device_unavailable in a build without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace tessera::device {
 
-/// Devices that can be used; 0 when there is no driver.
+/// Number of usable devices; 0 without a driver.
 int count_devices();
 
 std::byte* allocate(const Device& device, std::size_t bytes);

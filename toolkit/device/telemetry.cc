@@ -10,7 +10,7 @@
 namespace tessera::device {
 namespace {
 
-// The few names of NVML's stable C interface that are used, as its manual gives them.
+// Declares the used names of NVML's stable C interface, as its manual gives them.
 using NvmlDevice = void*;
 constexpr int kNvmlSuccess = 0;
 constexpr int kNvmlClockSm = 1;
@@ -35,7 +35,7 @@ struct Telemetry::Library {
         return function != nullptr;
     }
 
-    /// False when something is missing; then nothing may be asked.
+    /// Returns false if something is missing; then nothing may be read.
     bool open(const char* bus_id) {
         handle = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
         if (handle == nullptr) return false;

@@ -8,7 +8,7 @@
 
 namespace tessera::device {
 
-/// Clock and energy of a CUDA device, read through the driver's management library (NVML) when it is there. The library
+/// Reads the clock and energy of a CUDA device through the driver's management library (NVML), if present. The library
 /// is opened at run time: neither building nor running needs it.
 class Telemetry {
  public:
@@ -17,10 +17,10 @@ class Telemetry {
     Telemetry(const Telemetry&) = delete;
     Telemetry& operator=(const Telemetry&) = delete;
 
-    /// The clock of the multiprocessors at this moment, in MHz; 0 when it is not known.
+    /// Current clock of the multiprocessors in MHz; 0 if unknown.
     double clock_mhz() const;
 
-    /// Used since the driver was loaded; nothing when the device does not count it.
+    /// Energy used since the driver was loaded; empty if the device does not count it.
     std::optional<double> joules() const;
 
  private:

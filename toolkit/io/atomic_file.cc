@@ -24,7 +24,8 @@ namespace tessera::io {
 namespace {
 
 // The registry is a fixed table without locks or heap memory, because a signal handler reads it. A slot's folder and
-// name are written while it is `claimed` and read by the handler only after it turned them from `live` to `removing`.
+// name are written while it is `claimed`. The handler reads them only after it has changed the slot from `live` to
+// `removing`.
 enum class SlotState : int { free, claimed, live, removing };
 
 struct Slot {
@@ -36,7 +37,7 @@ struct Slot {
 
 constexpr int kSlots = 64;
 static_assert(std::atomic<SlotState>::is_always_lock_free, "the signal handler needs lock-free slots");
-// Zero-initialised static storage: usable from a handler at any time, before and after main too.
+// Zero-initialised static storage, usable from a handler at any time, even before and after main.
 constinit std::array<Slot, kSlots> slots;
 
 int claim_slot(int folder) {
@@ -59,7 +60,7 @@ Slot& slot_at(int index) { return slots[static_cast<std::size_t>(index)]; }
                 fmt::format("{}: {}: {}", path, what, std::generic_category().message(error)));
 }
 
-/// Some file systems cannot sync a folder or a special file, and say so; there is nothing to wait for then.
+/// True if a sync failed. A file system that cannot sync a folder or a special file has not failed.
 bool sync_failed(int descriptor) {
     while (::fsync(descriptor) != 0) {
         if (errno != EINTR) return errno != EINVAL && errno != ENOTSUP;
@@ -67,7 +68,7 @@ bool sync_failed(int descriptor) {
     return false;
 }
 
-/// The path behind a symbolic link, so that the link itself is not replaced by a file.
+/// Returns the path behind a symbolic link, so that the link itself is not replaced by a file.
 std::string follow_link(const std::string& path) {
     struct stat info {};
     if (::lstat(path.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) return path;
@@ -76,7 +77,7 @@ std::string follow_link(const std::string& path) {
     return real.get();
 }
 
-/// Permissions for the new file: those of the target, which must be a regular file, or none when it does not exist.
+/// Returns the permissions of the target, which must be a regular file, for the new file; empty if it does not exist.
 std::optional<unsigned> permissions_of(const std::string& path, int folder, const std::string& target) {
     struct stat info {};
     if (::fstatat(folder, target.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
@@ -122,14 +123,14 @@ void AtomicFile::open_folder() {
 
 void AtomicFile::open_temporary(std::optional<unsigned> permissions) {
     static std::atomic<unsigned> counter{0};
-    constexpr int kAttempts = 100;         // names left behind by a killed process of the same id are skipped
-    constexpr std::size_t kNameMax = 200;  // leaves room for the affixes below NAME_MAX
+    constexpr int kAttempts = 100;         // names that a killed process of equal id left behind are skipped
+    constexpr std::size_t kNameMax = 200;  // keeps the name with its affixes below NAME_MAX
     Slot& slot = slot_at(slot_);
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
         const std::string name =
             fmt::format(".{}.tmp.{}.{}", target_.substr(0, kNameMax), slot.process, counter.fetch_add(1));
         std::memcpy(slot.name, name.c_str(), name.size() + 1);
-        // Live before the file exists: a signal in between removes nothing, whereas the other order could leave a file.
+        // The slot is live before the file exists: a signal in between removes nothing. The other order could leak.
         slot.state.store(SlotState::live);
         constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
         descriptor_ = ::openat(folder_, name.c_str(), kFlags, permissions ? 0600U : 0666U);
@@ -183,7 +184,7 @@ void AtomicFile::discard() noexcept {
         SlotState expected = SlotState::live;
         const bool was_live = slot.state.compare_exchange_strong(expected, SlotState::free);
         if (!was_live && expected == SlotState::claimed) slot.state.store(SlotState::free);
-        // A handler in another thread is using the slot: leave it and its folder's descriptor alone, the process ends.
+        // A handler in another thread uses the slot and ends the process, so the slot and its folder's descriptor stay.
         if (!was_live && expected == SlotState::removing) folder_ = -1;
     }
     if (folder_ >= 0) ::close(std::exchange(folder_, -1));

@@ -32,7 +32,7 @@ class AtomicFile final : public ByteSink {
     void open_temporary(std::optional<unsigned> permissions);
     void discard() noexcept;
 
-    std::string path_;    // as the caller spelt it, for messages
+    std::string path_;    // spelled as by the caller, for messages
     std::string target_;  // the name to rename to, inside the folder
     std::string temporary_;
     std::string folder_path_;
@@ -41,8 +41,8 @@ class AtomicFile final : public ByteSink {
     int slot_ = -1;  // in the registry of uncommitted files
 };
 
-/// Removes the temporary file of every AtomicFile of this process that is not yet committed. Async-signal-safe: for a
-/// handler of SIGINT and SIGTERM, which ends the process afterwards. Their later commit() fails.
+/// Removes the temporary file of every uncommitted AtomicFile of this process; their later commit() fails. It is
+/// async-signal-safe, for a handler of SIGINT and SIGTERM that ends the process afterwards.
 void remove_uncommitted_files() noexcept;
 
 }  // namespace tessera::io

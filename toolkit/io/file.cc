@@ -35,7 +35,7 @@ std::string_view kind_of(mode_t mode) {
 }  // namespace
 
 AlignedBytes allocate(std::uint64_t bytes, const std::string& origin) {
-    // Asking what is left takes some 50 us.
+    // Reading the available memory takes about 50 us, so that small requests skip it.
     constexpr std::uint64_t kWorthAsking = std::uint64_t{1} << 24;
     return allocate(bytes, origin, bytes < kWorthAsking ? bytes : memory_state().left);
 }
@@ -64,7 +64,7 @@ void MemorySource::read(std::uint64_t offset, std::span<std::byte> into) const {
 }
 
 InputFile::InputFile(const std::string& path) : path_(path) {
-    // O_NONBLOCK: opening a FIFO without a writer would otherwise wait for ever; it has no effect on a regular file.
+    // O_NONBLOCK keeps open() from waiting forever on a FIFO without a writer; it has no effect on a regular file.
     descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (descriptor_ < 0) cannot_open(path, errno);
     struct stat info {};

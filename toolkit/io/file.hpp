@@ -12,7 +12,7 @@
 
 namespace tessera::io {
 
-/// Every tensor that a reader hands out starts at a multiple of this many bytes.
+/// Alignment in bytes of every tensor that a reader returns.
 inline constexpr std::size_t kAlignment = 64;
 
 struct AlignedDelete {
@@ -22,24 +22,24 @@ struct AlignedDelete {
 /// Memory aligned to kAlignment, not initialised.
 using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
 
-/// Allocates `bytes` (at least one). Throws Error(out_of_memory) that names `origin` when they exceed `limit` or the
+/// Allocates `bytes` (at least one). Throws Error(out_of_memory) that names `origin` if they exceed `limit` or the
 /// allocation fails, so that a huge file is refused before the machine starts to swap.
 AlignedBytes allocate(std::uint64_t bytes, const std::string& origin, std::uint64_t limit);
-/// The same; the limit is the memory that is left (memory.hpp).
+/// Allocates `bytes` with the available memory as the limit (memory.hpp).
 AlignedBytes allocate(std::uint64_t bytes, const std::string& origin);
 
-/// Where the bytes of a file come from. The format readers ask for the header first and, once it is proven to be
-/// consistent, have the payload read straight into its final place: a file is never held twice.
+/// The source of a file's bytes. The format readers read the header first and check it. Then they read the payload
+/// straight into its final memory, so that a file is never held twice.
 class ByteSource {
  public:
     virtual ~ByteSource() = default;
 
     virtual std::uint64_t size() const = 0;
 
-    /// The name that messages use.
+    /// Returns the name that messages use.
     virtual const std::string& origin() const = 0;
 
-    /// Fills `into` from `offset`. Throws Error(bad_data) when the source ends before.
+    /// Fills `into` from `offset`. Throws Error(bad_data) if the source ends before.
     virtual void read(std::uint64_t offset, std::span<std::byte> into) const = 0;
 };
 
@@ -57,10 +57,11 @@ class MemorySource final : public ByteSource {
     std::string origin_;
 };
 
-/// An open regular file, read with pread: unlike a mapping, a file that shrinks meanwhile is an Error and not a SIGBUS.
+/// An open regular file, read with pread. If the file shrinks meanwhile, pread gives an Error, while a mapping gives
+/// SIGBUS.
 class InputFile final : public ByteSource {
  public:
-    /// Throws Error(cannot_open) when `path` is missing, unreadable or not a regular file (a directory, FIFO, socket or
+    /// Throws Error(cannot_open) if `path` is missing, unreadable or not a regular file (a directory, FIFO, socket or
     /// device); never blocks on a FIFO.
     explicit InputFile(const std::string& path);
     ~InputFile() override;
@@ -77,7 +78,7 @@ class InputFile final : public ByteSource {
     std::uint64_t size_ = 0;
 };
 
-/// The bytes of a whole file in memory of its own.
+/// The bytes of a whole file in their own memory.
 struct FileBytes {
     AlignedBytes data;
     std::size_t size = 0;
@@ -85,11 +86,10 @@ struct FileBytes {
     std::span<const std::byte> span() const { return {data.get(), size}; }
 };
 
-/// Throws as InputFile does, and Error(out_of_memory) when the file is larger than `limit`, or than the memory that is
-/// left.
+/// Reads a whole file. Throws as InputFile does, and Error(out_of_memory) if the file exceeds `limit` or free memory.
 FileBytes read_file(const std::string& path, std::uint64_t limit = std::numeric_limits<std::uint64_t>::max());
 
-/// Where the bytes of an output go.
+/// The destination of an output's bytes.
 class ByteSink {
  public:
     virtual ~ByteSink() = default;

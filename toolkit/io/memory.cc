@@ -21,7 +21,7 @@ constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 
 std::uint64_t difference(std::uint64_t a, std::uint64_t b) { return a > b ? a - b : 0; }
 
-/// The number after `key` in a file of "key number" lines; with no key, the file's first number.
+/// Returns the number after `key` in a file of "key number" lines; without a key, the file's first number.
 std::optional<std::uint64_t> number_in(const std::string& path, std::string_view key = {}) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
@@ -30,7 +30,7 @@ std::optional<std::uint64_t> number_in(const std::string& path, std::string_view
         std::uint64_t number = 0;
         if (begin == std::string::npos) return std::nullopt;
         if (std::from_chars(line.data() + begin, line.data() + line.size(), number).ec == std::errc{}) return number;
-        return std::nullopt;  // "max"
+        return std::nullopt;  // the file says "max"
     }
     return std::nullopt;
 }
@@ -40,14 +40,14 @@ void add(MemoryState& state, std::uint64_t limit, std::uint64_t used) {
     state.left = std::min(state.left, difference(limit, used));
 }
 
-/// What the files of a control group are called: version 2, version 1.
+/// The file names of a control group, in version 2 and version 1.
 struct Names {
     const char *limit, *used, *cache;
 };
 constexpr Names kVersion2{"memory.max", "memory.current", "inactive_file "};
 constexpr Names kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "};
 
-/// The group's limit and those of all that it is in.
+/// Adds the limits of the group and of all its parent groups.
 void add_groups(MemoryState& state, const std::string& mount, std::string path, const Names& names) {
     for (;; path.erase(path.rfind('/'))) {
         while (path.ends_with('/')) path.pop_back();
@@ -62,7 +62,7 @@ void add_groups(MemoryState& state, const std::string& mount, std::string path, 
 
 void add_cgroups(MemoryState& state, const std::string& root) {
     std::ifstream file(root + "/proc/self/cgroup");
-    for (std::string line; std::getline(file, line);) {  // "4:memory:/path", "0::/path"
+    for (std::string line; std::getline(file, line);) {  // lines such as "4:memory:/path" or "0::/path"
         const std::size_t first = line.find(':');
         const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
         if (second == std::string::npos) continue;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The format: the 6 bytes "\x93NUMPY", a major and a minor version, the header's length (2 bytes in version 1, else 4,
-// little endian), the header (a Python dict literal), then the data up to the end of the file.
+// The format starts with the 6 bytes "\x93NUMPY", a major and a minor version, and the header's length (2 bytes in
+// version 1, else 4, little endian). The header (a Python dict literal) follows, then the data up to the end of the
+// file.
 #include "io/npy.hpp"
 
 #include <fmt/format.h>
@@ -70,7 +71,7 @@ struct HeaderText {
 
 HeaderText read_header_text(const ByteSource& source) {
     const std::string& origin = source.origin();
-    std::array<char, 12> start{};  // magic, version, length
+    std::array<char, 12> start{};  // magic, version, header length
     const std::uint64_t available = std::min<std::uint64_t>(source.size(), start.size());
     source.read(0, std::as_writable_bytes(std::span(start)).first(available));
     if (std::string_view(start.data(), kMagic.size()) != kMagic) bad_data(origin, "expected the magic bytes of .npy");
@@ -132,7 +133,7 @@ std::string header_text(const TensorView& view) {
     checked_bytes(view, "view");
     std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': (", dtype_name(view.dtype));
     for (int d = 0; d < view.rank; ++d) {
-        // The comma behind a single size makes it a tuple.
+        // The comma after a single size makes it a tuple.
         text += fmt::format("{}{}", view.shape[static_cast<std::size_t>(d)],
                             d + 1 < view.rank ? ", "
                             : view.rank == 1  ? ","

@@ -16,22 +16,22 @@ struct NpyOptions {
     bool bf16 = false;
 };
 
-/// Reads a .npy file of format 1, 2 or 3 as a TensorFile of one tensor, named by the file's stem. Fortran order is kept
-/// and comes out as a strided view. Pickled objects, structured dtypes and big-endian data are refused. Nothing is
-/// allocated for the data before the size of the file is proven to be what the header asks for.
+/// Reads a .npy file of format 1, 2 or 3 as a TensorFile of one tensor, named by the file's stem. Fortran order becomes
+/// a strided view. Pickled objects, structured dtypes and big-endian data are refused. Memory for the data is allocated
+/// only after the size of the file agrees with the header.
 ///
 /// Throws Error(cannot_open), Error(bad_data) or Error(out_of_memory); the message names the file.
 TensorFile read_npy(const std::string& path, const NpyOptions& options = {});
 
-/// The same, from the bytes of a file.
+/// Reads a .npy file from its bytes.
 TensorFile parse_npy(std::span<const std::byte> bytes, const NpyOptions& options = {},
                      const std::string& origin = "array.npy");
 
-/// Writes one tensor in C order, format 1, atomically. bf16 becomes `|V2`. A rank of 0 with data is a scalar.
-/// Throws Error(invalid_argument) when the view cannot be written, then Error(cannot_write).
+/// Writes one tensor in C order, format 1, atomically. bf16 becomes `|V2`. A rank of 0 with data is a scalar. Throws
+/// Error(invalid_argument) if the view cannot be written, then Error(cannot_write).
 void write_npy(const std::string& path, const TensorView& view);
 
-/// The bytes that write_npy() writes.
+/// Returns the bytes that write_npy() writes.
 std::vector<std::byte> serialize_npy(const TensorView& view);
 
 }  // namespace tessera::io

@@ -44,7 +44,7 @@ class HeaderParser {
         }
     }
 
-    /// A string without escapes: no legal key or dtype has one.
+    /// Parses a string without escapes, because no legal key or dtype has one.
     std::string_view parse_string() {
         skip_spaces();
         const char quote = position_ < text_.size() ? text_[position_] : '\0';
@@ -70,7 +70,7 @@ class HeaderParser {
         fail("True or False");
     }
 
-    /// "()", "(3,)", "(3, 4)" or "(3, 4,)"; "(3)" is a number in Python and no tuple.
+    /// Parses "()", "(3,)", "(3, 4)" or "(3, 4,)"; "(3)" is a number in Python and no tuple.
     void parse_shape() {
         expect('(');
         if (take(')')) return;

@@ -24,7 +24,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little 
 
 constexpr std::uint64_t kPrefix = 8;  // bytes before the header
 
-/// Bytes of the header, proven to be inside the file and under the limit.
+/// Returns the bytes of the header, checked to be inside the file and under the limit.
 std::uint64_t read_header_length(const ByteSource& source, const SafetensorsLimits& limits) {
     const std::string& origin = source.origin();
     if (source.size() < kPrefix) {
@@ -41,20 +41,20 @@ std::uint64_t read_header_length(const ByteSource& source, const SafetensorsLimi
     return length;
 }
 
-/// The header's text without its padding, after the checks that need no JSON.
+/// Returns the header's text without its padding, after the checks that need no JSON.
 std::string read_header_text(const ByteSource& source, std::uint64_t length) {
     const std::string& origin = source.origin();
     std::string text(length, '\0');
     source.read(kPrefix, std::as_writable_bytes(std::span(text)));
     if (text.empty() || text.front() != '{') bad_data(origin, "expected a header that starts with '{'");
-    // The JSON parser takes a NUL for the end of its input and would not look at what follows.
+    // The JSON parser takes a NUL for the end of its input and ignores the rest.
     if (text.find('\0') != std::string::npos) bad_data(origin, "expected a header without NUL bytes");
     text.resize(text.find_last_not_of(' ') + 1);
     if (text.back() != '}') bad_data(origin, "expected a header that ends with '}' and spaces");
     return text;
 }
 
-/// Compares what a tensor says about itself with its bytes, and fills the fields that follow from it.
+/// Compares a tensor's header entry with its bytes, and fills the fields that follow from it.
 void check_tensor(const std::string& origin, NamedTensor& tensor, std::uint64_t begin, std::uint64_t end) {
     const SafetensorsDtype* dtype = find_dtype(tensor.file_dtype);
     if (dtype == nullptr) {
@@ -80,7 +80,7 @@ void check_tensor(const std::string& origin, NamedTensor& tensor, std::uint64_t 
     tensor.bytes = static_cast<std::size_t>(bits / 8);
 }
 
-/// Proves that the tensors fill the payload from its first to its last byte, without holes or overlaps.
+/// Checks that the tensors fill the payload from its first to its last byte, without holes or overlaps.
 std::vector<TensorSource> check_layout(const ByteSource& source, std::vector<HeaderEntry> entries,
                                        std::uint64_t payload) {
     std::stable_sort(entries.begin(), entries.end(), [](const HeaderEntry& a, const HeaderEntry& b) {
@@ -129,7 +129,7 @@ void check_name(const std::string& name, std::set<std::string_view>& names) {
     }
 }
 
-/// A JSON string literal.
+/// Returns a JSON string literal.
 std::string literal(const std::string& text) {
     try {
         return nlohmann::json(text).dump();
@@ -138,7 +138,7 @@ std::string literal(const std::string& text) {
     }
 }
 
-/// The tensors in the order of their bytes in the file.
+/// Returns the tensors in the order of their bytes in the file.
 std::vector<const std::pair<std::string, TensorView>*> file_order(NamedViews tensors) {
     std::vector<const std::pair<std::string, TensorView>*> order;
     for (const auto& tensor : tensors) order.push_back(&tensor);

@@ -21,28 +21,28 @@ struct SafetensorsLimits {
     std::size_t name_bytes = 4'096;
 };
 
-/// Reads a .safetensors file. Stricter than the format's Rust implementation, never laxer: duplicate keys, unknown
-/// keys, numbers that are not plain non-negative integers, holes, overlaps and trailing bytes are all refused.
-/// Nothing is allocated for the payload before every size is proven to agree with the size of the file.
+/// Reads a .safetensors file. It is stricter than the format's Rust implementation and never laxer: duplicate keys,
+/// unknown keys, numbers that are not plain non-negative integers, holes, overlaps and trailing bytes are refused.
+/// Memory for the payload is allocated only after every size agrees with the size of the file.
 ///
 /// Throws Error(cannot_open), Error(bad_data) or Error(out_of_memory); the message names the file and the tensor.
 TensorFile read_safetensors(const std::string& path, const SafetensorsLimits& limits = {});
 
-/// The same, from the bytes of a file.
+/// Reads a .safetensors file from its bytes.
 TensorFile parse_safetensors(std::span<const std::byte> bytes, const std::string& origin = "<memory>",
                              const SafetensorsLimits& limits = {});
 
 using NamedViews = std::span<const std::pair<std::string, TensorView>>;
 using Metadata = std::map<std::string, std::string>;
 
-/// Writes the tensors in C order, atomically. Inside the file they stand by falling element size, then in the given
-/// order: contiguous and yet each aligned to its element size, which readers that map the file rely on.
+/// Writes the tensors in C order, atomically. The file orders them by decreasing element size, then as given. So they
+/// are contiguous and each is aligned to its element size, which readers that map the file rely on.
 ///
-/// Throws Error(invalid_argument) when a name repeats, is not UTF-8 or is over a limit of SafetensorsLimits, or a view
+/// Throws Error(invalid_argument) if a name repeats, is not UTF-8 or exceeds a limit of SafetensorsLimits, or if a view
 /// cannot be written; then Error(cannot_write).
 void write_safetensors(const std::string& path, NamedViews tensors, const Metadata& metadata = {});
 
-/// The bytes that write_safetensors() writes.
+/// Returns the bytes that write_safetensors() writes.
 std::vector<std::byte> serialize_safetensors(NamedViews tensors, const Metadata& metadata = {});
 
 }  // namespace tessera::io

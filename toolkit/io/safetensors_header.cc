@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The header is read through the parser's events, not as a JSON document: a document keeps the last of two equal keys
-// without a word, takes 1e3 for an integer, and builds any depth of nesting before it can be judged.
+// The header is read through the parser's events instead of a JSON document. A document silently keeps the last of two
+// equal keys, takes 1e3 for an integer, and builds nesting of any depth before it can be checked.
 #include "io/safetensors_header.hpp"
 
 #include <fmt/format.h>
@@ -40,9 +40,9 @@ constexpr std::array<SafetensorsDtype, 22> kDtypes{{
     {"U64", 64, {}},
 }};
 
-/// Receives the parser's events and accepts exactly the grammar of the format. Every method returns true or throws:
-/// the first thing out of place ends the parse. Nesting deeper than a tensor's arrays has no place in that grammar, so
-/// the depth never passes 3.
+/// Receives the parser's events and accepts exactly the grammar of the format. Every method returns true or throws, so
+/// that the first error ends the parse. The grammar has no nesting beyond a tensor's arrays, so the depth never exceeds
+/// 3.
 class HeaderHandler {
  public:
     using Json = nlohmann::json;
@@ -124,7 +124,7 @@ class HeaderHandler {
     }
 
     bool end_object() {
-        // Three keys, each known and none twice: all are there.
+        // Three keys, all known and distinct, are all that a tensor has.
         if (place_ == Place::tensor && tensor_keys_.size() != 3) {
             fail("expected the keys dtype, shape and data_offsets, came fewer");
         }
@@ -185,7 +185,7 @@ class HeaderHandler {
     const std::string& origin_;
     const SafetensorsLimits& limits_;
     Place place_ = Place::document;
-    std::string key_;  // the last one
+    std::string key_;  // the last key
     int offsets_ = 0;  // numbers seen in data_offsets
     std::set<std::string> root_keys_, tensor_keys_;
 };

@@ -15,17 +15,17 @@ namespace tessera::io {
 /// A dtype of the format.
 struct SafetensorsDtype {
     std::string_view name;
-    std::int64_t bits;           // of one element
+    std::int64_t bits;           // bits of one element
     std::optional<DType> known;  // its counterpart in tessera
 };
 
-/// Null when the format has no such dtype.
+/// Returns the dtype of this name, or null if the format has none.
 const SafetensorsDtype* find_dtype(std::string_view name);
 
-/// The format's name for a dtype of tessera.
+/// Returns the format's name for a dtype of tessera.
 std::string_view dtype_name(DType dtype);
 
-/// One tensor as the header states it; nothing is compared with the payload yet.
+/// One tensor as the header states it, not yet compared with the payload.
 struct HeaderEntry {
     NamedTensor tensor;  // name, file_dtype and shape
     std::uint64_t begin = 0;
@@ -37,8 +37,7 @@ struct Header {
     std::map<std::string, std::string> metadata;
 };
 
-/// Parses the JSON text of a header. Throws Error(bad_data) for everything that the grammar of the format does not
-/// allow, and for what passes `limits`.
+/// Parses the JSON text of a header. Throws Error(bad_data) for anything outside the grammar of the format or `limits`.
 Header parse_header(std::string_view text, const std::string& origin, const SafetensorsLimits& limits);
 
 }  // namespace tessera::io

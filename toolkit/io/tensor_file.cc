@@ -71,7 +71,7 @@ bool is_packed(const TensorView& view) {
 TensorFile::TensorFile(const ByteSource& source, std::vector<TensorSource> tensors,
                        std::map<std::string, std::string> metadata)
     : origin_(source.origin()), metadata_(std::move(metadata)) {
-    std::size_t total = 0;  // at most the file's size plus kAlignment a tensor: it cannot overflow
+    std::size_t total = 0;  // at most the file's size plus kAlignment per tensor, so that it cannot overflow
     for (TensorSource& entry : tensors) {
         entry.tensor.offset = total;
         total += aligned(entry.tensor.bytes);
@@ -115,7 +115,7 @@ TensorView TensorFile::view(const NamedTensor& tensor) const {
     }
     TensorView view{.data = data_.get() + tensor.offset, .dtype = tensor.dtype};
     view.rank = std::max(1, static_cast<int>(tensor.shape.size()));
-    view.shape[0] = 1;  // of a scalar
+    view.shape[0] = 1;  // a scalar gets shape [1]
     std::copy(tensor.shape.begin(), tensor.shape.end(), view.shape.begin());
     std::int64_t stride = 1;
     const auto rank = static_cast<std::size_t>(view.rank);

@@ -24,7 +24,7 @@ std::int64_t side_of(const std::string& text) {
     }
 }
 
-/// The parts of a text: "ragged, dropout 0.1".
+/// Splits a text such as "ragged, dropout 0.1" into its parts.
 std::vector<std::string> parts_of(const std::string& text) {
     std::vector<std::string> parts;
     for (std::size_t at = 0; at < text.size();) {
@@ -35,9 +35,9 @@ std::vector<std::string> parts_of(const std::string& text) {
     return parts;
 }
 
-constexpr std::string_view kDropout = "dropout ";  // of a Record's features, and its probability
+constexpr std::string_view kDropout = "dropout ";  // prefix of a feature of a Record; the probability follows
 
-/// The reverse of mask_text().
+/// Parses a text of mask_text().
 Mask mask_of(const std::string& text) {
     Mask mask;
     for (const std::string& part : parts_of(text)) {
@@ -65,24 +65,24 @@ DType dtype_of(const std::string& text) {
 }
 
 std::optional<Schedule> schedule_of(const Record& record) {
-    if (record.by == "cudnn") return Schedule::fa3;  // asynchronous products, producers and consumers
+    if (record.by == "cudnn") return Schedule::fa3;  // asynchronous MMAs, producers and consumers
     for (const Schedule s : kSchedules) {
         if (record.schedule == name_of(s)) return s;
     }
     return std::nullopt;
 }
 
-/// Whose kernels a Record's `by` are.
+/// Returns the library that a Record's `by` belongs to.
 std::string family_of(const std::string& by) { return by == "fa2" || by == "fa3" ? "flash-attention" : by; }
 
 std::string file_name(const Record& record) { return record.file.substr(record.file.find_last_of('/') + 1); }
 
-/// tessera's kernels on an H200 that are others now, as these commits had them. bench/fit/refit.py adds to it.
+/// Commits whose kernels of tessera on an H200 differ from today's kernels. bench/fit/refit.py adds to it.
 struct Retired {
     Schedule schedule;
     Pass pass;
     std::string_view commits;    ///< seven digits each
-    std::int64_t up_to_dim = 0;  ///< where only the kernel of head_dims up to this is another one
+    std::int64_t up_to_dim = 0;  ///< if set, only the kernel of head_dims up to this differs
 };
 constexpr Retired kRetired[] = {
     {Schedule::fa3, Pass::forward, "43f4a9d 6007569 a91e94a ad9c3d7 1f4ce20 4598982 4ce25a9 4d67f78 df61913"},
@@ -105,8 +105,8 @@ bool is_of_older_kernel(const Record& record, Schedule schedule, const model::Ma
     });
 }
 
-/// Rows of few heads at head_dim 64, which these commits cut into tiles of 192 queries and a model of the queue may not
-/// now (src/cuda/fa3/host/forward_dispatch.hpp).
+/// True for rows of few heads at head_dim 64 that these commits cut into tiles of 192 queries. A model of the queue may
+/// choose another tile (src/cuda/fa3/host/forward_dispatch.hpp).
 bool had_another_tile(const Record& record, const Prediction& prediction) {
     constexpr std::string_view kBefore[] = {"4598982", "4d67f78"};
     constexpr std::int64_t kLongRow = 2048, kTile = 192, kHeadDim = 64;
@@ -116,8 +116,9 @@ bool had_another_tile(const Record& record, const Prediction& prediction) {
            prediction.tile.block_q != kTile && std::any_of(std::begin(kBefore), std::end(kBefore), was_built_of);
 }
 
-/// Constants were fitted, or chosen, on the shapes of these files on these devices: a Record of them in any file is not
-/// held out. Of shapes that were drawn (drawn*), those with an odd number of keys are. Another device's always is.
+/// True if no constant was fitted to the Record. Constants were fitted, or chosen, on the shapes of these files on
+/// these devices; such a shape is not held out in any file. Among drawn shapes (drawn*), an odd number of keys is held
+/// out. Records of other devices always are.
 bool is_held_out(const Record& record, const model::Machine& machine) {
     const std::string name = file_name(record);
     const auto is = [&](const char* fitted) { return name.starts_with(fitted); };
@@ -127,15 +128,15 @@ bool is_held_out(const Record& record, const model::Machine& machine) {
     return !is("forward") && !is("backward") && !is("peers") && !is("seen");
 }
 
-/// tessera's CUDA backwards that sum delta over all pairs: two products more than the model counts. With the residual
-/// of O delta takes a kernel that is bound by memory; `standard` has no other.
+/// True for CUDA backwards of tessera that sum delta over all pairs, which takes two GEMMs more than the model counts.
+/// With the residual of O, a memory-bound kernel computes delta; `standard` has no other.
 bool sums_delta(const Record& record, Schedule schedule, const model::Machine& machine) {
     return record.by == "tessera" && record.pass == "backward" && machine.kind == model::MachineKind::gpu &&
            schedule != Schedule::standard && record.features.find("residual of O") == std::string::npos;
 }
 
-/// Does a prediction know all features: a ragged batch whose sequences' lengths are told, what saves the backward's
-/// sum, and, of some kernels, dropout?
+/// True if a prediction covers all features: a ragged batch with known sequence lengths, the residual of O, and, for
+/// some kernels, dropout.
 bool is_modelled(const Record& record) {
     const std::vector<std::string> parts = parts_of(record.features);
     return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
@@ -144,12 +145,12 @@ bool is_modelled(const Record& record) {
     });
 }
 
-/// Before this day tessera's dropout drew all 32 bits of every word (core/dropout.hpp).
+/// True if tessera's dropout drew all 32 bits of every word, as it did until this day (core/dropout.hpp).
 bool drew_whole_words(const Record& record) {
     return record.by == "tessera" && record.features.find(kDropout) != std::string::npos && record.date < "2026-11-26";
 }
 
-/// What keeps a Record from being compared, or nothing and its comparison.
+/// Returns the reason why a Record cannot be compared, or nothing and its comparison in `result`.
 std::optional<std::string> try_compare(const Record& record, const model::Machine* machine, Comparison& result) {
     const auto schedule = schedule_of(record);
     if (record.what != "measured") return "predictions";
@@ -284,7 +285,7 @@ std::string kind_of(const Problem& p) {
 
 namespace {
 
-/// One entry for each (device, pass, name_of(row)), one more for all of a device.
+/// Returns one entry for each (device, pass, name_of(row)), and one more for all rows of a device.
 template <class Name>
 std::vector<Accuracy> grouped(const std::vector<const Comparison*>& all_rows, const Name& name_of_row) {
     using Key = std::array<std::string, 3>;

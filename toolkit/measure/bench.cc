@@ -8,7 +8,7 @@
 namespace tessera::measure {
 namespace {
 
-constexpr double kLeastMs = 50;  // counters of energy step every few milliseconds
+constexpr double kLeastMs = 50;  // energy counters step every few milliseconds
 
 /// Energy and clocks around counted calls.
 class Readings {
@@ -22,7 +22,7 @@ class Readings {
         if (gauge_ == nullptr) return;
         clocks_.push_back(gauge_->clock_mhz());
         const auto end = gauge_->joules();
-        if (!begin_ || !end || *end < *begin_) known_ = false;  // a counter that wrapped tells nothing
+        if (!begin_ || !end || *end < *begin_) known_ = false;  // a counter that wrapped is useless
         else joules_ += *end - *begin_;
         milliseconds_ += milliseconds;
     }

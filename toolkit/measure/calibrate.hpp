@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The roofs of the machine at hand: of the CPU by measuring, of a GPU from the Records of bench/micro.
+// Measures the roofs of this machine: a CPU by running code, a GPU from the Records of bench/micro.
 #pragma once
 
 #include <functional>
@@ -13,26 +13,26 @@
 
 namespace tessera::measure {
 
-/// Told before each measurement: what is measured.
+/// Called before each measurement with the name of what is measured.
 using CalibrationProgress = std::function<void(const std::string& what)>;
 
-/// Measures the roofs of this host on one thread and on `threads` (0: all that the process may use): multiply-adds,
-/// products of bf16 tiles, tessera's own exponential, the clock, reading from the second and last level of cache and
-/// from memory, the start of a parallel loop. Takes about 4 seconds.
+/// Measures the roofs of this host on one thread and on `threads` (0: all that the process may use). It times
+/// multiply-adds, MMAs of bf16 tiles, tessera's own exponential, the clock, and the start of a parallel loop. It also
+/// times reads from the second and last level of cache and from memory. Takes about 4 seconds.
 model::Machine measure_roofs(int threads, const CalibrationProgress& progress);
 
-/// How many measurements measure_roofs() tells of.
+/// Number of measurements that measure_roofs() reports.
 inline constexpr int kRoofMeasurements = 9;
 
-/// measure_roofs(), and a few calls of each kind of the library's kernels. Takes 10 seconds on two
-/// cores, 40 on sixteen.
+/// Calls measure_roofs() and times a few calls of each kind of the library's kernels. Takes 10 seconds on two cores, 40
+/// on sixteen.
 model::Machine calibrate_cpu(int threads, const CalibrationProgress& progress);
 
-/// How many measurements calibrate_cpu() tells of.
+/// Number of measurements that calibrate_cpu() reports.
 inline constexpr int kCpuMeasurements = kRoofMeasurements + kProbeRounds * kKernelKinds;
 
-/// `start` (the datasheet) with every rate that Records of bench/micro tell of replaced by what was measured. Throws
-/// Error(bad_data) when none of the Records is one of bench/micro.
+/// Returns `start` (the datasheet) with every rate replaced that Records of bench/micro measured. Throws
+/// Error(bad_data) if none of the Records is from bench/micro.
 model::Machine calibrate_gpu(const model::Machine& start, std::span<const Record> micro);
 
 }  // namespace tessera::measure

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The roofs of the CPU at hand. Every rate is the best of several short runs: a roof is what the machine can do, and
-// whatever else runs on it only takes away. A rate is by the time that its threads had, not by the clock on the wall.
-// Where others took much of that, the machine file says so.
+// Measures the roofs of this CPU. Every rate is the best of several short runs, because other work on the machine can
+// only lower it. A rate counts the CPU time of its threads, not wall time. The machine file says so if other work took
+// much of that time.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,14 +29,14 @@
 namespace tessera::measure {
 namespace {
 
-constexpr double kSeconds = 0.08;  // of one run
+constexpr double kSeconds = 0.08;  // length of one run
 constexpr int kRuns = 5;
 
-/// What one thread does again and again: returns the work that it has done, in its unit.
+/// Work that one thread repeats; returns the amount done, in its unit.
 using Work = std::function<double()>;
 
-/// Best rate (work / second of all threads together) of kRuns; make(thread) prepares a thread's work. `had` falls to
-/// the share of the time that the thread had which had least, in the run that counts.
+/// Returns the best rate of kRuns (work per second of all threads together); make(thread) prepares a thread's work.
+/// `had` falls to the lowest fraction of CPU time that a thread got in the run that counts.
 double best_rate(int threads, const std::function<Work(int)>& make, double& had) {
     double best = 0, had_then = 1;
     for (int run = 0; run < kRuns; ++run) {
@@ -67,7 +67,8 @@ double best_rate(int threads, const std::function<Work(int)>& make, double& had)
     return best;
 }
 
-/// x = x a + b, each step waiting for the one before: 4 clocks on x86-64 (3 for the product, 1 for the sum).
+/// Computes x = x a + b, where each step waits for the one before: 4 clocks on x86-64 (3 for the product, 1 for the
+/// sum).
 Work dependent_steps() {
     return [x = std::uint64_t{1}]() mutable {
         constexpr int kSteps = 100'000;
@@ -79,7 +80,7 @@ Work dependent_steps() {
     };
 }
 
-/// Tiles are aligned to a cache line.
+/// Returns floats aligned to a cache line.
 std::shared_ptr<float[]> floats(std::int64_t n, float value) {
     const auto count = static_cast<std::size_t>(n);
     std::shared_ptr<float[]> tile(static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t{64})),
@@ -88,7 +89,7 @@ std::shared_ptr<float[]> floats(std::int64_t n, float value) {
     return tile;
 }
 
-/// FLOP of the library's own tile product, operands in the first-level cache.
+/// Returns FLOP of the library's own tile GEMM with operands in the first-level cache.
 Work products() {
     constexpr std::int64_t kRows = 64, kLanes = 64, kDepth = 64;
     return [a = floats(kRows * kDepth, 0.5F), b = floats(kDepth * kLanes, 0.25F),
@@ -110,7 +111,7 @@ Work products() {
     };
 }
 
-/// exp(s - lse) of a tile, by the library's own exponential.
+/// Computes exp(s - lse) of a tile with the library's own exponential.
 Work exponentials() {
     constexpr std::int64_t kKeys = 64, kLanes = 64;
     return [s = floats(kKeys * kLanes, 0.5F), lse = floats(kLanes, 2.0F)]() mutable {
@@ -120,7 +121,7 @@ Work exponentials() {
     };
 }
 
-/// Bytes read: the C library's search for a byte that is not there reads as fast as loads go.
+/// Returns bytes read. The C library's search for an absent byte reads at the full speed of loads.
 Work reading(std::size_t bytes) {
     auto buffer = std::make_shared<std::vector<char>>(bytes, '\0');
     return [buffer] {
@@ -130,7 +131,7 @@ Work reading(std::size_t bytes) {
     };
 }
 
-/// Microseconds until an empty parallel loop on all threads is done: the best of many.
+/// Returns the microseconds of an empty parallel loop on all threads, the best of many.
 double loop_microseconds(int threads) {
     double best = std::numeric_limits<double>::infinity();
     for (int i = 0; i < 300; ++i) {
@@ -143,7 +144,7 @@ double loop_microseconds(int threads) {
 
 model::Quantity measured(double value) { return {value, "measured by tessera calibrate"}; }
 
-/// Three digits say what such a measurement knows.
+/// Rounds to three digits, the precision of such a measurement.
 double rounded(double value) {
     if (value == 0) return 0;
     const double unit = std::pow(10, std::floor(std::log10(value)) - 2);
@@ -167,7 +168,7 @@ model::Machine measure_roofs(int threads, const CalibrationProgress& progress) {
     const double product_1 = rate("products", 1, [](int) { return products(); });
     const double product_n = rate("products", threads, [](int) { return products(); });
     progress("products of bf16 tiles, 1 thread");
-    // The unit may be another thread's for seconds, at a third of its rate: once more between the others.
+    // Another thread may hold the unit for seconds, which cuts the rate to a third. So it is measured three times.
     const auto tile_rate = [&] {
         return best_rate(
             1, [](int) { return [] { return cpu::matrix::peak_tile_products(100); }; }, had);

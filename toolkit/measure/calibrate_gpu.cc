@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The roofs of a GPU from the Records of bench/micro, which count clocks inside their kernels.
+// Computes the roofs of a GPU from the Records of bench/micro, which count clocks inside their kernels.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 namespace tessera::measure {
 namespace {
 
-/// Best of the Records whose kernel is "micro: NAME" and whose variant holds `variant`.
+/// The best of the Records whose kernel is "micro: NAME" and whose variant contains `variant`.
 struct Best {
     double value = 0;
     double clock_ghz = 0;
     bool found() const { return value > 0; }
 };
 
-/// Does `variant` stand alone, no other unit at work beside it?
+/// True if no other unit works beside the measured one.
 bool alone(const Record& r) { return r.features.find("copies") == std::string::npos; }
 
 template <class Rate>
@@ -38,7 +38,7 @@ double bytes_per_second(const Record& r) {
     return bytes / (r.ms * 1e-3);
 }
 
-/// The clock under no load and under products alone.
+/// Sets the clock without load and the clock under MMAs alone.
 void set_clocks(model::Machine& m, std::span<const Record> micro, const std::string& provenance) {
     double highest = 0;
     double loaded = 0;

@@ -24,7 +24,7 @@ namespace {
 
 Method method_of(const KernelProbe& probe) { return {.repeat = 3, .warm_up_ms = 2, .own_time = probe.threads == 1}; }
 
-/// Numbers in [-1, 1). So many that rows of a tensor, whose lengths don't divide it, are others each.
+/// Count of numbers in [-1, 1) in the pattern. Row lengths do not divide it, so that the rows of a tensor differ.
 constexpr std::size_t kPattern = 8191;
 
 std::vector<std::byte> pattern_of(DType dtype) {
@@ -37,7 +37,7 @@ std::vector<std::byte> pattern_of(DType dtype) {
     return bytes;
 }
 
-/// A dense tensor in memory of its own, which a call writes before anything reads it unless it is filled.
+/// A dense tensor in its own memory. A call writes it before anything reads it, unless it is filled.
 class Owned {
  public:
     Owned(DType dtype, std::int64_t heads, std::int64_t len, std::int64_t dim)
@@ -49,7 +49,7 @@ class Owned {
         else view = dense_view(begin_, dtype, {1, len, heads, dim});
     }
 
-    /// With the pattern again and again, from another place of it for each tensor.
+    /// Fills it with the repeated pattern, from a different offset for each tensor.
     void fill(std::span<const std::byte> pattern, std::size_t from) {
         const std::size_t bytes = static_cast<std::size_t>(view.size()) * size_of(view.dtype);
         std::size_t at = from * size_of(view.dtype);
@@ -68,7 +68,7 @@ class Owned {
     std::byte* begin_ = nullptr;
 };
 
-/// What a probe's calls read and write; gradients in a backward alone.
+/// The tensors that a probe's calls read and write; gradients exist in a backward only.
 struct ProbeTensors {
     Owned q, k, v, o, lse;
     std::vector<Owned> gradients;  // dO, dQ, dK, dV
@@ -148,7 +148,7 @@ std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores) 
         probes.push_back({heads_of(1.5 * n), 320, 320, 224, threads});
         probes.push_back({heads_of(4 * n), 448, 448, 64, threads, true});
         probes.push_back({heads_of(3 * n), 80, 640, 128, threads});
-        // As large as those of one thread: in small calls threads meet in caches, not in memory.
+        // This call is as large as those of one thread: in small calls, threads meet in caches instead of memory.
         probes.push_back({heads_of(12 * n), 368, 368, 128, threads});
         probes.push_back({heads_of(16 * n), 200, 520, 64, threads});
         if (!forward) continue;
@@ -193,7 +193,7 @@ std::vector<TimedCall> medians_of(const std::vector<TimedCall>& calls) {
 
 KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass,
                            const std::vector<TimedCall>& calls) {
-    /// What a constant is expected to be, and how sure that is: a logarithm's standard deviation.
+    /// A constant and its uncertainty: the standard deviation of its logarithm.
     struct Free {
         double KernelShares::*member;
         double spread;
@@ -202,12 +202,12 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
                                      {&KernelShares::call_us, 0.7},       {&KernelShares::start_us, 1.0},
                                      {&KernelShares::crowd, 0.5},         {&KernelShares::read_share, 0.7},
                                      {&KernelShares::pack_ns, 0.4},       {&KernelShares::mask_share, 0.4}};
-    constexpr double kNoise = 0.05;  // of a time that was measured, and of the model
-    constexpr double kStray = 3;     // so often the noise: what is further off weighs ever less
+    constexpr double kNoise = 0.05;  // relative noise of a measured time and of the model
+    constexpr double kStray = 3;     // multiple of the noise beyond which an outlier weighs less and less
     const PredictOptions any;
     KernelShares start = model::cpu_family_of({calls.front().problem, schedule, pass, machine, any}).constants;
     start.call_us = std::max(start.call_us, 15.0);
-    // On one core nothing tells what other threads do: they wake at once and don't crowd.
+    // One core cannot measure the effect of other threads, which start at once and do not crowd.
     const bool alone = machine.cores <= 1;
     start.start_us = alone ? 0 : 100;
     if (alone) start.crowd = 1;
@@ -238,8 +238,8 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
 std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
                                              const std::function<void(const std::string&)>& progress,
                                              const ProbeTimed& timed) {
-    // What runs beside for seconds makes all calls of a while slow, or quick. So calls of all kinds come in a random
-    // order, and each is timed again when all have been, in another order.
+    // Other work on the machine can slow all calls for seconds. So calls of all kinds come in a random order, and each
+    // is timed again in another order after all have run.
     struct Kind {
         ProbedKind kernels;
         Pass pass;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the library's own kernels reach on the CPU at hand: a few calls of each kind are timed, as `tessera bench` times
-// them, and the model's shares of that kind are fitted to them.
+// Measures the rates of the library's own kernels on this CPU. A few calls of each kind are timed as in `tessera
+// bench`, and the model's shares of that kind are fitted to them.
 #pragma once
 
 #include <functional>
@@ -26,18 +26,18 @@ struct KernelProbe {
     bool causal = false;
 };
 
-/// Heads of a call at most: with more its tensors would take longer to fill than the call to time.
+/// Largest number of heads of a call; with more, filling the tensors would take longer than timing the call.
 inline constexpr std::int64_t kMostProbeHeads = 128;
 
-/// The calls of a kind on a machine of so many cores.
+/// Returns the calls of a kind on a machine with this many cores.
 std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores);
 
 Problem problem_of(const KernelProbe& probe, DType dtype);
 
-/// Milliseconds of a call whose operands begin in memory.
+/// Returns the milliseconds of a call whose operands start in memory.
 Summary time_probe(const KernelProbe& probe, Schedule schedule, Pass pass, DType dtype);
 
-/// Kernels that are probed, in both passes.
+/// A kind of kernels that is probed in both passes.
 struct ProbedKind {
     Schedule schedule;
     DType dtype;
@@ -48,32 +48,32 @@ inline constexpr ProbedKind kProbedKinds[] = {{Schedule::fa2, DType::fp32},
                                               {Schedule::fa1, DType::fp32},
                                               {Schedule::standard, DType::fp32}};
 
-/// A call and how long it took.
+/// A call and its time.
 struct TimedCall {
     Problem problem;
     model::PredictOptions options;
     double ms = 0;
 };
 
-/// Calls that were timed several times, once each, with the median of their times.
+/// Returns each call once, with the median of its times.
 std::vector<TimedCall> medians_of(const std::vector<TimedCall>& calls);
 
-/// The shares of a kind of kernels with which the model gives these times on the machine, each such as can be
-/// (model::range_of_share). Of one core start_us is 0 and crowd 1: no call tells of them.
+/// Fits the shares of a kind of kernels so that the model reproduces these times, each within model::range_of_share. On
+/// one core start_us is 0 and crowd 1, because no call measures them.
 KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass,
                            const std::vector<TimedCall>& calls);
 
-/// Is told of each call that was timed.
+/// Called after each timed call.
 using ProbeTimed = std::function<void(const ProbedKind&, Pass, const KernelProbe&, const Summary&)>;
 
-/// All kinds: timed in kProbeRounds rounds, fitted to the medians. `progress` is told before each.
+/// Measures all kinds in kProbeRounds rounds, fitted to the medians. `progress` is called before each.
 std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
                                              const std::function<void(const std::string&)>& progress,
                                              const ProbeTimed& timed = {});
 
 inline constexpr int kProbeRounds = 3;
 
-/// Kinds of kernels that are measured.
+/// Number of kinds of kernels that are measured.
 inline constexpr int kKernelKinds = 2 * static_cast<int>(std::size(kProbedKinds));
 
 }  // namespace tessera::measure

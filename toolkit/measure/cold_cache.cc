@@ -19,7 +19,7 @@ constexpr std::size_t kLine = 64;
 
 namespace {
 
-/// clflushopt, which need not wait for the line before: CPUs have it since 2015.
+/// True if the CPU has clflushopt (since 2015), which need not wait for the line before.
 bool flushes_in_any_order() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & (1U << 23)) != 0;
@@ -49,7 +49,7 @@ void ColdCache::evict(std::span<const TensorView> tensors) {
 
 #else
 
-/// Twice the cache replaces its content under any of the usual replacement rules.
+/// Twice the cache size replaces its content under any usual replacement rule.
 ColdCache::ColdCache(std::int64_t cache_bytes) {
     constexpr std::int64_t kUnknown = std::int64_t{64} << 20;
     buffer_.resize(static_cast<std::size_t>(cache_bytes > 0 ? cache_bytes : kUnknown) * 2);

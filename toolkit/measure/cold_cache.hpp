@@ -9,17 +9,18 @@
 
 namespace tessera::measure {
 
-/// Brings tensors out of every cache, so that each repetition of a measurement reads them from memory.
+/// Evicts tensors from every cache, so that each repetition of a measurement reads them from memory.
 class ColdCache {
  public:
-    /// `cache_bytes`: size of the last level cache, where lines cannot be evicted by address (not x86-64).
+    /// `cache_bytes` is the size of the last-level cache; it is used if lines cannot be evicted by address (not
+    /// x86-64).
     explicit ColdCache(std::int64_t cache_bytes);
 
-    /// The memory that the views span leaves all caches of all cores.
+    /// Evicts the memory that the views span from all caches of all cores.
     void evict(std::span<const TensorView> tensors);
 
  private:
-    std::vector<unsigned char> buffer_;  ///< empty where lines are evicted by address
+    std::vector<unsigned char> buffer_;  ///< empty if lines are evicted by address
 };
 
 }  // namespace tessera::measure

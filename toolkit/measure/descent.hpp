@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Constants that fit measurements: coordinate by coordinate, by steps that shrink, as long as a loss falls.
+// Fits constants to measurements by coordinate descent with shrinking steps, while a loss falls.
 #pragma once
 
 #include <span>
 
 namespace tessera::measure {
 
-/// The constants with the least loss(constants) that steps of 20, 5, 1 and 0.2 percent find from `start`. One that is 0
-/// stays so.
+/// Returns the constants with the least loss(constants) that steps of 20, 5, 1 and 0.2 percent find from `start`. A
+/// constant that is 0 stays 0.
 template <class Constants, class Loss>
 Constants descend(Constants start, std::span<double Constants::*const> free, const Loss& loss) {
     Constants constants = start;

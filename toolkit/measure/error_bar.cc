@@ -15,7 +15,7 @@ bool is_short(const model::Prediction& prediction) {
 double expected_error(const std::string& kind, Pass pass, bool is_short) {
     struct Bar {
         const char* kind;
-        double forward, backward;  // of decoding the backward was never measured: what the forward has
+        double forward, backward;  // decoding has no measured backward and takes the forward's value
         double short_forward, short_backward;
     };
     constexpr Bar kBars[] = {{"decode", 0.11, 0.11, 0.11, 0.11},        {"window", 0.20, 0.10, 0.14, 0.12},

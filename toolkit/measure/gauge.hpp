@@ -8,20 +8,20 @@
 
 namespace tessera::measure {
 
-/// What a device tells about itself while it works, as far as it does.
+/// Reads the clock and the energy of a device while it works, if the device reports them.
 class Gauge {
  public:
     virtual ~Gauge() = default;
 
-    /// At this moment, in MHz; 0 when nothing tells.
+    /// Current clock in MHz; 0 if unknown.
     virtual double clock_mhz() const = 0;
 
-    /// Energy used since some time in the past; nothing when it can't be read.
+    /// Energy used since some time in the past; empty if it cannot be read.
     virtual std::optional<double> joules() const = 0;
 };
 
-/// The host's clock is that of its fastest core (cpufreq, /proc/cpuinfo), its energy that of all packages (RAPL, which
-/// usually root alone may read). A GPU's come from NVML.
+/// Returns the gauge of a device. The host's clock is that of its fastest core (cpufreq, /proc/cpuinfo). Its energy is
+/// that of all packages (RAPL, usually readable by root only). A GPU's values come from NVML.
 std::unique_ptr<Gauge> gauge_of(const Device& device);
 
 }  // namespace tessera::measure

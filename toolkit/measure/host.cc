@@ -17,7 +17,7 @@
 namespace tessera::measure {
 namespace {
 
-/// The first line of a file of /sys; empty when there is none.
+/// Returns the first line of a file of /sys; empty if the file is missing.
 std::string first_line(const std::string& path) {
     std::ifstream file(path);
     std::string line;
@@ -44,7 +44,7 @@ std::string cpu_name() {
     return name.empty() ? "unknown" : name;
 }
 
-/// "32768K" or "32M" as bytes.
+/// Parses "32768K" or "32M" as bytes.
 std::int64_t cache_size(const std::string& text) {
     char* unit = nullptr;
     const std::int64_t number = std::strtoll(text.c_str(), &unit, 10);
@@ -72,7 +72,7 @@ int whole_number(std::string_view field, std::string_view text) {
     return value;
 }
 
-/// Sets one field from "cores=16".
+/// Sets one field from a text such as "cores=16".
 void fake_field(Host& host, std::string_view setting) {
     const std::size_t equals = std::min(setting.find('='), setting.size());
     const std::string_view field = trimmed(setting.substr(0, equals));

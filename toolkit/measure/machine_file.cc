@@ -45,7 +45,7 @@ model::Quantity quantity_of(const Json& json, const std::string& name, const std
     return {member(value, "value").get<double>(), text_of(value, "source", name + ".source")};
 }
 
-/// "kernels": [{"kernels": "bf16 forward", "product_share": 0.5, ..., "source": "..."}]
+/// Reads "kernels": [{"kernels": "bf16 forward", "product_share": 0.5, ..., "source": "..."}].
 std::vector<MeasuredKernels> kernels_of(const Json& json) {
     std::vector<MeasuredKernels> result;
     const Json& list = member(json, "kernels");
@@ -61,7 +61,7 @@ std::vector<MeasuredKernels> kernels_of(const Json& json) {
         for_each_share(one.shares, [&](const char* name, double& share) {
             known.insert(name);
             const Json& value = member(list[i], name);
-            if (value.is_null() && std::string_view(name) == "mask_share")  // the newest of them
+            if (value.is_null() && std::string_view(name) == "mask_share")  // absent in files of older versions
                 bad(at + "." + name, "a number (a file of an older tessera: calibrate again)", value);
             if (!value.is_number()) bad(at + "." + name, "a number", value);
             share = value.get<double>();

@@ -13,7 +13,7 @@ namespace {
 
 bool is_estimate(const model::Quantity& quantity) { return quantity.source.starts_with("estimate"); }
 
-/// Bytes that every kernel must read: Q, K, V; in the backward also O, dO and the LSE.
+/// Returns the bytes that every kernel must read: Q, K, V; in the backward also O, dO and the LSE.
 double input_bytes(const Record& r, const Problem& p) {
     const auto rows = [](std::int64_t batch, std::int64_t len, std::int64_t heads) {
         return static_cast<double>(batch) * static_cast<double>(len) * static_cast<double>(heads);
@@ -32,7 +32,7 @@ std::optional<model::Prediction> predict(const Record& measured, const model::Ma
         Comparisons comparisons = compare({&measured, 1}, machine);
         if (comparisons.rows.empty()) return std::nullopt;
         return std::move(comparisons.rows.front().prediction);
-    } catch (const Error&) {  // a mask or a dtype in words that are not known here
+    } catch (const Error&) {  // a mask or a dtype in unknown words
         return std::nullopt;
     }
 }
@@ -57,7 +57,7 @@ std::optional<AboveRoof> above_roof(const Record& measured, const Problem& probl
     const double cores =
         is_cpu && measured.threads > 0 ? std::min<double>(measured.threads, machine.cores) : machine.cores;
     const double roof = machine.product_flop(problem.dtype, false) * cores * machine.clock_ghz * 1e-3;  // TFLOP/s
-    // What tessera calibrate timed for less than a second is no datasheet: cores that others share get quicker, too.
+    // A rate that tessera calibrate timed for less than a second is no datasheet value; shared cores can also speed up.
     constexpr double kDoubtful = 2;
     const bool timed = is_cpu && !measured_kernels(machine).empty();
     if (measured.tflops > roof) {

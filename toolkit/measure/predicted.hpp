@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A measurement beside what the model says: its prediction, and the roofs that no figure can pass.
+// Compares a measurement with the model: the prediction, and the roofs that no measurement can exceed.
 #pragma once
 
 #include <optional>
@@ -11,19 +11,19 @@
 
 namespace tessera::measure {
 
-/// What the model says of the call that a Record measured, on `machine` or, when null, on the one that its device
-/// names. Nothing when the machine, the problem or the kernel is not known to the model.
+/// Predicts the call that a Record measured, on `machine` or, if null, on the machine that its device names. Empty if
+/// the model does not know the machine, the problem or the kernel.
 std::optional<model::Prediction> predict(const Record& measured, const model::Machine* machine = nullptr);
 
-/// The prediction as a Record of what = "predicted": case and device of the measured one, date, versions and commit as
-/// given there.
+/// Returns the prediction as a Record with what = "predicted". Case, device, date, versions and commit are those of
+/// `measured`.
 Record record_of(const model::Prediction& prediction, const Record& measured);
 
-/// Why the figure can't be right: the products would take longer at the highest clock, or reading the inputs once from
-/// memory (caches were cold). Nothing when it is below these roofs.
+/// The reason why a measured time cannot be right: the MMAs take longer at the highest clock, or reading the inputs
+/// once from memory does (caches were cold). Empty if the time respects these roofs.
 struct AboveRoof {
     std::string reason;
-    bool certain = true;  ///< false: the roof is an estimate of the machine, so the figure may be right after all
+    bool certain = true;  ///< false: the roof is an estimate of the machine, so the time may be right
 };
 std::optional<AboveRoof> above_roof(const Record& measured, const Problem& problem, const model::Machine& machine);
 

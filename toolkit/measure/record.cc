@@ -24,7 +24,7 @@ void join(std::string& text, const std::string& part) {
     text += part;
 }
 
-/// The one list of fields: f(name, field, required). A field that is not required is left out when it says nothing.
+/// Lists all fields once: f(name, field, required). A field that is not required is left out if it is empty.
 template <class R, class F>
 void for_each_field(R& r, F&& f) {
     f("what", r.what, true), f("by", r.by, true), f("schedule", r.schedule, true), f("kernel", r.kernel, false);
@@ -75,7 +75,7 @@ struct Reader {
             throw Error(ErrorCode::bad_data, name, fmt::format("expected {}, got {}", type_text(field), got));
         }
     }
-    /// What the JSON library would round off: 1.5 as a size.
+    /// Rejects values that the JSON library would round, such as 1.5 as a size.
     template <class T>
     static bool is_whole_enough(const Json& value, const T&) {
         if (!std::is_integral_v<T> || std::is_same_v<T, bool> || !value.is_number_float()) return true;
@@ -97,7 +97,7 @@ struct Reader {
         field = value.get<T>();
     }
     static void read(const Json& value, std::optional<double>& field) { field = value.get<double>(); }
-    /// A version may be a plain number: cuDNN's is.
+    /// Accepts a plain number as a version, as cuDNN has.
     static void read(const Json& value, std::map<std::string, std::string>& field) {
         for (const auto& [name, text] : value.items())
             field[name] = text.is_number_integer() ? text.dump() : text.get<std::string>();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files of Records: one JSON object per line, only ever appended to.
+// Files of Records: one JSON object per line. Writers only append.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -46,7 +46,7 @@ class AppendedFile {
             if (written >= 0) text.remove_prefix(static_cast<std::size_t>(written));
             else if (errno != EINTR) cannot_write(path_);
         }
-        // A power cut loses no record that was told of. Pipes and the like can't be synced.
+        // A sync keeps reported records through a power cut. Pipes and the like cannot be synced.
         if (::fdatasync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) cannot_write(path_);
     }
 
@@ -55,7 +55,7 @@ class AppendedFile {
     int descriptor_;
 };
 
-/// One line as a Record; nothing when the line was cut off.
+/// Parses one line as a Record; empty if the line was cut off.
 std::optional<Record> parse_line(const std::string& line, const std::string& where) {
     const Json json = Json::parse(line, nullptr, false);
     if (json.is_discarded()) {

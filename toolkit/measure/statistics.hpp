@@ -6,20 +6,20 @@
 
 namespace tessera::measure {
 
-/// What is told of repeated measurements. Times are skewed to the right, so: median and quartiles, no mean.
+/// Summary of repeated measurements. Times are skewed to the right, so it has median and quartiles instead of a mean.
 struct Summary {
     std::size_t count = 0;
     double median = 0;
-    double spread = 0;  ///< interquartile range: the middle half of the samples lies within
+    double spread = 0;  ///< interquartile range: the width of the middle half of the samples
     double least = 0;
     double most = 0;
 };
 
-/// A spread of more than this share of the median says that something else took part: such a figure decides nothing.
+/// A spread above this fraction of the median shows that other work interfered; such a measurement decides nothing.
 inline constexpr double kNoisySpread = 0.2;
 inline bool is_noisy(double median, double spread) { return spread > kNoisySpread * median; }
 
-/// The q-quantile (0 <= q <= 1) of sorted samples, linear between neighbours; 0 without samples.
+/// Returns the q-quantile (0 <= q <= 1) of sorted samples, linear between neighbours; 0 without samples.
 double quantile(const std::vector<double>& sorted, double q);
 
 Summary summarize(std::vector<double> samples);

@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kShortest = 16;
 constexpr std::int64_t kLongest = std::int64_t{1} << 20;
 
-/// `by` for one schedule: "published" is resolved here.
+/// Returns the options for one schedule, with "published" resolved.
 model::PredictOptions options_for(const SweepQuestion& question, Schedule schedule) {
     model::PredictOptions options = question.options;
     if (options.by != "published") return options;
@@ -67,7 +67,7 @@ const SweepCell* SweepRow::of(Schedule schedule) const {
 double SweepRow::win(const SweepCell* cell) const {
     const SweepCell* standard = of(Schedule::standard);
     if (standard == nullptr || cell == nullptr || !cell->known() || !(cell->ms() > 0)) return 0;
-    if (!standard->fits) return 0;  // nobody could have run it
+    if (!standard->fits) return 0;  // no machine could have run it
     return standard->ms() / cell->ms();
 }
 
@@ -98,19 +98,19 @@ std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedul
         const SweepRow row = sweep_one(with_length(problem, len), pair);
         return row.win(&row.cells.back()) > 1;
     };
-    // Of a crossing a length within 3 % is found; where standard no longer fits, the very length.
+    // A crossing is found within 3 % of its length. The length at which standard stops fitting is found exactly.
     std::int64_t beyond = kLongest;
     for (const Pass pass : question.passes)
         beyond = std::min(beyond, model::longest_that_fits(problem, Schedule::standard, pass, question.machine) + 1);
     std::vector<Range> ranges;
     bool before = false;
     std::int64_t previous = kShortest;
-    // Of many heads the longest are beyond counting: the search ends there as it does at kLongest.
+    // For many heads the longest rows cannot be counted; the search then ends there instead of at kLongest.
     for (std::int64_t len = kShortest; len <= kLongest && schedule::countable(with_length(problem, len));
          previous = len, len *= 2) {
         const bool now = faster(len);
         if (now == before) continue;
-        std::int64_t low = len == kShortest ? 0 : previous;  // still as before
+        std::int64_t low = len == kShortest ? 0 : previous;  // last length without a change
         std::int64_t high = len;
         while (high - low > std::max<std::int64_t>(1, low / 32)) {
             const std::int64_t middle = low + (high - low) / 2;
@@ -144,10 +144,10 @@ std::string lengths_text(const Problem& first, const Problem& last) {
                        first.len_q == 1 && last.len_q == 1 ? "y" : "ies", span_text(first.len_kv, last.len_kv));
 }
 
-/// Three digits, and no powers of ten.
+/// Formats a rate with three digits and without powers of ten.
 std::string rate_text(double rate) { return rate < 1000 ? fmt::format("{:.3g}", rate) : fmt::format("{:.0f}", rate); }
 
-/// What was asked, in the words of the options, and whose kernels are shown.
+/// Describes the question in the words of the options, and names the library of the kernels.
 std::string subtitle_of(std::span<const SweepRow> rows) {
     const Problem& p = rows.front().problem;
     std::string passes, kernels;
@@ -166,7 +166,7 @@ std::string subtitle_of(std::span<const SweepRow> rows) {
                        kernels);
 }
 
-/// Names the first and the last point of a schedule by their lengths, under the point where its line leaves over it.
+/// Labels the first and the last point of a schedule with their lengths, below the point if its line leaves upwards.
 std::vector<plot::Note> ends_of(std::span<const SweepRow> rows, std::size_t schedule,
                                 std::span<const plot::Point> points) {
     std::vector<plot::Note> ends;
@@ -197,7 +197,7 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
     double lowest = peak / 2;
     double flop_per_exp = 0;
     for (std::size_t s = 0; s < rows.front().cells.size(); ++s) {
-        const Schedule schedule = rows.front().cells[s].schedule;  // its colour, whoever is beside it
+        const Schedule schedule = rows.front().cells[s].schedule;  // each schedule keeps its colour in any selection
         plot::Series series{.name = name_of(schedule), .points = {}, .color = static_cast<int>(schedule)};
         for (const SweepRow& row : rows) {
             const SweepCell& cell = row.cells[s];
@@ -230,7 +230,7 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
     figure.guides.push_back(
         {{least, least * slope}, {ridge, peak}, fmt::format("DRAM {:.0f} GB/s", machine.dram_gbs.value), 0.55});
     const double exp_roof = machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e-3 * flop_per_exp;
-    constexpr double kOneLine = 1.3;  // roofs so near each other share a label
+    constexpr double kOneLine = 1.3;  // ratio below which two roofs share a label
     const bool together = flop_per_exp > 0 && exp_roof < kOneLine * peak && exp_roof * kOneLine > peak;
     figure.guides.push_back({{ridge, peak},
                              {most, peak},

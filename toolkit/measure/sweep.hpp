@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Predictions over lengths and schedules: what `tessera roofline` shows.
+// Predictions over lengths and schedules, as `tessera roofline` shows them.
 #pragma once
 
 #include <optional>
@@ -16,29 +16,29 @@ namespace tessera::measure {
 /// One schedule at one length.
 struct SweepCell {
     Schedule schedule{};
-    std::vector<model::Prediction> passes;  ///< one for each pass asked for; empty when refused
+    std::vector<model::Prediction> passes;  ///< one for each requested pass; empty if refused
     std::string refusal;
-    bool fits = true;  ///< tensors and workspace, in the machine's memory
+    bool fits = true;  ///< tensors and workspace fit in the machine's memory
 
     bool known() const { return !passes.empty(); }
     double ms() const;
     double tflops() const;
-    /// The pass that takes longest: its bound stands for the whole.
+    /// Returns the pass that takes longest; its bound stands for the whole.
     const model::Prediction& longest() const;
 };
 
 struct SweepRow {
     Problem problem;
-    std::vector<SweepCell> cells;  ///< one for each schedule, in the order asked for
+    std::vector<SweepCell> cells;  ///< one for each schedule, in the requested order
 
-    /// The fastest schedule that fits, or null when none is known.
+    /// Returns the fastest schedule that fits, or null if none is known.
     const SweepCell* best() const;
     const SweepCell* of(Schedule schedule) const;
-    /// Time of standard attention over that of `cell`; 0 when one of them is not known, or standard does not fit.
+    /// Returns the time of standard attention over that of `cell`; 0 if one is unknown, or if standard does not fit.
     double win(const SweepCell* cell) const;
 };
 
-/// What a sweep asks.
+/// The question that a sweep answers.
 struct SweepQuestion {
     const model::Machine& machine;
     std::vector<Schedule> schedules;
@@ -48,15 +48,16 @@ struct SweepQuestion {
 
 SweepRow sweep_one(const Problem& problem, const SweepQuestion& question);
 
-/// Lengths between which a schedule is faster than standard attention, while that fits: {1, 812} and so on; `end` 0:
-/// without end.
+/// Returns the ranges of lengths at which a schedule is faster than standard attention, such as {1, 812}, while
+/// standard fits. An `end` of 0 means no end.
 std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedule, const SweepQuestion& question);
 
-/// `part` of a model's time is attention, and attention becomes `win` times as fast: so many times faster is the model
-/// (Amdahl 1967): 1 / (1 - part + part / win).
+/// Returns the speedup of a model of whose time `part` is attention, if attention becomes `win` times as fast: 1 / (1 -
+/// part + part / win) (Amdahl 1967).
 double whole_win(double part, double win);
 
-/// FLOP per byte of DRAM against TFLOP/s, log-log: the machine's roofs, and each schedule's way through the lengths.
+/// Plots FLOP per byte of DRAM against TFLOP/s, log-log: the machine's roofs, and one line through its lengths per
+/// schedule.
 plot::Figure roofline_figure(const model::Machine& machine, std::span<const SweepRow> rows);
 
 }  // namespace tessera::measure

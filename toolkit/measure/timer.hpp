@@ -6,7 +6,7 @@
 
 namespace tessera::measure {
 
-/// Time since its construction, on a clock that never jumps.
+/// Measures wall time since its construction, on a clock that never jumps.
 class Timer {
  public:
     double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
@@ -17,7 +17,7 @@ class Timer {
     Clock::time_point begin_ = Clock::now();
 };
 
-/// Time that the calling thread has run since its construction: what others take of its core is left out.
+/// Measures the CPU time of the calling thread since its construction; other work on its core does not count.
 class ThreadTimer {
  public:
     double seconds() const { return now() - begin_; }

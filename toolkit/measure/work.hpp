@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much arithmetic a Problem is. Only pairs that the mask lets see each other count, so that skipping tiles shows as
-// a shorter time and never as a higher count.
+// Counts the arithmetic of a Problem. Only pairs that the mask makes visible count, so that skipped tiles shorten the
+// time and never raise the count.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,16 @@
 
 namespace tessera::measure {
 
-/// Visible (query, key) pairs over all sequences and query heads. `cu_seqlens_*` are read for ragged Problems only.
+/// Returns the visible (query, key) pairs over all sequences and query heads. `cu_seqlens_*` are read for ragged
+/// Problems only.
 std::int64_t visible_pairs(const Problem& problem, const TensorView& cu_seqlens_q = {},
                            const TensorView& cu_seqlens_kv = {});
 
-/// Floating point operations of the matrix products: forward 2 (d + dv) per pair (S = QK^T, O = PV); backward
-/// 2 (3 d + 2 dv) (S again, dP = dO V^T, dV, dQ, dK).
+/// Returns the floating point operations of the GEMMs: forward 2 (d + dv) per pair (S = QK^T, O = PV); backward 2 (3 d
+/// + 2 dv) (S again, dP = dO V^T, dV, dQ, dK).
 double flop(const Problem& problem, Pass pass, std::int64_t pairs);
 
-/// 10^9 operations per second; 0 when no time passed.
+/// Returns 10^9 operations per second; 0 if no time passed.
 inline double gflops(double operations, double milliseconds) {
     return milliseconds > 0 ? operations / (milliseconds * 1e6) : 0;
 }

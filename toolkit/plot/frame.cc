@@ -11,17 +11,17 @@
 namespace tessera::plot {
 namespace {
 
-constexpr double kBold = 1.12;          // letters of titles and end labels are this much wider
-constexpr double kEdge = 8;             // free on every side
-constexpr double kLine = 18;            // from one baseline of text to the next
-constexpr double kSample = 22;          // room of a legend's sample
-constexpr double kPixelsPerX = 58;      // at least, between two numbers of an axis
-constexpr double kPixelsPerPower = 40;  // the same on a log axis, whose numbers are short
+constexpr double kBold = 1.12;          // width of bold letters (titles, end labels) relative to regular ones
+constexpr double kEdge = 8;             // margin on every side
+constexpr double kLine = 18;            // distance between baselines
+constexpr double kSample = 22;          // width of a legend's sample
+constexpr double kPixelsPerX = 58;      // least distance between two numbers of an axis
+constexpr double kPixelsPerPower = 40;  // least distance on a log axis, whose numbers are short
 constexpr double kPixelsPerY = 38;
 constexpr double kDensePerPower = 29, kDensePerY = 25;  // in a dense figure
-constexpr double kAscent = 0.75 * kTextSize;            // of letters
+constexpr double kAscent = 0.75 * kTextSize;            // height of letters
 
-/// Where the plotting area begins below a single line of title.
+/// Returns the top of the plotting area below a single line of title.
 constexpr double heading_of_one_line() { return kEdge - 2 + 2 * kLine + 14; }
 
 std::vector<double> values_of(const Figure& figure, double Point::*coordinate) {
@@ -38,8 +38,7 @@ double widest_name(const Figure& figure) {
     return widest;
 }
 
-/// Names stand at the lines when all series are lines that reach the right side, few, and their names take little of
-/// the width.
+/// Puts names at the line ends if there are few lines, all reach the right side, and the names are short.
 Names names_of(const Figure& figure, const Limits& x) {
     if (figure.names != Names::automatic) return figure.names;
     if (figure.series.size() < 2) return figure.series.empty() ? Names::none : Names::legend;
@@ -52,7 +51,7 @@ Names names_of(const Figure& figure, const Limits& x) {
                                                                                           : Names::legend;
 }
 
-/// Moves labels apart to at least `gap`, in their order, within [top, bottom] as far as there is room.
+/// Moves labels apart to at least `gap`, in their order, within [top, bottom] if they fit.
 void spread(std::vector<EndLabel>& labels, double gap, double top, double bottom) {
     std::stable_sort(labels.begin(), labels.end(), [](const auto& a, const auto& b) { return a.y < b.y; });
     for (int round = 0; round < 60; ++round) {
@@ -95,7 +94,7 @@ Frame::Frame(const Figure& figure)
     place_notes(figure);
 }
 
-/// Title, subtitle, legend, and the label of the y axis, which stands above the axis so that nobody tilts the head.
+/// Places title, subtitle, legend, and the label of the y axis, which stands horizontally above the axis.
 void Frame::place_heading(const Figure& figure, bool with_legend) {
     const double room = figure.width - 2 * kEdge;
     title = wrapped_to(figure.title, figure.title_size * kBold, room);
@@ -129,10 +128,10 @@ void Frame::place_end_labels(const Figure& figure) {
     spread(end_labels, kLine - 2, top, bottom);
 }
 
-/// What a text from (from, baseline) to `to` would hide: points count more than lines.
+/// Returns the amount that a text from (from, baseline) to `to` would hide; points count more than lines.
 double Frame::hidden_by(const Figure& figure, double from, double to, double baseline) const {
     constexpr double kMark = 4, kPoint = 10;
-    constexpr int kSteps = 32;  // of a line
+    constexpr int kSteps = 32;  // steps along a line
     double hidden = 0;
     const auto inside = [&](double at_x, double at_y, double beyond) {
         return at_x > from - beyond && at_x < to + beyond && at_y > baseline - kAscent - beyond &&
@@ -155,11 +154,11 @@ double Frame::hidden_by(const Figure& figure, double from, double to, double bas
     return hidden;
 }
 
-/// Right of its place or left, on the asked side of the line or the other: where it hides least, never on an earlier
-/// one. Places beside each other with the same text share one; what has no place within the plotting area is left out.
+/// Places each note right or left of its position and above or below the line, so that it hides least and never covers
+/// an earlier note. Neighbours with equal text share one note. A note without space in the plotting area is left out.
 void Frame::place_notes(const Figure& figure) {
     constexpr double kBeside = 8, kShared = 30;
-    constexpr double kOtherSide = 1;  // is as bad as a line that is hidden
+    constexpr double kOtherSide = 1;  // penalty of the other side, equal to one hidden line
     std::vector<NoteLabel> places;
     const auto free = [&](double from, double to, double baseline) {
         if (from < left - 1 || to > right + 1 || baseline - kAscent < top || baseline > bottom) return false;

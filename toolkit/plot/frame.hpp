@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where things stand in a drawing: margins, axes, and the way from data to pixels.
+// The geometry of a drawing: margins, axes, and the map from data to pixels.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ struct LegendEntry {
 struct EndLabel {
     std::size_t series = 0;
     double y = 0;       ///< middle of the text
-    double line_y = 0;  ///< where its line ends
+    double line_y = 0;  ///< y of the end of its line
 };
 
 /// A Note in pixels.
@@ -41,14 +41,14 @@ struct Frame {
     std::vector<std::string> subtitle;  ///< lines
     std::vector<LegendEntry> legend;
     std::vector<EndLabel> end_labels;
-    std::vector<NoteLabel> notes;  ///< those of the Figure that have room: none stands on another
-    double height = 0;             ///< of the whole drawing, in pixels
-    double left = 0;               ///< of the plotting area
+    std::vector<NoteLabel> notes;  ///< notes of the Figure that fit without overlap
+    double height = 0;             ///< height of the whole drawing, in pixels
+    double left = 0;               ///< edges of the plotting area, in pixels
     double top = 0;
     double right = 0;
     double bottom = 0;
 
-    /// Throws Error(invalid_argument) for data that don't fit the axes.
+    /// Throws Error(invalid_argument) for data that do not fit the axes.
     explicit Frame(const Figure& figure);
 
     double px(double value) const;
@@ -64,7 +64,7 @@ struct Frame {
     Scale y_scale_;
 };
 
-/// How far along the axis a value is, 0 at its least end and 1 at its most.
+/// Returns the position of a value along the axis, 0 at its least end and 1 at its most.
 double along(double value, const Limits& limits, Scale scale);
 
 }  // namespace tessera::plot

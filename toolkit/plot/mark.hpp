@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How drawings say who made them, so that a program can tell them from other people's files.
+// Marks that name the generator of a drawing, so that a program can recognise its own files.
 #pragma once
 
 #include <string_view>

@@ -24,7 +24,7 @@
 #endif
 
 #if defined(TESSERA_HAS_RSVG) && defined(TESSERA_FINDS_LEAKS)
-// Fontconfig keeps its tables to the end of the process; the leak checker is told, by the names that it asks for.
+// Fontconfig keeps its tables until the process ends; this function tells the leak checker to ignore them.
 extern "C" const char* __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() { return "leak:libfontconfig"; }
 extern "C" const char* __lsan_default_options();
@@ -36,7 +36,7 @@ namespace tessera::plot {
 #ifdef TESSERA_HAS_RSVG
 namespace {
 
-constexpr double kMostPixels = 16384;  // of a side
+constexpr double kMostPixels = 16384;  // largest side in pixels
 
 struct Unref {
     void operator()(RsvgHandle* handle) const { g_object_unref(handle); }
@@ -58,7 +58,7 @@ std::string big_endian(std::size_t value) {
     return bytes;
 }
 
-/// The picture with its mark: a text chunk behind the header, which is the first chunk of every PNG file.
+/// Inserts the mark as a text chunk after the header, which is the first chunk of every PNG file.
 std::string marked(std::string picture) {
     constexpr std::size_t kSignatureAndHeader = 8 + 4 + 4 + 13 + 4;
     const std::string body = "tEXt" + std::string(kPngMark);

@@ -6,12 +6,12 @@
 
 namespace tessera::plot {
 
-/// Was this build made with librsvg?
+/// True if this build was made with librsvg.
 bool can_draw_png();
 
-/// An SVG drawing as the bytes of a PNG file, light colours, `scale` pixels to each of the drawing's own. Throws
-/// Error(unsupported) when can_draw_png() is false, Error(invalid_argument) when the text is not SVG that librsvg reads
-/// or has no size.
+/// Renders an SVG drawing in light colours as the bytes of a PNG file, with `scale` pixels to each of the drawing's
+/// own. Throws Error(unsupported) if can_draw_png() is false. Throws Error(invalid_argument) if librsvg cannot read the
+/// text as SVG, or it has no size.
 std::string png(std::string_view svg, double scale = 2);
 
 }  // namespace tessera::plot

@@ -18,7 +18,7 @@ namespace {
 
 using Out = std::back_insert_iterator<std::string>;
 
-/// Collects the elements; colours are light ones, which the classes override where variables are known.
+/// Collects the elements. Colours are the light ones, which the classes override if variables are defined.
 class Drawing {
  public:
     Drawing(const Figure& figure, Home home) : figure_(figure), frame_(figure), home_(home) {}
@@ -31,7 +31,7 @@ class Drawing {
         return std::move(text_);
     }
 
-    /// This figure's heading and legend over other figures. Nested drawings keep each panel in its cell.
+    /// Draws this figure's heading and legend over other figures. Nested drawings keep each panel in its cell.
     std::string text_over(const Panels& panels) {
         const std::size_t rows = (panels.panels.size() + panels.columns - 1) / panels.columns;
         const double width = figure_.width / static_cast<double>(panels.columns);
@@ -69,9 +69,9 @@ class Drawing {
     }
 
  private:
-    static constexpr double kSmallSize = 11, kSmallLine = 15;  // of a footer
+    static constexpr double kSmallSize = 11, kSmallLine = 15;  // footer
 
-    /// Everything but the heading.
+    /// Draws everything except the heading.
     void body() {
         axes();
         begin_clip();
@@ -90,7 +90,7 @@ class Drawing {
 
     void head(double height) {
         const Palette& light = palette(Theme::light);
-        // An HTML page knows what an <svg> is; a file must say it.
+        // A file must declare the SVG namespace; an HTML page knows it.
         put("<svg{} class=\"plot\" viewBox=\"0 0 {:g} {:g}\"",
             home_ == Home::file ? " xmlns=\"http://www.w3.org/2000/svg\"" : "", figure_.width, height);
         if (home_ == Home::file) put(" width=\"{:g}\" height=\"{:g}\"", figure_.width, height);
@@ -120,7 +120,7 @@ class Drawing {
         }
     }
 
-    /// Text in quiet ink.
+    /// Draws text in the muted colour.
     void words(double x, double y, const char* anchor, const std::string& line) {
         put("<text class=\"plot-quiet\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" fill=\"{}\">{}</text>\n", x, y,
             anchor, palette(Theme::light).quiet, escaped(line));
@@ -144,7 +144,7 @@ class Drawing {
         words(8, f.top - 10, "start", figure_.y.label);
     }
 
-    /// A nested drawing cuts what leaves the plotting area, without an id for a clip path. It has a few pixels more
+    /// Starts a nested drawing that clips to the plotting area without an id for a clip path. It is a few pixels larger
     /// than the area, for marks at its edge.
     void begin_clip() {
         constexpr double kMarks = 6;
@@ -184,7 +184,7 @@ class Drawing {
             frame_.px(p.x), frame_.py(p.high), frame_.py(p.low), frame_.px(p.x) - 3);
     }
 
-    /// Each series has a shape besides its colour.
+    /// Draws a mark; each series has its own shape besides its colour.
     void mark(std::size_t index, double x, double y, const std::string& note) {
         const double r = 4;
         switch (color_of(index) % 4) {
@@ -221,7 +221,7 @@ class Drawing {
             frame_.py(g.to.y));
     }
 
-    /// Along the line, just above it, kept inside the plotting area.
+    /// Places the label along the line, just above it and inside the plotting area.
     void guide_label(const Guide& g) {
         if (g.label.empty()) return;
         const double x0 = frame_.px(g.from.x), y0 = frame_.py(g.from.y);
@@ -238,7 +238,8 @@ class Drawing {
         if (begin >= end) return;
         const double half = text_width(g.label, kTextSize) / 2 + 4;
         const double length = std::hypot(dx, dy);
-        if (std::abs(dy) >= 1 && 2 * half > length * (end - begin)) {  // under the middle of a slope that is too short
+        if (std::abs(dy) >= 1 &&
+            2 * half > length * (end - begin)) {  // a slope too short for its label gets it below its middle
             const double middle = (begin + end) / 2;
             return note_text(x0 + middle * dx + 8, y0 + middle * dy + 8 + kTextSize, g.label);
         }
@@ -253,7 +254,7 @@ class Drawing {
             x, y0 + t * dy, angle * 180 / 3.14159265358979, palette(Theme::light).quiet, escaped(g.label));
     }
 
-    /// Lines that pass under the text are left out around it.
+    /// Draws text with a halo that interrupts the lines below it.
     void note_text(double x, double baseline, const std::string& text) {
         put("<text class=\"plot-quiet plot-halo\" x=\"{:.1f}\" y=\"{:.1f}\" fill=\"{}\" stroke=\"{}\" "
             "stroke-width=\"4\" paint-order=\"stroke\">{}</text>\n",

@@ -23,7 +23,7 @@ std::string escaped(std::string_view text) {
 double text_width(std::string_view text, double size) {
     double em = 0;
     for (const char c : text) {
-        if ((static_cast<unsigned char>(c) & 0xC0U) == 0x80U) continue;  // the rest of a character
+        if ((static_cast<unsigned char>(c) & 0xC0U) == 0x80U) continue;  // a continuation byte
         if (std::string_view("iljtfI.,:;|!'()[]/ ").find(c) != std::string_view::npos) em += 0.36;
         else if (c == 'm' || c == 'w' || c == 'M' || c == 'W' || c == '%') em += 0.92;
         else if (c >= 'A' && c <= 'Z') em += 0.68;

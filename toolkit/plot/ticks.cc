@@ -11,7 +11,7 @@
 namespace tessera::plot {
 namespace {
 
-/// The smallest 1, 2 or 5 times a power of ten that is >= value.
+/// Returns the smallest 1, 2 or 5 times a power of ten that is >= value.
 double round_step(double value) {
     const double power = std::pow(10.0, std::floor(std::log10(value)));
     for (const double factor : {1.0, 2.0, 5.0}) {
@@ -29,7 +29,7 @@ std::vector<Tick> linear_ticks(const Limits& limits, int most_ticks, bool binary
     return result;
 }
 
-/// Powers of `base`; every n-th has a number, so that there are at most `most_ticks` numbers.
+/// Returns powers of `base`; every n-th has a number, so that there are at most `most_ticks` numbers.
 std::vector<Tick> power_ticks(const Limits& limits, double base, int most_ticks, bool binary) {
     const int first = static_cast<int>(std::ceil(std::log(limits.least) / std::log(base) - 1e-9));
     const int last = static_cast<int>(std::floor(std::log(limits.most) / std::log(base) + 1e-9));
@@ -73,7 +73,7 @@ void expect_on_scale(const Axis& axis, const std::string& name, double value) {
 std::vector<Tick> ticks(const Limits& limits, Scale scale, int most_ticks) {
     switch (scale) {
         case Scale::log2: {
-            // Between two powers of two, or beside a single one, other round numbers say where a point lies.
+            // If fewer than two powers of two fit, other round numbers mark the scale.
             const bool narrow = std::floor(std::log2(limits.most)) - std::ceil(std::log2(limits.least)) < 1;
             return narrow ? linear_ticks(limits, most_ticks / 2, true) : power_ticks(limits, 2, most_ticks, true);
         }
@@ -119,7 +119,8 @@ std::string number_text(double value, bool binary) {
     };
     const double k = binary ? 1024 : 1000;
     for (const Unit& unit : {Unit{k * k * k * k, "T"}, {k * k * k, "G"}, {k * k, "M"}, {k, "k"}}) {
-        const bool whole = !binary || std::fmod(value, unit.size) == 0;  // 1,500 is no round number of 1,024s
+        const bool whole =
+            !binary || std::fmod(value, unit.size) == 0;  // 1,500 is not a round number in units of 1,024
         if (std::abs(value) >= unit.size * (1 - 1e-9) && whole)
             return fmt::format("{:.4g}{}", value / unit.size, unit.letter);
     }

@@ -22,7 +22,7 @@ using plot::Series;
 constexpr std::size_t kKinds = 7;
 using Parts = std::array<std::string, kKinds>;
 
-/// What describes a group, the parts that a reader asks for first at the front.
+/// Returns the parts that describe a group, the most important first.
 Parts parts_of(const Group& g) {
     return {g.pass,
             g.dtype,
@@ -84,7 +84,7 @@ std::vector<std::string> lines_of(const DeviceRows& device, const std::vector<co
     return options.lines.empty() ? present : options.lines;
 }
 
-/// "32, 16 or 8 heads" of "32 heads", "16 heads", "8 heads".
+/// Joins "32 heads", "16 heads", "8 heads" to "32, 16 or 8 heads".
 std::string choice_of(std::vector<std::string> values) {
     const std::string last = values.back();
     const std::size_t space = last.rfind(' ');
@@ -96,7 +96,7 @@ std::string choice_of(std::vector<std::string> values) {
     return values.empty() ? last : fmt::format("{} or {}", fmt::join(values, ", "), last);
 }
 
-/// The parts that tell the panels apart, as few as possible; the others stand once for all.
+/// The fewest parts that distinguish the panels; the others stand once for all.
 struct Titles {
     std::vector<std::string> panels;
     std::string common;
@@ -142,7 +142,7 @@ Titles titles_of(const std::vector<const Group*>& groups) {
     return titles;
 }
 
-/// "16,384"
+/// Formats a number as "16,384".
 std::string grouped(std::int64_t number) {
     std::string text = fmt::format("{}", number);
     for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3)
@@ -150,7 +150,7 @@ std::string grouped(std::int64_t number) {
     return text;
 }
 
-/// "16,384 tokens in all" or "batch 1": what a call of one length has beside it.
+/// Returns "16,384 tokens in all" or "batch 1": the batch of a call of one length.
 std::string batch_text(const std::vector<const Group*>& groups) {
     std::set<std::int64_t> batches, tokens;
     for (const Group* group : groups) {
@@ -165,7 +165,7 @@ std::string batch_text(const std::vector<const Group*>& groups) {
 
 std::string joined(const std::set<std::string>& texts) { return fmt::format("{}", fmt::join(texts, ", ")); }
 
-/// Commit or versions, and the date, of a line's measurements. Which cuDNN was there concerns cuDNN alone.
+/// Returns the commit or versions, and the date, of a line's measurements. The cuDNN version appears for cuDNN only.
 std::string source_of(const std::vector<const Group*>& groups, const std::string& who) {
     static const std::set<std::string> surroundings = {"tessera", "driver", "cuda", "nvcc"};
     std::set<std::string> days, sources;
@@ -196,7 +196,7 @@ double highest_rate(const std::vector<const Group*>& groups, const std::vector<s
     return most;
 }
 
-/// A round end of the axis at or above the highest rate.
+/// Returns a round end of the axis at or above the highest rate.
 double round_end(double most) {
     const double step = std::pow(10.0, std::floor(std::log10(most)));
     for (const double part : {0.2, 0.5, 1.0}) {
@@ -219,7 +219,7 @@ Figure panel_of(const DeviceRows& device, const Group& group, const std::vector<
         }
         if (!series.points.empty()) figure.series.push_back(std::move(series));
     }
-    // What is drawn last lies on top: the first of the legend.
+    // The last drawn line lies on top, which is the first of the legend.
     std::reverse(figure.series.begin(), figure.series.end());
     return figure;
 }

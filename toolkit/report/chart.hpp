@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One drawing of speed by length for a README: a panel for each kind of call, a line for each library.
+// Draws speed by length for a README: a panel for each kind of call, a line for each library.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@
 
 namespace tessera::report {
 
-/// Which panels and lines a chart has. A kind of call is described by parts: "forward", "bf16", "head_dim 128",
-/// "causal" or "full mask", "16 heads", "16 threads".
+/// The panels and lines of a chart. A kind of call is described by parts: "forward", "bf16", "head_dim 128", "causal"
+/// or "full mask", "16 heads", "16 threads".
 struct ChartOptions {
     std::string title{};
     std::string note{};                            ///< first line of the footer; empty: none
@@ -22,9 +22,9 @@ struct ChartOptions {
     std::size_t columns = 3;                       ///< panels fill a column before the next one begins
 };
 
-/// The chart of one device: the one that has all lines and the most panels. All panels share one scale; the subtitle
-/// says what they have in common, the footer the commit or version and the date behind each line. Throws
-/// Error(invalid_argument) naming "--line" or "--only" where nothing is left to draw.
+/// Draws the chart of one device: the one that has all lines and the most panels. All panels share one scale. The
+/// subtitle names their common parts, the footer the commit or version and the date behind each line. Throws
+/// Error(invalid_argument) naming "--line" or "--only" if nothing is left to draw.
 plot::Panels chart(const Sorted& sorted, const ChartOptions& options);
 
 }  // namespace tessera::report

@@ -18,15 +18,15 @@ using plot::Series;
 
 constexpr const char* kDeterministic = ", deterministic";
 
-/// The same colour and shape for the same who in all plots of a device. Those that are often in one plot have colours
-/// far apart; who is not in the list gets what the device leaves free.
+/// Gives each `who` one colour and shape in all plots of a device. Those that often share a plot have distant colours;
+/// an unlisted one gets a colour that is free on the device.
 int color_of(const DeviceRows& device, const std::string& who) {
     static const std::vector<std::string> preferred = {
         "tessera fa3",      "cuDNN",       "FlashAttention-3", "tessera fa1",
         "FlashAttention-2", "tessera fa2", "tessera standard"};
     std::string name = who.substr(0, who.find(kDeterministic));
     if (name == "cuDNN by autograd") name = "cuDNN";
-    if (name == "FlashAttention-4") name = "tessera fa1";  // they are seldom in one plot
+    if (name == "FlashAttention-4") name = "tessera fa1";  // they seldom share a plot
     const auto at = std::find(preferred.begin(), preferred.end(), name);
     if (at != preferred.end()) return static_cast<int>(at - preferred.begin());
     int color = 1;
@@ -56,7 +56,7 @@ std::string note_of(const Row& row, const Unit& unit) {
 
 plot::Axis length_axis() { return {.label = "length (tokens)", .scale = Scale::log2}; }
 
-/// The best of the peers that measured every length of tessera's, by the sum of its times.
+/// Returns the fastest peer, by the sum of its times, that measured every length of tessera's.
 std::string strongest_peer(const DeviceRows& device, const Group& group) {
     std::string best;
     double least = INFINITY;
@@ -95,7 +95,7 @@ std::optional<Figure> speed_up_over(const DeviceRows& device, const Group& group
     }
     if (figure.series.empty() || first >= last) return std::nullopt;
     figure.guides = {{{first, 1}, {last, 1}}};
-    if (highest < 1.1) figure.y.most = 1.2;  // the line of 1 is not at the edge
+    if (highest < 1.1) figure.y.most = 1.2;  // keeps the line at 1 off the edge
     return figure;
 }
 
@@ -105,7 +105,7 @@ double median_of(std::vector<double> values) {
     return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-/// What a roofline plot holds.
+/// The rows that one roofline plot holds.
 struct RooflineKey {
     std::string pass, dtype, head_dim;
     std::int64_t dim = 0;
@@ -115,7 +115,7 @@ struct RooflineKey {
     }
 };
 
-/// The roofs: DRAM's slope, the products' level, and that of the exponentials where it is lower.
+/// Adds the roofs: DRAM's slope, the level of the MMAs, and that of the exponentials if it is lower.
 void add_roofs(Figure& figure, const model::Machine& machine, const Row& any, double least_x, double most_x,
                const Unit& unit) {
     const bool is_bf16 = any.record.dtype != "fp32";
@@ -128,7 +128,7 @@ void add_roofs(Figure& figure, const model::Machine& machine, const Row& any, do
         static_cast<double>(any.record.head_dim + any.record.head_dim_v) * (any.record.pass == "backward" ? 5.0 : 2.0);
     const double exps =
         machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e-3 * unit.per_tflops * flop_per_exp;
-    constexpr double kOneLine = 1.3;  // roofs so near each other share a label
+    constexpr double kOneLine = 1.3;  // ratio below which two roofs share a label
     const bool together = exps < peak && exps * kOneLine > peak;
     figure.guides.push_back({{ridge, peak},
                              {most_x, peak},
@@ -170,7 +170,7 @@ std::vector<Figure> speed_figures(const DeviceRows& device) {
                 const measure::Record& r = row->record;
                 const double rate = r.tflops * unit.per_tflops;
                 plot::Point point{static_cast<double>(r.len_kv), rate, note_of(*row, unit)};
-                if (measure::is_noisy(r.ms, r.ms_spread)) {  // others would hide behind their marks
+                if (measure::is_noisy(r.ms, r.ms_spread)) {  // the marks of other points would hide behind these
                     point.low = rate * r.ms / (r.ms + r.ms_spread / 2);
                     point.high = rate * r.ms / std::max(r.ms / 4, r.ms - r.ms_spread / 2);
                 }
@@ -188,7 +188,7 @@ std::vector<Figure> speed_up_figures(const DeviceRows& device) {
     for (const Group& group : device.groups) {
         const bool ours = std::any_of(group.rows.begin(), group.rows.end(),
                                       [](const Row& row) { return row.who.starts_with("tessera"); });
-        if (!ours) continue;  // peers among themselves are no matter of this report
+        if (!ours) continue;  // the report does not compare peers with each other
         for (const std::string& base : {std::string("tessera standard"), strongest_peer(device, group)}) {
             if (auto figure = speed_up_over(device, group, base)) figures.push_back(std::move(*figure));
         }
@@ -256,10 +256,10 @@ std::string accuracy_text(const std::vector<const Row*>& rows) {
 
 namespace {
 
-/// As the tables tell it.
+/// Returns the error in percent, as the tables show it.
 double percent_off(const Row& row) { return 100 * row.off_by(); }
 
-/// One point for each row at (predicted, y(row)).
+/// Plots one point for each row at (predicted, y(row)).
 Figure prediction_figure(const DeviceRows& device, const std::vector<const Row*>& rows, std::string title,
                          double (*y)(const Row&)) {
     Figure figure{.title = std::move(title), .subtitle = accuracy_text(rows)};
@@ -300,7 +300,7 @@ std::vector<Figure> prediction_figures(const DeviceRows& device) {
         times.guides = {{{least, least}, {most, most}, "equal", 1.0}};
         figures.push_back(std::move(times));
         Figure errors = prediction_figure(device, rows, fmt::format("How far off: {}", pass), percent_off);
-        constexpr double kRoom = 0.08;  // no point lies on an edge
+        constexpr double kRoom = 0.08;  // margin that keeps points off the edges
         const double room = kRoom * (highest - lowest);
         errors.y = {.label = "predicted - measured (% of measured)"};
         errors.y.least = lowest - room, errors.y.most = highest + room;

@@ -51,7 +51,7 @@ struct Part {
     std::vector<plot::Figure> figures;
 };
 
-/// What is shown unfolded are the figures that hold most, as they come.
+/// Sorts figures by their number of points, because only the first ones are shown unfolded.
 std::vector<plot::Figure> fullest_first(std::vector<plot::Figure> figures) {
     const auto points = [](const plot::Figure& figure) {
         std::size_t sum = 0;
@@ -78,7 +78,7 @@ std::vector<Part> parts_of(const DeviceRows& device) {
 }
 
 std::string table_text(const DeviceRows& device) {
-    constexpr std::size_t kFirstNumber = 7;  // columns before it are words
+    constexpr std::size_t kFirstNumber = 7;  // columns before it hold words
     const auto columns = table_columns(device);
     const auto open = [&](const char* tag, std::size_t c) {
         const bool number = c >= kFirstNumber && columns[c] != "bound";
@@ -124,7 +124,7 @@ std::string device_text(const DeviceRows& device, const std::string& id) {
         if (part.figures.empty()) continue;
         text += fmt::format("<h3 id=\"{}-{}\">{}</h3>\n<p>{}</p>\n<div class=\"plots\">\n", id, part.id, part.name,
                             part.about);
-        constexpr std::size_t kShown = 3;  // of a part; four parts make a dozen
+        constexpr std::size_t kShown = 3;  // figures shown of a part; four parts make a dozen
         for (std::size_t i = 0; i < part.figures.size(); ++i) {
             if (i == kShown)
                 text += fmt::format("</div>\n<details><summary>{} more</summary><div class=\"plots\">\n",

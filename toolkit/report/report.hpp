@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Records as a page to read, and as tables for a README.
+// Shows Records as an HTML page and as tables for a README.
 #pragma once
 
 #include <span>
@@ -11,29 +11,29 @@
 
 namespace tessera::report {
 
-/// What a page and tables hold near their beginning: who made them.
+/// Marks near the beginning of a page or table that name its generator.
 inline constexpr std::string_view kHtmlMark = "<meta name=\"generator\" content=\"tessera report\">";
 inline constexpr std::string_view kMarkdownMark = "<!-- made by tessera report -->";
 
-/// One self-contained HTML page: plots as SVG, tables, styles within; no script, nothing loaded from anywhere. Light or
-/// dark as the reader's system is set, one column on a phone, several on a wide screen.
+/// Returns one self-contained HTML page with plots as SVG, tables and styles; it has no script and loads nothing. It
+/// follows the reader's light or dark setting, with one column on a phone and several on a wide screen.
 std::string html_page(const Sorted& sorted, const std::string& title);
 
-/// How many plots html_page() draws.
+/// Number of plots that html_page() draws.
 std::size_t plots_of(const DeviceRows& device);
 
-/// Tables of all measurements with their predictions, one for each device and pass.
+/// Returns tables of all measurements with their predictions, one for each device and pass.
 std::string markdown(const Sorted& sorted, const std::string& title);
 
-/// What a device's measurements come to, a sentence for each pass: who is the fastest how often, how tessera's best
-/// kernel stands beside the best of the others, and how many figures are noisy.
+/// Summarises a device's measurements, one sentence for each pass. It says how often each one is the fastest, how
+/// tessera's best kernel compares with the best of the others, and how many measurements are noisy.
 std::vector<std::string> verdicts(const DeviceRows& device);
 
-/// The columns of the tables, and a row's cells.
+/// Returns the columns of the tables, and a row's cells.
 std::vector<std::string> table_columns(const DeviceRows& device);
 std::vector<std::string> table_cells(const DeviceRows& device, const Group& group, const Row& row);
 
-/// Where a device's measurements come from.
+/// The origin of a device's measurements.
 struct Provenance {
     std::string when;      ///< "138 measurements, 2026-03-01 to 2026-03-02"
     std::string versions;  ///< "commits a1b2c3, d4e5f6; cudnn 9.19.0, tessera 0.1.0"

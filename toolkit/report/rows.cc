@@ -20,10 +20,10 @@ bool on_gpu(const Record& r) {
     return r.kernel.starts_with("cuda.") || (machine != nullptr && machine->kind == model::MachineKind::gpu);
 }
 
-/// Among a Record's features: a backward that PyTorch's autograd called. It is how it ran, no other problem.
+/// A feature of a Record: PyTorch's autograd called the backward. It describes the run, and the problem is unchanged.
 constexpr const char* kAutograd = "autograd";
 
-/// Peers by the names that people know them by.
+/// Returns the common name of a peer.
 std::string who_of(const Record& r) {
     static const std::map<std::string, std::string> known = {{"cudnn", "cuDNN"},
                                                              {"fa2", "FlashAttention-2"},
@@ -38,7 +38,7 @@ std::string who_of(const Record& r) {
     return who;
 }
 
-/// tessera's own first, from the newest schedule on, then the others by name.
+/// Ranks tessera's own first, from the newest schedule on, then the others by name.
 auto rank_of(const std::string& who) {
     const bool other = !who.starts_with("tessera");
     const auto at = std::find_if(std::rbegin(kSchedules), std::rend(kSchedules), [&](Schedule schedule) {
@@ -63,8 +63,7 @@ void add(std::string& text, const std::string& part) {
     text += part;
 }
 
-/// Features of the problem. What a backward is handed to save work ("residual of O") and who calls it make no other
-/// problem of it.
+/// Returns the features of the problem. The residual of O and the caller do not change it and are left out.
 std::string asked_features(const Record& r) {
     std::string text = r.features;
     for (const std::string_view kept : {"residual of O", kAutograd}) {
@@ -86,12 +85,14 @@ Group group_of(const Record& r) {
 }
 
 auto key_of(const Group& g) {
-    const auto numbers = [](const std::string& text) { return std::make_pair(text.size(), text); };  // 64 before 128
+    const auto numbers = [](const std::string& text) {
+        return std::make_pair(text.size(), text);
+    };  // sorts 64 before 128
     return std::make_tuple(g.pass == "backward", numbers(g.head_dim), numbers(g.heads), g.others, g.dtype,
                            g.mask != "full", g.mask);
 }
 
-/// Of the same case, whatever names the mask has.
+/// True if both rows are of one case, under any name of the mask.
 bool same_row(const Row& a, const Row& b) {
     const auto key = [](const Row& r) {
         return std::make_tuple(r.who, r.record.batch, r.record.len_q, r.record.len_kv);
@@ -107,7 +108,7 @@ void take(Group& group, Row row) {
     if (same->record.date <= row.record.date) *same = std::move(row);
 }
 
-/// One batch per length, or a group for each batch.
+/// Splits a group so that it has one batch per length, or one group for each batch.
 std::vector<Group> split_by_batch(const Group& group) {
     std::set<std::tuple<std::string, std::int64_t, std::int64_t>> seen;
     const bool split = std::any_of(group.rows.begin(), group.rows.end(), [&](const Row& r) {
@@ -135,7 +136,7 @@ std::optional<std::string> reason_against(const Record& r) {
     return std::nullopt;
 }
 
-/// The prediction of the same case among the Records, the last one; what a plot needs of it.
+/// Returns the last prediction of this case among the Records, with the fields that a plot needs.
 std::optional<model::Prediction> told(const Record& measured, std::span<const Record> predicted) {
     Record wanted = measured;
     wanted.what = "predicted";
@@ -217,7 +218,7 @@ Sorted sorted(std::span<const Record> records, const model::Machine* machine) {
         take(devices[record.device].try_emplace(key_of(group), group).first->second, {record, who_of(record), {}});
     }
     for (auto& [name, groups] : devices) result.devices.push_back(device_of(name, groups, predicted, machine));
-    // The device with most measurements first.
+    // The device with most measurements comes first.
     std::stable_sort(result.devices.begin(), result.devices.end(),
                      [](const DeviceRows& a, const DeviceRows& b) { return a.count() > b.count(); });
     return result;

@@ -18,7 +18,7 @@ bool any_prediction(const DeviceRows& device) {
     });
 }
 
-/// A cell of a Markdown table: bars would end it.
+/// Returns a cell of a Markdown table with escaped bars, which would end it.
 std::string cell(const std::string& text) {
     std::string result;
     for (const char c : text) {
@@ -84,7 +84,7 @@ Provenance provenance(const DeviceRows& device) {
     return {fmt::format("{} measurements, {}{}", device.count(), when, replaced), text};
 }
 
-/// A line of Markdown that says what the text says: what would be markup or HTML stands for itself.
+/// Returns text as a line of Markdown, in which markup and HTML are escaped.
 static std::string plain(const std::string& text) {
     std::string result;
     for (const char c : text) {

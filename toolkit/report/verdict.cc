@@ -13,7 +13,7 @@
 namespace tessera::report {
 namespace {
 
-/// The fastest of tessera's and of the others for one case.
+/// The fastest kernel of tessera and the fastest of the others for one case.
 struct Case {
     const Row* ours = nullptr;
     const Row* others = nullptr;
@@ -38,7 +38,7 @@ std::map<Key, Case> cases_of(const DeviceRows& device, const std::string& pass) 
     return cases;
 }
 
-/// Was more than one kernel measured?
+/// True if more than one kernel was measured.
 bool compared(const DeviceRows& device, const std::string& pass) {
     std::set<std::string> who;
     for (const Group& group : device.groups) {

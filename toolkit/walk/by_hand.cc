@@ -39,7 +39,7 @@ void validate(const char* name, const HandMatrix& matrix, std::size_t rows) {
     }
 }
 
-/// Of the tile that the row lies in, whichever of its rows are cut.
+/// Returns the coverage of the tile that contains the row; tiles at the end may be cut.
 Coverage coverage_of(const HandExample& example, const Band& band, std::int64_t row, Range keys) {
     const std::int64_t begin = row / example.tile.block_q * example.tile.block_q;
     const auto len_q = static_cast<std::int64_t>(example.q.size());
@@ -115,8 +115,8 @@ void add_score_gradients(Hand& hand, const Band& band) {
     }
 }
 
-/// One tile adds dS K to dQ, dS^T Q to dK and P^T dO to dV (the same appendix, Algorithm 4), in units of ln 2 where the
-/// scale belongs to it.
+/// Adds dS K to dQ, dS^T Q to dK and P^T dO to dV for one tile (FlashAttention paper, appendix B, Algorithm 4).
+/// Gradients that contain the scale are in units of ln 2.
 void meet_backward(Hand& hand, const Band& band, Range queries, Range keys) {
     const HandExample& e = hand.example;
     HandGradientStep step{.queries = queries, .keys = keys};
@@ -140,7 +140,7 @@ void meet_backward(Hand& hand, const Band& band, Range queries, Range keys) {
     hand.gradient_steps.push_back(std::move(step));
 }
 
-/// Ranges of `size`, the last one cut at `length`.
+/// Returns ranges of `size`; the last one is cut at `length`.
 std::vector<Range> tiles(std::int64_t length, std::int64_t size) {
     std::vector<Range> result;
     for (std::int64_t begin = 0; begin < length; begin += size)

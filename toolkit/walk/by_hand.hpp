@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of a few queries and keys that a person can redo with a pencil. The scale is ln 2, so exp(scale * q.k) is
-// 2^(q.k): with whole numbers in Q, K and V every weight is a power of two and every result a fraction.
+// Attention of a few queries and keys that a person can redo with a pencil. The scale is ln 2, so that exp(scale * q.k)
+// is 2^(q.k). With whole numbers in Q, K and V, every weight is a power of two and every result a fraction.
 #pragma once
 
 #include <array>
@@ -14,19 +14,19 @@
 
 namespace tessera::walk {
 
-inline constexpr std::int64_t kHandLen = 4;  ///< queries and keys of the built-in example
+inline constexpr std::int64_t kHandLen = 4;  ///< number of queries and of keys in the built-in example
 inline constexpr std::int64_t kHandDim = 2;
-inline constexpr std::int64_t kHandBlock = 2;    ///< its queries and keys of a tile
-inline constexpr std::int64_t kMostHandLen = 8;  ///< queries or keys of anybody's own numbers
+inline constexpr std::int64_t kHandBlock = 2;    ///< number of queries and of keys in one of its tiles
+inline constexpr std::int64_t kMostHandLen = 8;  ///< largest number of queries or keys in a user's example
 inline constexpr std::int64_t kMostHandValue = 9;
 
 using HandMatrix = std::vector<std::array<std::int64_t, kHandDim>>;
 using HandVector = std::array<Fraction, kHandDim>;
 
-/// The inputs of the built-in example, whole numbers. dO is for the backward.
+/// The inputs of the built-in example as whole numbers. The backward uses dO.
 extern const HandMatrix kHandQ, kHandK, kHandV, kHandDo;
 
-/// What is worked out: whole numbers, and how they are cut into tiles.
+/// An example: inputs of whole numbers, and the size of its tiles.
 struct HandExample {
     HandMatrix q = kHandQ;     ///< [len_q, 2]
     HandMatrix k = kHandK;     ///< [len_kv, 2]
@@ -36,8 +36,8 @@ struct HandExample {
 
     std::int64_t len_q() const { return static_cast<std::int64_t>(q.size()); }
     std::int64_t len_kv() const { return static_cast<std::int64_t>(k.size()); }
-    /// Throws Error(invalid_argument) naming "q", "k", "v", "do" or "tile": more rows than kMostHandLen or none, values
-    /// beyond kMostHandValue, K and V or Q and dO of different lengths.
+    /// Throws Error(invalid_argument) naming "q", "k", "v", "do" or "tile". It refuses no rows, more than kMostHandLen
+    /// rows, values beyond kMostHandValue, and different lengths of K and V or of Q and dO.
     void validate() const;
 };
 
@@ -47,8 +47,8 @@ struct HandStep {
     Range keys;
     Coverage coverage = Coverage::full;
     std::vector<std::optional<std::int64_t>> s{};  ///< q.k of each key, in units of ln 2; none where hidden
-    std::optional<std::int64_t> old_m{};           ///< before, in units of ln 2; none: no key seen yet
-    std::optional<std::int64_t> m{};               ///< after
+    std::optional<std::int64_t> old_m{};           ///< before the step, in units of ln 2; empty: no key seen yet
+    std::optional<std::int64_t> m{};               ///< after the step
     Fraction rescale{};                            ///< 2^(old m - m), 0 at the first
     std::vector<Fraction> p{};                     ///< 2^(s - m)
     Fraction old_l{};
@@ -58,9 +58,9 @@ struct HandStep {
     HandVector o{};      ///< fa1: divided by l at every step
 };
 
-/// What a query ends with.
+/// The final values of a query.
 struct HandRow {
-    std::optional<std::int64_t> m{};  ///< none: the query sees no key
+    std::optional<std::int64_t> m{};  ///< empty: the query sees no key
     Fraction l{};
     HandVector o{};             ///< final
     std::vector<Fraction> p{};  ///< [len_kv] weights, 0 where hidden
@@ -71,7 +71,7 @@ struct HandRow {
     HandVector dq{};             ///< in units of ln 2
 };
 
-/// One tile of the backward: what it makes again, and the sums after it.
+/// One tile of the backward: the recomputed values, and the sums after it.
 struct HandGradientStep {
     Range queries;
     Range keys;
@@ -93,12 +93,12 @@ struct Hand {
     std::vector<HandVector> dv;                    ///< [len_kv]
 };
 
-/// Forward: fa1: key tiles outer, queries inner, O divided by l at every step; fa2: query tiles outer, O divided at the
-/// end; standard: all keys at once. Backward: key tiles outer, standard all at once. fa3 is fa2 here. Throws as
-/// HandExample::validate().
+/// Computes the example by a schedule; fa3 is fa2 here. Forward: fa1 loops over key tiles, then queries, and divides O
+/// by l at every step. fa2 loops over query tiles and divides O at the end; standard takes all keys at once. Backward:
+/// key tiles are the outer loop; standard takes all at once. Throws as HandExample::validate().
 Hand work_by_hand(const HandExample& example, Schedule schedule, const Mask& mask);
 
-/// The same of the built-in example.
+/// Computes the built-in example.
 Hand work_by_hand(Schedule schedule, const Mask& mask);
 
 }  // namespace tessera::walk

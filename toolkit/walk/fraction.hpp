@@ -9,8 +9,8 @@
 
 namespace tessera::walk {
 
-/// An exact fraction in lowest terms, for numbers that a person could write down. Arithmetic that leaves 64 bits throws
-/// Error(invalid_argument): a wrong fraction never comes out.
+/// An exact fraction in lowest terms, for numbers that a person could write down. Arithmetic beyond 64 bits throws
+/// Error(invalid_argument), so that a wrong fraction never comes out.
 class Fraction {
  public:
     Fraction(std::int64_t whole = 0) : numerator_(whole) {}
@@ -23,7 +23,7 @@ class Fraction {
     std::int64_t numerator() const { return numerator_; }
     std::int64_t denominator() const { return denominator_; }
     double value() const { return static_cast<double>(numerator_) / static_cast<double>(denominator_); }
-    /// "3", "-9/4"
+    /// Formats the fraction as "3" or "-9/4".
     std::string text() const {
         std::string text = std::to_string(numerator_);
         if (denominator_ != 1) text.append("/").append(std::to_string(denominator_));
@@ -31,7 +31,7 @@ class Fraction {
     }
 
     friend Fraction operator+(const Fraction& a, const Fraction& b) {
-        // Over the common denominator in lowest terms: products of denominators would leave 64 bits much earlier.
+        // The sum uses the common denominator in lowest terms, because products of denominators exceed 64 bits sooner.
         const std::int64_t common = std::gcd(a.denominator_, b.denominator_);
         const std::int64_t of_a = b.denominator_ / common, of_b = a.denominator_ / common;
         return {sum(product(a.numerator_, of_a), product(b.numerator_, of_b)), product(a.denominator_, of_a)};
@@ -67,7 +67,7 @@ class Fraction {
     std::int64_t denominator_ = 1;
 };
 
-/// 2^power
+/// Returns 2^power.
 inline Fraction power_of_two(std::int64_t power) {
     if (power > 61 || power < -61)
         throw Error(ErrorCode::invalid_argument, "numbers", "expected scores less than 62 apart");

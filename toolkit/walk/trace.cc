@@ -18,7 +18,7 @@ void expect_within(const char* what, std::int64_t index, std::int64_t count) {
     throw Error(ErrorCode::invalid_argument, what, fmt::format("expected 0..{}, got {}", count - 1, index));
 }
 
-/// lanes [n, lanes] turned into rows [queries, n].
+/// Transposes [n, lanes] to rows [queries, n].
 Matrix turned(const float* lanes_first, std::int64_t n, std::int64_t lanes, std::int64_t queries) {
     if (lanes_first == nullptr) return {};
     Matrix result{queries, n, std::vector<float>(static_cast<std::size_t>(queries * n))};
@@ -42,7 +42,7 @@ std::vector<float> copied(const float* values, std::int64_t count) {
     return values == nullptr ? std::vector<float>{} : std::vector<float>(values, values + count);
 }
 
-/// Copies what the kernel tells of one tile of queries.
+/// Copies the values that the kernel reports for one tile of queries.
 class Recorder : public TileObserver {
  public:
     Recorder(Trace& trace, const Sequence& sequence) : trace_(trace) {
@@ -91,7 +91,7 @@ class Recorder : public TileObserver {
     std::mutex mutex_;
 };
 
-/// The kind of step that meets each tile of keys once, the first that does.
+/// Returns the first kind of step that meets each tile of keys once.
 TileStep sweep_of(const Trace& trace) {
     if (trace.plan.pass == Pass::forward) {
         return trace.plan.kernel->schedule == Schedule::standard ? TileStep::scores : TileStep::values;
@@ -99,7 +99,7 @@ TileStep sweep_of(const Trace& trace) {
     return trace.plan.kernel->schedule == Schedule::standard ? TileStep::weights : TileStep::gradients;
 }
 
-/// All tiles of keys of this kernel.
+/// Returns all tiles of keys of this kernel.
 std::vector<Range> key_tiles(const Trace& trace) {
     const KernelInfo& kernel = *trace.plan.kernel;
     const bool is_split = kernel.schedule == Schedule::fa2 && kernel.pass == Pass::forward;
@@ -113,8 +113,8 @@ std::vector<Range> key_tiles(const Trace& trace) {
     return tiles;
 }
 
-/// Puts the tiles that the kernel never touched in their places among the steps that meet each tile of keys once:
-/// before the first of larger keys, or, where there is none, after the last.
+/// Inserts the tiles that the kernel never touched among the steps that meet each tile of keys once. Each goes before
+/// the first step with larger keys, or after the last step.
 void add_skipped(Trace& trace) {
     std::vector<Step>& steps = trace.steps;
     const TileStep sweep = sweep_of(trace);
@@ -135,7 +135,7 @@ void add_skipped(Trace& trace) {
     }
 }
 
-/// Does some query of the tile see a key?
+/// True if some query of the tile sees a key.
 bool touches_keys(const Trace& trace) {
     const Band band = trace.plan.problem.mask.bind(trace.len_q, trace.len_kv);
     return !band.kv_range(trace.queries.begin, trace.queries.end).empty();
@@ -144,7 +144,7 @@ bool touches_keys(const Trace& trace) {
 void add_traffic(Trace& trace) {
     TrafficCount count(trace.plan, trace.queries, trace.len_q, trace.len_kv);
     Traffic so_far;
-    std::size_t last = 0;  // step that ran
+    std::size_t last = 0;  // last step that ran
     for (std::size_t i = 0; i < trace.steps.size(); ++i) {
         Step& step = trace.steps[i];
         if (step.coverage != Coverage::empty) so_far = count.after(step.step, step.keys), last = i;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A trace: what a CPU kernel did with one tile of queries, step by step, in its own numbers. The kernel is run as
-// always, with an observer that copies. Where the plan has no matrix unit, every value has the bits that forward() and
-// backward() compute with. Where it has one, a call that nobody watches runs another kernel of the same schedule:
-// what_ran() says so.
+// A trace records step by step, in the kernel's own numbers, what a CPU kernel does with one tile of queries. The
+// ordinary kernel runs with an observer that copies. If the plan has no matrix unit, every value has the bits of
+// forward() and backward(). With a matrix unit, an unobserved call runs another kernel of the schedule, which
+// what_ran() says.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tessera::walk {
 
-/// Whose tile of queries is followed.
+/// Selects the tile of queries that is followed.
 struct Selection {
     std::int64_t batch = 0;
     std::int64_t head = 0;  ///< query head
@@ -34,8 +34,8 @@ struct Matrix {
     }
 };
 
-/// One step of the kernel, or a tile that the mask made it skip (coverage empty: no values). Values of other kinds of
-/// steps are empty. Queries are those of the trace.
+/// One step of the kernel, or a tile that the mask skips (coverage empty, without values). A step leaves the values of
+/// other kinds of steps empty. Queries are those of the trace.
 struct Step {
     TileStep step = TileStep::values;
     Coverage coverage = Coverage::full;
@@ -47,36 +47,36 @@ struct Step {
     Matrix s{};                    // [queries, keys]
     Matrix p{};                    // [queries, keys]
     Matrix ds{};                   // [queries, keys]
-    Matrix dq{};                   // [queries, head_dim], short of the scale
-    Matrix dk{};                   // [keys, head_dim], short of the scale
+    Matrix dq{};                   // [queries, head_dim], before the scale
+    Matrix dk{};                   // [keys, head_dim], before the scale
     Matrix dv{};                   // [keys, head_dim_v]
-    Traffic moved{};               ///< so far
+    Traffic moved{};               ///< total until this step
 };
 
 struct Trace {
     Plan plan;
     Selection selection;
-    Range queries;  ///< of the tile
+    Range queries;  ///< queries of the tile
     std::int64_t len_q = 0;
     std::int64_t len_kv = 0;
     std::vector<Step> steps;
-    std::vector<Moved> moved;  ///< what the last step's Traffic::schedule is made of
+    std::vector<Moved> moved;  ///< the parts of the last step's Traffic::schedule
     std::vector<float> lse;    // [queries], as the kernel uses it; the backward has +inf for rows that see no key
     std::vector<float> delta;  // [queries], backward only
 
     std::int64_t count(Coverage coverage) const;
 };
 
-/// Which words the trace is in, and which a call that nobody watches uses, in one line for people.
+/// Names the code path that the trace ran and the path of an unobserved call, in one line for people.
 std::string what_ran(const Plan& plan);
 
-/// Runs forward(plan, args, ...) and follows one tile of queries; `args.o` and `args.lse` receive what forward() gives.
-/// The plan must be one of a CPU kernel, with one thread, so that steps come in the order of the algorithm: otherwise
-/// Error(invalid_argument). Error(unsupported) when the kernel tells nothing. A selection outside the Problem is
-/// Error(invalid_argument) naming batch, head or row.
+/// Runs forward(plan, args, ...) and follows one tile of queries; `args.o` and `args.lse` receive the results of
+/// forward(). The plan must be of a CPU kernel with one thread, so that steps come in the order of the algorithm;
+/// otherwise Error(invalid_argument). A kernel without an observer gives Error(unsupported). A selection outside the
+/// Problem gives Error(invalid_argument) naming batch, head or row.
 Trace trace_forward(const Plan& plan, const ForwardArgs& args, const Selection& selection, const Execution& how = {});
 
-/// The same for backward(plan, args, ...).
+/// Runs backward(plan, args, ...) and follows one tile of queries, as trace_forward() does.
 Trace trace_backward(const Plan& plan, const BackwardArgs& args, const Selection& selection, const Execution& how = {});
 
 }  // namespace tessera::walk

@@ -14,7 +14,7 @@ double overlap(const Range& a, const Range& b) {
     return static_cast<double>(Range{std::max(a.begin, b.begin), std::min(a.end, b.end)}.size());
 }
 
-/// One head of one sequence, which is all that a tile of queries meets.
+/// Returns the workload of one head of one sequence, which is all that a tile of queries meets.
 schedule::Workload one_head(const Plan& plan, Schedule schedule, std::int64_t len_q, std::int64_t len_kv) {
     Problem p;
     p.dtype = plan.problem.dtype;
@@ -27,7 +27,7 @@ schedule::Workload one_head(const Plan& plan, Schedule schedule, std::int64_t le
     return {.problem = p, .schedule = schedule, .pass = plan.pass, .tile = plan.tile};
 }
 
-/// Tiles of queries that meet these keys.
+/// Returns the number of tiles of queries that meet these keys.
 std::int64_t rows_that_meet(const schedule::Workload& w, const Range& keys) {
     const Band band = w.problem.mask.bind(w.problem.len_q, w.problem.len_kv);
     const Range seen = band.q_range(keys.begin, keys.end);
@@ -44,10 +44,10 @@ RowBytes::RowBytes(const schedule::Workload& workload, const Range& queries)
       workload_(workload),
       keys_outer_(schedule_ == Schedule::fa1 || (schedule_ != Schedule::standard && pass_ == Pass::backward)) {
     schedule::for_each_step(workload, [this](const schedule::Step& step) { visit(step); });
-    at_end_ += pending_;  // fa1: O, m and l once more, to be written as results
+    at_end_ += pending_;  // fa1: O, m and l are written once more as results
 }
 
-/// Under which of the kernel's steps an operation falls.
+/// Returns the kind of kernel step that an operation belongs to.
 TileStep RowBytes::kind_of(Operation operation) {
     const bool forward = pass_ == Pass::forward;
     if (schedule_ != Schedule::standard) return forward ? TileStep::values : TileStep::gradients;
@@ -160,7 +160,7 @@ TrafficCount::TrafficCount(const Plan& plan, const Range& queries, std::int64_t 
                    one_head(plan, Schedule::standard, len_q, len_kv), queries) {}
 
 const Traffic& TrafficCount::after(TileStep step, const Range& keys) {
-    if (step == TileStep::merge) return traffic_;  // within fast memory
+    if (step == TileStep::merge) return traffic_;  // moves nothing: it stays within fast memory
     if (step == TileStep::finish) {
         traffic_.schedule += own_.at_end();
         traffic_.standard += standard_.at_end();

@@ -10,20 +10,20 @@
 
 namespace tessera::walk {
 
-/// Bytes between slow and fast memory for one tile of queries, as src/schedule counts them. K and V (dK and dV) that
-/// are moved once for all tiles of queries count in equal parts.
+/// Bytes between slow and fast memory for one tile of queries, counted as in src/schedule. K and V (dK and dV) that are
+/// moved once for all tiles of queries count in equal parts.
 struct Traffic {
-    double schedule = 0;  ///< the schedule at hand
-    double standard = 0;  ///< standard attention over the same tiles: S and P (dS too) through slow memory
+    double schedule = 0;  ///< the schedule of the plan
+    double standard = 0;  ///< standard attention over these tiles: S and P (dS too) through slow memory
 };
 
-/// What one operation moves of a Traffic.
+/// The bytes of a Traffic that one operation moves.
 struct Moved {
     schedule::Operation operation{};
     std::int64_t times = 0;
-    double least = 0, most = 0;  ///< bytes of one time
-    double bytes = 0;            ///< of all
-    std::int64_t shared_by = 1;  ///< tiles of queries that share what is moved once: these are the bytes of one
+    double least = 0, most = 0;  ///< bytes of a single move
+    double bytes = 0;            ///< bytes of all moves
+    std::int64_t shared_by = 1;  ///< tiles of queries that share one move; the bytes are those of one tile
 };
 
 /// A sum of Moved.
@@ -38,17 +38,17 @@ class Pile {
     std::vector<Moved> moved_;
 };
 
-/// The steps of a schedule that belong to one tile of queries, their bytes by what the kernel tells of.
+/// The steps of a schedule that belong to one tile of queries, with their bytes by kind of the kernel's steps.
 class RowBytes {
  public:
     RowBytes(const schedule::Workload& workload, const Range& queries);
 
-    /// Of a step of this kind with these keys; of parts of tiles their part.
+    /// Returns the bytes of a step of this kind with these keys; a part of a tile gets its part.
     double of(TileStep step, const Range& keys) const;
-    /// Of all steps with these keys, but for `at_end`.
+    /// Returns the bytes of all steps with these keys, except `at_end`.
     double of(const Range& keys) const;
     double at_end() const { return at_end_; }
-    /// What all that is made of, in the order in which it begins.
+    /// Returns the parts of the sum, in the order in which they begin.
     const std::vector<Moved>& moved() const { return all_.moved(); }
 
  private:
@@ -62,29 +62,29 @@ class RowBytes {
     std::map<TileStep, std::vector<std::pair<Range, double>>> parts_;
     double at_end_ = 0;
 
-    // While the steps go by:
+    // State that changes from step to step.
     schedule::Workload workload_;
     bool keys_outer_;
-    bool in_columns_ = false;  ///< standard backward: the products that run over the queries
-    double pending_ = 0;       ///< of this tile of queries, for its next step with keys
+    bool in_columns_ = false;  ///< standard backward: the GEMMs that run over the queries
+    double pending_ = 0;       ///< bytes of this tile of queries, for its next step with keys
     Pile all_;
     Pile without_row_;   ///< K or V for the next step with queries
     Range column_{};     ///< keys that are loaded for all queries
-    Pile column_share_;  ///< what each tile of queries that meets them bears
+    Pile column_share_;  ///< the part of each tile of queries that meets these keys
     TileStep last_kind_{};
     Range last_keys_{};
 };
 
-/// Adds up the bytes as the kernel's steps go by.
+/// Adds up the bytes from step to step of the kernel.
 class TrafficCount {
  public:
     TrafficCount(const Plan& plan, const Range& queries, std::int64_t len_q, std::int64_t len_kv);
 
-    /// After the step.
+    /// Returns the traffic after the step.
     const Traffic& after(TileStep step, const Range& keys);
-    /// What leaves at the end of a backward, which has no step of its own.
+    /// Returns the traffic after the stores at the end of a backward, which have no step of their own.
     const Traffic& after_backward();
-    /// What the schedule's bytes are made of when all steps have gone by.
+    /// Returns the parts of the schedule's bytes after all steps.
     const std::vector<Moved>& moved() const { return own_.moved(); }
 
  private:
