@@ -20,7 +20,7 @@ namespace tessera {
 namespace {
 
 void check_plan(const Plan& plan, Pass pass) {
-    // A Plan is a plain struct that callers can fill in: nothing of it is used before it is known to be plan()'s.
+    // Callers can fill in a Plan themselves, so nothing in it is used until it is known to come from plan().
     const auto all = kernels();
     const bool known = std::any_of(all.begin(), all.end(), [&](const KernelInfo& k) { return &k == plan.kernel; });
     const bool on_cuda = plan.device.type == DeviceType::cuda;
@@ -110,7 +110,7 @@ void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> w
 }
 
 Workspace::Workspace(std::size_t bytes) : bytes_(bytes) {
-    if (bytes < Arena::kTooMuch) {  // more would wrap when rounded up
+    if (bytes < Arena::kTooMuch) {  // larger sizes would wrap when rounded up
         const std::size_t rounded = (bytes / Plan::kWorkspaceAlignment + 1) * Plan::kWorkspaceAlignment;
         data_.reset(static_cast<std::byte*>(std::aligned_alloc(Plan::kWorkspaceAlignment, rounded)));
     }

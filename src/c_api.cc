@@ -85,7 +85,7 @@ Enum enum_value(const char* name, std::int32_t value, Enum last, int first = 0, 
     return static_cast<Enum>(value - first);
 }
 
-// Between a field of tessera_problem and the member of Problem, for each kind of TESSERA_PROBLEM_FIELDS.
+// Conversions between a field of tessera_problem and the member of Problem, for each kind of TESSERA_PROBLEM_FIELDS.
 DType read_dtype(const char* name, std::int32_t value) { return enum_value(name, value, DType::int8); }
 Causal read_causal(const char* name, std::int32_t value) { return enum_value(name, value, Causal::top_left); }
 bool read_flag(const char* name, std::int32_t value) {
@@ -170,8 +170,8 @@ constexpr bool kAllTensorsListed = sizeof(From) ==
 static_assert(kAllTensorsListed<ForwardArgs, tessera_forward_args>);
 static_assert(kAllTensorsListed<BackwardArgs, tessera_backward_args>);
 
-/// With TESSERA_BACKEND_CUDA the device of the call is that of q; nothing when q is elsewhere or wrong, or for the
-/// host.
+/// The device of a call with TESSERA_BACKEND_CUDA, which is that of q. Nothing for the host, or when q is elsewhere or
+/// wrong.
 template <class Args>
 std::optional<Device> device_of(const tessera_options& options, const Args* args) {
     if (options.backend != TESSERA_BACKEND_CUDA || args == nullptr || args->struct_size < kFirstSize<Args>) return {};

@@ -46,7 +46,9 @@ void default_parallel_for(std::int64_t tasks, int workers, const TaskBody& body)
         try {
             for (std::int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(task, worker);
         } catch (...) {
-            next.store(tasks, std::memory_order_relaxed);  // the other workers need not finish what nobody will use
+            next.store(
+                tasks,
+                std::memory_order_relaxed);  // ends the loops of the other workers: nobody will use their results
             std::call_once(first_error, [&] { error = std::current_exception(); });
         }
     };

@@ -110,7 +110,7 @@ std::string bytes_text(std::size_t bytes) {
     return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
 }
 
-/// Bytes of the machine.
+/// Bytes of this machine's memory.
 std::size_t physical_memory() {
     const long pages = ::sysconf(_SC_PHYS_PAGES), size = ::sysconf(_SC_PAGESIZE);
     if (pages <= 0 || size <= 0) return Arena::kTooMuch;

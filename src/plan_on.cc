@@ -38,7 +38,7 @@ schedule::Footprint footprint_of(const Question& q, const Candidate& candidate) 
                                 .sequences = q.how.sequences});
 }
 
-/// The reason when tensors and workspace together are over the machine's memory.
+/// Why tensors and workspace don't fit the machine's memory, or nothing.
 std::optional<std::string> does_not_fit(const Question& q, const Candidate& candidate) {
     if (!schedule::countable(q.problem)) return "has more bytes than can be counted";
     const Problem& p = q.problem;

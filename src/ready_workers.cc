@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-/// A thread looks for work for so long before it sleeps: longer than the pause between the calls of a model's layers.
+/// How long a thread looks for work before it sleeps: longer than the pause between the calls of a model's layers.
 constexpr std::chrono::microseconds kReadyFor{200};
 
 void pause_briefly() {
@@ -25,7 +25,7 @@ void pause_briefly() {
 #endif
 }
 
-/// Waits until done(), politely: other threads may need the core.
+/// Spins until done(), and yields now and then, since other threads may need the core.
 template <class Done>
 void spin_until(const Done& done) {
     for (int spins = 0; !done(); ++spins) {
@@ -47,7 +47,8 @@ class Workers {
         gate_.store(call_ << kCallShift | static_cast<std::uint64_t>(workers - 1) << kPlacesShift);
         if (sleepers_.load() > 0) gate_.notify_all();
         loop(0);
-        const std::uint64_t closed = gate_.fetch_and(~(kMask << kPlacesShift));  // no place is left: nobody joins now
+        const std::uint64_t closed =
+            gate_.fetch_and(~(kMask << kPlacesShift));  // leaves no place, so no thread joins any more
         spin_until([&] { return finished_.load(std::memory_order_acquire) == (closed & kMask); });
         return true;
     }
@@ -61,7 +62,7 @@ class Workers {
         for (; threads_ < threads; ++threads_) std::thread([this, place = threads_ + 1] { work(place); }).detach();
     }
 
-    /// Joins the call, if it is open and has this place. call: its number, joined or not
+    /// Joins the call, if it is open and has this place. `call` becomes its number in any case.
     bool join(int place, std::uint64_t& call) {
         std::uint64_t gate = gate_.load();
         do {
@@ -71,7 +72,7 @@ class Workers {
         return true;
     }
 
-    /// A thread has the same place in every call: what a worker wrote before, it finds in the cache of its core.
+    /// A thread has the same place in every call, so it finds its data of the previous call in the cache of its core.
     void work(int place) {
         while (true) {
             std::uint64_t call = 0;

@@ -79,7 +79,7 @@ struct BackwardArgs {
     TensorView dk;       ///< out, shape of k
     TensorView dv;       ///< out, shape of v
     TensorView dbias{};  ///< out, when problem.bias_gradient: shape of bias (sizes 1 are summed over)
-    /// As the forward gave it, optional. A kernel whose Plan says o_residual saves two of its seven matrix products
+    /// The forward's o_residual, optional. A kernel whose Plan says o_residual saves two of its seven matrix products
     /// with it; the others do not read it. The contract of the results is the same with and without it.
     TensorView o_residual{};
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Mask is the rule which keys a query sees (causal, window). Bound to the two lengths it becomes a Band, which
+// A Mask is the rule for which keys a query sees (causal, window). Bound to the two lengths it becomes a Band, which
 // answers the only three questions that a kernel asks: is (q, k) visible, which keys does a block of queries touch, and
 // is a tile full, partial or empty. Everything is constexpr and runs on host and device.
 #pragma once

@@ -55,7 +55,7 @@ struct TileReport {
 };
 
 /// Execution::observer is called for every tile that a CPU kernel runs, and not for tiles that the mask skips. A call
-/// with an observer runs in fp32 with queries in the lanes, and has the bits of that. This matters for kernels that
+/// with an observer runs in fp32 with queries in the lanes. Its bits therefore differ from those of kernels that
 /// otherwise use a matrix unit (Plan::matrix_unit) or stack the heads of a group.
 class TileObserver {
  public:

@@ -54,8 +54,8 @@ struct Prediction {
     Schedule schedule{};
     Pass pass{};
     std::string by;  ///< whose kernel
-    /// Records behind the constants, or the calls that the machine's own kernels were measured by; empty: none, the
-    /// constants are those of a relative.
+    /// The Records that the constants were fitted to, or the calls that measured the machine's own kernels. Empty:
+    /// none; the constants are those of a similar machine.
     std::string fitted_on;
     bool measured = false;  ///< CPU: fitted_on are calls of such kernels on this very machine (Machine::kernels)
     /// Features of the Problem whose time is left out: "softcap, dropout"; empty: none.

@@ -259,16 +259,16 @@ typedef struct tessera_prediction {
 } tessera_prediction;
 
 /* Predicts by the cost model (docs/model.md) how long a call takes on a machine; nothing is run. `machine` is one that
- * `tessera roofline --help` lists, such as "h200", or null for the one that the problem would run on. Of several
- * schedules that `options` leave, the fastest one counts; `backend` is that of the machine. TESSERA_UNSUPPORTED when
- * the model does not know the machine or the machine can't run the problem. Ragged batches are taken to have sequences
- * of their upper bounds. */
+ * `tessera roofline --help` lists, such as "h200", or null for the one that the problem would run on. If `options`
+ * leave several schedules, the fastest one counts; `backend` is that of the machine. TESSERA_UNSUPPORTED when the model
+ * does not know the machine or the machine can't run the problem. Sequences of a ragged batch are taken to be as long
+ * as their upper bounds. */
 tessera_status tessera_predict(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                const char* machine, tessera_prediction* prediction);
 
 enum { TESSERA_MACHINE_GPU = 0, TESSERA_MACHINE_CPU = 1 };
 
-/* A machine as the model sees it; tessera/machine.hpp says of each number where it comes from. A core is a
+/* A machine as the model sees it; tessera/machine.hpp gives the source of each number. A core is a
  * multiprocessor of a GPU, a hardware thread of a CPU; clk is a clock of it. Shares lie in (0, 1], all else in [1e-6,
  * 1e9]. */
 typedef struct tessera_machine {
@@ -301,8 +301,8 @@ typedef struct tessera_machine {
 /* The number of machines that are known by name. */
 int32_t tessera_machine_count(void);
 
-/* Fills in the machine of this index, from 0 to under tessera_machine_count(). `machine->struct_size` is set by the
- * caller. */
+/* Fills in the machine of this index, from 0 to under tessera_machine_count(). The caller sets
+ * `machine->struct_size`. */
 tessera_status tessera_machine_at(int32_t index, tessera_machine* machine);
 
 /* Fills in the machine of this name. TESSERA_INVALID_ARGUMENT, with the names that are known, when there is none. */

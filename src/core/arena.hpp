@@ -20,7 +20,7 @@ constexpr std::int64_t saturating_product(std::int64_t a, std::int64_t b) {
 class Arena {
  public:
     static constexpr std::size_t kAlignment = 64;
-    /// Sizes saturate here instead of wrapping: no machine has this much.
+    /// Sizes saturate here instead of wrapping. No machine has this much memory.
     static constexpr std::size_t kTooMuch = std::numeric_limits<std::size_t>::max() / 4;
 
     Arena() = default;

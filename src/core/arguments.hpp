@@ -171,7 +171,7 @@ Shape full_shape(const Problem& problem, ShapeRule rule);
 /// The dtype that a rule prefers for a Problem: int32 for indices, the Problem's own where there is a choice.
 DType usual_dtype(const Problem& problem, DTypeRule rule);
 
-/// Does a call of the other pass compute it? A backward takes o, lse and o_residual from the forward.
+/// Does the forward compute this tensor of a backward? That holds for o, lse and o_residual.
 constexpr bool is_result(const TensorArgument<BackwardArgs>& argument) {
     for (const TensorArgument<ForwardArgs>& of_forward : kTensors<ForwardArgs>) {
         if (of_forward.use == Use::output && std::string_view(of_forward.name) == argument.name) return true;

@@ -45,7 +45,7 @@ struct HeadRows {
     }
 };
 
-/// Stride of a dimension as far as it matters: that of a size 1 is never stepped, and may be any number.
+/// Stride of a dimension; 0 for one of size 1, which is never stepped and may have any stride.
 inline std::int64_t step(const TensorView& t, std::size_t dimension) {
     return t.shape[dimension] == 1 ? 0 : t.strides[dimension];
 }

@@ -40,7 +40,7 @@ std::span<const std::int64_t> shape_of(const TensorView& t) {
     return std::span(t.shape).first(static_cast<std::size_t>(std::clamp(t.rank, 0, TensorView::kMaxRank)));
 }
 
-/// Do all elements lie within a distance that int64 can hold? Strides come from the caller: nothing is sure of them.
+/// Do all elements lie within a distance that int64 can hold? Strides come from the caller and may be anything.
 bool within_reach(const TensorView& t) {
     double elements = 1;
     for (std::size_t d = 0; d < shape_of(t).size(); ++d) {
@@ -54,7 +54,7 @@ std::string place_of(const Device& device) {
     return device.type == DeviceType::cpu ? "in host memory" : fmt::format("on CUDA device {}", device.index);
 }
 
-/// There is one host memory: its index says nothing.
+/// All host devices are one memory, whatever their index.
 bool same_memory(const Device& a, const Device& b) {
     return a.type == b.type && (a.type == DeviceType::cpu || a.index == b.index);
 }
@@ -64,7 +64,7 @@ void expect_device(const char* name, const TensorView& t, const Device& device) 
     invalid(name, fmt::format("expected a tensor {}, got one {}", place_of(device), place_of(t.device)));
 }
 
-/// The dtype is known to be right: without it there is no telling what is aligned.
+/// Checks the pointer, its alignment and its reach. The dtype must have been checked: the alignment follows from it.
 void expect_memory(const char* name, const TensorView& t) {
     if (t.size() > 0 && t.data == nullptr) invalid(name, "expected an address, got null for " + t.describe());
     if (reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::uintptr_t>(size_of(t.dtype)) != 0) {
@@ -136,8 +136,8 @@ void expect_dtype(const Problem& p, const char* name, const TensorView& t, DType
     }
 }
 
-/// From 0 to the total, never falling, and no sequence longer than the bound that the Problem states. Values on a CUDA
-/// device are left to the kernels: to read them would be to wait for the device.
+/// Expects values from 0 to the total that never fall, and no sequence longer than the Problem's bound. Values on a
+/// CUDA device are left to the kernels, since reading them would wait for the device.
 void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, std::int64_t total,
                       std::int64_t longest) {
     if (t.device.type == DeviceType::cuda) return;

@@ -38,7 +38,7 @@ TESSERA_HOST_DEVICE constexpr DropoutPatch dropout_patch(std::int64_t batch, std
             static_cast<std::uint32_t>(batch)};
 }
 
-/// Which bit of a patch's 32 is the weight's: keys of a patch lie two by two, as a lane of an mma holds them.
+/// The weight's bit among the 32 of its patch. Keys of a patch lie two by two, as a lane of an mma holds them.
 TESSERA_HOST_DEVICE constexpr int bit_in_patch(std::int64_t query, std::int64_t key) {
     return static_cast<int>(query % 2 * 16 + key % 2 * 8 + key / 2 % 8);
 }
@@ -88,7 +88,8 @@ struct KeptBits {
     /// The comparison of one block's bits with last_kept[0] ... last_kept[kBitsOfBlock - 1].
     TESSERA_HOST_DEVICE static constexpr KeptBits of(const PhiloxBlock& block, const std::uint32_t* last_kept) {
         KeptBits bits;
-        for (int n = dropout::kBitsOfBlock - 1; n >= 0; --n) {  // what is lower counts where what is higher is level
+        for (int n = dropout::kBitsOfBlock - 1; n >= 0;
+             --n) {  // a lower bit decides only where all higher bits are equal
             const std::uint32_t word = block[static_cast<std::size_t>(n)];
             bits.kept = (~word & bits.kept) | (~word & last_kept[n]) | (bits.kept & last_kept[n]);
             bits.level &= ~(word ^ last_kept[n]);
@@ -96,7 +97,7 @@ struct KeptBits {
         return bits;
     }
 
-    /// Adds what the next, lower bits say.
+    /// Adds the comparison of the next, lower bits.
     TESSERA_HOST_DEVICE constexpr void add(const KeptBits& lower) {
         kept &= lower.kept | ~level;
         level &= lower.level;
@@ -110,7 +111,7 @@ TESSERA_HOST_DEVICE constexpr KeptBits kept_bits(const KeepRule& rule, const Dro
     return KeptBits::of(words, rule.last_kept + dropout::kBitsOfBlock * block);
 }
 
-/// Which of the weights `wanted` (bits as bit_in_patch() has them) are kept; the others' bits mean nothing.
+/// The weights among `wanted` that are kept (bits as in bit_in_patch()); the others' bits mean nothing.
 TESSERA_HOST_DEVICE constexpr std::uint32_t kept_weights(const KeepRule& rule, const DropoutPatch& patch,
                                                          std::uint32_t wanted = ~0U) {
     KeptBits bits;

@@ -33,7 +33,7 @@ class DefaultFloatMode {
 
  private:
 #if defined(__x86_64__)
-    static constexpr unsigned kRaised = 0x3F;     // what has happened, not what will
+    static constexpr unsigned kRaised = 0x3F;     // flags of exceptions that were raised
     static constexpr unsigned kDefault = 0x1F80;  // no trap, to nearest, no flush to zero
     unsigned before_ = _mm_getcsr();
 #else

@@ -15,7 +15,7 @@ namespace residual_detail {
 
 inline constexpr std::int32_t kExponent = 0x7F800000;
 inline constexpr std::int32_t kSign = static_cast<std::int32_t>(0x80000000);
-inline constexpr float kRoundToInteger = 0x1.8p23F;  // added, it leaves an integer in the lowest bits
+inline constexpr float kRoundToInteger = 0x1.8p23F;  // adding it leaves an integer in the lowest bits
 
 /// Exponent field of 2^n.
 constexpr std::int32_t field(int n) { return (n + 127) << 23; }

@@ -55,8 +55,8 @@ bool two_axes_reach(const Axis& large, const Axis& small, const Interval& wanted
         std::max<std::int64_t>(0, ceil_div(wanted.first - small.stride * small.steps, large.stride));
     const std::int64_t last = std::min(large.steps, floor_div(wanted.last, large.stride));
     if (first > last) return false;
-    // There y exists if (wanted.last - large.stride * x) mod small.stride is no more than the interval's length: count
-    // the x of which it holds, from the last one down.
+    // For such x, a y exists if (wanted.last - large.stride * x) mod small.stride is at most the interval's length.
+    // Count the x of which it holds, from the last one down.
     const auto n = static_cast<std::uint64_t>(last - first + 1);
     const auto m = static_cast<std::uint64_t>(small.stride);
     const auto a = static_cast<std::uint64_t>(large.stride);
@@ -90,7 +90,7 @@ class Axes {
     }
 
  private:
-    /// Branches of a search; it is a rare pair of views that needs ten.
+    /// Branches of a search. Views seldom need more than ten.
     static constexpr int kBudget = 256;
 
     bool reach_from(std::ptrdiff_t axis, const Interval& wanted) {
@@ -125,8 +125,8 @@ void add_axes(Axes& axes, const TensorView& t) {
     }
 }
 
-/// Does each axis step over all that the axes of shorter strides reach? So do those of every tensor that was allocated
-/// as one, in any order of its axes, and then no two indices are one element.
+/// Does each axis step over all that the axes of shorter strides reach? No two indices are then one element. This holds
+/// for every tensor that was allocated as one, in any order of its axes.
 bool is_nested(const TensorView& t) {
     std::array<Axis, TensorView::kMaxRank> axes{};
     std::size_t size = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Philox4x32-10 round by round (core/philox.hpp has it whole), for code that makes several blocks of one seed side by
-// side: a round waits for the round before, and the keys of the rounds are the same for all blocks.
+// side: a round waits for the previous one, and the keys of the rounds are the same for all blocks.
 #pragma once
 
 #include "core/philox.hpp"

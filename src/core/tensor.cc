@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kMostElements = std::numeric_limits<std::int64_t>::max();
 
-/// The rank as an array size, also when a caller filled it in wrongly: messages describe such views too.
+/// The rank as an array size, clamped when a caller set it wrongly: messages describe such views too.
 std::size_t rank_of(const TensorView& view) {
     return static_cast<std::size_t>(std::clamp(view.rank, 0, TensorView::kMaxRank));
 }

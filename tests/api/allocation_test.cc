@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory beyond the workspace: this file replaces operator new of the whole test program to see the most that forward()
-// and backward() hold of the heap at once. It has to be little, whatever the length and the batch.
+// Memory beyond the workspace. This file replaces operator new of the whole test program to see how much of the heap
+// forward() and backward() hold at most. It has to be little, whatever the length and the batch.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -84,7 +84,7 @@ void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { u
 namespace tessera::test::allocation_test {
 namespace {
 
-/// Loops over the tasks here and now: what oneTBB allocates for itself is not the kernel's.
+/// Runs the tasks on the calling thread, since memory that oneTBB allocates is not the kernel's.
 void serial_for(std::int64_t tasks, int workers, const TaskBody& body) {
     for (std::int64_t task = 0; task < tasks; ++task) body(task, static_cast<int>(task % workers));
 }

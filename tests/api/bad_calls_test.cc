@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each argument of forward() and backward() wrong in turn: a typed error that names it, and not a byte changes.
+// Each argument of forward() and backward() is wrong in turn. A typed error names it, and no byte changes.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -174,7 +174,7 @@ void check_spoiled_calls(const Case& c, const Args& good, Pass pass) {
         call.spoil(args);
         expect_error(c, p, args, workspace, ErrorCode::invalid_argument, call.arguments, call.what);
     }
-    EXPECT_NO_THROW(run(p, good, workspace));  // the call that was spoiled is itself fine
+    EXPECT_NO_THROW(run(p, good, workspace));  // the call is right when it is not spoiled
 }
 
 TEST(BadCalls, each_tensor_of_forward_in_turn) {
@@ -289,7 +289,7 @@ void check_workspaces(const Case& c, const Args& args, Pass pass) {
     }
 }
 
-/// Each tensor in turn begins with the workspace, ends in it, and stands beside it.
+/// Each tensor in turn begins with the workspace, ends in it, and lies beside it.
 template <class Args>
 void check_tensors_in_workspace(const Case& c, const Args& good, Pass pass) {
     for (const Schedule schedule : {Schedule::standard, Schedule::fa1, Schedule::fa2}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where tensors live: what plan() makes of it, and what calls say of tensors that are elsewhere.
+// The device of the tensors: plan() chooses kernels by it, and calls refuse tensors on another one.
 #include <gtest/gtest.h>
 
 #include <string>

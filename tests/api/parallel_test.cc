@@ -81,7 +81,7 @@ TEST(TbbParallelFor, nests_and_runs_from_several_threads_at_once) {
 
 TEST(TbbParallelForDeathTest, prints_nothing_when_asked_for_more_threads_than_there_are) {
     // oneTBB warns on stderr, once in a process, about arenas wider than its worker pool; the library never prints.
-    GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own
+    GTEST_FLAG_SET(death_test_style, "threadsafe");  // runs the test in a new process
     const auto many_threads = [] {
         default_parallel_for(2000, 1024, [](std::int64_t, int) {});
         std::exit(0);
@@ -171,7 +171,7 @@ TEST(Injected, exceptions_of_the_loop_reach_the_caller) {
     });
 }
 
-/// Every second task on the calling thread, the others on threads of their own that round to nearest.
+/// Runs every second task on the calling thread, each other one on a new thread that rounds to nearest.
 void half_elsewhere(std::int64_t tasks, int workers, const TaskBody& body) {
     for (std::int64_t task = 0; task < tasks; ++task) {
         if (workers == 1 || task % 2 == 0) {
@@ -185,8 +185,8 @@ void half_elsewhere(std::int64_t tasks, int workers, const TaskBody& body) {
     }
 }
 
-/// How quotients are rounded now, another value for each mode. std::fegetround() would not do: on x86-64 it asks the
-/// x87 unit, which no kernel touches.
+/// Quotients in the current rounding mode, which differ between the modes. std::fegetround() would not do: on x86-64 it
+/// asks the x87 unit, which no kernel uses.
 std::array<double, 3> rounded_quotients() {
     const volatile double one = 1, two = 2, three = 3;
     return {one / three, -one / three, two / three};

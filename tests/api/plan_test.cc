@@ -191,7 +191,7 @@ TEST(Plan, workspace_is_linear_in_the_length_but_for_standard) {
         for (const DType dtype : kernel.dtypes) {
             const double at_8k = workspace_of(kernel, 8192, dtype);
             const double at_32k = workspace_of(kernel, 32768, dtype);
-            if (at_8k == 0 || at_32k == 0) continue;  // not taken, or more than this machine has
+            if (at_8k == 0 || at_32k == 0) continue;  // refused, or more than this machine has
             if (kernel.schedule == Schedule::standard && kernel.backend != Backend::reference) {
                 EXPECT_GE(at_8k, 8192.0 * 8192.0 * 2) << kernel.name << " keeps S or P of a head";
                 EXPECT_GT(at_32k, 12 * at_8k) << kernel.name;
@@ -200,7 +200,7 @@ TEST(Plan, workspace_is_linear_in_the_length_but_for_standard) {
                 EXPECT_LE(at_128k, 4.5 * at_32k + 4096) << kernel.name << " " << name_of(dtype);
                 // The CPU's backward makes sums over more than 16,384 rows in parts, whose totals take memory too.
                 EXPECT_LE(at_32k, 2 * 4 * at_8k + 4096) << kernel.name << " " << name_of(dtype);
-                // Per row some vectors of head_dim in fp32 for each head, and a constant per thread; never N x N.
+                // A row takes some vectors of head_dim in fp32 for each head, a thread a constant; nothing takes N x N.
                 EXPECT_LT(at_32k, 32768.0 * 32768.0) << kernel.name << " " << name_of(dtype);
             }
         }

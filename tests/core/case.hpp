@@ -14,7 +14,7 @@
 
 namespace tessera::test {
 
-/// What a Case is made of, beyond its Problem.
+/// The inputs of a Case besides its Problem.
 struct CaseOptions {
     std::vector<std::int64_t> cu_q{};  ///< ragged
     std::vector<std::int64_t> cu_kv{};
@@ -35,7 +35,7 @@ inline Tensor cu_tensor(const std::vector<std::int64_t>& cu, DType dtype) {
     return result;
 }
 
-/// Ragged lengths -> Problem fields; `longest_*` are the bounds.
+/// Sets the fields of a ragged Problem from lengths; `longest_*` are the bounds.
 inline void set_ragged(Problem& p, CaseOptions& options, const std::vector<std::int64_t>& lens_q,
                        const std::vector<std::int64_t>& lens_kv) {
     options.cu_q = options.cu_kv = {0};
@@ -111,7 +111,7 @@ struct Case {
                 .dbias = dbias};
     }
 
-    /// Run the kernel of that name; the outputs are NaN before.
+    /// Run the kernel of that name on outputs that are filled with NaN.
     void run_forward(const std::string& kernel = "reference.forward", int threads = 1) {
         for (Tensor* out : {&o, &lse}) fill(*out, kNan);
         const Plan how = plan(problem, {.pass = Pass::forward, .kernel = kernel, .threads = threads});

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kLongest = 12;
 
-// The three questions at compile time.
+// Band answers its three questions at compile time.
 constexpr Band kCausal = Mask{.causal = Causal::bottom_right}.bind(2, 4);
 static_assert(kCausal.visible(0, 2) && !kCausal.visible(0, 3) && kCausal.visible(1, 3));
 static_assert(kCausal.row(0) == Range{0, 3} && kCausal.kv_range(0, 2) == Range{0, 4} &&
@@ -57,7 +57,7 @@ std::string text(const Mask& m, std::int64_t len_q, std::int64_t len_kv) {
            side(m.window_right) + " len " + std::to_string(len_q) + " x " + std::to_string(len_kv);
 }
 
-/// Visible pairs by brute force, with sums that answer for a rectangle at once.
+/// Visible pairs by brute force, with prefix sums that count those of a rectangle at once.
 class Brute {
  public:
     Brute(const Mask& mask, std::int64_t len_q, std::int64_t len_kv) {

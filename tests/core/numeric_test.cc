@@ -127,7 +127,7 @@ TYPED_TEST(Numeric16, rounds_random_doubles_of_any_size) {
 }
 
 TYPED_TEST(Numeric16, rounds_once_and_not_by_way_of_fp32) {
-    // Just over the middle of two neighbours, by less than fp32 can tell: fp32 would make it the middle, then even.
+    // Slightly over the middle of two neighbours: rounded to fp32 first, it would become the middle, then the even one.
     constexpr double kStep = std::bit_cast<double>(std::uint64_t(1023 - TypeParam::kMantissaBits) << 52);  // at 1
     const double over = 1 + kStep / 2 + 0x1p-40;
     const double under = 1 + 1.5 * kStep - 0x1p-40;

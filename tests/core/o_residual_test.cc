@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The byte that keeps what rounding took off an element of O: O + residual against the number that was rounded.
+// The residual of O, one byte an element: compares O + residual with the number that was rounded.
 #include "core/o_residual.hpp"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ float restored(float x) {
     return with_residual<kType>(rounded<kType>(x), rest);
 }
 
-/// From abs(x) to the number after it in 16 bits.
+/// The distance from abs(x) to the next number in 16 bits.
 template <DType kType>
 double last_place(float x) {
     constexpr int kDigits = kType == DType::bf16 ? 7 : 10;
@@ -42,7 +42,7 @@ double last_place(float x) {
     return std::ldexp(1.0, std::max(std::ilogb(x), kLeast) - kDigits);
 }
 
-/// Half a 256th of the last place, but where 128 of them are cut to 127: there it is one.
+/// The largest error: half a 256th of the last place, or a whole one if 128 of them are cut to 127.
 template <DType kType>
 void expect_restored(float x) {
     const float o = rounded<kType>(x);
@@ -105,7 +105,7 @@ TEST(ResidualOfO, of_halves_is_one_256th_short) {
 template <DType kType>
 void expect_special_values_kept() {
     constexpr float kLarge = std::numeric_limits<float>::infinity();
-    for (const int rest : {-128, -1, 0, 127}) {  // what the byte holds there says nothing
+    for (const int rest : {-128, -1, 0, 127}) {  // the byte means nothing there
         EXPECT_EQ(with_residual<kType>(kLarge, rest), kLarge);
         EXPECT_EQ(with_residual<kType>(-kLarge, rest), -kLarge);
         EXPECT_TRUE(std::isnan(with_residual<kType>(std::numeric_limits<float>::quiet_NaN(), rest)));
@@ -125,7 +125,7 @@ TEST(ResidualOfO, leaves_zeros_infinities_and_nan_alone) {
     EXPECT_NEAR(restored<DType::fp16>(above), above, 0.125);
 }
 
-/// What a call may hand over: int8 in the shape of o, of 16-bit problems, to kernels that write it.
+/// A call may give o_residual only for 16-bit problems, as int8 in the shape of o, to kernels that write it.
 TEST(ResidualOfO, is_refused_where_it_does_not_belong) {
     const auto code_of = [](DType dtype, DType of_residual, std::int64_t columns, Pass pass) {
         Problem p = Problem::dense(1, 5, 2, 8, dtype);
@@ -151,7 +151,7 @@ TEST(ResidualOfO, is_refused_where_it_does_not_belong) {
         EXPECT_EQ(code_of(DType::bf16, DType::int8, 9, pass), ErrorCode::invalid_argument);
     }
     EXPECT_EQ(code_of(DType::fp16, DType::int8, 8, Pass::forward), ErrorCode::unsupported);
-    EXPECT_EQ(code_of(DType::fp16, DType::int8, 8, Pass::backward), ErrorCode::ok);  // not looked at
+    EXPECT_EQ(code_of(DType::fp16, DType::int8, 8, Pass::backward), ErrorCode::ok);  // not checked
 }
 
 }  // namespace

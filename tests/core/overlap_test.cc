@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// may_overlap() and overlaps_itself() against the set of bytes that views really touch.
+// Compares may_overlap() and overlaps_itself() with the set of bytes that views touch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -61,7 +61,7 @@ TensorView arbitrary(int rank, DType dtype, std::int64_t furthest_stride) {
 
 DType arbitrary_dtype() { return *rc::gen::element(DType::fp64, DType::fp32, DType::bf16); }
 
-/// The two answers agree.
+/// Expects may_overlap() to agree with the bytes.
 void check_pair(const TensorView& a, const TensorView& b) {
     RC_LOG() << a.describe() << " at " << a.data << ", " << b.describe() << " at " << b.data << std::endl;
     const bool shared = share_by_brute_force(a, b);
@@ -76,8 +76,7 @@ TEST(Overlap, any_two_small_views) {
     }));
 }
 
-/// Strides with room for other views between them: a shared byte is never missed, and next to no pair that is apart is
-/// refused (views of unlike strides once all were: one in thirty).
+/// The strides leave space for other views. A shared byte is never missed, and hardly any pair without one is refused.
 TEST(Overlap, two_wide_views) {
     std::int64_t apart = 0;
     std::int64_t refused = 0;

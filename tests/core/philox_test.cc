@@ -23,7 +23,7 @@ TEST(Philox, known_answers) {
               (PhiloxBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-/// docs/numerics.md, "Dropout", written out.
+/// The random word as docs/numerics.md defines it ("Dropout").
 std::uint32_t word_of(std::uint64_t seed, std::uint64_t batch, std::uint64_t head, std::uint64_t query,
                       std::uint64_t key) {
     const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
@@ -58,13 +58,13 @@ TEST(Dropout, every_weight_of_a_patch_has_a_bit_of_its_own) {
     EXPECT_EQ(seen, ~0U);
 }
 
-/// Of a patch's first query and key.
+/// A patch's first query and key.
 struct Corner {
     std::int64_t batch, head, query, key;
     DropoutPatch patch() const { return dropout_patch(batch, head, query, key); }
 };
 
-/// kept_weights() as whole words have it.
+/// The result of kept_weights(), computed from whole words.
 std::uint32_t kept_by_words(std::uint64_t seed, std::uint64_t threshold, const Corner& at) {
     std::uint32_t kept = 0;
     for (std::int64_t query = at.query; query < at.query + 2; ++query) {
@@ -90,7 +90,7 @@ TEST(Dropout, kept_weights_are_the_words_under_the_threshold) {
     }
 }
 
-// Thresholds that are a weight's word, which is then dropped, or one more: it is level to its last bit.
+// The threshold is a weight's word, which is then dropped, or one more. They are equal up to the last bits.
 TEST(Dropout, every_bit_of_a_word_counts) {
     const Corner at{2, 3, 4, 32};
     for (std::int64_t query = at.query; query < at.query + 2; ++query) {
@@ -106,7 +106,7 @@ TEST(Dropout, every_bit_of_a_word_counts) {
     }
 }
 
-/// Blocks that tell of all `wanted` weights, by mean over many patches.
+/// The mean number of blocks that decide all `wanted` weights, over many patches.
 double mean_blocks(double p, std::uint32_t wanted) {
     const KeepRule rule(11, keep_threshold(p));
     constexpr int kPatches = 4096;
@@ -128,7 +128,7 @@ TEST(Dropout, few_blocks_are_drawn) {
     EXPECT_EQ(mean_blocks(1 - 0x1p-4, ~0U), 1);
     EXPECT_EQ(KeepRule(0, keep_threshold(0x1p-32)).blocks, 8);
     EXPECT_EQ(KeepRule(0, 1).blocks, 8);
-    // Sum over n of the chance that some word is level after n blocks: 1 + (1 - (1 - 1/16)^32) + ...
+    // Sum over n of the probability that some word equals the threshold after n blocks: 1 + (1 - (1 - 1/16)^32) + ...
     for (const double p : {0.1, 0.9, 0.3}) {
         EXPECT_NEAR(mean_blocks(p, ~0U), 1.999, 0.05) << p;
         EXPECT_NEAR(mean_blocks(p, 1U << 19), 1.0667, 0.02) << p;
@@ -197,8 +197,8 @@ TEST(BugFamilies, keep_rate_is_right_in_every_place_row_head_and_batch_bug_53) {
     }
 }
 
-/// Chi-square of bits i of `a` and j of `b`, samples of rate `rate`, being set together: over all i and j, or over
-/// i < j where `a` is `b`. So many degrees of freedom. As many standard deviations is the worst pair off.
+/// How often bit i of `a` and bit j of `b` are set together, in samples of rate `rate`: chi-square over all i and j, or
+/// over i < j if `a` is `b`; `pairs` is the degrees of freedom. `worst`: of the worst pair, in standard deviations.
 struct Together {
     double chi_square = 0;
     double worst = 0;

@@ -85,7 +85,8 @@ TEST(Problem, each_field_wrong_in_turn_is_named) {
         {"len_q", [](Problem& p) { p.batch = kCount / 2, p.len_q = kCount; }},
         {"len_kv", [](Problem& p) { p.batch = kCount / 2, p.len_kv = kCount; }},
         {"len_kv", [](Problem& p) { p.len_q = kCount, p.len_kv = kCount; }},
-        {"len_kv", [](Problem& p) { p.len_q = kCount, p.len_kv = kCount; }, true},  // by its bounds: few rows
+        {"len_kv", [](Problem& p) { p.len_q = kCount, p.len_kv = kCount; },
+         true},  // the bounds are too large, though there are few rows
         {"len_q",
          [](Problem& p) { p.batch = kCount - 1, p.heads_q = p.heads_kv = kCount - 1, p.len_q = p.len_kv = 0; }},
     };

@@ -8,7 +8,7 @@
 
 namespace tessera::test {
 
-/// Does the property hold for `cases` random cases? Quiet unless it fails; then the smallest case that fails is shown.
+/// Does the property hold for `cases` random cases? Prints the smallest case that fails, if any.
 template <class Property>
 ::testing::AssertionResult holds(int cases, Property&& property) {
     rc::detail::TestParams params = rc::detail::configuration().testParams;

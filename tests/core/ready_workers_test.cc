@@ -10,7 +10,7 @@
 namespace tessera::ready_workers_test {
 namespace {
 
-/// What a worker wrote in one call it finds in its core's cache in the next only if it is the same thread.
+/// A worker finds its data of the previous call in its core's cache only if it is the same thread.
 TEST(ReadyWorkers, a_place_has_the_same_thread_in_every_call) {
     constexpr int kWorkers = 4;
     std::array<std::thread::id, kWorkers> threads{};
@@ -24,7 +24,7 @@ TEST(ReadyWorkers, a_place_has_the_same_thread_in_every_call) {
             if (thread == std::thread::id{}) thread = std::this_thread::get_id();
             if (thread != std::this_thread::get_id()) ++wrong;
             ++joined;
-            for (int i = 0; i < 1000 && joined < workers; ++i) std::this_thread::yield();  // so that others come
+            for (int i = 0; i < 1000 && joined < workers; ++i) std::this_thread::yield();  // so that others join
         }));
         EXPECT_EQ(wrong, 0) << call;
     }

@@ -29,7 +29,7 @@ class Tensor {
  public:
     Tensor() = default;
 
-    /// Packed, in C order, all zero.
+    /// A packed tensor in C order, all zero.
     Tensor(DType dtype, std::initializer_list<std::int64_t> shape) : view_(dense_view(nullptr, dtype, shape)) {
         allocate(static_cast<std::size_t>(view_.size()));
     }
@@ -116,15 +116,15 @@ inline void fill_normal(Tensor& tensor, std::mt19937_64& random, double deviatio
     for_each_index(tensor, [&](const Index& i) { tensor.set(normal(random), i); });
 }
 
-/// How a tensor lies in memory: `order` lists its dimensions from the outermost in memory inwards, dimension d goes
-/// backwards where `reversed[d]`, and `gap` elements are left free after each.
+/// The layout of a tensor: `order` lists its dimensions from the outermost in memory inwards, dimension d is reversed
+/// if `reversed[d]`, and `gap` elements are left free after each.
 struct Layout {
     std::vector<int> order;
     std::vector<bool> reversed;
     int gap = 0;
 };
 
-/// Equal elements in other memory; the free elements between them are NaN.
+/// A copy of the tensor with this layout; the free elements between its elements are NaN.
 inline Tensor laid_out(const Tensor& tensor, const Layout& layout) {
     TensorView view = tensor.view();
     std::int64_t stride = 1 + layout.gap;
@@ -145,7 +145,7 @@ inline Tensor laid_out(const Tensor& tensor, const Layout& layout) {
     return result;
 }
 
-/// The same memory read with stride 0 along dimension d: its first element stands for all.
+/// The tensor's memory with stride 0 along dimension d: its first element stands for all.
 inline Tensor expanded(const Tensor& tensor, std::size_t d) {
     TensorView view = tensor.view();
     view.strides[d] = 0;

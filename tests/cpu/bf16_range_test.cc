@@ -13,7 +13,7 @@ namespace {
 
 using check::Attention;
 
-/// Calls f(kernel) for the forward that the units have, with each of them.
+/// Calls f(kernel) for the forward that has a matrix path, with each matrix unit.
 template <class F>
 void for_each_unit(const F& f) {
     for (const Unit chosen : {Unit::none, Unit::dot, Unit::amx}) {
@@ -90,7 +90,7 @@ TEST(Bf16Range, a_huge_scale_lifts_subnormal_products) {
     });
 }
 
-/// The limit of docs/numerics.md: a unit reads subnormal bf16 as 0, which shows beside keys of 2^76 and more only.
+/// The limit of docs/numerics.md: a unit reads subnormal bf16 as 0. The error shows only with keys of 2^76 and more.
 TEST(Bf16Range, subnormal_queries_are_0_to_a_unit) {
     for_each_unit([](const KernelInfo& kernel) {
         Problem p = check::make_problem(1, 4, 6, 1, 1, 16, DType::bf16);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Few queries on a matrix unit: the GEMM with V with queries as rows, on every matrix unit of this processor, and the
-// kernel.
+// Few queries on a matrix unit: the kernel, and its GEMM with V whose rows are queries, on every matrix unit of this
+// processor.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -111,7 +111,7 @@ TEST_P(DecodeWords, transpose_makes_row_tiles_of_pair_tiles_and_back) {
     for (int i = 0; i < kTileElements; ++i) ASSERT_EQ(to[i].bits, from[i].bits);
 }
 
-/// Up to 16 queries on each head of keys: whole and by blocks, in place and packed, with keys that not all queries see.
+/// Up to 16 queries on each kv head: whole and by blocks, in place and packed, with keys that not all queries see.
 TEST(MatrixKernels, few_queries_are_right_on_every_unit) {
     for (const Unit chosen : {Unit::dot, Unit::amx}) {
         if (!has_unit(chosen)) continue;
@@ -154,7 +154,7 @@ KernelInfo kernel(const std::string& name) {
     return {};
 }
 
-/// One query head on a head of keys takes rows, two take columns. Whole and by blocks, O and LSE have the same bits.
+/// One query head on a kv head takes rows, two take columns. Whole and by blocks, O and LSE have the same bits.
 TEST(MatrixKernels, few_queries_have_the_bits_of_many_heads) {
     const KernelInfo forward = kernel("cpu.fa2.forward");
     for (const Unit chosen : {Unit::dot, Unit::amx}) {

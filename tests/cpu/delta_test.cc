@@ -62,7 +62,7 @@ TEST(SummedDelta, takes_no_bit_from_hidden_keys_nor_from_threads) {
         shift(clean.v, 1);
         clean.prepare_backward();
         Attention dirty(clean);
-        constexpr std::int64_t kHidden = 250;  // from queries 0 .. 79, and nothing sees keys 0 .. 69
+        constexpr std::int64_t kHidden = 250;  // hidden from queries 0 .. 79; no query sees keys 0 .. 69
         for (std::int64_t c = 0; c < 24; ++c) {
             for (const std::int64_t key : {std::int64_t{3}, kHidden}) {
                 dirty.k.set(std::nan(""), 0, key, 0, c);

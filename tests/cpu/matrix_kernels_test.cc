@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fa2 kernels on a matrix unit, on every matrix unit of this processor: on one without AMX they run on VDPBF16PS,
-// same layout, same pipeline.
+// The fa2 kernels on every matrix unit of this processor. Without AMX they run on VDPBF16PS, with the same layout and
+// pipeline.
 #include <map>
 
 #include "check/run_case.hpp"
@@ -40,8 +40,8 @@ TEST_P(MatrixRandomCases, are_right_on_every_unit) {
 
 INSTANTIATE_TEST_SUITE_P(All, MatrixRandomCases, testing::Range<std::uint64_t>(0, kRandomCases, kGroup));
 
-/// The last panels of one query head and the first of the next share a task. A window leaves keys between those that
-/// they see, whole blocks of them.
+/// The last panels of one query head and the first of the next share a task. By the window, whole blocks of keys lie
+/// between those that they see.
 TEST(MatrixKernels, a_task_may_skip_blocks_of_keys) {
     for (const Unit chosen : {Unit::dot, Unit::amx}) {
         if (!has_unit(chosen)) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The primitives of the matrix path against plain loops, on every matrix unit of this processor.
+// Compares the primitives of the matrix path with plain loops, on every matrix unit of this processor.
 #include "units.hpp"
 
 #include <cmath>

@@ -42,7 +42,7 @@ TEST_P(Scores, softcap_is_exact_over_all_arguments) {
             std::mt19937 rng(7);
             constexpr std::int64_t kCount = 16 * 2048;
             Floats s(kCount), slope(kCount), scratch(kCount);
-            // Every exponent, and half of the time about the cap, where tanh bends.
+            // Any exponent, and in half of the cases numbers near the cap, where tanh bends.
             for (std::int64_t i = 0; i < kCount; ++i) {
                 const float mantissa = std::uniform_real_distribution<float>(1, 2)(rng);
                 const int exponent = i % 2 == 0 ? static_cast<int>(rng() % 240) - 120 : static_cast<int>(rng() % 8) - 5;
@@ -93,7 +93,7 @@ TEST_P(Scores, alibi_is_the_distance_at_any_place) {
     for (const std::int64_t keys : {1, 3, 4, 7, 66}) {
         for (const std::int64_t q :
              {std::int64_t{0}, std::int64_t{100}, std::int64_t{1} << 24, std::int64_t{1} << 33}) {
-            // The distance of the first key; the last ones are as far as fp32 counts.
+            // The distance of the first key, up to the largest that fp32 counts.
             for (const std::int64_t ahead : {-1000000, -70, -5, 0, 5, 70, 1000000, -((1 << 24) - 49), (1 << 24) - 67}) {
                 if (q + ahead < 0) continue;
                 const simd::TilePosition position{Mask{}.bind(q + 48, q + (1 << 25)), q, q + ahead + 3};
@@ -188,7 +188,7 @@ TEST_P(Scores, dropout_of_every_seed_head_and_rate) {
     }
 }
 
-// Thresholds equal to a weight's random word, which is then dropped, or one more: the comparison needs the last bit.
+// The threshold is a weight's random word, which is then dropped, or one more: the comparison needs the last bit.
 TEST_P(Scores, dropout_compares_whole_words) {
     simd::DropoutRule rule{.seed = 77, .kept = 2.0F, .batch = 1, .head = 2, .active = true};
     for (const std::int64_t key : {32, 47, 48, 63}) {

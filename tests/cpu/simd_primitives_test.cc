@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each tile primitive against plain loops, on every instruction set that this processor has.
+// Compares each tile primitive with plain loops, on every instruction set that this processor has.
 #include "cpu/simd/primitives.hpp"
 
 #include <cmath>
@@ -160,7 +160,7 @@ TEST_P(LaneWords, all_finite_finds_a_single_bad_element) {
             EXPECT_FALSE(simd::all_finite(x, 48, 4, 37)) << at;
             x[at] = kept;
         }
-        const float kept = std::exchange(x[37], bad);  // beyond dim: not looked at
+        const float kept = std::exchange(x[37], bad);  // beyond dim, so not read
         EXPECT_TRUE(simd::all_finite(x, 48, 4, 37));
         x[37] = kept;
     }

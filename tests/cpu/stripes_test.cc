@@ -14,7 +14,7 @@
 namespace tessera::cpu::fa2::matrix_path::stripes_test {
 namespace {
 
-/// Every block once, each stripe's in order, and each after the stripe before it has taken that block.
+/// Every block comes once. A stripe takes its blocks in order, each after the previous stripe has taken it.
 TEST(Stripes, blocks_come_once_and_in_order) {
     constexpr std::int64_t kHeads = 5, kStripes = 3;
     for (const int threads : {1, 2, 8}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU kernels on every instruction set that this processor has: the random cases of tests/kernels again.
+// Runs the random cases of tests/kernels on CPU kernels, on every instruction set that this processor has.
 #include "targets.hpp"
 
 #include "check/run_case.hpp"

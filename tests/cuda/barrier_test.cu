@@ -8,7 +8,8 @@
 namespace tessera::cuda::test {
 namespace {
 
-/// One thread: what try_wait says of both parities before and after each of `arrivals` arrivals, for two phases.
+/// One thread: writes what try_wait returns for both parities before and after each of `arrivals` arrivals, in two
+/// phases.
 __global__ void phases(int arrivals, int* said) {
     __shared__ ptx::Mbarrier barrier;
     ptx::mbarrier_init(barrier, arrivals);
@@ -52,7 +53,7 @@ __global__ void pass_through_ring(int rounds, int slow_side, int* wrong) {
     }
 }
 
-/// Two warpgroups hand a turn to each other. order[i]: who had turn i.
+/// Two warpgroups alternate. order[i]: the warpgroup that had turn i.
 __global__ void take_turns(int rounds, int* order) {
     __shared__ int next;
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
@@ -68,7 +69,7 @@ __global__ void take_turns(int rounds, int* order) {
     if (warpgroup == 0) ptx::named_barrier_sync(1, 256);  // the last turn passed comes back
 }
 
-/// Consumers keep 208 numbers each, which do not fit the 168 registers that the launch gives: they take more.
+/// Consumers keep 208 numbers each. The launch gives 168 registers, so they take more by setmaxnreg.
 __global__ void __launch_bounds__(384, 1) exchange_registers(const float* in, float* out) {
     constexpr int kHeld = 208;
     const int thread = static_cast<int>(threadIdx.x);
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(384, 1) exchange_registers(const float* in, fl
     float held[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) held[i] = in[(thread + i) % 384];
-    ptx::named_barrier_sync(1, 256);  // all are held here
+    ptx::named_barrier_sync(1, 256);  // all numbers are in registers here
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) sum = fmaf(sum, 0.5F, held[kHeld - 1 - i]);
@@ -98,7 +99,7 @@ TEST_F(Barriers, an_mbarrier_phase_ends_with_its_last_arrival_and_parities_take_
         std::size_t at = 0;
         for (int phase = 0; phase < 2; ++phase) {
             for (int i = 0; i <= arrivals; ++i) {
-                const int running = i < arrivals ? phase : phase + 1;  // which phase is under way
+                const int running = i < arrivals ? phase : phase + 1;  // the incomplete phase
                 EXPECT_EQ(said.host[at++], running == 1) << arrivals << " arrivals, phase " << phase << ", after " << i;
                 EXPECT_EQ(said.host[at++], running != 1) << arrivals << " arrivals, phase " << phase << ", after " << i;
             }

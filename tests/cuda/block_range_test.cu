@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tiles of keys a tile of queries works on, and which of them need mask code, against the host's Band.
+// The key tiles that a query tile works on, and those of them that need mask code, compared with the host's Band.
 #include "cuda/host/block_range.hpp"
 #include "cuda/on_device.cuh"
 #include "cuda/tile/score.cuh"

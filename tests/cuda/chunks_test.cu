@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles in shared memory for mma.sync: their layout, the ways in, and the two products of a warp.
+// Tiles in shared memory for mma.sync: their layout, their loads, and the two GEMMs of a warp.
 #include <cstring>
 #include <set>
 
@@ -26,7 +26,7 @@ __device__ std::uint16_t& element(char* tile, int row, int column) {
     return *reinterpret_cast<std::uint16_t*>(tile + chunk_offset<kHeadDim>(row, column / 8) + column % 8 * 2);
 }
 
-/// Loads rows [first_row, first_row + kRows), cleans them when told to, and writes them out row by row.
+/// Loads rows [first_row, first_row + kRows), replaces Inf and NaN if asked to, and writes the rows out one by one.
 template <class T, int kHeadDim>
 __global__ void load_tile(Source source, int first_row, bool cleaning, std::uint16_t* out, int* met) {
     extern __shared__ __align__(128) char tile[];

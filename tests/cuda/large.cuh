@@ -25,7 +25,7 @@ __global__ void fill_kernel(T* data, std::size_t count, std::uint64_t which) {
     }
 }
 
-/// How many elements are NaN: rows that nobody has written still hold the poison.
+/// Counts the elements that are NaN: rows that were not written still hold the poison.
 template <class T>
 __global__ void count_nan(const T* data, std::size_t count, unsigned long long* found) {
     const std::size_t step = std::size_t{gridDim.x} * blockDim.x;
@@ -70,7 +70,7 @@ inline TensorView large_lse_view(const Problem& p, const Memory& memory) {
     return dense_view(memory.data(), DType::fp32, {p.batch, p.heads_q, p.len_q}, kDevice);
 }
 
-/// As plans_of(), without the kernels that would keep the scores of all pairs: they refuse for lack of memory.
+/// plans_of() without the kernels that would store the scores of all pairs, which refuse for lack of memory.
 inline std::vector<Plan> plans_without_scores(const Problem& problem, Pass pass = Pass::forward) {
     std::vector<Plan> plans;
     for (const KernelInfo& kernel : kernels()) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients of tensors of more than 2^31 elements (large.cuh), by every kernel whose workspace fits beside them: all of
-// them are written, and some rows of theirs are right.
+// Gradients of tensors of more than 2^31 elements (large.cuh), by every kernel whose workspace fits beside them. All
+// elements are written, and some rows are checked.
 #include <cmath>
 
 #include "cuda/large.cuh"
@@ -9,7 +9,7 @@
 namespace tessera::cuda::test {
 namespace {
 
-/// Rows of q, and of k as many, of one sequence; a query sees the keys `left` before it to `right` behind it.
+/// One sequence, with as many rows of k as of q. A query sees the keys from `left` before it to `right` behind it.
 struct LargeSequence {
     std::int64_t begin, end, left, right;
 
@@ -82,7 +82,7 @@ class LargeGradients {
                 .o_residual = view(rest_, true, DType::int8)};
     }
 
-    /// By the first kernel that keeps the residual of O; those are checked in large_stress.cu.
+    /// Runs the first forward that keeps the residual of O. large_stress.cu checks these kernels.
     void run_forward(const BackwardArgs& args) const {
         for (const Plan& how : plans_without_scores(problem_)) {
             if (!how.o_residual) continue;
@@ -169,7 +169,7 @@ class LargeGradients {
         expect_near("dV", dv_, row, p.heads_kv, kv_head, dv);
     }
 
-    /// To 1 % of the row's norm.
+    /// Expects a row to be right within 1 % of its norm.
     void expect_near(const char* what, const Memory& memory, const LargeRow& row, std::int64_t heads, std::int64_t head,
                      const Numbers& right) const {
         std::vector<T> got(right.size());

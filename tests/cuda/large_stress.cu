@@ -37,7 +37,7 @@ class LargeCall {
                 .lse = large_lse_view(p, lse_)};
     }
 
-    /// Every kernel that needs little workspace: all of O is written, and these rows are right.
+    /// Runs every kernel that needs little workspace: all of O is written, and these rows are right.
     void expect_right(const std::vector<Row>& rows, const TensorView& cu_seqlens = {}) {
         ASSERT_GT(problem_.rows_q() * problem_.heads_q * problem_.head_dim, kPast31Bits);
         int ran = 0;
@@ -126,7 +126,7 @@ TEST_F(Large, sequences_past_2_to_the_31_elements) {
 }
 
 TEST_F(Large, ragged_rows_past_2_to_the_31_elements) {
-    // Two short sequences at the ends of a long one, which sees little of itself.
+    // Two short sequences at the ends of a long one, whose window is narrow.
     constexpr std::int64_t kShort = 130, kLong = (std::int64_t{1} << 21) - 77, kTotal = kLong + 2 * kShort;
     constexpr std::int64_t kWindow = 100, kHeads = 9, kKvHeads = 3;
     Problem p =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arithmetic of single instructions: how far off it is, and what it makes of special values.
+// Arithmetic of single instructions: their error, and their results for special values.
 #include <cmath>
 #include <limits>
 

@@ -34,7 +34,7 @@ __global__ void load_matrices(std::uint32_t* out) {
     for (int m = 0; m < 4; ++m) out[lane * 4 + m] = got[m];
 }
 
-/// Each thread copies one chunk in each of two groups; every third is not valid. Looks after each wait.
+/// Each thread copies one chunk in each of two groups; every third is not valid. Reads the chunks after each wait.
 __global__ void copy(const uint4* from, uint4* first, uint4* second) {
     __shared__ uint4 to[2][128];
     const int thread = static_cast<int>(threadIdx.x);

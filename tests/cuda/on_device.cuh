@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tests of device code share: memory on both sides, values that products keep exact, and skipping without a GPU.
+// Helpers for tests of device code: memory on host and device, values whose GEMMs are exact, skipping without a GPU.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -67,8 +67,8 @@ void run_block(Kernel kernel, int threads, std::size_t shared_bytes, Args... arg
     ASSERT_EQ(status, cudaSuccess) << cudaGetErrorString(status);
 }
 
-/// Random integers in [-8, 8]: in 16 bits exact, and so are their products and sums in fp32. A product of such matrices
-/// has one right result, whatever the order of the sums.
+/// Random integers in [-8, 8]. They are exact in 16 bits, and so are their products and sums in fp32: a GEMM of such
+/// matrices has one right result, whatever the order of the sums.
 template <class T>
 std::vector<T> small_integers(std::size_t count, std::uint64_t seed) {
     const check::Random random(seed);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The same call gives the same bits, a thousand times, while other work keeps the device busy: what a missing barrier
-// or fence would break now and then.
+// A call gives the same bits a thousand times, while other work keeps the device busy. A missing barrier or fence would
+// break that now and then.
 #include <memory>
 
 #include "cuda/stress.cuh"
@@ -16,7 +16,7 @@ __global__ void spin(unsigned nanoseconds) {
     for (unsigned waited = 0; waited < nanoseconds; waited += 500) __nanosleep(500);
 }
 
-/// Other streams' work: copies that use the memory, kernels of odd lengths that take multiprocessors away.
+/// Work of other streams: copies that use the memory, and kernels of various lengths that occupy multiprocessors.
 class Load {
  public:
     void add(int repeat) {
@@ -59,7 +59,7 @@ Configuration ragged(const char* name, DType dtype, std::int64_t dim, const std:
     return {name, p, lengths_q, lengths_kv};
 }
 
-/// Twenty-three: every head_dim with an instance of its own and some between, every type and feature.
+/// Every compiled head_dim and some between, every dtype and feature.
 std::vector<Configuration> configurations() {
     constexpr DType kBf16 = DType::bf16, kFp16 = DType::fp16;
     constexpr Mask kCausal{.causal = Causal::bottom_right};
@@ -78,11 +78,10 @@ std::vector<Configuration> configurations() {
         {"head_pairs_128", shape(kBf16, 1, 8192, 8192, 4, 2, 128, kCausal)},
         {"causal_256", shape(kFp16, 1, 400, 777, 4, 2, 256, kCausal)},
         {"top_left_128", shape(kBf16, 1, 600, 300, 4, 4, 128, kTopLeft)},
-        // More blocks of keys than multiprocessors: fa3's backward goes on from one to the next, some have no queries,
-        // ...
+        // More key blocks than multiprocessors, so that fa3's persistent CTAs take several; some have no queries ...
         {"many_blocks_128", shape(kBf16, 4, 200, 700, 12, 12, 128, kTopLeft)},
         {"many_groups_128", shape(kFp16, 6, 700, 700, 16, 8, 128, kCausal)},
-        // ... and enough that the last of them makes dQ.
+        // ... and enough that the last key block writes dQ.
         {"last_makes_dq_128", shape(kBf16, 8, 260, 260, 48, 48, 128, kCausal)},
         {"window_64", shape(kBf16, 1, 1000, 1000, 4, 2, 64, kWindow)},
         {"window_128", shape(kFp16, 1, 1000, 1000, 4, 4, 128, kCausalWindow)},
@@ -116,8 +115,8 @@ struct Output {
     std::size_t bytes;
 };
 
-/// Runs call(stream) kRepeats times while others are busy; returns how many words of the outputs ever differed from the
-/// first run's.
+/// Runs call(stream) kRepeats times while other streams are busy. Returns how many words of the outputs differed from
+/// those of the first run, in all runs.
 template <class Call>
 unsigned differing_words(const std::vector<Output>& outputs, const Call& call) {
     const Mirror<unsigned> count(1);
@@ -209,7 +208,7 @@ TEST_P(Repeats, give_the_same_gradients_a_thousand_times_on_a_busy_device) {
     }
 }
 
-/// Captured once and launched three times: no launch may keep what another one left, nor wait for the device.
+/// A graph is captured once and launched three times. No launch may depend on an earlier one, or wait for the device.
 TEST_P(Repeats, give_the_same_gradients_from_a_graph) {
     const check::Attention a = attention();
     for (const Plan& how : plans_of(a.problem, Pass::backward)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to scores in a fragment, against the host's Mask and Philox and against fp64; and sequences of a batch.
+// Score modifications of a fragment, compared with the host's Mask and Philox and with fp64; and sequences of a batch.
 #include <cmath>
 #include <limits>
 
@@ -87,7 +87,7 @@ TEST_F(Scores, hidden_are_the_pairs_that_the_mask_of_the_host_hides) {
                 const auto got = handled<__half>(p, {0, 0, len_q, len_kv}, first, What::hide, scores);
                 for (std::size_t i = 0; i < got.size(); ++i) {
                     const Place at = place_of(i, first);
-                    if (at.query >= len_q) continue;  // rows past the last are thrown away
+                    if (at.query >= len_q) continue;  // rows past the last query are not used
                     ASSERT_EQ(got[i], band.visible(at.query, at.key) ? scores[i] : -INFINITY)
                         << len_q << " x " << len_kv << ", query " << at.query << " key " << at.key;
                 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The online softmax of a warp, 16 rows in several blocks of keys, against one in fp64 over the whole row.
+// Compares the online softmax of a warp, 16 rows in several blocks of keys, with a softmax in fp64 over the whole row.
 #include <cmath>
 #include <limits>
 
@@ -48,7 +48,7 @@ __global__ void online_softmax(const float* scores, Scale scale, float* weights,
     }
 }
 
-/// In bf16, weights are held 2^-32 times their value; under 2^-126 they are flushed to 0.
+/// In bf16 weights are scaled by 2^-32; under 2^-126 they are flushed to 0.
 constexpr double kFlushed = 0x1p-93;
 
 struct Softmax {
@@ -69,7 +69,7 @@ Softmax online(const std::vector<float>& scores, float scale) {
     for (std::size_t i = 0; i < kRows * kKeys; ++i) {
         const std::size_t row = i / kKeys;
         double w = weights.host[i];
-        // What a weight is multiplied by while later blocks come in.
+        // The factor by which later blocks rescale a weight.
         for (std::size_t b = i % kKeys / (8 * kTiles) + 1; b < kBlocks; ++b) w *= rescale.host[row * kBlocks + b];
         result.weights[i] = w * inverse.host[row];
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What stress tests share: calls on tensors that stay on the device, and results compared there.
+// Helpers for stress tests: calls on tensors that stay on the device, and comparisons of results there.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ class OnDevice : public testing::Test {
     }
 };
 
-/// A stream of its own, waiting for no other.
+/// A stream that waits for no other.
 class Stream {
  public:
     Stream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess); }

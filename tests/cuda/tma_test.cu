@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TMA: boxes arrive in the layout that tile/swizzle_panel.cuh describes, with zeros for what is outside of the
-// tensor, and leave without touching anything outside. And stmatrix, which shares its header.
+// TMA and stmatrix. Loaded boxes have the layout of tile/swizzle_panel.cuh, with zeros outside of the tensor, and
+// stores write nothing outside.
 #include <set>
 
 #include "cuda/on_device.cuh"

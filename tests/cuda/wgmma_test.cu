@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// wgmma, its matrix descriptors and its accumulators: products of matrices of small integers have one right result.
+// wgmma, its matrix descriptors and its accumulators. GEMMs of small integers have one right result.
 #include "cuda/on_device.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/swizzle_panel.cuh"
@@ -12,7 +12,7 @@ constexpr int kRows = 64;
 constexpr int kDepth = 128;  // two panels of the inner dimension
 constexpr int kSteps = kDepth / 16;
 
-/// A row-major matrix [rows][columns] into panels of 64 columns.
+/// Copies a row-major matrix [rows][columns] into panels of 64 columns.
 template <class T>
 __device__ void fill_panels(char* panels, const T* matrix, int rows, int columns) {
     for (int i = static_cast<int>(threadIdx.x); i < rows * columns; i += static_cast<int>(blockDim.x)) {
@@ -112,7 +112,7 @@ __global__ void product_ss_columns(const T* a, const T* b, float* d, float befor
     for (int i = 0; i < kN / 2; ++i) d[static_cast<int>(threadIdx.x) * (kN / 2) + i] = sum[i];
 }
 
-/// The element of D that a thread's accumulator `index` is, as ptx/wgmma.cuh says.
+/// Row and column in D of a thread's accumulator `index` (ptx/wgmma.cuh).
 int row_of(int thread, int index) { return 16 * (thread / 32) + thread % 32 / 4 + 8 * (index / 2 % 2); }
 int column_of(int thread, int index) { return 8 * (index / 4) + 2 * (thread % 4) + index % 2; }
 

@@ -101,7 +101,8 @@ void ask_sequence(const Case& c, std::size_t sequence, const Ask& ask) {
     else of(fa3::BlockSchedule<64, 128>{});
 }
 
-/// What KeyBlock::decode() finds for the numbers of a launch, in their order. Numbers without a key block are left out.
+/// The key blocks that KeyBlock::decode() finds for the numbers of a launch, in order. Numbers without one are left
+/// out.
 std::vector<model::KeyBlockStart> starts_of_launch(const Case& c) {
     const fa3::KeyBlockNumbering numbering = fa3::key_block_numbering(c.problem);
     const bool splits_dv_dk = fa3::config_of(c.problem).splits_dv_dk();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3's blocks of keys of a tile and of a warpgroup's slice of it (src/cuda/fa3/host/block_range.hpp), against all
+// fa3's key blocks of a tile and of a warpgroup's slice of it (src/cuda/fa3/host/block_range.hpp), compared with all
 // pairs.
 #include "cuda/fa3/host/block_range.hpp"
 
@@ -104,19 +104,19 @@ TEST(BlockRange, of_a_slice_lies_in_its_tile_and_has_one_block_at_least) {
                 const bool in = own.begin <= n && n < own.end;
                 ASSERT_TRUE(in || !met.any) << "block of keys " << n;
                 ASSERT_EQ(in && !own.partial(n), in && met.all) << "block of keys " << n;
-                // Only what the guard has looked at is multiplied by weights that are hidden.
+                // Hidden weights are multiplied only with V that was sanitized.
                 ASSERT_TRUE(!in || !own.partial(n) || tile.partial(n));
                 hidden += in && !met.any ? 1 : 0;
             }
         }
-        // The last block that comes is the first slice's: it waits for the guard until then.
+        // The last block belongs to the first slice, which waits until V is sanitized.
         ASSERT_EQ(part_of(tile, blocks_of<kBlock>(begin, std::min(begin + kSlice, end), visible)).begin, tile.begin);
     }
     EXPECT_GT(hidden, 100) << "slices that see no key of their tile's";
 }
 
-/// How often each visible pair of a head comes, by the tiles, slices and blocks of a compiled shape; each is to come
-/// once, and a block that has all its pairs seen to be told from one that has not.
+/// Expects each visible pair of a head to come once, over the tiles, slices and blocks of a compiled shape, and blocks
+/// to be partial exactly if they have hidden pairs.
 template <class Shape>
 void expect_every_pair_once(int len_q, const Band32& visible) {
     constexpr auto kConfig = Shape::kConfig;

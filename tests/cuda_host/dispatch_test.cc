@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape runs a Problem: the lists of src/cuda/*/host, which are plain C++ and here in every build.
+// The compiled shape that runs a Problem, by the lists of src/cuda/*/host, which are plain C++ and in every build.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ Problem of_dims(std::int64_t head_dim, std::int64_t head_dim_v, std::int64_t len
     p.head_dim_v = head_dim_v;
     return p;
 }
-/// So many heads that no queue decides.
+/// A Problem with so many heads that makespan() does not decide its shape.
 Problem many(Problem p) {
     p.batch = 100;
     return p;
@@ -30,7 +30,7 @@ Problem causal(Problem p) {
     p.mask.causal = Causal::bottom_right;
     return p;
 }
-/// Of all query heads, one head of keys.
+/// A Problem whose query heads all share one kv head.
 Problem grouped(Problem p) {
     p.heads_kv = 1;
     return p;
@@ -91,7 +91,7 @@ TEST(Dispatch, fa3) {
     EXPECT_EQ(fa3_shape(dropped(of_dims(256, 64))), "none");
 }
 
-/// Rows without a mask, long enough, whose tiles keep pairs of thread blocks as busy as single ones.
+/// Long rows without a mask run in clusters if these keep the GPU as busy as single thread blocks.
 TEST(Dispatch, fa3_by_pairs) {
     const auto rows = [](std::int64_t batch, std::int64_t heads, std::int64_t len, std::int64_t head_dim = 128) {
         return Problem::dense(batch, len, heads, head_dim, DType::bf16);
@@ -115,7 +115,7 @@ TEST(Dispatch, fa3_by_pairs) {
     EXPECT_EQ(fa3_shape(few), "HeadDim128");
 }
 
-/// Causal rows, long enough, of heads of which two share K and V.
+/// Long causal rows run in clusters if two heads share K and V.
 TEST(Dispatch, fa3_by_pairs_of_heads) {
     const auto rows = [](std::int64_t heads_q, std::int64_t heads_kv, std::int64_t len_q, std::int64_t len_kv) {
         Problem p = Problem::dense(1, len_q, heads_q, 128, DType::bf16);
@@ -195,7 +195,7 @@ bool has_no_shape(const Kernel& kernel, const Problem& p) {
     return kernel.info.pass == Pass::forward ? !cuda::fa3::shape_of(p) : !cuda::fa3::backward::shape_of(p);
 }
 
-/// In builds with CUDA: the names are told apart, and each is the name of what runs some Problem.
+/// In builds with CUDA, all names differ, and each shape runs some Problem.
 TEST(Dispatch, every_one_runs_something) {
     for (const Kernel& kernel : registry()) {
         std::set<std::string> met;

@@ -68,7 +68,7 @@ Adders adders_of(const BlockSchedule<kBlockQ, kBlockKv>& schedule, int segments,
     return adders;
 }
 
-/// Does any of the pairs of a tile count?
+/// Is any pair of a tile visible?
 template <int kBlockQ, int kBlockKv>
 bool touches(const Mask& mask, const BlockSchedule<kBlockQ, kBlockKv>& schedule, int m, int n) {
     const Band band = mask.bind(schedule.len_q, schedule.len_kv());
@@ -176,7 +176,7 @@ TEST(Fa3DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
     EXPECT_TRUE(schedule.has_contributions(1, 0));
 }
 
-/// Where BlockSchedule says that the first block, of the head or of its segment, adds last, it does so to all of dQ.
+/// If first_block_adds_last() says so, the first block of the head or of its segment is the last to add to all of dQ.
 TEST(Fa3DqOrder, the_first_block_adds_last_where_it_is_said_to) {
     using cuda::fa3::backward::kSegments;
     int said = 0;
@@ -221,8 +221,8 @@ TEST(Fa3DqOrder, heads_of_a_group_stay_together_where_blocks_ascend) {
     ASSERT_FALSE(step.more());
 }
 
-/// A segment for each block, so that heads take turns: the longest blocks of all heads first, or, descending, the last
-/// blocks.
+/// Each block is a segment, so that heads take turns: the longest blocks of all heads start first, or, in descending
+/// order, the last blocks.
 TEST(Fa3DqOrder, single_blocks_in_turn_are_added_in_the_order_of_the_positions) {
     for (const Mask& mask : kMasks) {
         for (const int len : {1, 200, 640, 2049}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two ways in which fa3 takes the tanh of a softcap (src/cuda/fa3/host/softcap.hpp), evaluated in fp32 as the
-// kernel does it.
+// The two formulas of fa3 for the tanh of a softcap (src/cuda/fa3/host/softcap.hpp), evaluated in fp32 as in the
+// kernel.
 #include "cuda/fa3/host/softcap.hpp"
 
 #include <gtest/gtest.h>

@@ -26,7 +26,7 @@ TEST(HeadSplit, few_key_blocks_split_the_heads) {
     EXPECT_EQ(splits({}, 2048, 2048, 8, 8), 1);
     EXPECT_EQ(splits(kCausal, 2048, 2048, 1, 64), 32);
     EXPECT_EQ(splits(kCausal, 2048, 2048, 16, 1), 1);  // nothing to split
-    EXPECT_EQ(splits({}, 1, 4096, 1, 64), 1);          // no work that is worth a sum
+    EXPECT_EQ(splits({}, 1, 4096, 1, 64), 1);          // too little work to pay for the sum
 }
 
 /// Every head is in one split, and no split is empty.

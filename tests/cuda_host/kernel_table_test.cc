@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of CUDA kernels: what each refuses, known without a GPU. Sizes lie at the edge of what kernels count in 32
-// bits, and beyond.
+// The refusals in the table of CUDA kernels, which are known without a GPU. Sizes lie around the limit of the kernels'
+// 32-bit counts.
 #include "cuda/host/kernel_table.hpp"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ using cuda::kMaxIndex;
 const cuda::Limits kDevice{
     .who = "a device", .capability = 90, .shared_bytes = 227 << 10, .memory_bytes = std::int64_t{1} << 62};
 
-/// Every kernel that takes the dtype says that it can't count this.
+/// Expects every kernel that takes the dtype to refuse the Problem, since it can't count it.
 void expect_refused(const Problem& p) {
     ASSERT_NO_THROW(p.validate()) << p.describe();
     for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {

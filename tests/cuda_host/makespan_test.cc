@@ -36,7 +36,7 @@ Problem causal(std::int64_t heads, std::int64_t len, std::int64_t batch = 1) {
     return p;
 }
 
-/// Whoever is free takes the next tile.
+/// The makespan of a simulation in which a free multiprocessor takes the next tile.
 double simulated(const Problem& p, const TileCost& price, int workers = cuda::fa3::kMultiprocessors) {
     const HeadTileTimes head(p, price);
     const auto heads = static_cast<int>(p.batch * p.heads_q);
@@ -48,8 +48,8 @@ double simulated(const Problem& p, const TileCost& price, int workers = cuda::fa
     return *std::max_element(free_at.begin(), free_at.end());
 }
 
-/// Some call of few heads, causal or not: of keys as many as queries, or more, or fewer. The same ones by any compiler:
-/// each number is drawn in a statement of its own.
+/// A random call of few heads, causal or not, with as many keys as queries, or more, or fewer. It does not depend on
+/// the compiler, since each number is drawn in a separate statement.
 Problem drawn(std::mt19937& random) {
     const std::int64_t longest = random() % 2 == 0 ? 3000 : 32000;
     const std::int64_t heads = 1 + random() % 12;
@@ -85,7 +85,7 @@ TEST(Makespan, is_near_the_queue_tile_by_tile) {
     EXPECT_GT(asked, 200);
 }
 
-/// Is a call's tile chosen by the model? That of a short row goes by a rule that was measured in such rows.
+/// Does the model choose a call's tile? For short rows a measured rule does.
 bool chosen_by_queue(const Problem& p) {
     const Config c = HeadDim64Short::kConfig;
     return p.len_kv > (p.mask.trivial() ? c.short_even_row : c.short_row) && makespan_decides(p, kTileOf192);
@@ -116,7 +116,7 @@ TEST(Makespan, counts_all_work_where_tiles_are_many) {
     EXPECT_DOUBLE_EQ(makespan(p, kTileOf192), 64 * work / cuda::fa3::kMultiprocessors);
 }
 
-/// The case that was measured: 102 microseconds by tiles of 192 queries, 76 by tiles of 128.
+/// The measured case: 102 microseconds by tiles of 192 queries, 76 by tiles of 128.
 TEST(Makespan, of_three_heads_is_as_measured) {
     const Problem p = causal(3, 8192);
     constexpr double kLaunch = 4;  // microseconds of any call
@@ -171,8 +171,8 @@ Problem problem_of(const Measured& m) {
     return p;
 }
 
-/// Calls of short rows, by tiles of 192 and of 128 queries: those where the rule before prices lost most, and those
-/// where tiles of 192 win. (H200, cold L2, medians of eleven in one process.)
+/// Calls of short rows, by tiles of 192 and of 128 queries: those that a rule by lengths alone served worst, and those
+/// in which tiles of 192 win. (H200, cold L2, medians of eleven in one process.)
 TEST(Makespan, short_rows_get_the_tile_that_won_by_measurement) {
     for (const Measured& m : {Measured{10, 8, 960, 128, false, 25.0, 17.6},
                               {8, 8, 960, 64, false, 22.8, 16.9},

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3's query heads of a group as rows of one tile (src/cuda/fa3/host/pack_gqa.hpp): where they are stacked, and what
-// row is what.
+// PackGQA of fa3 (src/cuda/fa3/host/pack_gqa.hpp): the calls that it packs, and the query and head of a row.
 #include "cuda/fa3/host/pack_gqa.hpp"
 
 #include <gtest/gtest.h>

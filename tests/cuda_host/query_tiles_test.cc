@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tiles of queries of a ragged call on CUDA: every one has a place, and their number follows the sequences.
+// The query tiles of a ragged call on CUDA: every tile has an index, and their number follows the sequences.
 #include "cuda/host/query_tiles.hpp"
 
 #include <gtest/gtest.h>

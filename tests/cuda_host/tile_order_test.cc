@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fa3's tile scheduler: which tile when (src/cuda/fa3/host/tile_order.hpp), and how well that fills a GPU, by a model.
+// The order of fa3's tile scheduler (src/cuda/fa3/host/tile_order.hpp), and a model of how well it fills a GPU.
 #include "cuda/fa3/host/tile_order.hpp"
 
 #include <gtest/gtest.h>
@@ -73,9 +73,9 @@ TEST(TileOrder, slices_go_round) {
     }
 }
 
-/// A model of the kernel's time, in blocks of keys: a tile of n blocks takes n, and 2 for its ends. A thread block asks
-/// for its next tile when it loads the last block of this one; whoever asks first gets the next of the order. In turn:
-/// every thread block has tiles of its own from the start.
+/// A model of the kernel's time, in blocks of keys: a tile of n blocks takes n + 2, with its prologue and epilogue. A
+/// thread block asks for its next tile when it loads the last block of its current one, and the first to ask gets the
+/// next tile of the order. `in_turn`: static scheduling instead.
 double model_time(const TileOrder& order, int thread_blocks, bool in_turn,
                   const std::function<int(TileIndex)>& blocks_of) {
     constexpr double kEnds = 2;
@@ -90,7 +90,7 @@ double model_time(const TileOrder& order, int thread_blocks, bool in_turn,
     for (int b = 0; b < counter; ++b) start(0, b);
     double end = 0;
     while (!workers.empty()) {
-        // All ask one block before they are free: who is free first has asked first.
+        // All ask one block before they are free, so the first to be free has asked first.
         const Worker worker = workers.top();
         workers.pop();
         end = worker.free;
@@ -100,7 +100,7 @@ double model_time(const TileOrder& order, int thread_blocks, bool in_turn,
     return end;
 }
 
-/// Of the time that all thread blocks have, how much is work: tiles of 128 queries of causal heads, blocks of 128 keys.
+/// The share of work in the time of all thread blocks: tiles of 128 queries of causal heads, blocks of 128 keys.
 double causal_balance(int heads, int len, int together, int thread_blocks, bool in_turn = false) {
     const int q_blocks = len / 128;
     const auto blocks_of = [](TileIndex place) { return place.block + 1; };

@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint64_t kSeed = 20240607;
 const std::uint64_t kRandomCases = long_run() ? 1500 : 150;
 
-/// Runs one case on all kernels. Those of the CPU take all cases; what the others must take is in feature_cases_test.
+/// Runs one case on all kernels. Those of the CPU take all cases; feature_cases_test lists what the others must take.
 void expect_all_kernels_right(const Case& which) {
     SCOPED_TRACE(which.describe());
     CaseRunner runner(which);
@@ -33,7 +33,7 @@ TEST_P(CornerCase, every_kernel_is_right) { expect_all_kernels_right(GetParam())
 INSTANTIATE_TEST_SUITE_P(AllKernels, CornerCase, testing::ValuesIn(corner_cases()),
                          [](const auto& which) { return which.param.id; });
 
-// In groups, so that one program start does not cost more than the cases.
+// Random cases run in groups, so that one program start does not cost more than the cases.
 class RandomCases : public testing::TestWithParam<std::uint64_t> {};
 constexpr std::uint64_t kGroup = 10;
 TEST_P(RandomCases, every_kernel_is_right) {
@@ -41,7 +41,7 @@ TEST_P(RandomCases, every_kernel_is_right) {
 }
 INSTANTIATE_TEST_SUITE_P(AllKernels, RandomCases, testing::Range<std::uint64_t>(0, kRandomCases, kGroup));
 
-/// Many tests ask every kernel and go on where one refuses. What became of that is said when all are done.
+/// Prints at the end which kernels ran. Many tests ask every kernel, and skip those that refuse.
 class SaysWhoRan : public testing::Environment {
     void TearDown() override {
         for (const auto& [kernel, counts] : asked()) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a caller does not want of a backward is left out, and changes nothing of the rest; and what the gradients of
-// every kernel say is what its forward does, in all dtypes.
+// Gradients that a caller does not want are left out, which changes no bit of the others. Every kernel's gradients
+// describe what its forward does, in all dtypes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ std::vector<Problem> problems(DType dtype) {
     return {grouped, capped};
 }
 
-/// The backward into some of the outputs: what it leaves in all of them, poison in the others.
+/// Runs the backward into the `wanted` outputs. The others keep their poison.
 bool run_wanted(Attention& a, const KernelInfo& kernel, const std::vector<Out>& wanted) {
     const Plan how = plan(a.problem, {.pass = Pass::backward, .kernel = kernel.name, .threads = 2});
     for (Tensor* out : {&a.dq, &a.dk, &a.dv, &a.dbias}) out->poison();
@@ -68,14 +68,14 @@ TEST(BackwardOutputs, those_left_out_change_no_bit_of_the_others) {
     }
 }
 
-/// How far rounding moves a sum of so many numbers of this size.
+/// The error that rounding makes in a sum of `count` numbers, relative to one of them.
 double rounding(DType dtype, double count) {
     const double unit = dtype == DType::fp32 ? 0x1p-23 : dtype == DType::fp16 ? 0x1p-10 : 0x1p-7;
     return unit * std::sqrt(count);
 }
 
-/// LSE may be rounded below a score, by the last place of a large number. The weight is cut to 1: with one query and
-/// one key, dV is dO. (CUDA kernels take the largest score of rows whose LSE is large.)
+/// LSE may be rounded below a score, by the last place of a large number. The weight is then cut to 1: with one query
+/// and one key, dV is dO. (CUDA kernels use the largest score in rows whose LSE is large.)
 TEST(BackwardOutputs, a_weight_is_at_most_1_where_lse_is_rounded_below_the_score) {
     for (const DType dtype : kStorageTypes) {
         for (const double root : {0x1p2, 0x1p4, 0x1p14, 0x1p50}) {
@@ -124,7 +124,7 @@ TEST(BackwardOutputs, dv_of_equal_weights_is_a_mean) {
     }
 }
 
-/// dS of a row sums to 0, so with one and the same key everywhere dQ is 0; with dLSE it is dLSE times that key.
+/// dS of a row sums to 0, so if all keys are equal, dQ is 0; with dLSE it is dLSE times that key.
 TEST(BackwardOutputs, dq_of_equal_keys_is_that_of_dlse) {
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
         for (const bool with_dlse : {false, true}) {
@@ -158,8 +158,8 @@ TEST(BackwardOutputs, dq_of_equal_keys_is_that_of_dlse) {
     }
 }
 
-/// Loss = sum O dO + sum LSE dLSE, by the forward of the same backend and schedule in fp32: its difference along a
-/// random direction is what the gradients say.
+/// Loss = sum O dO + sum LSE dLSE, by the forward of the same backend and schedule in fp32. Its difference along a
+/// random direction equals that by the gradients.
 TEST(BackwardOutputs, gradients_are_the_slope_of_the_same_schedules_forward) {
     Problem p = make_problem(1, 40, 75, 4, 2, 24);
     p.mask = {.causal = Causal::bottom_right, .window_left = 50};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The judge where docs/numerics.md promises nothing: scores that are no fp32 numbers.
+// The judge on scores beyond the range of fp32, for which docs/numerics.md promises nothing.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,8 @@ const TensorReport& of(const Report& report, const std::string& name) {
     return report.tensors.front();
 }
 
-/// Finite inputs, but the scores of query 3 are no fp32 numbers: its rows may be anything, all others may not.
+/// The inputs are finite, but the scores of query 3 overflow fp32. Its rows may hold anything; all others must be
+/// right.
 TEST(BeyondFp32, nothing_is_promised_of_scores_beyond_fp32) {
     const KernelInfo &forward = kernels()[kernels().size() - 2], &backward = kernels()[kernels().size() - 1];
     Attention a(make_problem(1, 20, 24, 1, 1, 8));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Families of bugs that attention libraries really had: 32-bit index arithmetic, counts past 65,535, layouts.
+// Families of bugs that attention libraries had: 32-bit index arithmetic, counts past 65,535, layouts.
 // BUGS.md lists the families by the number at the end of a test's name.
 #include <gtest/gtest.h>
 
@@ -15,15 +15,15 @@
 namespace tessera::check::bug_families_limits_test {
 namespace {
 
-/// Once for each type of storage: most CUDA kernels take 16 bits only.
+/// Runs once for each dtype, since most CUDA kernels take 16 bits only.
 class BugFamiliesLimits : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, BugFamiliesLimits, testing::ValuesIn(kStorageTypes),
                          [](const auto& which) { return std::string(name_of(which.param)); });
 
 constexpr std::int64_t kPast32Bits = (std::int64_t{1} << 32) + 16;  // as a 32-bit number: 16
 
-/// Head dims of tests that are large otherwise: small ones for all kernels, and 8, which is what TMA of a
-/// GPU takes, for kernels that run there.
+/// Small head_dims for tests whose other sizes are large: one for all kernels, and 8, the smallest that TMA takes, for
+/// kernels of a GPU.
 struct SmallDim {
     std::int64_t head_dim;
     std::optional<Backend> only;
@@ -88,7 +88,8 @@ void expect_spread_is_packed(const Problem& p, std::size_t dimension, std::int64
     if (!spread.ok()) GTEST_SKIP() << "no address space for " << p.describe();
     const double nan = std::nan("");
     for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
-        if (kernel.backend == Backend::cuda) return;  // a mirror would have all the memory between the elements
+        if (kernel.backend == Backend::cuda)
+            return;  // a copy on the device would include all memory between the elements
         if (!packed.forward(kernel)) return;
         for (Tensor* out : {&wide.o, &wide.lse}) out->fill_value(nan);
         ASSERT_TRUE(run_on(wide, kernel, wide.forward_args(), forward));
@@ -156,7 +157,8 @@ TEST(BugFamilies, scores_past_2_to_the_32_bug_30) {
     *a.bias.view.at<float>(0, 0, kLen - 1, kLen - 4) = 5;
     *a.bias.view.at<float>(0, 0, 65'000, 64'999) = 5;
     for (const KernelInfo& kernel : kernels()) {
-        // The reference clears a row of len_kv weights for every query: minutes. A mirror for CUDA would be 18 GiB.
+        // The reference would take minutes, since it clears len_kv weights for every query. A copy for CUDA would take
+        // 18 GiB.
         if (kernel.backend == Backend::reference || kernel.backend == Backend::cuda) continue;
         if (kernel.pass != Pass::forward || !a.forward(kernel, {.threads = 2})) continue;
         SCOPED_TRACE(kernel.name);
@@ -175,7 +177,7 @@ TEST(BugFamilies, scores_past_2_to_the_32_bug_30) {
     }
 }
 
-// More than 65,535 sequences or heads. On the host they are a loop's count, whatever the dtype.
+// More than 65,535 sequences or heads. On the host they are the count of a loop, in any dtype.
 TEST_P(BugFamiliesLimits, seventy_thousand_batches_and_heads_bug_32) {
     if (GetParam() != DType::fp32 && !device::cuda_available()) GTEST_SKIP() << "no CUDA device";
     for (const SmallDim& dim : small_dims(2)) {
@@ -190,7 +192,7 @@ TEST_P(BugFamiliesLimits, seventy_thousand_batches_and_heads_bug_32) {
     }
 }
 
-/// dO, and every other tensor, with an order of dimensions, gaps and an alignment of its own.
+/// Every tensor, dO too, has its own order of dimensions, gaps and alignment.
 TEST(BugFamilies, every_tensor_has_its_own_strides_bug_34_35) {
     for (std::uint64_t seed = 0; seed < 24; ++seed) {
         Case c{.id = "strides", .seed = seed};
@@ -206,7 +208,7 @@ TEST(BugFamilies, every_tensor_has_its_own_strides_bug_34_35) {
     }
 }
 
-// Guard bands around every tensor tell.
+// Guard bands around every tensor show a write past its end.
 TEST(BugFamilies, nothing_is_written_past_the_end_bug_37) {
     for (const std::int64_t dim : {1, 15, 17, 33, 63, 65, 72, 96, 100, 129, 160, 192, 255}) {
         for (const DType dtype : kStorageTypes) {
@@ -258,7 +260,8 @@ TEST(BugFamilies, malformed_cu_seqlens_are_refused_bug_64) {
             const Attention before = b;
             const char* name = which == &Attention::cu_q ? "cu_seqlens_q" : "cu_seqlens_kv";
             for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
-                if (kernel.backend == Backend::cuda) return;  // clamps them: nobody can look without waiting
+                if (kernel.backend == Backend::cuda)
+                    return;  // CUDA kernels clamp them: a check would wait for the device
                 expect_rejected(name, [&] { (void)run_on(b, kernel, b.forward_args(), forward); });
                 EXPECT_TRUE(b.o.same_bits(before.o) && b.lse.same_bits(before.lse));
             });
@@ -270,7 +273,7 @@ TEST(BugFamilies, key_and_value_lengths_that_differ_are_refused_bug_84) {
     Attention a(make_problem(1, 8, 8, 1, 1, 8));
     a.v.view.shape[1] = 7;
     for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
-        if (kernel.backend == Backend::cuda) return;  // takes no tensors of the host
+        if (kernel.backend == Backend::cuda) return;  // it takes no host tensors
         expect_rejected("v", [&] { (void)run_on(a, kernel, a.forward_args(), forward); });
     });
 }

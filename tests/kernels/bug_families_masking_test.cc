@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Families of bugs that attention libraries really had: NaN, infinities and masks; zero, tiny and odd sizes. BUGS.md
-// lists the families by the number at the end of a test's name.
+// Families of bugs that attention libraries had: NaN, infinities and masks; zero, tiny and odd sizes. BUGS.md lists the
+// families by the number at the end of a test's name.
 #include <gtest/gtest.h>
 
 #include <cfloat>
@@ -24,7 +24,7 @@ bool all_finite(const Tensor& t) {
     return finite;
 }
 
-/// Once for each type of storage: most CUDA kernels take 16 bits only.
+/// Runs once for each dtype, since most CUDA kernels take 16 bits only.
 class BugFamiliesMasking : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, BugFamiliesMasking, testing::ValuesIn(kStorageTypes),
                          [](const auto& which) { return std::string(name_of(which.param)); });
@@ -60,7 +60,7 @@ TEST(BugFamilies, ragged_sequences_of_one_key_bug_2) {
     }
 }
 
-// Finite in, finite out, in hundreds of calls; each backward takes the LSE of its own forward.
+// Finite inputs give finite outputs in hundreds of calls. Each backward takes the LSE of its own forward.
 TEST(BugFamilies, finite_inputs_of_random_calls_give_finite_results_bug_6) {
     const Random random(20260101);
     for (std::uint64_t i = 0; i < 400; ++i) {
@@ -68,7 +68,7 @@ TEST(BugFamilies, finite_inputs_of_random_calls_give_finite_results_bug_6) {
             return static_cast<std::int64_t>(random.bits(i * 16 + what) % high) + 1;
         };
         Problem p = make_problem(1, draw(0, 40), draw(1, 90), 2, 1, draw(2, 20), kStorageTypes[i % 3]);
-        if (i % 2 == 0) p.head_dim = p.head_dim_v = 8 * draw(2, 16);  // what TMA of a GPU takes
+        if (i % 2 == 0) p.head_dim = p.head_dim_v = 8 * draw(2, 16);  // TMA needs a multiple of 8
         p.mask.causal = static_cast<Causal>(draw(3, 3) - 1);
         Attention a(p, i);
         a.q.scale_by(std::exp2(static_cast<double>(draw(4, 12)) - 6));
@@ -90,7 +90,7 @@ TEST_P(BugFamiliesMasking, nan_in_keys_that_no_query_sees_reaches_nothing_bug_7)
     const std::vector<std::int64_t> of_q{20, 30};
     const std::vector<std::int64_t> of_kv{33, 65};
     const Attention clean(make_ragged(of_q, of_kv, 2, 1, 24, GetParam()), 7, of_q, of_kv);
-    // The window leaves the first keys of each sequence to nobody.
+    // No query sees the first keys of each sequence, by the window.
     Attention a = clean;
     a.problem.mask.window_left = 5;
     Attention b = a;
@@ -108,7 +108,7 @@ TEST_P(BugFamiliesMasking, nan_in_keys_that_no_query_sees_reaches_nothing_bug_7)
     }
 }
 
-// The mask hides a key of NaN, whatever the bias adds there.
+// The mask hides a key of NaN, even if the bias adds something there.
 TEST_P(BugFamiliesMasking, nan_key_behind_mask_and_bias_reaches_nothing_bug_8) {
     Problem p = make_problem(1, 40, 80, 1, 1, 16, GetParam());
     p.mask.causal = Causal::top_left;
@@ -186,7 +186,7 @@ TEST_P(BugFamiliesMasking, zero_length_sequences_bug_15_17) {
     }
 }
 
-// One query per sequence is a path of its own in some kernels; some sequences have none.
+// Some kernels have a separate path for one query per sequence. Some sequences here have none.
 TEST(BugFamilies, ragged_decode_with_empty_sequences_bug_20) {
     for (const DType dtype : kStorageTypes) {
         Case c{.id = "ragged_decode"};
@@ -224,7 +224,7 @@ TEST_P(BugFamiliesMasking, ragged_causal_batches_of_uneven_lengths_bug_24) {
     expect_case_right(c);
 }
 
-// Every compiled instance runs, since every head_dim does.
+// Every head_dim runs, so every compiled instance does.
 TEST(BugFamilies, every_head_dim_is_right_bug_83) {
     for (std::int64_t dim = 1; dim <= 256; dim += dim < 40 || dim > 250 ? 1 : dim % 8 == 0 ? 1 : dim % 8 == 1 ? 6 : 1) {
         Attention a(make_problem(1, 19, 21, 1, 1, dim, kStorageTypes[dim % 3]), static_cast<std::uint64_t>(dim));

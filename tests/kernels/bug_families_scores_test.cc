@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Families of bugs that attention libraries really had: LSE and merging, masks that are off by one, softcap, dropout,
+// Families of bugs that attention libraries had: LSE and merging, masks that are off by one, softcap, dropout,
 // determinism. BUGS.md lists the families by the number at the end of a test's name.
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Once for each type of storage: most CUDA kernels take 16 bits only.
+/// Runs once for each dtype, since most CUDA kernels take 16 bits only.
 class BugFamiliesScores : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, BugFamiliesScores, testing::ValuesIn(kStorageTypes),
                          [](const auto& which) { return std::string(name_of(which.param)); });
@@ -27,7 +27,7 @@ TEST(BugFamilies, lse_is_the_natural_logarithm_bug_38_39) {
     for (const DType dtype : kStorageTypes) {
         for (const std::int64_t keys : {1, 2, 64, 1000, 1537}) {
             Problem p = make_problem(1, 3, keys, 2, 1, 16, dtype);
-            for (const double bias : {0.0, -2.5}) {  // none: fa3 takes it, too
+            for (const double bias : {0.0, -2.5}) {  // 0: no bias, so that fa3 takes it, too
                 p.bias = bias != 0;
                 Attention a(p);
                 a.q.fill_value(0);
@@ -118,7 +118,7 @@ TEST_P(BugFamiliesScores, softcap_has_its_closed_form_bug_50) {
             a.q.fill_value(score);
             a.k.fill_value(1);
             const double stored = a.q.get(0, 0, 0, 0);
-            if (!std::isfinite(stored)) continue;  // 10^6 in fp16
+            if (!std::isfinite(stored)) continue;  // fp16 does not hold 10^6
             for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
                 if (!a.forward(kernel)) return;
                 const double capped = cap * std::tanh(stored / cap);
@@ -157,10 +157,10 @@ TEST(BugFamilies, alibi_slopes_must_be_fp32_bug_52) {
     }
 }
 
-/// What reads a dropout mask off a forward: equal scores, and values that are one-hot for as many keys as there are
-/// columns, from `first` on. Then column j of O says whether key first + j was kept.
+/// Inputs that show the dropout mask in O: equal scores, and values that are one-hot for as many keys as there are
+/// columns, from `first` on. Column j of O is then not 0 if key first + j was kept.
 struct DropoutProbe {
-    std::int64_t head_dim;  ///< 64 and 128: what every kernel takes that has dropout, fa3 too
+    std::int64_t head_dim;  ///< 64 or 128, which all kernels with dropout take
     std::vector<std::int64_t> firsts;
 };
 const DropoutProbe kDropoutProbes[] = {{64, {0, 64, 128, 136}}, {128, {0, 72}}, {136, {64}}};
@@ -178,7 +178,7 @@ Attention dropout_probe(const Dropout& dropout, std::int64_t head_dim, std::int6
     return a;
 }
 
-/// Every weight is 0 or 1 / (keys * keep), as the Philox word of its place says. Counts the kept ones by column.
+/// Expects every weight to be 0 or 1 / (keys * keep), according to its Philox word. Counts the kept ones by column.
 void expect_philox(const Attention& a, std::int64_t first, std::vector<double>& kept_of_column) {
     const Problem& p = a.problem;
     const double keep = 1 - p.dropout.probability;
@@ -210,7 +210,7 @@ TEST_P(BugFamiliesScores, dropout_keeps_what_it_says_bug_53) {
                     if (!a.forward(kernel)) return;
                     std::vector<double> kept(static_cast<std::size_t>(probe.head_dim), 0);
                     ASSERT_NO_FATAL_FAILURE(expect_philox(a, first, kept)) << a.problem.describe();
-                    // Chi-square over the keys: so many deviations over or under its mean come once in 10,000 seeds.
+                    // Chi-square over the keys. Its bounds are exceeded once in 10,000 seeds.
                     const double n = 600;
                     const double keep = 1 - probability;
                     double chi_square = 0;
@@ -225,7 +225,7 @@ TEST_P(BugFamiliesScores, dropout_keeps_what_it_says_bug_53) {
     }
 }
 
-// The same mask in the backward, and another one for another seed.
+// The backward has the forward's mask, and another seed gives another mask.
 TEST_P(BugFamiliesScores, dropout_in_the_backward_and_by_the_seed_bug_53) {
     Problem p = make_problem(2, 70, 90, 4, 2, 24, GetParam());
     p.dropout = {.probability = 0.4, .seed = 99};
@@ -265,7 +265,7 @@ TEST(BugFamilies, long_rows_do_not_depend_on_neighbours_bug_69) {
     });
 }
 
-// GQA, ragged and windowed at once.
+// The call is GQA, ragged and windowed at once.
 TEST(BugFamilies, backward_is_deterministic_bug_71) {
     const std::vector<std::int64_t> of_q{200, 0, 65, 300};
     const std::vector<std::int64_t> of_kv{300, 20, 64, 200};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the judge allows where numbers of fp16 become subnormal, and no more than that.
+// The judge allows a certain error if numbers in fp16 become subnormal, and no more than that.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,8 +12,8 @@
 namespace tessera::check::compare_subnormal_test {
 namespace {
 
-/// Row 1 has no gradient of its own; row 0 has one so large that dS of row 1, held times the same power of two, may be
-/// anything up to kSubnormalGradient of it. `share` of that, in each dS of row 1.
+/// Row 1 has no gradient. Row 0 has one so large that dS of row 1, scaled by the same power of two, may be anything up
+/// to kSubnormalGradient of it. Does the judge pass `share` times that in each dS of row 1?
 bool passes(DType dtype, double share) {
     Attention a(make_problem(1, 2, 40, 1, 1, 32, dtype));
     for (std::int64_t c = 0; c < 32; ++c) {
@@ -23,7 +23,7 @@ bool passes(DType dtype, double share) {
     EXPECT_TRUE(a.forward(kernels()[kernels().size() - 2]));
     EXPECT_TRUE(a.backward(kernels()[kernels().size() - 1]));
     EXPECT_TRUE(a.check_backward().pass()) << a.check_backward().describe();
-    double largest = 0;  // of P |dO| |V|, the least that dS of row 0 is made of
+    double largest = 0;  // of P |dO| |V|, a lower bound for dS of row 0
     for (std::int64_t j = 0; j < 40; ++j) {
         double score = 0;
         double size = 0;

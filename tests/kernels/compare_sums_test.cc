@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the judge allows fp32 sums whose terms cancel, and no more than that.
+// The judge allows a certain error of fp32 sums whose terms cancel, and no more than that.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace tessera::check::compare_sums_test {
 namespace {
 
-/// One key, whose score is 0 and is made of terms of +-`size` / 2. May LSE be off by `error`?
+/// One key, whose score is 0, the sum of terms of +-`size` / 2. May LSE be off by `error`?
 bool lse_passes(double size, double error) {
     Attention a(make_problem(1, 1, 1, 1, 1, 2, DType::fp32));
     a.problem.scale = 1;

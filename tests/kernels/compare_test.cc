@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The judge on trial: results that are wrong by a little have to fail, right ones have to pass. Without this, every
-// other test here could be green for nothing.
+// Tests of the judge: slightly wrong results have to fail, right ones have to pass. All other tests here depend on
+// this.
 #include "check/compare.hpp"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ TEST(Compare, right_results_pass) {
     }
 }
 
-/// With one key dS is 0, and what delta is off by is all that there is: so many times K.
+/// With one key dS is 0 but for the error of delta, so dQ is that error times K.
 TEST(Compare, the_residual_of_o_is_granted_what_it_leaves_of_delta) {
     for (const auto& [rest, error, right] : {std::tuple{false, 2e-5, false}, {true, 2e-5, true}, {true, 1e-2, false}}) {
         Attention a = finished(DType::bf16, 1);
@@ -63,8 +63,8 @@ TEST(Compare, the_residual_of_o_is_granted_what_it_leaves_of_delta) {
     }
 }
 
-/// A key that takes all of a row and is dropped, and one of hardly any weight that is kept: delta and dS are made of
-/// the second one alone, which may be too small for a kernel.
+/// One key has almost all weight of a row and is dropped; another has hardly any weight and is kept. delta and dS come
+/// from the second one alone, which may be too small for a kernel.
 TEST(Compare, a_weight_too_small_to_be_held_may_be_lost_from_gradients) {
     for (const auto& [bias, right] : {std::pair{-70, true}, {-55, false}}) {
         Problem p = make_problem(1, 1, 2, 1, 1, 32, DType::bf16);
@@ -178,7 +178,7 @@ TEST(Compare, unfused_computation_is_the_yardstick) {
     }
 }
 
-/// What bf16 results of the right values and of errors made up by the test are judged as.
+/// Draws bf16 results from the right values and errors that the test makes up, and has them judged.
 class Draws {
  public:
     explicit Draws(Attention& a) : a_(a), gold_(a.problem, a.forward_args()), unfused_("o", a.o.view) {
@@ -211,7 +211,7 @@ double root_mean_square(const std::vector<double>& all) {
 }
 
 /// Noise that makes the RMSE 1.2 times the unfused one, and 1.0 times for comparison. With small scores the unfused
-/// computation is about as good as any, which leaves the least room.
+/// computation is about as exact as any, so the margin is smallest.
 TEST(Compare, a_fifth_more_noise_than_unfused_fails) {
     for (const double scale : {0.01, 0.05}) {
         Attention a(make_problem(1, 1024, 256, 2, 2, 32, DType::bf16));
@@ -240,7 +240,7 @@ TEST(Compare, noise_of_unfused_scores_fails) {
     EXPECT_TRUE(draws.judged([&](double, double noise, std::int64_t) { return noise / 2; }).pass);
 }
 
-/// A weight rounded toward zero instead of to nearest, or a result: the error points one way.
+/// If weights or results are rounded toward zero instead of to nearest, all errors have one direction.
 TEST(Compare, rounding_toward_zero_fails_in_few_rows_too) {
     for (const std::int64_t rows : {40, 160}) {
         Attention a(make_problem(1, rows, 20, 2, 1, 32, DType::bf16));
@@ -284,8 +284,8 @@ TEST(Compare, copies_of_rows_do_not_change_the_verdict) {
     }
 }
 
-/// Columns of V that are copies make elements of O that round alike: 16 of them are off by 16 times what one is, others
-/// by 4 times.
+/// Equal columns of V give elements of O that round alike: the sum of 16 of them has 16 times the error of one. For
+/// different columns it is 4 times.
 TEST(Compare, copies_of_columns_round_alike) {
     const Tensor like(DType::bf16, {1, 1, 1, 16});
     TensorGold columns("o", like.view, DType::bf16);
@@ -302,7 +302,7 @@ TEST(Compare, copies_of_columns_round_alike) {
     EXPECT_NEAR(deviation(copies), 16 * one, 1e-12);
 }
 
-/// A key more or less at the diagonal is what masks get wrong.
+/// A typical bug of masks is a key more or less at the diagonal.
 TEST(Compare, mask_off_by_one_fails) {
     for (const DType dtype : kStorageTypes) {
         Problem right = make_problem(1, 160, 200, 2, 1, 32, dtype);
@@ -319,7 +319,7 @@ TEST(Compare, mask_off_by_one_fails) {
     }
 }
 
-/// The scale folded into Q and rounded to bf16 with it: what a kernel must not do.
+/// A kernel must not fold the scale into Q and round it to bf16 with Q.
 TEST(Compare, lse_from_prescaled_bf16_queries_fails) {
     Attention a(make_problem(1, 64, 64, 1, 1, 64, DType::bf16));
     a.problem.scale = 0.3;

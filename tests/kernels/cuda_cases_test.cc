@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The cases of all_kernels_test, bent to what the 16-bit CUDA kernels take (many cases are fp32 or lie in memory at odd
-// addresses, which those refuse): every mask, length and batch shape then really runs on them. Skipped without a GPU.
+// The cases of all_kernels_test, changed so that the 16-bit CUDA kernels take them: many are fp32 or have odd
+// addresses, which those refuse. So every mask, length and batch shape runs on them. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,8 +21,8 @@ constexpr std::uint64_t kGroup = 50;
 
 std::int64_t rounded_up(std::int64_t dim) { return (dim + 7) / 8 * 8; }
 
-/// The same masks and lengths in 16 bits, packed, with aligned rows. Every second case keeps its scores, without bias
-/// and with a head_dim that fa3 takes softcap, ALiBi and dropout for; the others have plain ones.
+/// The case with its masks and lengths in 16 bits, packed, with aligned rows. Every second case keeps its score
+/// modifications but the bias, with a head_dim for which fa3 takes them; the others have plain scores.
 Case bent(Case c, DType dtype, bool plain) {
     Problem& p = c.problem;
     p.dtype = dtype;
@@ -43,7 +43,7 @@ Case bent(Case c, DType dtype, bool plain) {
     return c;
 }
 
-/// Every CUDA kernel takes these cases, but for fa3's backward, which hands some on to fa2's.
+/// Every CUDA kernel takes these cases, except fa3's backward, which leaves some to fa2's.
 bool has_to_take(const KernelInfo& kernel) { return kernel.pass == Pass::forward || kernel.schedule != Schedule::fa3; }
 
 int kernels_that_have_to() {
@@ -53,7 +53,7 @@ int kernels_that_have_to() {
     }));
 }
 
-/// Runs the case on every CUDA kernel, both passes; returns how many of those that have to took it.
+/// Runs the case on every CUDA kernel, both passes. Returns how many kernels of has_to_take() took it.
 int expect_right(const Case& which) {
     SCOPED_TRACE(which.describe());
     CaseRunner runner(which);
@@ -86,7 +86,7 @@ TEST_P(CudaCases, corners) {
     EXPECT_GT(ran, 0);
 }
 
-/// Lengths around every block edge, causal, so that each way for a tile to be partial occurs.
+/// Lengths around every block edge under a causal mask, so that a tile is partial in every possible way.
 TEST_P(CudaCases, lengths_around_the_block_edges) {
     for (const std::int64_t dim : {64, 128, 256}) {
         for (const std::int64_t q : {1, 63, 64, 65, 127, 129, 191, 193, 385}) {
@@ -105,7 +105,7 @@ TEST_P(CudaCases, lengths_around_the_block_edges) {
 INSTANTIATE_TEST_SUITE_P(AllKernels, CudaCases, testing::Values(DType::bf16, DType::fp16),
                          [](const auto& which) { return std::string(name_of(which.param)); });
 
-/// The random ones, in groups: the parts of a test program share them.
+/// The random cases, in groups that the parts of a test program share out.
 class CudaRandomCases : public testing::TestWithParam<std::tuple<DType, std::uint64_t>> {
  protected:
     void SetUp() override {

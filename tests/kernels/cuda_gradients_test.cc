@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward promises on a GPU besides right numbers: the bits of a sequence's gradients depend on the sequence
-// alone, blocks of keys that add to the same dQ do so in one order, and broken cu_seqlens are no reason to wait for
-// ever. Skipped without a GPU.
+// Promises of the backward on a GPU besides right numbers: the bits of a sequence's gradients depend on the sequence
+// alone, key blocks add to a tile of dQ in one order, and invalid cu_seqlens never make a call hang. Skipped without a
+// GPU.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -33,7 +33,7 @@ struct Shape {
     Mask mask;
 };
 
-/// Lengths of several blocks of every kernel, and no multiple of any.
+/// Lengths that are several blocks of every kernel, and no multiple of any.
 const Shape kShapes[] = {
     {333, 333, 4, 2, 64, DType::bf16, {}},
     {333, 401, 4, 2, 128, DType::fp16, {.causal = Causal::bottom_right}},
@@ -45,13 +45,13 @@ const Shape kShapes[] = {
     {150, 170, 2, 1, 40, DType::fp32, {.causal = Causal::bottom_right}},
 };
 
-/// Of fa3: in a batch of nine these have blocks of keys enough for the last one to make dQ, which one sequence has not.
+/// For fa3: a batch of nine of these has enough key blocks that the last one writes dQ; one sequence has too few.
 const Shape kShapesOfManyHeads[] = {
     {200, 200, 64, 64, 64, DType::bf16, {.causal = Causal::top_left}},
     {260, 260, 48, 48, 128, DType::fp16, {.causal = Causal::bottom_right}},
     {200, 140, 64, 64, 128, DType::bf16, {}},
 };
-/// Of fa3: thread blocks share the query heads of a kv head (at 200, of 48 and of 64).
+/// For fa3: head splits, in which CTAs share the query heads of a kv head (at 200, of 48 and of 64).
 const Shape kShapesOfShares[] = {
     {270, 270, 32, 1, 64, DType::bf16, {.causal = Causal::bottom_right}},
     {270, 270, 64, 2, 128, DType::fp16, {.causal = Causal::top_left}},
@@ -59,10 +59,10 @@ const Shape kShapesOfShares[] = {
     {200, 200, 48, 1, 192, DType::bf16, {.causal = Causal::bottom_right}},
     {200, 200, 64, 1, 256, DType::fp16, {.causal = Causal::bottom_right}},
 };
-/// And of this one blocks start in parts.
+/// For fa3: the key blocks of this shape start in segments.
 const Shape kShapeInParts = {2111, 2111, 16, 16, 64, DType::bf16, {.causal = Causal::top_left}};
 
-/// Of fa2: several thread blocks share the query heads of a group.
+/// For fa2: several CTAs share the query heads of a group.
 const Shape kShapesInShares[] = {
     {130, 130, 32, 1, 64, DType::bf16, {.causal = Causal::bottom_right}},
     {200, 333, 48, 1, 128, DType::fp16, {}},
@@ -124,14 +124,14 @@ TEST_F(CudaGradients, a_sequence_has_the_same_bits_at_every_place_of_every_batch
     for (const Shape& shape : kShapesInShares) expect_the_same_bits_in_batches(shape, Schedule::fa2);
 }
 
-/// With who makes dQ of the sum: a kernel of its own, or the last block of keys to add.
+/// Either a separate kernel converts the sum of dQ, or the last key block to add does.
 TEST_F(CudaGradients, a_sequence_has_the_same_bits_among_few_and_many_blocks) {
     for (const Shape& shape : kShapesOfManyHeads) expect_the_same_bits_in_batches(shape, Schedule::fa3);
     for (const Shape& shape : kShapesOfShares) expect_the_same_bits_in_batches(shape, Schedule::fa3);
 }
 
-/// More blocks of keys than a GPU has multiprocessors, so that at head_dim 128 fa3's thread blocks go on to others:
-/// some with many steps, some that no query sees.
+/// More key blocks than a GPU has multiprocessors, so that at head_dim 128 fa3's persistent CTAs take several: some
+/// with many steps, some that no query sees.
 const Shape kShapesOfManyBlocks[] = {
     {150, 1100, 40, 40, 128, DType::bf16, {.causal = Causal::top_left}},
     {300, 900, 30, 30, 128, DType::fp16, {.window_left = 40, .window_right = 90}},
@@ -145,7 +145,7 @@ TEST_F(CudaGradients, thread_blocks_go_on_from_block_to_block) {
     }
 }
 
-/// With thread blocks that share a group's query heads, and with a softcap.
+/// CTAs share a group's query heads, with and without a softcap.
 TEST_F(CudaGradients, shares_of_a_group_add_up) {
     for (const Shape& shape : kShapesOfShares) {
         for (const float softcap : {0.0F, 20.0F}) {
@@ -193,7 +193,7 @@ TEST_F(CudaGradients, a_ragged_sequence_has_the_bits_of_a_dense_one) {
     for (const Shape& shape : kShapesOfShares) expect_the_bits_of_a_dense_one(shape, Schedule::fa3);
 }
 
-/// More blocks of keys than the device has multiprocessors, all adding to the same few tiles of queries.
+/// More key blocks than the device has multiprocessors add to the same few query tiles.
 TEST_F(CudaGradients, many_blocks_of_keys_share_few_queries) {
     for (const std::int64_t len_q : {1, 130}) {
         Attention a(make_problem(1, len_q, 30'000, 1, 1, 64, DType::bf16));
@@ -218,7 +218,7 @@ TEST_F(CudaGradients, shares_of_a_group_are_summed) {
     }
 }
 
-/// What no key sees and no query: 0, and nothing is waited for.
+/// Gradients without a key or without a query are 0, and no CTA waits.
 TEST_F(CudaGradients, empty_sizes_give_zeros) {
     const std::pair<std::int64_t, std::int64_t> lengths[] = {{0, 70}, {70, 0}, {130, 5}};
     for (const auto& [len_q, len_kv] : lengths) {
@@ -232,7 +232,7 @@ TEST_F(CudaGradients, empty_sizes_give_zeros) {
     }
 }
 
-/// cu_seqlens on a device are nobody's to check: whatever they hold, the call ends.
+/// cu_seqlens on a device are not checked. The call has to end whatever they hold.
 TEST_F(CudaGradients, broken_cu_seqlens_do_not_hang) {
     const std::vector<std::int64_t> lengths(4, 300);
     for (const DType dtype : {DType::bf16, DType::fp32}) {

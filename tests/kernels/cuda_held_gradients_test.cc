@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients in fp16 are held times powers of two (docs/numerics.md): inputs of very large and of very small numbers,
-// and of both, with and without the residual of O. Skipped without a GPU.
+// Gradients in fp16 are scaled by powers of two (docs/numerics.md). The inputs are very large numbers, very small ones
+// and both, with and without the residual of O. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -39,7 +39,7 @@ Attention make_call(const Case& c) {
     return ragged ? Attention(p, 1, {33, 0, 150}, {200, 9, 165}) : Attention(p);
 }
 
-/// Row i of every head of dO times 2^power(i), head by head times 2^(head * by_head).
+/// Multiplies row i of every head of dO by 2^power(i), and each head by 2^(head * by_head).
 void scale_rows(Tensor& t, const std::function<double(std::int64_t)>& power, int by_head = 0) {
     const std::int64_t columns = t.view.shape[t.view.rank - 1];
     const std::int64_t heads = t.view.shape[t.view.rank - 2];
@@ -117,9 +117,9 @@ TEST_P(CudaHeldGradients, are_right_whatever_the_sizes) {
     }
 }
 
-/// A gradient's numbers that are no numbers in the reference become the reference's: they are not judged. Infinity
-/// times 0 or less infinity depends on what is added first. But none may look like a result, where every pair takes
-/// part: a dropped one may be left out, and a softcap's slope is 0 far out.
+/// Replaces elements that are not finite in the reference by the reference's, so that they are not judged: infinity
+/// times 0 or minus infinity depends on the order of additions. If all pairs count, none of them may be finite in
+/// `got`. (A dropped pair may be left out, and the slope of a softcap is 0 far out.)
 void expect_not_finite(Tensor& got, const TensorView& right, bool every_pair) {
     const auto* values = static_cast<const double*>(right.data);
     std::int64_t look_finite = 0;
@@ -133,7 +133,7 @@ void expect_not_finite(Tensor& got, const TensorView& right, bool every_pair) {
     }
 }
 
-/// A NaN or an infinity counts for no power of two: what does not see it stays within the limits.
+/// NaN and infinities do not count for the powers of two: gradients that do not depend on them stay within the limits.
 TEST_P(CudaHeldGradients, do_not_depend_on_what_is_not_finite) {
     for (const double value : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
         for (Tensor Attention::*const which : {&Attention::d_o, &Attention::v, &Attention::q}) {
@@ -156,7 +156,7 @@ TEST_P(CudaHeldGradients, do_not_depend_on_what_is_not_finite) {
     }
 }
 
-/// All but a pair of 2^31 is dropped, and dLSE has weights of its own: dP of what is dropped counts for no power of
+/// Dropout keeps one pair in 2^31, and dLSE still has all weights. dP of dropped pairs must not count for the powers of
 /// two, whatever 1 / (1 - p) is.
 TEST(CudaHeldGradientsOfDropped, dlse_is_what_is_left) {
     if (const auto reason = unavailable({DeviceType::cuda, 0})) GTEST_SKIP() << *reason;

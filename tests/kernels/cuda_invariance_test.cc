@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bits of a row on a GPU depend on the row, its keys and values, and on nothing else: not on the size of the batch,
-// the place in it, the other sequences, the other heads. Skipped without a GPU.
+// The bits of a row on a GPU depend on the row, its keys and values, and nothing else. The size of the batch, the place
+// in it, other sequences and other heads do not matter. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -26,7 +26,7 @@ struct Shape {
     Mask mask;
 };
 
-/// Lengths of several blocks of every kernel, and no multiple of any.
+/// Lengths that are several blocks of every kernel, and no multiple of any.
 const Shape kShapes[] = {
     {333, 333, 4, 2, 64, DType::bf16, {}},
     {333, 401, 4, 2, 128, DType::fp16, {.causal = Causal::bottom_right}},
@@ -48,7 +48,7 @@ void for_each_cuda_kernel(const std::function<void(const KernelInfo&)>& f) {
 }
 
 using Bytes = std::vector<std::byte>;
-/// Part `index` of memory that is made of equal parts of `size`.
+/// Part `index` of memory that consists of equal parts of `size`.
 Bytes part(const Bytes& memory, std::int64_t index, std::size_t size) {
     const auto begin = memory.begin() + index * static_cast<std::ptrdiff_t>(size);
     return {begin, begin + static_cast<std::ptrdiff_t>(size)};
@@ -157,8 +157,8 @@ TEST_F(CudaInvariance, a_ragged_sequence_has_the_same_bits_among_sequences_of_an
     }
 }
 
-/// A bound on the lengths of sequences is no length: it changes no bit. fa3 chooses between two tiles of queries by it,
-/// at head_dim 64, in a dense batch by the length: the same rows come from short tiles and from long ones.
+/// The bound on the lengths of sequences changes no bit. At head_dim 64 fa3 chooses between two query tiles by it, and
+/// in a dense batch by the length, so the same rows come from short and from long tiles.
 TEST_F(CudaInvariance, short_and_long_tiles_have_the_same_bits) {
     const std::vector<std::int64_t> of_q{1, 300, 0, 129, 700, 63};
     const std::vector<std::int64_t> of_kv{700, 301, 5, 64, 900, 0};
@@ -190,8 +190,8 @@ TEST_F(CudaInvariance, short_and_long_tiles_have_the_same_bits) {
     }
 }
 
-/// The same without a bound: at head_dim 64 a dense call without a mask has long tiles, its sequences as a ragged batch
-/// short ones.
+/// At head_dim 64 a dense call without a mask has long tiles, and its sequences as a ragged batch have short ones. Both
+/// give the same bits.
 TEST_F(CudaInvariance, a_dense_batch_has_the_bits_of_a_ragged_one) {
     const std::int64_t len_q = 450;
     const std::int64_t len_kv = 777;
@@ -217,8 +217,8 @@ TEST_F(CudaInvariance, a_dense_batch_has_the_bits_of_a_ragged_one) {
     }
 }
 
-/// Long rows have two thread blocks that bring K and V to each other: two tiles of a row without a mask, and under a
-/// causal one the same queries of two heads. Sequences of a ragged batch, the same rows cut out of it, have one.
+/// Long rows run in clusters of two thread blocks that share K and V: two tiles of a head without a mask, or the same
+/// queries of two heads under a causal one. The same rows in a ragged batch run in single thread blocks.
 TEST_F(CudaInvariance, pairs_of_thread_blocks_have_the_bits_of_single_ones) {
     struct Rows {
         std::int64_t batch, len_q, len_kv, heads_q, heads_kv;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The residual of O on a GPU: what the forward writes, and gradients that are made with it. Skipped without a GPU.
+// The residual of O on a GPU: the forward writes the right one, and gradients with it are right. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -46,8 +46,8 @@ Restored restored(float o, std::int8_t rest, DType dtype) {
             std::ldexp(1.0, exponent - (bf16 ? 7 : 10))};
 }
 
-/// Of weights that are all alike, P V has no rounding but that of O and of fp32 sums: O + residual is the right O to a
-/// 256th of its last place.
+/// If all weights are equal, only fp32 sums and O are rounded in P V: O + residual is the right O to a 256th of its
+/// last place.
 void expect_rest_right(const Attention& a) {
     const ForwardGold gold(a.problem, a.forward_args());
     const auto* right = static_cast<const double*>(gold.o().data);
@@ -105,7 +105,7 @@ TEST_F(CudaResidualOfO, is_what_rounding_took_off) {
 
 const Inputs kMeanOfKeysToo{"V 3 +- 0.1, K about 2", [](Attention& a) { shift(a.v, 3, 0.1), shift(a.k, 2); }};
 
-/// Forward and backward, one after the other, by every pair of kernels that knows the rest.
+/// Runs the forward, then the backward, by every pair of kernels that knows the residual.
 class CudaResidualGradients : public testing::TestWithParam<std::tuple<DType, const char*>> {
  protected:
     void SetUp() override {
@@ -139,7 +139,8 @@ INSTANTIATE_TEST_SUITE_P(AllKernels, CudaResidualGradients,
                              return std::string(name_of(std::get<0>(which.param))) + "_" + std::get<1>(which.param);
                          });
 
-/// Calls f(kernel) for backwards, with O, LSE and the rest of the first forward that knows it and takes the problem.
+/// Calls f(kernel) for backwards, with O, LSE and the residual of the first forward that knows it and takes the
+/// problem.
 void with_forward_and_residual(Attention& a, const std::function<void(const KernelInfo&)>& f) {
     a.keep_residual();
     bool ran = false;
@@ -148,7 +149,7 @@ void with_forward_and_residual(Attention& a, const std::function<void(const Kern
     for_each_that_knows(Pass::backward, a.problem, f);
 }
 
-/// Rows whose |LSE| passes what an fp32 number holds get P from their scores, as without the rest; others do not.
+/// Rows whose |LSE| is too large for fp32 get P from their scores, as without the residual; others do not.
 TEST_F(CudaResidualOfO, leaves_large_scores_to_the_sum) {
     for (const std::int64_t dim : {64, 128}) {
         Problem p = make_problem(1, 300, 300, 2, 1, dim, DType::bf16);
@@ -165,7 +166,7 @@ TEST_F(CudaResidualOfO, leaves_large_scores_to_the_sum) {
     }
 }
 
-/// NaN where it is seen and nowhere else; no bit from what is hidden.
+/// NaN reaches the rows that see it and no others, and hidden elements change no bit.
 TEST_F(CudaResidualOfO, knows_hidden_nan_from_seen) {
     Problem p = make_problem(1, 200, 300, 2, 1, 64, DType::bf16);
     p.mask = {.causal = Causal::bottom_right, .window_left = 60};
@@ -174,8 +175,8 @@ TEST_F(CudaResidualOfO, knows_hidden_nan_from_seen) {
         Attention clean(p);
         Attention dirty(clean);
         for (std::int64_t c = 0; c < 64; ++c) {
-            dirty.k.set(std::nan(""), 0, 3, 0, c), dirty.v.set(std::nan(""), 0, 3, 0, c);  // nobody sees key 3
-            dirty.v.set(INFINITY, 0, 250, 0, c);  // queries 150 .. 199 do this one
+            dirty.k.set(std::nan(""), 0, 3, 0, c), dirty.v.set(std::nan(""), 0, 3, 0, c);  // no query sees key 3
+            dirty.v.set(INFINITY, 0, 250, 0, c);  // queries 150 .. 199 see this one
         }
         with_forward_and_residual(dirty, [&](const KernelInfo& kernel) {
             ASSERT_TRUE(dirty.backward(kernel));
@@ -197,8 +198,8 @@ TEST_F(CudaResidualOfO, knows_hidden_nan_from_seen) {
     }
 }
 
-/// Sequences lie behind one another, so a tile's last rows may be the next sequence's: a NaN there is none of this
-/// one's.
+/// Sequences lie one behind the other, so a tile's last rows may belong to the next sequence. A NaN there must not
+/// reach this one.
 TEST_F(CudaResidualOfO, stays_with_its_sequence) {
     for (const DType dtype : kRoundedTypes) {
         for (const auto& shape : {std::pair<std::int64_t, bool>{64, false},

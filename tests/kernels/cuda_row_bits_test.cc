@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A row of O and LSE has the same bits in a full prefill, in chunks, alone and in any batch: the kernels of CUDA.
-// Skipped without a GPU.
+// A row of O and LSE from a CUDA kernel has the same bits in a full prefill, in chunks, alone and in any batch. Skipped
+// without a GPU.
 #include <gtest/gtest.h>
 
 #include "kernels/row_bits.hpp"
@@ -14,7 +14,7 @@ struct Heads {
     std::int64_t q, kv;
 };
 
-/// All kernels of CUDA that take the call; the dtype is bf16 or fp16.
+/// Runs all CUDA kernels that take the call; the dtype is bf16 or fp16.
 class CudaRowBits : public testing::TestWithParam<std::int64_t> {  // head_dim
  protected:
     void SetUp() override {
@@ -39,7 +39,7 @@ Problem causal(std::int64_t len, Heads heads, std::int64_t head_dim, DType dtype
     return p;
 }
 
-/// The groups of 4 and 8 heads are packed into tiles (PackGQA) where there are few queries, and not in the whole call.
+/// Parts with few queries pack groups of 4 and 8 heads into tiles (PackGQA); the whole call does not.
 TEST_P(CudaRowBits, parts_of_a_causal_call_have_the_bits_of_the_whole) {
     for (const DType dtype : {DType::bf16, DType::fp16}) {
         for (const Heads heads : {Heads{4, 4}, {8, 2}, {8, 1}}) {
@@ -92,8 +92,8 @@ TEST_P(CudaRowBits, long_rows_have_the_bits_of_their_parts) {
 INSTANTIATE_TEST_SUITE_P(HeadDims, CudaRowBits, testing::Values(64, 80, 128, 192, 256),
                          [](const auto& which) { return std::to_string(which.param); });
 
-/// The gradients promise less: repeats and neighbours keep their bits (cuda_gradients_test.cc). What each row of a
-/// batch gets is held here for calls whose members have any length.
+/// Gradients promise less: repeats and neighbours change no bit (cuda_gradients_test.cc). This test checks it for
+/// batches whose sequences have any length.
 class CudaRowBitsBackward : public CudaRowBits {};
 
 TEST_P(CudaRowBitsBackward, a_member_has_the_bits_that_it_has_alone) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every kernel x compiled shape x feature x dtype that the kernel takes runs, and is right; what it does not take is
-// what is written here, so that a kernel which suddenly refuses fails. The counts are printed.
+// Every kernel x compiled shape x feature x dtype that the kernel takes runs, and is right. The refusals are listed
+// here, so that any other refusal fails. The counts are printed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -74,7 +74,7 @@ class FeatureCounts : public testing::TestWithParam<DeviceType> {
     }
 };
 
-/// By shape, then by feature and dtype.
+/// Numbers of runs, by shape, then by feature and dtype.
 using Counts = std::map<std::string, std::map<std::pair<Feature, DType>, int>>;
 
 void print(const KernelInfo& kernel, const Counts& counts) {
@@ -99,8 +99,8 @@ void print(const KernelInfo& kernel, const Counts& counts) {
     }
 }
 
-/// What FeatureCases runs. A 0 is right only where the kernel refuses the feature, or has another shape for it;
-/// and in fp64, which is what the reference judges by.
+/// Counts the runs of FeatureCases. A 0 is right only if the kernel refuses the feature or has another shape for it,
+/// and in fp64, the dtype of the reference.
 TEST_P(FeatureCounts, no_shape_and_no_feature_goes_without_a_case) {
     const std::vector<Chosen> all = choose_feature_cases(kSeed, kernels_on(GetParam()));
     for (const KernelInfo* kernel : kernels_on(GetParam())) {
@@ -146,7 +146,7 @@ TEST_P(FeatureCounts, kernels_refuse_what_they_say_and_nothing_else) {
 INSTANTIATE_TEST_SUITE_P(AllKernels, FeatureCounts, testing::Values(DeviceType::cpu, DeviceType::cuda),
                          [](const auto& which) { return name_of_place(which.param); });
 
-/// Which compiled shapes the cases reach, as the lists of shapes have it: known without a GPU, and without CUDA.
+/// The cases reach every compiled shape in the lists of shapes. That is known without a GPU, and without CUDA.
 template <class Shapes, class ShapeOf>
 void expect_all_reached(const char* schedule, const std::vector<Feature>& without, const ShapeOf& shape_of) {
     std::map<std::size_t, std::set<Feature>> reached;
@@ -162,7 +162,7 @@ void expect_all_reached(const char* schedule, const std::vector<Feature>& withou
     };
     const auto has_shapes = [&](const char* part) { return std::any_of(names.begin(), names.end(), named(part)); };
     for (std::size_t i = 0; i < names.size(); ++i) {
-        if (named("Cluster")(names[i])) continue;  // of long rows, whose bits CudaInvariance compares
+        if (named("Cluster")(names[i])) continue;  // for long rows, whose bits CudaInvariance compares
         EXPECT_FALSE(reached[i].empty()) << schedule << ": " << names[i];
         if (named("General")(names[i])) {
             for (const Feature feature : {Feature::alibi, Feature::dropout, Feature::all_but_bias}) {
@@ -177,12 +177,12 @@ void expect_all_reached(const char* schedule, const std::vector<Feature>& withou
         } else if (named("Capped")(names[i])) {
             EXPECT_TRUE(reached[i].contains(Feature::softcap)) << schedule << ": " << names[i];
         } else {
-            // Of two shapes of a head_dim, one may be for calls with a mask, and the other for those without.
+            // A head_dim may have one shape for calls with a mask, and another for those without.
             const bool masked = named("Masked")(names[i]);
             const bool unmasked = has_shapes((names[i] + "Masked").c_str());
             std::vector<Feature> needed;
             if (!unmasked) needed = {Feature::causal_bottom_right, Feature::causal_top_left, Feature::window};
-            // Of few heads, those rows have the tile of HeadDim64Short: CudaInvariance compares the bits of both.
+            // With few heads, those rows have the tile of HeadDim64Short: CudaInvariance compares the bits of both.
             if (has_shapes((names[i] + "Short").c_str())) std::erase(needed, Feature::causal_top_left);
             if (!masked) needed.push_back(Feature::ragged);
             for (const Feature feature : needed) {
@@ -203,7 +203,7 @@ TEST(FeatureCasesAlone, reach_every_shape_of_every_cuda_kernel) {
     expect_all_reached<cuda::fa1::Shapes>("fa1", {}, fa1);
 }
 
-/// A 16-bit case whose heads fa3 stacks, for every shape that does that.
+/// A 16-bit case whose heads fa3 packs (PackGQA), for every shape that does that.
 TEST(FeatureCasesAlone, stack_the_heads_of_every_shape_of_fa3) {
     std::map<std::size_t, std::set<int>> stacked;
     int causal = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Finite inputs give finite and right results, however large; and what a mask hides can't come back by another way.
+// Finite inputs give finite and right results, however large. Hidden elements can't reach a result by another way.
 #include <limits>
 
 #include "kernels/support.hpp"
@@ -25,7 +25,7 @@ TEST(Finite, hidden_nan_under_a_softcap_leaves_gradients_alone) {
     });
 }
 
-/// A mask by finfo.min: all scores equal -FLT_MAX, the weights are 1 / n, and no fp32 LSE can say so.
+/// A mask by finfo.min makes all scores -FLT_MAX. The weights are 1 / n, but an fp32 LSE can't hold that sum.
 TEST(Finite, gradients_of_rows_whose_lse_holds_no_sum) {
     for (const double bias : {-3.4e38, -1e30, 67108864.0, 1e6}) {
         Problem p = make_problem(1, 3, 130, 1, 1, 4);
@@ -85,7 +85,7 @@ TEST(Finite, values_that_are_the_largest_number) {
     }
 }
 
-/// With dropout a row of such values can be over the largest number, and then it is infinite.
+/// With dropout a row of such values can exceed the largest number, and is then infinite.
 TEST(Finite, results_beyond_the_largest_number_are_infinite) {
     Problem p = make_problem(1, 20, 40, 1, 1, 8);
     p.dropout = {0.5, 3};
@@ -116,7 +116,8 @@ TEST(Finite, gradients_up_to_the_largest_dp) {
     // One key: P is 1 and dS is 0, but for rounding.
     run(1e18, 1e18, 1, 1, [](const KernelInfo&, double dq) { EXPECT_LE(std::abs(dq), 1e-6 * 16e36); });
     run(1e20, 1e20, 1, 1, [](const KernelInfo& kernel, double dq) {
-        EXPECT_EQ(std::isfinite(dq), kernel.backend == Backend::reference);  // else the page says too little
+        EXPECT_EQ(std::isfinite(dq),
+                  kernel.backend == Backend::reference);  // if not, docs/numerics.md promises too little
     });
 }
 
@@ -138,7 +139,7 @@ TEST_P(FiniteOf, a_visible_infinity_changes_only_what_sees_it) {
     });
 }
 
-/// A product that underflows to -0 must not tell, by its sign, what a hidden value is.
+/// The sign of a product that underflows to -0 must not depend on a hidden value.
 TEST(Finite, the_sign_of_zero_does_not_tell_of_hidden_values) {
     Problem p = make_problem(1, 2, 3, 1, 1, 1);
     p.scale = 1;
@@ -160,7 +161,7 @@ TEST(Finite, the_sign_of_zero_does_not_tell_of_hidden_values) {
     });
 }
 
-/// The stride of a size 1 is never stepped, whatever it says.
+/// The stride of a dimension of size 1 may be anything, since it is never stepped.
 TEST(Finite, strides_of_size_one_may_be_anything) {
     Attention a(make_problem(1, 1, 1, 1, 1, 8));
     for (Tensor* t : {&a.q, &a.k, &a.v}) {

@@ -34,7 +34,7 @@ TEST(Identities, values_of_one_give_one) {
     }
 }
 
-/// Every query matches one key so well that the rest weighs nothing: O is a permutation of V, exactly.
+/// Every query matches one key so well that all other weights are 0: O is exactly a permutation of V.
 TEST(Identities, codes_in_v_come_out_where_the_keys_say) {
     constexpr std::int64_t kLen = 700;
     for (const DType dtype : kStorageTypes) {
@@ -83,7 +83,7 @@ TEST(Identities, order_of_keys_does_not_matter) {
     });
 }
 
-/// O and LSE of the keys [0, split) and [split, len): what an empty part contributes is nothing.
+/// O and LSE of the keys [0, split) and [split, len). An empty part contributes nothing.
 struct Part {
     double o = 0;
     double lse = -kInfinity;
@@ -205,7 +205,7 @@ TEST(Identities, dv_sums_to_do) {
     });
 }
 
-/// Loss = sum O dO + sum LSE dLSE in fp64: its difference along a random direction is what the gradients say.
+/// Loss = sum O dO + sum LSE dLSE in fp64. Its difference along a random direction equals that by the gradients.
 TEST(Identities, gradients_are_finite_differences) {
     Problem p = make_problem(2, 7, 9, 4, 2, 5, DType::fp64);
     p.mask = {.causal = Causal::bottom_right, .window_left = 6};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of many keys and of many dims: sums that are made in parts keep to the limit of fp32, and to the bits of a row,
-// wherever its keys begin.
+// Rows of many keys and of many dims. Sums in parts keep to the limit of fp32, and keep the bits of a row wherever its
+// keys begin.
 #include <cmath>
 #include <functional>
 #include <vector>
@@ -48,8 +48,8 @@ TEST(LongRows, fp32_stays_within_its_limit) {
     }
 }
 
-/// Scores whose products are all alike: every rounding of a sum goes the same way. The number of a head is another for
-/// each, and so are the roundings.
+/// Scores whose products are all equal, so that every rounding of a sum goes the same way. Each head has another
+/// number, and so other roundings.
 TEST(LongRows, lse_of_products_that_are_all_alike) {
     constexpr int kHeads = 64;
     for (const std::int64_t head_dim : {48, 64, 65, 96, 128, 129, 192, 256}) {
@@ -70,7 +70,7 @@ TEST(LongRows, lse_of_products_that_are_all_alike) {
     }
 }
 
-/// Under a left window the keys of a panel of queries begin elsewhere than those of one query.
+/// Under a left window the keys of a panel of queries begin at another key than those of one query.
 TEST(LongRows, a_decoded_row_has_the_bits_of_the_prefill) {
     constexpr std::int64_t kLen = 700;
     for (const std::int64_t block_kv : {64, 37}) {

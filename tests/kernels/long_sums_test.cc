@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The long sums of the backward: dK and dV over a million queries, dQ over a million keys, dbias over all heads and
-// queries that share it, and the sum of P by which rows of large scores are normalised. All terms of a sum are alike:
-// no sum cancels, and its roundings all go the same way.
+// queries that share it, and the sum of P by which rows of large scores are normalised. All terms of a sum are equal,
+// so no sum cancels, and its roundings all go the same way.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -26,7 +26,7 @@ void make_rows_alike(Tensor& t) {
     });
 }
 
-/// `schedule`: one only.
+/// `schedule`: the only one to run; nothing: all of them.
 void expect_right_on_the_cpu(Attention& a, std::optional<Schedule> schedule = {}) {
     a.prepare_backward();
     const BackwardGold gold(a.problem, a.backward_args());
@@ -50,7 +50,7 @@ Attention many_keys(DType dtype) {
     make_rows_alike(a.k);
     make_rows_alike(a.v);
     a.dlse = a.lse;
-    a.dlse.fill_value(1);  // dS of a row would sum to 0 else, and dQ to almost nothing
+    a.dlse.fill_value(1);  // without it dS of a row sums to 0, and dQ to almost 0
     return a;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ragged calls whose Problem states lengths far beyond those of its sequences: what is run follows the sequences.
+// Ragged calls whose Problem states bounds far beyond the lengths of its sequences. The work follows the sequences.
 #include <algorithm>
 #include <vector>
 
@@ -15,7 +15,7 @@ std::int64_t loose_bound(const KernelInfo& kernel) {
     return kernel.schedule == Schedule::standard ? 1 << 12 : kernel.schedule == Schedule::fa1 ? 1 << 16 : 1 << 20;
 }
 
-/// A loop that counts its tasks and runs them here and now.
+/// A loop that counts its tasks and runs them on the calling thread.
 struct CountedLoop {
     std::int64_t tasks = 0;
     std::int64_t loops = 0;
@@ -72,7 +72,7 @@ void for_each_pair(Pass pass, const F& f) {
     });
 }
 
-/// With a task for each thread to spare or not: heads are dealt otherwise then.
+/// Numbers of threads, with fewer and with more threads than tasks: heads are distributed differently.
 constexpr int kThreads[] = {1, 4, 300};
 
 TEST(LooseBounds, forward_runs_as_many_tasks_as_the_sequences_give_and_has_the_bits_of_tight_bounds) {

@@ -82,7 +82,7 @@ TEST(NotGiven, an_address_alone_changes_no_bit_of_the_backward) {
     expect_rank_0_is_nothing<BackwardArgs>(Pass::backward);
 }
 
-/// Every tensor given but one, whose address is null: an error that names it.
+/// All tensors are given, but one has a null address: the error names it.
 template <class Args>
 void expect_null_is_refused(Attention& a, Pass pass, std::set<std::string>& refused) {
     const Plan how = plan(a.problem, {.pass = pass, .backend = Backend::cpu, .threads = 1});

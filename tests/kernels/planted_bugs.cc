@@ -13,10 +13,10 @@ namespace {
 using reference::Head;
 
 constexpr std::int64_t kTile = 64;
-constexpr std::int64_t kSickTile = 1;  // where a bug of one tile sits
+constexpr std::int64_t kSickTile = 1;  // the tile that has the bug, if only one has it
 constexpr std::int64_t kSickRow = 77;
 
-/// To a significand of `bits`, cut or rounded.
+/// x with a significand of `bits` bits, cut or rounded.
 double keep_bits(double x, int bits, bool cut) {
     if (x == 0 || !std::isfinite(x)) return x;
     int exponent = 0;
@@ -32,7 +32,7 @@ struct Precision {
         if (dtype == DType::fp32) return static_cast<float>(x);
         return dtype == DType::bf16 ? to_double(from_double<Bf16>(x)) : to_double(from_double<Fp16>(x));
     }
-    /// As a bug does: to the dtype, in fp32 to so many bits.
+    /// x as a bug rounds it: to the dtype, in fp32 to `fp32_bits` bits.
     double lose(double x, int fp32_bits, bool cut = false) const {
         return keep_bits(x, dtype == DType::fp32 ? fp32_bits : bits(), cut);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A kernel as kernels are (tiles of 64 x 64, fp32 sums, an online softmax, weights and results rounded once), written
-// so that a bug of a kind that such kernels had can be planted in it. For the trial of the judge only.
+// A kernel like others (tiles of 64 x 64, fp32 sums, an online softmax, weights and results rounded once), in which
+// bugs that real kernels had can be planted. It serves to test the judge only.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace tessera::check {
 enum class Bug : std::uint8_t {
     none,
     // Forward.
-    wrong_row,              // one row of O is the row before it
+    wrong_row,              // one row of O is the previous row
     skipped_tile,           // one tile of queries misses one tile of keys
     stale_sum,              // l is not rescaled when the maximum rises, in one tile of queries
-    stale_output,           // nor is O
+    stale_output,           // O is not rescaled then
     output_cut,             // O is cut to the dtype, not rounded (fp32: a relative error of 4e-6)
     weights_cut,            // P is cut to the dtype (fp32: to 2^-16)
     key_dropped_at_edge,    // the last key of a tile is left out
@@ -38,7 +38,7 @@ enum class Bug : std::uint8_t {
     dropout_of_neighbour,   // the mask of the next key
     dropout_unscaled_once,  // one tile forgets 1 / (1 - p)
     // Backward.
-    gradient_row_wrong,      // one row of dQ is the row before it
+    gradient_row_wrong,      // one row of dQ is the previous row
     delta_missing_in_tile,   // dS = P dP in one tile of queries
     delta_of_rounded_o,      // dO . O with O as it is stored, where V has a mean
     last_queries_missing,    // dK and dV without the last tile of queries

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The judge on trial: bugs of kinds that attention kernels really had, planted in a kernel that is right without them,
-// one by one and in each dtype. docs/decisions/judging-draws.md says which of them an earlier judge let pass.
+// Tests of the judge: bugs that attention kernels had, planted in a right kernel one by one and in each dtype.
+// docs/decisions/judging-draws.md says which of them an earlier judge let pass.
 #include "kernels/planted_bugs.hpp"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 struct Planted {
     Bug bug;
     const char* name;
-    /// Makes the case out of a plain one of 4 heads on 2, 192 x 180, head_dim 24; nothing: as it is.
+    /// Changes a plain case of 4 heads on 2, 192 x 180, head_dim 24 into the one that shows the bug.
     void (*prepare)(Attention&) = [](Attention&) {};
 };
 void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
@@ -81,7 +81,7 @@ constexpr Planted kBackward[] = {
     {Bug::transposed_weights_cut, "transposed_weights_cut"},
 };
 
-/// 180 keys: their last tile is a partial one.
+/// The case of a bug. It has 180 keys, so the last tile of keys is partial.
 Attention prepared(const Planted& planted, DType dtype) {
     Attention a(make_problem(1, 192, 180, 4, 2, 24, dtype));
     planted.prepare(a);

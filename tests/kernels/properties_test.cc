@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What must hold bit for bit, for every kernel: the same row gives the same bits however the call around it looks.
+// A row has the same bits whatever the call around it looks like, for every kernel.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -49,7 +49,7 @@ void require(bool holds, const KernelInfo& kernel, const Problem& problem) {
     if (!holds) RC_FAIL(kernel.name + ": " + problem.describe());
 }
 
-/// Both setups on every kernel of both passes: the same bits.
+/// Expects the same bits of both setups, on every kernel of both passes.
 void expect_same_bits(Attention a, Attention b, const Run& how_a = {}, const Run& how_b = {}) {
     a.prepare_backward();
     b.prepare_backward();
@@ -63,7 +63,7 @@ void expect_same_bits(Attention a, Attention b, const Run& how_a = {}, const Run
 
 DType draw_dtype() { return *rc::gen::element(DType::fp32, DType::bf16, DType::fp16); }
 
-/// Any, or one that something is compiled for: fa3 takes those alone.
+/// Draws any head_dim, or a compiled one: fa3 takes those only.
 std::int64_t draw_head_dim() {
     if (*rc::gen::arbitrary<bool>()) return *rc::gen::inRange<std::int64_t>(1, 80);
     return *rc::gen::element<std::int64_t>(64, 72, 96, 128, 192, 256);
@@ -246,7 +246,7 @@ RC_GTEST_PROP(Properties, grouped_heads_are_repeated_heads, ()) {
     });
 }
 
-/// One query at a time (decode) gives the bits that the same row has among all others (prefill).
+/// A query alone (decode) gives the bits that its row has among all others (prefill).
 RC_GTEST_PROP(Properties, decode_row_is_prefill_row, ()) {
     Problem prefill = draw_problem(draw_dtype());
     prefill.batch = 1;
@@ -275,7 +275,7 @@ RC_GTEST_PROP(Properties, decode_row_is_prefill_row, ()) {
     });
 }
 
-/// Strides say where, never what.
+/// Strides change no bit of a result.
 RC_GTEST_PROP(Properties, layout_changes_nothing, ()) {
     Problem p = draw_problem(draw_dtype());
     p.batch = 1;
@@ -309,7 +309,7 @@ RC_GTEST_PROP(Properties, layout_changes_nothing, ()) {
     }
 }
 
-/// Tiles so small that the squares of the fa2 backward's rounds have several of them.
+/// Tiles are so small that the squares of the fa2 backward's rounds have several of them.
 TEST(Properties, squares_of_many_tiles_change_nothing) {
     const Mask masks[] = {{}, {.causal = Causal::bottom_right}, {.window_left = 200, .window_right = 100}};
     for (const auto& [len_q, len_kv] : {std::pair{1100, 1100}, std::pair{1100, 730}, std::pair{650, 1333}}) {

@@ -26,7 +26,7 @@ inline void shift(Tensor& t, double mean, double deviation = 1) {
     change(t, [&](double x) { return mean + deviation * x; });
 }
 
-/// Each row less its mean, as a gradient that came through a normalisation is.
+/// Subtracts its mean from each row. A gradient that came through a normalisation is like that.
 inline void remove_row_means(Tensor& t, std::int64_t columns) {
     double* row = nullptr;
     Packed copy = packed_copy(t.view);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A row of O and LSE has the same bits in a full prefill, in chunks, alone, in any batch and on any number of threads:
-// the kernels of the CPU and the reference. Those of CUDA: cuda_row_bits_test.cc.
+// A row of O and LSE has the same bits in a full prefill, in chunks, alone, in any batch and on any number of threads,
+// for CPU kernels and the reference. cuda_row_bits_test.cc tests CUDA kernels.
 #include "kernels/row_bits.hpp"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ struct Call {
 };
 void PrintTo(const Call& call, std::ostream* out) { *out << call.problem().describe(); }
 
-/// Lengths of several tiles of keys and of queries, and no multiple of any.
+/// Lengths that are several tiles of keys and of queries, and no multiple of any.
 const Call kCalls[] = {
     {"fp32", 333, 2, 2, 64, DType::fp32},
     {"fp32_grouped", 333, 4, 1, 40, DType::fp32},
@@ -57,7 +57,7 @@ class RowBits : public testing::TestWithParam<Call> {
     }
 
  private:
-    /// The reference takes its time.
+    /// Is the call small enough for the reference, which is slow?
     static bool is_small(const Attention& whole) {
         return whole.q.view.size() <= std::int64_t{333} * 2 * 64 && whole.problem.len_kv < 1000;
     }
@@ -80,7 +80,7 @@ TEST_P(RowBits, parts_have_them_among_other_members_and_on_more_threads) {
     });
 }
 
-/// Without a mask a row keeps its keys, so any of its neighbours among the queries may go.
+/// Without a mask a row sees the same keys if any neighbouring queries are left out.
 TEST_P(RowBits, queries_without_a_mask_have_the_same_bits_alone) {
     Problem p = GetParam().problem();
     p.mask = {};
@@ -96,7 +96,7 @@ TEST_P(RowBits, queries_without_a_mask_have_the_same_bits_alone) {
     });
 }
 
-/// What the comparison would miss, the tests above would miss: other tiles of keys give a row other last bits.
+/// Other tiles of keys give a row other last bits. If the comparison missed that, the tests above would miss it, too.
 TEST(RowBitsOfTiles, are_those_of_one_order_of_the_keys) {
     Attention whole(kCalls[0].problem());
     for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
@@ -109,7 +109,7 @@ TEST(RowBitsOfTiles, are_those_of_one_order_of_the_keys) {
     });
 }
 
-/// The promise is one kernel's; so the choice must not change with the number of queries either.
+/// The promise holds within one kernel, so the choice of the kernel must not depend on the number of queries.
 TEST_P(RowBits, plan_takes_the_same_kernel_for_every_part) {
     const Attention whole(GetParam().problem());
     const Plan chosen = plan(whole.problem, {.backend = Backend::cpu});

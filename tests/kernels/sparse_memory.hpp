@@ -10,8 +10,8 @@
 
 namespace tessera::check {
 
-/// Address space without memory behind it until it is touched: for tensors whose offsets pass 2^32 elements. What was
-/// never written reads as 0, so that a wrapped offset shows as a wrong result.
+/// Address space that gets memory only when it is touched, for tensors whose offsets pass 2^32 elements. Elements that
+/// were never written read as 0, so a wrapped offset shows as a wrong result.
 class SparseMemory {
  public:
     explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {

@@ -16,7 +16,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 const double kNan = std::nan("");
 constexpr double kPoisons[] = {std::numeric_limits<double>::quiet_NaN(), kInfinity, -kInfinity};
 
-/// Over every type of storage and every head_dim that something is compiled for.
+/// Runs over every dtype and every compiled head_dim.
 class SpecialValues : public testing::TestWithParam<Storage> {};
 INSTANTIATE_TEST_SUITE_P(Types, SpecialValues, testing::ValuesIn(storages()), name_of_storage);
 
@@ -97,7 +97,7 @@ TEST_P(SpecialValues, nan_in_the_output_gradient) {
     expect_backward_right(b);
 }
 
-/// What no query sees changes no bit, whatever it holds.
+/// Keys and values that no query sees change no bit, whatever they hold.
 TEST_P(SpecialValues, poison_out_of_sight_changes_nothing) {
     for (const std::int64_t hidden : {1, 30, 200}) {
         Attention clean(with_hidden_keys(GetParam(), hidden));
@@ -125,7 +125,7 @@ TEST_P(SpecialValues, poison_out_of_sight_changes_nothing) {
     }
 }
 
-/// Poison that some queries see: the others do not change by a bit, wherever the key lies in its tile.
+/// If some queries see poison, no bit of the others changes, wherever the key lies in its tile.
 TEST_P(SpecialValues, poison_stays_in_the_rows_that_see_it) {
     constexpr Mask kMasks[] = {{.causal = Causal::bottom_right, .window_left = 40}, {.causal = Causal::top_left}};
     for (const Mask& mask : kMasks) {
@@ -156,7 +156,7 @@ TEST_P(SpecialValues, poison_stays_in_the_rows_that_see_it) {
     }
 }
 
-/// The same for gradients: those of queries that do not see the key.
+/// If some queries see poison, no bit of the other queries' gradients changes.
 TEST(SpecialValuesOnce, poison_stays_in_the_gradients_that_see_it) {
     Problem p = make_problem(1, 130, 130, 1, 1, 24);
     p.mask = {.causal = Causal::bottom_right, .window_left = 40};
@@ -231,8 +231,8 @@ TEST(SpecialValuesOnce, lse_gradients_of_rows_of_minus_infinity) {
     }
 }
 
-/// A key of the short sequence is no number: only the rows of a bias for all sequences that this sequence has are none
-/// either. Summed over queries or keys, a key of weight 0 adds 0.
+/// A key of the short sequence is NaN. The bias serves all sequences: its gradient is NaN only in the rows that this
+/// sequence has. Summed over queries or keys, a key of weight 0 adds 0.
 TEST(SpecialValuesOnce, bias_gradients_of_rows_that_only_others_have) {
     for (const DType dtype : kStorageTypes) {
         for (const double poison : kPoisons) {
@@ -282,7 +282,7 @@ TEST_P(SpecialValues, lowest_finite_bias) {
     }
 }
 
-/// Finite in, finite out, whatever the sign and size of logits that fp32 can hold.
+/// Finite inputs give finite outputs, whatever the sign and size of logits that fp32 can hold.
 TEST_P(SpecialValues, huge_finite_logits) {
     const double most = GetParam().dtype == DType::fp16 ? 6e4 : 1e38;
     for (const double size : {1e3, 6e4, 1e10, 1e30, 1e38}) {
@@ -344,9 +344,9 @@ TEST_P(SpecialValues, repeated_huge_maxima) {
     }
 }
 
-/// Products that are all alike round to the same side: the error of their sum must not grow with head_dim. (On the CPU.
-/// Gradients take their P from the reference's LSE, which rounds in another way, and have room for that in 16 bits
-/// only.)
+/// Equal products round to the same side, but the error of their sum must not grow with head_dim. (This runs on the
+/// CPU. Gradients take P from the reference's LSE, which rounds differently, and only the tolerance of 16 bits covers
+/// that.)
 TEST(SpecialValuesOnce, inputs_that_are_all_alike) {
     for (const DType dtype : kStorageTypes) {
         for (const std::int64_t head_dim : {96, 128, 192, 216, 256}) {

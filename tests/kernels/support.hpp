@@ -69,7 +69,7 @@ struct Tensor {
     }
 };
 
-/// Did a kernel run a call? If not, because its device is not here, or because it refused it, and why.
+/// Did a kernel run a call? If not, its device is not here, or it refused the call for a reason.
 struct Ran {
     bool ran = false;
     bool no_device = false;
@@ -77,7 +77,7 @@ struct Ran {
     operator bool() const { return ran; }
 };
 
-/// How often each kernel was asked by an Attention, and ran; said at the end, and written to the results of the tests.
+/// How often each kernel was asked by an Attention, and ran. Printed at the end, and written to the test results.
 struct Asked {
     int ran = 0;
     int refused = 0;
@@ -124,8 +124,8 @@ inline Tensor cu_seqlens(const std::vector<std::int64_t>& lengths) {
     return result;
 }
 
-/// A kernel that refuses what it has to take fails the test: it must not leave it unnoticed. A caller's tile is another
-/// matter, since kernels of a GPU are compiled for one.
+/// Fails the test if a kernel refuses a Problem that it has to take. With a caller's tile any refusal is allowed, since
+/// kernels of a GPU are compiled for one tile.
 inline void expect_refusal(const Ran& refused, const Problem& problem, const KernelInfo& kernel, const Run& run) {
     const std::string expected = expected_refusal(kernel, problem);
     if (refused.no_device || (run.tile && kernel.backend == Backend::cuda)) return;
@@ -167,7 +167,7 @@ struct Attention {
     [[nodiscard]] Ran forward(const KernelInfo& kernel, const Run& run = {});
     [[nodiscard]] Ran backward(const KernelInfo& kernel, const Run& run = {});
 
-    /// From now on the residual of O is kept. Until a forward has written it, it holds that of no O.
+    /// Keeps the residual of O in later calls. Until a forward has written it, it belongs to no O.
     void keep_residual();
 
     /// Fills in o and lse for a backward, by the reference: a wrong forward is not the backward's fault.
@@ -337,7 +337,7 @@ inline void expect_forward_right(Attention& a, const std::optional<Backend>& onl
     });
 }
 
-/// The same for the backward.
+/// Runs the backward on every kernel and compares with the reference, NaN for NaN.
 inline void expect_backward_right(Attention& a) {
     a.prepare_backward();
     for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
@@ -357,7 +357,7 @@ struct Dims {
     std::int64_t qk, v;
 };
 
-/// A type of storage and head dims. Every compiled head_dim in 16 bits, and a padded one; fp32 once.
+/// A dtype and its head_dims: every compiled head_dim in 16 bits, and a padded one; fp32 once.
 struct Storage {
     DType dtype;
     Dims dims;

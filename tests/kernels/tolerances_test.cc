@@ -45,7 +45,7 @@ TEST(Tolerances, are_those_of_the_document) {
     }
 }
 
-/// The text above the table uses its names, and each of them: a number that stands in the text alone could drift.
+/// The text above the table uses each name of the table. A number in the text alone could drift from the code.
 TEST(Tolerances, each_is_used_by_the_rules) {
     std::ifstream page(TESSERA_SOURCE_DIR "/docs/numerics.md");
     const std::string text((std::istreambuf_iterator<char>(page)), {});

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FlashAttention (Dao et al., 2022), algorithm 4: a CTA owns a (batch, kv head) and goes over its key blocks, and for
-// each over the query tiles that see it. dK and dV stay in registers, dQ is read from and written to memory in each
-// step. The mainloop is one of fa2's (cuda/gradient).
+// FlashAttention (Dao et al., 2022), algorithm 4: a CTA owns a (batch, kv head). It goes over the key blocks, and for
+// each block over the query tiles that see it. dK and dV stay in registers, dQ is read from and written to memory in
+// each step. The mainloop is one of fa2's (cuda/gradient).
 #pragma once
 
 #include <new>

@@ -75,7 +75,7 @@ struct Head {
 
     /// Copies a block of K and V. All threads of the CTA take part.
     __device__ __forceinline__ void load_kv(int first_key) const {
-        __syncthreads();                                                // all threads are done with the block before
+        __syncthreads();                                                // all threads are done with the previous block
         const int thread = ptx::opaque(static_cast<int>(threadIdx.x));  // so that no address is kept in a register
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.k(), k(), first_key, thread);
         load<kConfig.block_kv, kHeadDim, kConfig.threads()>(shared.v(), v(), first_key, thread);
@@ -154,14 +154,14 @@ struct Head {
             const int unit = round * kConfig.units_at_once();
             const bool last = round + 1 == kConfig.rounds();
             if (!last) old[round + 1].read(stored, unit + kConfig.units_at_once());
-            shared.sync();  // all warps have sent, and are done with Q
+            shared.sync();  // all warps have sent their sums, and are done with Q
             if (round == 0) {
                 if (next < end) fetch(first_key, next);
                 combine_rows(combination, rows, stored);
             }
             parts.combine(shared, unit, old[round], rows, stored);
             if (last) break;
-            shared.sync();  // all warps have received
+            shared.sync();  // all warps have received theirs
             parts.send(shared, unit + kConfig.units_at_once());
         }
     }

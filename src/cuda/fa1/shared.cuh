@@ -31,8 +31,8 @@ struct Shared {
                                          kConfig.units_at_once() * kConfig.unit_bytes())[of * kConfig.block_q() + row];
     }
 
-    /// A float4 of O on its way from warp to warp: unit `unit` of those that are exchanged at once, tile `tile` of the
-    /// two that warp `to` owns, from its partner at `distance`. It goes to the thread of the same lane.
+    /// A float4 of O that a warp sends to warp `to`, the partner at `distance`, for the thread of the same lane. It
+    /// belongs to unit `unit` of those exchanged at once, and to tile `tile` of the two that `to` owns in it.
     __device__ __forceinline__ float4& part(int unit, int to, int distance, int tile) const {
         const int slot = ((unit * kWarps + to) * (kWarps - 1) + distance - 1) * 2 + tile;
         return reinterpret_cast<float4*>(parts())[slot * 32 + lane];

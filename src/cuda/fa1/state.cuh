@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// m and l: of a warp over its own keys, of all warps over the key block, and of a query over all blocks so far.
+// m and l, at three levels: a warp's own keys, the key block of all warps, and a query's blocks so far.
 #pragma once
 
 #include "cuda/fa1/host/config.h"

@@ -23,7 +23,7 @@ struct Work {
           sequence(sequence_of(launch.params, batch)),
           band(launch.params.mask.bind(sequence.len_q, sequence.len_kv)) {
         const bool ragged = launch.params.cu_seqlens_q != nullptr;
-        const std::int64_t before =  // one tile more per sequence, since each may begin inside of a tile
+        const std::int64_t before =  // one more tile per sequence, since each may begin inside a tile
             ragged ? sequence.first_q / block_q + batch
                    : std::int64_t{batch} * ((launch.params.len_q + block_q - 1) / block_q);
         first_tile = head * launch.tiles + before;

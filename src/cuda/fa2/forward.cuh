@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FlashAttention-2 (Dao, 2023), algorithm 1: a CTA owns a query tile and goes over the key tiles that it sees. O, the
-// maximum m and the sum l stay in registers until the end. The next tile of K and V is copied while the GEMMs of this
-// one run.
+// maximum m and the sum l stay in registers until the end. The next tile of K and V is copied while this tile's GEMMs
+// run.
 #pragma once
 
 #include <new>
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     forward_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(128) char memory[];
-    // The work lies in shared memory: it is needed between two tiles only, and registers are few.
+    // The work lies in shared memory, since registers are few and only the code between two tiles needs it.
     __shared__ alignas(Work) char work_memory[sizeof(Work)];
     Work& work = *reinterpret_cast<Work*>(work_memory);
     if (threadIdx.x == 0) new (work_memory) Work(launch, blockIdx.x, kConfig.block_q(), kConfig.block_kv, sizeof(T));
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     Accumulators<T, kConfig> out(memory);
     for (;;) {
         mainloop.run(out);
-        // Inf and NaN of hidden V are rare: the work is done again without them only where they have come through.
+        // Inf and NaN in hidden V are rare. Only if they reached O is the work done again without them.
         if (work.sanitizes || work.tiles.all_full() || !__syncthreads_or(out.has_nonfinite())) break;
         if (threadIdx.x == 0) work.sanitizes = true;
         out.clear();

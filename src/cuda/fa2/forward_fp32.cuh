@@ -86,8 +86,8 @@ struct MainloopFp32 {
 
     __device__ __forceinline__ int query(int i) const { return work.q_begin + row + 16 * i; }
 
-    /// S = Q K^T as a sum of sums over kDims dims. A plain sum over 96 dims and more is off by more than the LSE may be
-    /// where all products are equal: every rounding goes the same way.
+    /// S = Q K^T as a sum of sums over kDims dims. If all products are equal, every rounding goes the same way, and a
+    /// plain sum over 96 dims and more is off by more than the LSE may be.
     __device__ void multiply_qk(Scores& s) const {
         constexpr int kDims = Layout::kHeadDim > 128 ? 8 : 4;
 #pragma unroll
@@ -228,8 +228,8 @@ struct MainloopFp32 {
         return *reinterpret_cast<const float4*>(from);
     }
 
-    /// Takes the exponent offset off O. A result that overflows by rounding alone becomes the largest float, as for V
-    /// that is the largest float everywhere and P that sums to a bit over 1.
+    /// Takes the exponent offset off O. A result that overflows by rounding alone becomes the largest float. (That
+    /// happens if all of V is the largest float and P sums to slightly over 1.)
     __device__ static float without_exponent_offset(float x) {
         constexpr float kRounding = 0x1p-16F;
         constexpr float kMost = FLT_MAX / kExponentOffsetFactor<float>;
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(LayoutFp32<Shape::kConfig>::kThreads)
         const int number = work.tiles.begin + i;
         const int first_key = number * Layout::kBlock;
         typename MainloopFp32<Layout>::Scores s;
-        __syncthreads();  // all threads are done with V of the tile before
+        __syncthreads();  // all threads are done with V of the previous tile
         load_fp32<Layout>(mainloop.tile.kv, work.k, p.k, first_key, work.sequence.len_kv, p.head_dim);
         __syncthreads();
         mainloop.multiply_qk(s);

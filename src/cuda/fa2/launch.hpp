@@ -14,7 +14,7 @@ struct Launch {
     std::int64_t blocks = 0;  ///< CTAs: query tiles of all heads
     int q_blocks = 0;         ///< query tiles of one head; ragged: of all sequences
     int heads_together =
-        1;  ///< (batch, head) pairs, ragged: heads, whose tiles are interleaved: their K and V stay in L2
+        1;  ///< (batch, head) pairs (ragged: heads) with interleaved tiles, so that their K and V stay in L2
     bool vector_q = false;  ///< rows are read 16 bytes at a time: addresses, strides and head_dim allow it
     bool vector_k = false;
     bool vector_v = false;

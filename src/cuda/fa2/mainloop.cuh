@@ -42,13 +42,13 @@ struct Mainloop {
         return static_cast<int>(static_cast<unsigned>(index) % kConfig.stages);
     }
 
-    /// Waits until the copies of all threads have arrived, and all threads are done with the tile before.
+    /// Waits until the copies of all threads have arrived, and all threads are done with the previous tile.
     __device__ static __forceinline__ void wait_for_tile() {
         ptx::cp_async_wait<0>();
         __syncthreads();
     }
 
-    /// One key tile of any kind.
+    /// Runs one key tile, with or without a mask.
     __device__ __forceinline__ void step(int index, Out& out) {
         const int stage = stage_of(index);
         const bool more = index + 1 < work.tiles.count();
@@ -75,9 +75,9 @@ struct Mainloop {
         if (visible) exponentiate_and_multiply(s, first_key(index), stage, rescaling, out, NothingBetween());
     }
 
-    /// Tiles from `index` to full_run.end, without a mask. The copies stand between the mma: with two stages those of
-    /// the next K and V in Q K^T; with one stage those of V in Q K^T, and of the next K in P V. Returns the first tile
-    /// that is left.
+    /// Runs tiles from `index` to full_run.end, without a mask. Copies are issued between the mma: with two stages the
+    /// next K and V during Q K^T; with one stage V during Q K^T, and the next K during P V. Returns the first tile that
+    /// is left.
     __device__ __forceinline__ int run_full(int index, Out& out) {
 #pragma unroll 1
         for (; index < work.full_run.end; ++index) {
@@ -188,7 +188,7 @@ struct Mainloop {
         }
     }
 
-    /// Turns S into P, and O += P V. The exponentials of a step of 16 keys overlap with the mma of the step before.
+    /// Turns S into P, and O += P V. The exponentials of a step of 16 keys overlap with the mma of the previous step.
     /// `between`(i) is called before columns 8 * i ... of P.
     template <class Between>
     __device__ __forceinline__ void exponentiate_and_multiply(Scores& s, int first_key, int stage,

@@ -40,7 +40,8 @@ struct Work {
     bool sanitizes = false;  // the second run: Inf and NaN of V are replaced by 0 in tiles that are not full
 
     /// `index`: of the CTA, under 2^31. Query tiles start from the last, since those are the longest under a causal
-    /// mask. Of `heads_together` heads a tile of each starts before the next tile; heads of one kv head are neighbours.
+    /// mask. A tile of each of `heads_together` heads starts before their next one; heads of one kv head are
+    /// neighbours.
     __device__ Work(const Launch& launch, unsigned index, int block_q, int block_kv, int element_bytes) {
         const ForwardParams& p = launch.params;
         const auto heads_q = static_cast<unsigned>(p.heads_q);

@@ -17,8 +17,8 @@
 namespace tessera::cuda::gradient {
 
 /// Row data of kBlockQ queries, from the delta kernels. An ordinary row has norm 0, and
-/// P = exp2(scale * log2(e) * (Q K^T) - offset). A row with |LSE| over 256 has P = exp2((S - max) * log2(e)) * norm, S
-/// and max in units of the natural logarithm. A row without keys has offset +inf and 0 elsewhere.
+/// P = exp2(scale * log2(e) * (Q K^T) - offset). A row with |LSE| over 256 has P = exp2((S - max) * log2(e)) * norm,
+/// with S and max in units of the natural logarithm. A row without keys has offset +inf, and its other members are 0.
 struct RowTile {
     float offset[kBlockQ];
     float delta[kBlockQ];  // sum of P dP, minus dLSE
@@ -37,7 +37,7 @@ struct Counts {
         : block_kv(keys_of_block),
           q_tiles(static_cast<int>((p.len_q + kBlockQ - 1) / kBlockQ)),
           key_blocks(static_cast<int>((p.len_kv + keys_of_block - 1) / keys_of_block)),
-          // A ragged sequence may begin inside of a tile, which then counts once more: one tile more per sequence.
+          // A ragged sequence may begin inside a tile, which then counts twice: one more tile per sequence.
           tiles_of_head(p.ragged ? p.total_q / kBlockQ + 1 + p.batch : p.batch * q_tiles) {}
 };
 
@@ -118,8 +118,8 @@ struct Launch {
     bool vector_residual = false;  // O, its residual and dO are read eight elements at a time
     int segments = 1;              // of a head's key blocks (host/dq_order.hpp)
     PartialSums partial;           // of the splits of a group's heads
-    // They decode the number of a CTA without divisions: key blocks of a segment; splits of all heads; splits of a
-    // head; kv heads.
+    // Dividers to decode the number of a CTA: by the key blocks of a segment; the splits of all heads; the splits of a
+    // head; the kv heads.
     Divider block_divider, segment_divider, split_divider, kv_head_divider;
 
     TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }

@@ -112,7 +112,7 @@ void start_dkdv_reduce(const Problem& p, const Launch& launch, cudaStream_t stre
     check(start(sums, stream), "dK and dV of split heads");
 }
 
-/// Starts the kernels that run after it, but for dkdv_reduce_kernel.
+/// Starts the kernels that run after the main kernel, except dkdv_reduce_kernel.
 void start_after(const Problem& p, const Launch& launch, const Extents& extents, cudaStream_t stream) {
     if (launch.q_tiles > 0 && p.batch > 0 && p.heads_q > 0) {
         const int dim = extents.head_dim;

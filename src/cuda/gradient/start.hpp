@@ -41,7 +41,7 @@ cudaError_t start_dq_fp32(const Launch& launch, cudaStream_t stream);
 template <class Shape>
 cudaError_t start_bias_fp32(const Launch& launch, cudaStream_t stream);
 
-/// What the host has to know about a compiled shape of the main kernel.
+/// The properties of a compiled shape of the main kernel that the host needs.
 struct Extents {
     int head_dim;
     int block_kv;
@@ -50,8 +50,8 @@ struct Extents {
     bool splits_heads = false;  ///< a group's query heads may be split over CTAs (HeadSplit)
 };
 
-/// True if delta comes from O and its residual when that is given. In fp32 O has no residual; with dropout dS of a row
-/// that sees one key is 0 only if delta is the sum of P dP.
+/// True if delta comes from O and its residual when the residual is given. In fp32 O has no residual. With dropout, dS
+/// of a row that sees one key is 0 only if delta is the sum of P dP.
 bool uses_o_residual(const Problem& problem);
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents);

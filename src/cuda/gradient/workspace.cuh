@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where kernels find things in the workspace (launch.hpp).
+// The layout of the workspace (launch.hpp), as kernels address it.
 #pragma once
 
 #include "cuda/gradient/launch.hpp"

@@ -16,7 +16,7 @@ struct Band32 {
     Band32() = default;
     TESSERA_HOST_DEVICE constexpr Band32(int lowest, int highest, int last)
         : low(lowest), high(highest), last_key(last) {}
-    /// Bounds beyond all queries and keys are clamped, so that sums of them with an index fit.
+    /// Clamps bounds beyond all queries and keys, so that their sums with an index fit.
     TESSERA_HOST_DEVICE explicit constexpr Band32(const Band& band)
         : low(static_cast<int>(larger(band.low, -band.len_q))),
           high(static_cast<int>(smaller(band.high, band.len_kv))),

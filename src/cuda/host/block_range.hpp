@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which blocks of keys a tile of queries needs. Plain C++, for every kernel with a tile of queries in its outer loop.
+// The key blocks that a query tile needs. Plain C++, for every kernel whose outer loop is over query tiles.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace tessera::cuda {
 
 /// Blocks [begin, end) of a sequence's keys, some of which need no mask code. All other blocks are skipped: under a
-/// causal mask, those past the tile's last query. A block is full when the tile's last query sees its first key and the
-/// first query its last key.
+/// causal mask, those past the tile's last query. A block is full if the tile's last query sees the block's first key
+/// and the tile's first query sees its last key.
 struct BlockRange {
     int begin = 0;
     int end = 0;

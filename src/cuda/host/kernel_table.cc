@@ -49,7 +49,7 @@ std::int64_t tiles_of(std::int64_t batch, std::int64_t heads, std::int64_t len, 
     return saturating_product(saturating_product(batch, heads), (len + block - 1) / block);
 }
 
-/// `counted`: the name of what the kernel has `count` of, "tiles".
+/// Refuses kMaxIndex rows and more, and such a `count` of `counted`, such as "tiles".
 Refusal refuse_counts(const Problem& p, const char* counted, std::int64_t count) {
     if (longest_of(p) < kMaxIndex && count < kMaxIndex) return std::nullopt;
     return fmt::format("counts rows and {} up to {}, got {} and {}", counted, kMaxIndex, longest_of(p), count);

@@ -49,7 +49,7 @@ std::optional<std::string> refusal(const KernelEntry& entry, const Problem& prob
 std::optional<std::string> refusal(Schedule schedule, Pass pass, const Problem& problem,
                                    const std::optional<Tile>& tile, const Limits& limits);
 
-/// Kernels count rows, heads and sequences in 32 bits. Why a Problem's sizes don't fit, or nothing.
+/// Why a Problem's sizes are too large, or nothing. Kernels count rows, heads and sequences in 32 bits.
 std::optional<std::string> refuse_sizes(const Problem& problem);
 
 }  // namespace tessera::cuda

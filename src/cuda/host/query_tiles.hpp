@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many tiles of queries a call has, and which sequence of a varlen call a tile belongs to. Plain C++.
+// The number of query tiles of a call, and the sequence of a varlen call to which a tile belongs. Plain C++.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace tessera::cuda {
 
-/// Tiles of `block_q` queries of one head. A varlen call counts the tiles of all its sequences: as many as total_q rows
-/// can need, whatever the bound on their lengths.
+/// Tiles of `block_q` queries of one head. A varlen call counts the tiles of all its sequences: the most that total_q
+/// rows can need, whatever the bound on the lengths.
 inline std::int64_t query_tiles(const Problem& p, std::int64_t block_q) {
     return p.ragged ? p.total_q / block_q + p.batch : (p.len_q + block_q - 1) / block_q;
 }
 
-/// How many times query_tiles() a call has: its heads, times its sequences if it is dense. Saturates.
+/// The factor of query_tiles() in a call's tiles: its heads, times its sequences if it is dense. Saturates.
 inline std::int64_t query_heads(const Problem& p) {
     return p.ragged ? p.heads_q : saturating_product(p.batch, p.heads_q);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which score modifications a Problem has; they decide a kernel's compiled shape. Plain C++, which the cost model calls
+// The score modifications of a Problem, which decide a kernel's compiled shape. Plain C++, which the cost model calls
 // too.
 #pragma once
 

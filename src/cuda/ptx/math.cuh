@@ -11,7 +11,7 @@
 
 namespace tessera::cuda::ptx {
 
-/// No instruction: returns the value, about which the compiler then knows nothing.
+/// No instruction: returns the value, and hides from the compiler what it is.
 __device__ __forceinline__ int opaque(int value) {
     asm volatile("" : "+r"(value));
     return value;

@@ -20,7 +20,8 @@ std::string memory_text(const cudaPointerAttributes& memory) {
     return "host memory";
 }
 
-/// On other memory a kernel would fault, and with it every later CUDA call of the process.
+/// Expects memory of the device. On other memory a kernel would fault, and so would every later CUDA call of the
+/// process.
 void expect_device_memory(const char* name, const void* data, const Device& device) {
     cudaPointerAttributes memory{};
     check(cudaPointerGetAttributes(&memory, data), "attributes of an address");

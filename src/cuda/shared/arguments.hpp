@@ -22,7 +22,7 @@ bool takes_vectors(const Rows& rows, int dim);
 /// Can rows of `dim` bytes be read and written 8 bytes at a time?
 bool takes_byte_vectors(const Rows& rows, int dim);
 
-/// How many heads, of all sequences or of a varlen call, alternate in the order of the tiles. Causal tiles differ in
+/// The number of heads, of all sequences or of a varlen call, that alternate in the tile order. Causal tiles differ in
 /// length, so the longest of several heads go first: as many heads as have K and V in `l2_share` bytes of the L2.
 /// Without a diagonal, one head follows the other. Results don't depend on it.
 int heads_together(const Problem& problem, std::int64_t l2_share);

@@ -9,8 +9,8 @@
 
 namespace tessera::cuda {
 
-/// When a grid starts: behind the previous grid of the stream, or beside it (programmatic dependent launch). A grid
-/// that starts beside another waits for its writes by griddepcontrol.wait.
+/// When a grid starts: after the previous grid of the stream, or beside it (programmatic dependent launch). A grid that
+/// starts beside another waits for the other's writes by griddepcontrol.wait.
 enum class Start { behind, beside };
 
 /// Starts `kernel` on `blocks` thread blocks with `shared_bytes` of dynamic shared memory, which may exceed the default

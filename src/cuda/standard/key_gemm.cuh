@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dV = P^T dO and dK = dS^T Q. A CTA owns a key block of one kv head and goes over the queries that see its keys, 64 at
-// once, for one query head of the group after the other. The sums stay in registers and have a fixed order.
+// dV = P^T dO and dK = dS^T Q. A CTA owns a key block of one kv head. For each query head of the group it goes over the
+// queries that see its keys, 64 at once. The sums stay in registers and have a fixed order.
 #pragma once
 
 #include "cuda/gradient/main/key_scale.cuh"
@@ -160,7 +160,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[kConfig.row_tiles][k
     }
 }
 
-/// The same from dS in fp32, in fp16: dS is multiplied by the scale of its key before it is rounded.
+/// multiply_step() for fp16, from dS in fp32: dS is multiplied by the scale of its key before it is rounded.
 template <class T, Config kConfig>
 __device__ __forceinline__ void multiply_exact(float (&sums)[kConfig.row_tiles][kConfig.head_dim / 8][4],
                                                gradient::KeyScale<T, kConfig.row_tiles>& scales,
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     bool replaced = false;  // Inf or NaN in dO or Q were replaced by 0
     for (int index = 0; index < work.count(); ++index) {
         ptx::cp_async_wait<kConfig.value_stages() - 2>();
-        __syncthreads();  // all threads have this step, and are done with the one before
+        __syncthreads();  // all threads have this step, and are done with the previous one
         inputs.load_step(index + kConfig.value_stages() - 1);
         const int query = work.first_query(index);
         if (!band.full(query, query + kStepQueries, work.first_key, work.first_key + kKeysOfBlock)) {

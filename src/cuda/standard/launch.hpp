@@ -37,7 +37,7 @@ struct KeyGemmLaunch {
     Rows rows;       // [batch, len_q, heads_q, dim]: dO or Q
     Rows to;         // [batch, len_kv, heads_kv, dim]: dV or dK
     int dim = 0;
-    int key_blocks = 0;            ///< key blocks of one head
+    int key_blocks = 0;            ///< of one head
     float factor = 1;              ///< of the sums
     const float* exact = nullptr;  // [heads_q, rows, pitch] the matrix in fp32; null: in 16 bits, as `forward` has it
     bool vector_rows = false;      ///< read 16 bytes at a time

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The row kernel of the backward: a row of S becomes P, a row of dP becomes dS = P (dP - delta), both in 16 bits over
-// the first half of what they were made of. A CTA has one row; a thread has four keys in every 512, as in the forward's
-// softmax. delta is the sum of P dP in fp32: O in 16 bits is rounded too much for dO . O
+// The row kernel of the backward: a row of S becomes P, a row of dP becomes dS = P (dP - delta). Both are in 16 bits
+// and overwrite the first half of the row of S or dP. A CTA has one row; a thread has four keys in every 512, as in the
+// forward's softmax. delta is the sum of P dP in fp32, since O in 16 bits is rounded too much for dO . O
 // (docs/decisions/delta-of-rounded-output.md).
 #pragma once
 
@@ -112,7 +112,7 @@ __device__ __forceinline__ RowSums sums_of(const GradientRow<T>& row, float m) {
     return sums;
 }
 
-/// Numbers of a row that P and dS depend on.
+/// The numbers of a row on which P and dS depend.
 struct RowFactors {
     float m;
     float norm;  // 1 / l
@@ -147,7 +147,7 @@ __device__ __forceinline__ void write_row(const GradientRow<T>& row, const RowFa
                     make_float4(before_softcap[0], before_softcap[1], before_softcap[2], before_softcap[3]);
             }
         }
-        if (!row.qk.is_cached(key)) __syncthreads();  // all threads have read what is written over
+        if (!row.qk.is_cached(key)) __syncthreads();  // all threads have read the elements that are overwritten
         if (!exists) return;
         *reinterpret_cast<uint2*>(p_row + key) = {ptx::pack<T>(p[0], p[1]), ptx::pack<T>(p[2], p[3])};
         *reinterpret_cast<uint2*>(ds_row + key) = {ptx::pack<T>(ds[0] * f.scale, ds[1] * f.scale),

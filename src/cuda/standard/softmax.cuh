@@ -3,8 +3,8 @@
 // The second kernel: rows of S become rows of P, in place, and the LSE. A CTA has one row; a thread has four keys in
 // every 512, whatever the mask, so that the bits of a row do not depend on its place in the call.
 //
-// P is exp(S - m), not yet divided by its sum l: the third kernel divides O. So a row is read once, and small elements
-// of long rows do not underflow in fp16.
+// P is exp(S - m), not yet divided by its sum l: the third kernel divides O. A row is therefore read once, and small
+// elements of long rows do not underflow in fp16.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -92,7 +92,7 @@ __device__ __forceinline__ float exponentiate(const ForwardParams& params, const
             }
             if (params.drops()) drop(p, params, head, query, key);
         }
-        if (!row.is_cached(key)) __syncthreads();  // all threads have read what is written over
+        if (!row.is_cached(key)) __syncthreads();  // all threads have read the elements that are overwritten
         if (exists) *reinterpret_cast<uint2*>(p_row + key) = {ptx::pack<T>(p[0], p[1]), ptx::pack<T>(p[2], p[3])};
     });
     return sum;

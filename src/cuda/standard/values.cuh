@@ -44,8 +44,8 @@ struct ValueTiles {
     }
 };
 
-/// Writes a warp's rows of O times their factors, through shared memory. `nonfinite`: the factor of Inf and NaN of V
-/// that were replaced by 0, when they are added.
+/// Writes a warp's rows of O times their factors, through shared memory. `nonfinite`: the factor with which Inf and NaN
+/// of V that were replaced by 0 are added.
 template <class T, Config kConfig>
 __device__ __forceinline__ void write_o(const Launch& launch, const ValueTiles<T, kConfig>& inputs, bool replaced,
                                         const float (&o)[kConfig.row_tiles][kConfig.head_dim / 8][4], int first_row,
@@ -99,7 +99,7 @@ __device__ __forceinline__ void multiply_values(const Launch& launch, char* memo
     bool replaced = false;                             // Inf or NaN in V were replaced by 0
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
         ptx::cp_async_wait<kConfig.value_stages() - 2>();
-        __syncthreads();  // all threads have this tile, and are done with the one before
+        __syncthreads();  // all threads have this tile, and are done with the previous one
         inputs.load_tile(tile + kConfig.value_stages() - 1);
         char* v_tile = inputs.v_tile(tile);
         if (!tiles.full(tile)) {
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     multiply_values<T, Shape::kConfig>(launch, memory, 1);
 }
 
-/// dQ = dS K. Inf or NaN in a key that a query sees makes its dQ NaN, whatever the sign: they may have made P 0, and 0
-/// times them is NaN.
+/// dQ = dS K. Inf or NaN in a key makes dQ NaN for the queries that see it, whatever the sign: it may have made P 0,
+/// and 0 times Inf or NaN is NaN.
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks_per_sm)
     dq_kernel(const __grid_constant__ Launch launch) {

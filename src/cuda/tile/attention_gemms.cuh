@@ -13,8 +13,8 @@
 namespace tessera::cuda {
 
 /// 64 queries of a warpgroup and their operands in registers, in wgmma's layout (ptx/wgmma.cuh). GEMMs run in the order
-/// in which they are started. From the start of one to the wait for it, its registers belong to it: S to the scores, O
-/// and P to the output.
+/// in which they are started. From the start of a GEMM to the wait for it, no other code may touch its registers: S of
+/// the scores, O and P of the output.
 template <class T, int kBlockKv, int kHeadDim, int kHeadDimV>
 struct AttentionGemms {
     float s[kBlockKv / 2];              ///< scores, then probabilities: [64][kBlockKv] of the warpgroup
@@ -46,23 +46,23 @@ struct AttentionGemms {
         ptx::wgmma_commit();
     }
 
-    /// S is complete, and no GEMM runs.
+    /// Waits for S. No GEMM runs afterwards.
     __device__ __forceinline__ void wait_scores() {
         ptx::wgmma_wait<0>();
         ptx::warpgroup_fence_operand(s);
     }
-    /// S is complete. The output, started behind it, runs on.
+    /// Waits for S. The output GEMM, started after it, runs on.
     __device__ __forceinline__ void wait_scores_beside_output() {
         ptx::wgmma_wait<1>();
         ptx::warpgroup_fence_operand(s);
     }
-    /// O is complete, P is free, and no GEMM runs.
+    /// Waits for O; P is then free, and no GEMM runs.
     __device__ __forceinline__ void wait_output() {
         ptx::wgmma_wait<0>();
         ptx::warpgroup_fence_operand(o);
         ptx::warpgroup_fence_operand(p);
     }
-    /// O is complete, P is free. The scores, started behind it, run on.
+    /// Waits for O; P is then free. The scores GEMM, started after it, runs on.
     __device__ __forceinline__ void wait_output_beside_scores() {
         ptx::wgmma_wait<1>();
         ptx::warpgroup_fence_operand(o);

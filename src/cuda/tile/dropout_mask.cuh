@@ -12,8 +12,8 @@
 
 namespace tessera::cuda {
 
-/// Which probabilities of kPatches whole patches are kept. Each round draws one block of Philox for every patch, until
-/// no word equals the threshold in the bits drawn so far. Mostly three rounds: 2^-12 of the words are equal then.
+/// The mask of kPatches whole patches. Each round draws one block of Philox for every patch, until no word equals the
+/// threshold in the bits drawn so far. That takes mostly three rounds: 2^-12 of the words are equal then.
 template <int kPatches>
 __device__ __forceinline__ void draw_patches(std::uint32_t (&kept)[kPatches], const KeepRule& rule,
                                              const DropoutPatch (&patches)[kPatches]) {

@@ -42,7 +42,7 @@ struct Target {
     __device__ __forceinline__ char* at(int row, int column) const {
         return data + row * row_bytes + column * column_bytes;
     }
-    /// Element by element.
+    /// Stores a chunk element by element.
     __device__ __forceinline__ void store(int row, int column, const uint4& chunk) const {
         char* to = at(row, column);
         const std::uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
@@ -106,8 +106,8 @@ __device__ __forceinline__ void add_nonfinite(uint4& chunk, const uint4& other, 
              add_nonfinite<T>(chunk.z, other.z, factor), add_nonfinite<T>(chunk.w, other.w, factor)};
 }
 
-/// Adds the infinities and NaN of V, times `factor`, to those of a warp's rows of O in shared memory that see them.
-/// They were taken out of tiles that not every query sees whole (chunks.cuh).
+/// Adds the infinities and NaN of V, times `factor`, to a warp's rows of O in shared memory that see them. They were
+/// replaced by 0 in tiles with hidden pairs (chunks.cuh).
 template <class T, int kHeadDim, int kRows>
 __device__ __forceinline__ void restore(char* tile, const Source& v, const Band32& band, int q_begin, int first_row,
                                         int lane, float factor = 1) {

@@ -67,8 +67,8 @@ __device__ __forceinline__ std::uint32_t two_residuals(float low, float high) {
     return (a & 0xFF) | (b & 0xFF) << 8;
 }
 
-/// Transposes bytes over a quad: each lane has two bytes of a row in each of four chunks of eight bytes, and gets the
-/// whole of one chunk, lane t chunk t. `chunks01`: its bytes of chunks 0 and 1.
+/// Transposes bytes over a quad: each lane has two bytes of a row in each of four chunks of eight bytes, and lane t
+/// gets all of chunk t. `chunks01`: the lane's bytes of chunks 0 and 1.
 __device__ __forceinline__ uint2 gather_chunk(std::uint32_t chunks01, std::uint32_t chunks23, int lane) {
     constexpr unsigned kLower = 0x5410;  // the lower halves of two words, and the upper ones
     constexpr unsigned kUpper = 0x7632;

@@ -94,8 +94,8 @@ struct alignas(16) OnlineSoftmax {
         }
     }
 
-    /// Brings l to the new maxima. Here and in add(), explicit rounding keeps the compiler from fusing in one copy of
-    /// the code and not in another: a row's bits would depend on its position in the tile.
+    /// Rescales l to the new maxima. Here and in add(), explicit rounding keeps the compiler from fusing in one copy of
+    /// the code and not in another: a row's bits would then depend on its position in the tile.
     __device__ __forceinline__ void rescale(const Rescaling& rescaling) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) sum[r] = __fmul_rn(sum[r], rescaling.rescale[r]);
@@ -107,7 +107,7 @@ struct alignas(16) OnlineSoftmax {
         for (int r = 0; r < 2; ++r) sum[r] = __fadd_rn(sum[r], part[r]);
     }
 
-    /// `rescale`: the factor of O.
+    /// update_max(), exponentiate() and add() in one. `rescale`: the factor of O.
     template <int kTiles>
     __device__ __forceinline__ void update(float (&s)[kTiles][4], const Scale& scale, float (&rescale)[2]) {
         Rescaling rescaling = update_max(maxima(s), scale);

@@ -8,8 +8,8 @@
 
 namespace tessera::cuda {
 
-/// Address of a lane's row of the four 8 x 8 matrices of an ldmatrix. Further rows and chunks are compile-time offsets:
-/// the swizzle depends on row % 8 only, and an exclusive or undoes it.
+/// Address of a lane's row of the four 8 x 8 matrices of an ldmatrix. Further rows and chunks are compile-time offsets,
+/// since the swizzle depends on row % 8 only and is an exclusive or.
 template <int kHeadDim>
 struct MatrixAddress {
     std::uint32_t base;

@@ -58,7 +58,7 @@ struct HeadDim256General {
 };
 using Shapes = ShapeList<HeadDim64, HeadDim64General, HeadDim128, HeadDim128General, HeadDim256, HeadDim256General>;
 
-/// The shapes of the backward. All of them are general, since fa1 is there for comparison.
+/// The shapes of the backward. All of them are general, since fa1 serves for comparison only.
 struct BackwardHeadDim64 {
     static constexpr gradient::Config kConfig{.head_dim = 64, .key_tiles = 2, .general = true};
 };

@@ -15,7 +15,7 @@ struct Config {
     int stages;     ///< of K and V. 2: the next tile is loaded during this one. 1: V is loaded during Q K^T, the next K
                     ///< during P V
     bool q_in_registers;
-    bool rows_in_shared;  ///< m and l are kept in shared memory, where registers do not suffice
+    bool rows_in_shared;  ///< m and l are kept in shared memory, since registers do not suffice
     int blocks_per_sm;    ///< occupancy that the registers must allow
     bool general;         ///< softcap, ALiBi, bias, dropout and scales of 0 and less
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernels of the backward are passed by value, and the functions that launch them.
+// The arguments of the backward's kernels, passed by value, and the functions that launch them.
 #pragma once
 
 #include <cuda.h>
@@ -13,14 +13,14 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// What the delta kernels pass to the main kernel about 64 queries of a head. Query q of them stands at slot(q).
+/// Data of 64 queries of a head, which the delta kernels pass to the main kernel. Query q of them stands at slot(q).
 struct alignas(16) RowStats {
     /// A thread's accumulators are of columns 8 * j + 2 * t and the next one. The slots let it read those of two j with
     /// one 16-byte load.
     TESSERA_HOST_DEVICE static constexpr int slot(int q) { return q / 16 * 16 + q % 8 / 2 * 4 + q / 8 % 2 * 2 + q % 2; }
     float minus_lse[Config::kRows];    ///< in units of log2; -inf for rows without keys and rows past the end
     float delta[Config::kRows];        ///< sum of P dP - dLSE
-    float inverse_sum[Config::kRows];  ///< of rows with a large |LSE|, which their P is multiplied by; others: 0
+    float inverse_sum[Config::kRows];  ///< the factor of P in rows with a large |LSE|; 0 in others
     int some_large;                    ///< some row's inverse_sum is not 0
     int some_nonfinite;                ///< NaN or infinities in rows of Q or dO
     int unused[2];
@@ -29,12 +29,12 @@ struct alignas(16) RowStats {
 /// State of the call. The memset before the first kernel sets it to 0.
 struct CallState {
     unsigned next_number;      ///< of the next key block to start (KeyBlockNumbering)
-    int cu_seqlens_decreased;  ///< sequences overlap, and their CTAs would wait for each other for ever
+    int cu_seqlens_decreased;  ///< sequences overlap, so their CTAs would wait for each other forever
     int some_large;            ///< with o_residual: some rows are left to the kernel that sums delta
     int nonfinite_keys;        ///< dV and dK split: the main kernel has met NaN or infinities in K
 };
 
-/// fp16: upper bounds for |dS| over a head split (main/fp16_scale.cuh). |dS| is at most
+/// fp16: upper bounds for |dS| over a head split (common/fp16_scale.cuh). |dS| is at most
 /// sqrt(max_do_squares * max_v_squares) + addend. The memset sets them to 0, too.
 struct DsBounds {
     float max_do_squares;  ///< with o_residual: dO . dO of a row, as |dP| <= |dO| |V|
@@ -52,14 +52,14 @@ struct Workspace {
                           // dQ; with an order thread, the first one counts for both
     float* dq;            // [accumulators, heads_q, query blocks, block_q * padded head_dim], in accumulator layout
     float* split_dk;      // [head splits, heads_kv, key blocks, block_kv * padded head_dim], in accumulator layout
-    float* split_dv;      // the same of head_dim_v
+    float* split_dv;      // like split_dk, with head_dim_v
 };
 
 struct TensorMaps {
     CUtensorMap q, k, v, d_o, dq, dk, dv;
 };
 
-/// What the kernels before the main one read of O.
+/// The inputs that the kernels before the main one read with O.
 struct OutputInputs {
     Rows residual;    ///< the low-order bits of O, a byte an element; null: delta is summed from P dP
     bool by_vectors;  ///< O, the residual and dO are read eight elements at a time

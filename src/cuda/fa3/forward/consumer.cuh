@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A consumer warpgroup: its state, its operands and its synchronisation. The steps are elsewhere: mainloop.cuh has the
-// blocks of one tile, tile_transition.cuh what lies between two tiles. Words of the three files:
+// blocks of one tile, tile_transition.cuh the code between two tiles. Words of the three files:
 //
 //     tile       queries of one head, 64 for each consumer warpgroup, and the key blocks that some of them see
 //     row block  64 rows of a tile, M of a wgmma: one warpgroup's
@@ -63,16 +63,16 @@ struct Consumer {
     int v_to_skip = 0;            ///< blocks whose K was skipped and whose V was not yet
     bool o_in_kv_stages = false;  ///< the previous tile's O still lies in a stage of K or V
 
-    // Overlap and prefetch, where registers and shared memory allow them.
+    // Overlap and prefetch, if registers and shared memory allow them.
     /// The last P V of a tile runs beside the first scores of the next. That takes a second Q stage; with one, Q is
     /// loaded while the epilogue runs.
     static constexpr bool kOverlapsTiles = kConfig.q_stages > 1;
-    /// The rescale threshold is worked out beside the next GEMMs. Done with 2 consumer warpgroups only, as 3 would
-    /// spill; the count of scores near the maximum joins it for head_dim_v <= 64 only, where it pays.
+    /// The rescale threshold is worked out beside the next GEMMs. That is done with 2 consumer warpgroups only, since 3
+    /// would spill. The scores near the maximum are counted there for head_dim_v <= 64 only, where it pays.
     static constexpr bool kThresholdUnderGemm = kConfig.consumers < 3;
     static constexpr bool kCountUnderGemm = kThresholdUnderGemm && kConfig.head_dim_v <= 64;
-    /// Barrier states and epilogue operands are read before the last P V, to overlap their latencies; up to
-    /// head_dim_v 64 the next tile's mask and blocks too (wider, that loses on long rows).
+    /// Barrier states and epilogue operands are read before the last P V, to overlap their latencies. Up to head_dim_v
+    /// 64 the next tile's mask and blocks are, too; at larger ones that is slower on long rows.
     static constexpr bool kPrefetches = kOverlapsTiles && kConfig.consumers < 3;
     static constexpr bool kKeepsTile = kPrefetches && kConfig.head_dim_v <= 64;
 
@@ -212,7 +212,8 @@ struct Consumer {
     }
 
     /// Ping-pong scheduling of two warpgroups (FlashAttention-3, section 3.1; warp_scheduler_barrier_sync and _arrive
-    /// in its code): one exponentiates while the other's GEMMs run. At the same time, each would take twice as long.
+    /// in its code): one exponentiates while the other's GEMMs run. If both exponentiated at once, each would take
+    /// twice as long.
     __device__ __forceinline__ void wait_for_turn() const {
         if (kConfig.ping_pong()) ptx::named_barrier_sync(kPingPongBarrier + warpgroup, 2 * 128);
     }

@@ -14,14 +14,14 @@
 
 namespace tessera::cuda::fa3 {
 
-/// Which of a thread's probabilities dropout keeps, of two rows and a block of 64 or 128 keys; 64 keys a part.
+/// The dropout mask of a thread's probabilities: two rows and a block of 64 or 128 keys, 64 keys a part.
 template <int kBlockKv>
 struct DropoutMask {
     static_assert(kBlockKv == 64 || kBlockKv == 128);
     DropoutBits part[kBlockKv / 64];
 };
 
-/// Two 16-bit probabilities of neighbouring keys, elements i and i + 1 of an accumulator: dropped ones become 0.
+/// Sets dropped probabilities to 0, among two 16-bit ones of neighbouring keys: elements i and i + 1 of an accumulator.
 template <int kBlockKv>
 __device__ __forceinline__ std::uint32_t drop_probabilities(const DropoutMask<kBlockKv>& kept,
                                                             std::uint32_t probabilities, int i) {
@@ -37,7 +37,7 @@ template <int kBlockKv>
 __device__ __forceinline__ DropoutMask<kBlockKv> draw_dropout_mask(const Launch& launch, const WorkTile& tile,
                                                                    int query, int first_key, int lane) {
     DropoutMask<kBlockKv> kept;
-    // Opaque: what depends on them is computed anew, so that it takes no registers over the loop.
+    // Opaque: values derived from them are computed anew, so that they take no registers over the loop.
     DropoutBits::draw(kept.part, launch.params.keep, tile.batch, ptx::opaque(tile.head), ptx::opaque(query), first_key,
                       ptx::opaque(lane));
     return kept;

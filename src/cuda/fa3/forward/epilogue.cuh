@@ -23,8 +23,8 @@ __device__ __forceinline__ std::int64_t tensor_row(const WorkTile& tile, int que
     return std::int64_t{tile.first_q} + query;
 }
 
-/// A tile and a thread's rows in it, as the epilogue needs them. Worked out beside the tile's last P V, after which
-/// the tile's slot in the ring is released.
+/// The data of a tile and of a thread's rows that the epilogue needs. It is copied beside the tile's last P V, after
+/// which the tile's slot in the ring is released.
 struct EpilogueTile {
     int batch, head;       ///< as in WorkTile
     int first_row;         ///< row of the tensor of the tile's first query
@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_residual(const float (&o)[kCount], const L
                                         [&](int columns, int e) { return o[4 * columns + e]; });
 }
 
-/// Rows of a tile that sees no key: O = 0, LSE = -inf.
+/// Stores the rows of a tile that sees no key: O = 0, LSE = -inf.
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_empty_rows(const Launch& launch, const WorkTile& tile, int row, int lane) {
     const ForwardParams& p = launch.params;
@@ -79,7 +79,7 @@ __device__ __forceinline__ void store_empty_rows(const Launch& launch, const Wor
 /// shared memory, that store is waited for only before the next tile's O.
 template <Config kConfig>
 struct OutputStage {
-    /// Waits until TMA has read what this warp wrote before.
+    /// Waits until TMA has read this warp's previous rows.
     __device__ __forceinline__ void wait(int lane) const {
         if (lane == 0) ptx::tma_store_wait_read();
         __syncwarp();

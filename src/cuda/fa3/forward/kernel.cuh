@@ -5,8 +5,7 @@
 //   - warp specialization: a producer warp fills shared memory by TMA, two or three consumer warpgroups compute;
 //   - ping-pong scheduling (section 3.1): of two consumers, one exponentiates beside the other's GEMMs;
 //   - within a warpgroup, S of a block runs beside P V of the previous block (section 3.2), and no GEMM of its own
-//   under
-//     its exponentials;
+//     runs under its exponentials;
 //   - a persistent grid: the blocks of all tiles of a thread block form one stream, and a tile's first S runs beside
 //     the last P V of the previous tile.
 #pragma once

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The main loop of a consumer warpgroup: Algorithm 2 of the FlashAttention-3 paper, for its 64 rows of a tile of
-// queries. consumer.cuh has the warpgroup's state, softmax.cuh the online softmax, tile_transition.cuh the way from one
-// tile to the next.
+// queries. consumer.cuh has the warpgroup's state, softmax.cuh the online softmax, tile_transition.cuh the transition
+// from one tile to the next.
 //
 // The scores of block n run beside the softmax of block n + 1, since blocks run from the last to the first. Two
 // warpgroups ping-pong: while one exponentiates, the tensor cores are the other one's.
@@ -92,8 +92,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::mask_and_rescale(const Wor
     }
 }
 
-/// The loop: from a block whose scores are ready for the exponential to the next one that needs mask_and_rescale()
-/// (true), or to the tile's last (false).
+/// The loop. It starts at a block whose scores are ready for the exponential, and ends at the next one that needs
+/// mask_and_rescale() (returns true) or at the tile's last (false).
 template <class T, Config kConfig>
 __device__ __forceinline__ bool Consumer<T, kConfig>::run_until_rescale(const WorkTile& tile, KeyBlockIterator& blocks,
                                                                         Mod& score_mod) {

@@ -70,15 +70,15 @@ struct Producer {
         if (had_keys) hand_stages_to_epilogue();
     }
 
-    /// The V that is still to come, if there is one.
+    /// Loads the V that is still to come, if there is one.
     __device__ __forceinline__ void load_pending_v() {
         if (pending_v.exists) load_v(pending_v);
         pending_v.exists = false;
     }
 
     /// Without shared memory of its own, a tile's O aliases one stage of K and one of V, which the producer hands to
-    /// the epilogue as if they were loaded. They come behind the next tile's first K and this tile's last V, so that no
-    /// load that the consumers wait for waits for O to leave.
+    /// the epilogue as if they were loaded. They come behind the next tile's first K and this tile's last V: so loads
+    /// that the consumers wait for never wait for O to leave.
     __device__ __forceinline__ void hand_stages_to_epilogue() {
         if constexpr (!kConfig.own_o()) {
             shared.k_ring.producer_acquire(k);

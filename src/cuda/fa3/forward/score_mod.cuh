@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ScoreMod: what scores and probabilities go through besides scale, mask and softmax (PyTorch's score_mod). One
-// specialisation each for softcap, ALiBi, dropout and the general path; nothing in the plain shapes. All have
+// ScoreMod: changes of scores and probabilities besides scale, mask and softmax (PyTorch's score_mod). There is one
+// specialisation each for softcap, ALiBi, dropout and the general path, and an empty one for plain shapes. All have
 //
 //     transform(scores, first_key)    elements of Q K^T, [2 rows][kCount / 2 columns], before the softmax
 //     draw(first_key)                 the dropout mask of a block, under a GEMM
@@ -137,7 +137,7 @@ struct ScoreMod<T, kBlockKv, Scores::general> {
           query(tile.q_begin + row),
           lane(own_lane) {}
 
-    /// Without the bias, which this kernel refuses, so that no code is compiled for it.
+    /// The inputs without the bias, which this kernel refuses, so that no code is compiled for it.
     __device__ __forceinline__ static ScoreInputs inputs_of(const Launch& launch, const WorkTile& tile) {
         ScoreInputs inputs(launch.params, tile.batch, tile.head);
         inputs.bias = nullptr;

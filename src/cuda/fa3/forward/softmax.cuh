@@ -4,8 +4,8 @@
 // of threads a whole row. A block of scores goes through these, in this order:
 //
 //     apply_mask                        hidden pairs, where there are any
-//     OnlineSoftmax::needs_rescale      does a score exceed its row's m by more than that row's rescale threshold? If
-//     so: OnlineSoftmax::rescale            the new m and l, and the factor that O has to be multiplied by
+//     OnlineSoftmax::needs_rescale      does a score exceed its row's m by more than that row's rescale threshold?
+//     OnlineSoftmax::rescale            if so: the new m and l, and the factor that O has to be multiplied by
 //     OnlineSoftmax::count_near_max, set_rescale_threshold    the threshold, after a row's first block
 //     exponentiate                      P = exp2(S - m), and l
 //
@@ -24,7 +24,7 @@
 
 namespace tessera::cuda::fa3 {
 
-/// Scores of pairs that are not visible become -inf. `query`: queries of the thread's rows.
+/// Sets scores of pairs that are not visible to -inf. `query`: queries of the thread's rows.
 template <int kCount>
 __device__ __forceinline__ void apply_mask(float (&scores)[kCount], const Band32& band, const int (&query)[2],
                                            int first_key, int lane) {
@@ -43,8 +43,9 @@ __device__ __forceinline__ void apply_mask(float (&scores)[kCount], const Band32
 
 /// Conditional rescaling: scores that exceed m by less than a threshold leave m alone, so that O is rescaled in few
 /// blocks only. P may then exceed 1, and the division by l makes up for it. The threshold of a row is at most
-/// 2^kRescaleThreshold. It is that large where many scores of the row's first block are near the maximum and none of
-/// them weighs much. A score that outweighs the others shall have P = 1, which 16 bits hold exactly: then it is 1.
+/// 2^kRescaleThreshold. It is that large if many scores of the row's first block are near the maximum, so that none
+/// weighs much. If one score outweighs the others, the threshold is 1: that score has P = 1, which 16 bits hold
+/// exactly.
 inline constexpr int kRescaleThreshold = 8;
 
 template <class T>
@@ -73,15 +74,15 @@ struct OnlineSoftmax {
     template <int kCount>
     __device__ __forceinline__ bool needs_rescale(const float (&scores)[kCount]) const;
 
-    /// The online softmax: raises m to the block's maximum where that exceeds the threshold, and brings l to it. O has
+    /// The online softmax: raises m to the block's maximum if that exceeds the threshold, and rescales l to it. O has
     /// to be multiplied by `factor`.
     template <int kCount>
     __device__ __forceinline__ void rescale(float (&scores)[kCount], float scale_log2, float unscale,
                                             float (&factor)[2]);
 
-    /// The second half of rescale(): sets the threshold of rows whose first block it was. The next needs_rescale()
-    /// wants it, so both calls run under a GEMM; a tile's last block needs neither. The block, of kBlockKv keys, begins
-    /// at `first_key`; `query`: queries of the thread's rows.
+    /// The second half of rescale(): sets the threshold of rows whose first block it was, for the next needs_rescale().
+    /// Both calls run under a GEMM, and a tile's last block needs neither. The block, of kBlockKv keys, begins at
+    /// `first_key`; `query`: queries of the thread's rows.
     template <int kBlockKv>
     __device__ __forceinline__ void count_near_max(const WorkTile& tile, const int (&query)[2], int first_key,
                                                    float scale_log2);
@@ -280,8 +281,8 @@ struct Exponentials {
     }
 };
 
-/// Scores [2 rows][kCount / 2 columns] of this thread become probabilities in p, and their sums are added to l. What
-/// dropout drops counts in the sums only. `beside`() runs in the shadow of the last exponentials.
+/// Scores [2 rows][kCount / 2 columns] of this thread become probabilities in p, and their sums are added to l. Dropped
+/// probabilities count in the sums only. `beside`() runs in the shadow of the last exponentials.
 template <class T, int kCount, class Mod, class Beside>
 __device__ __forceinline__ void exponentiate(float (&scores)[kCount], std::uint32_t (&p)[kCount / 8][4],
                                              OnlineSoftmax<T>& rows, float scale_log2, ptx::IssueOrder order,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tile scheduler of the persistent grid: which tile of queries comes when. The producer picks a tile, works out the
-// key blocks that it needs (causal tiles past the diagonal are skipped here), and passes it to the other warps.
+// The tile scheduler of the persistent grid, which decides the order of the query tiles. The producer picks a tile,
+// works out the key blocks that it needs (causal tiles past the diagonal are skipped here), and passes it to the other
+// warps.
 #pragma once
 
 #include "cuda/fa3/forward/launch.hpp"
@@ -38,8 +39,8 @@ struct ThreadRows {
           head{tile.head + pack.head(row), tile.head + pack.head(row + 8)} {}
 };
 
-/// The tile at an index of the launch order. In a cluster, which takes two tiles or two heads at once: this thread
-/// block's one.
+/// The tile at an index of the launch order. A cluster takes two tiles or two heads at once; the result is this thread
+/// block's tile.
 template <Config kConfig>
 __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     const ForwardParams& p = launch.params;

@@ -11,9 +11,9 @@
 
 namespace tessera::cuda::fa3 {
 
-/// The whole transition. On entry P of the tile's last block is there, and `unseen` of its blocks are left that this
-/// warpgroup's rows don't see. On return the first S of the next tile runs and `slot` is the next tile's. Returns the
-/// result of start_first_scores().
+/// The whole transition. On entry P of the tile's last block is complete, and the tile has `unseen` blocks left that
+/// this warpgroup's rows don't see. On return the first S of the next tile runs and `slot` is the next tile's. Returns
+/// the result of start_first_scores().
 template <class T, Config kConfig>
 __device__ __forceinline__ bool Consumer<T, kConfig>::tile_transition(TileReader& tiles, int& slot, int unseen) {
     const Prefetched prefetched = prefetch_next_tile(tiles);
@@ -53,8 +53,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::start_last_output() {
     gemms.start_output(whole_descriptor(kPrefetches ? operands.v : v_operand()));
 }
 
-/// Copies what the epilogue needs and releases the tile's slot, while the last P V runs. The slot can't stay: before
-/// the next tile with keys, which brings the epilogue's stages, any number of tiles without keys may need slots.
+/// Copies the EpilogueTile and releases the tile's slot, while the last P V runs. The slot can't be kept: any number of
+/// tiles without keys may need slots before the next tile with keys, which brings the epilogue's stages.
 template <class T, Config kConfig>
 __device__ __forceinline__ EpilogueTile Consumer<T, kConfig>::prepare_epilogue(TileReader& tiles, int slot) {
     const WorkTile& tile = tiles[slot];
@@ -104,8 +104,8 @@ __device__ __forceinline__ int Consumer<T, kConfig>::next_tile(TileReader& tiles
 }
 
 /// Starts S of a tile's first block, and returns whether this warpgroup has rows in the tile. Without rows, and behind
-/// the last tile, S is computed from stale shared memory and never read: a GEMM that starts on some paths only would
-/// have to be waited for at once.
+/// the last tile, S is computed from stale shared memory and never read. (ptxas would wait at once for a GEMM that
+/// starts on some paths only.)
 template <class T, Config kConfig>
 __device__ __forceinline__ bool Consumer<T, kConfig>::start_first_scores(const WorkTile& tile,
                                                                          const Prefetched& prefetched) {

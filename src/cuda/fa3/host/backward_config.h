@@ -44,14 +44,14 @@ struct Config {
     constexpr bool splits_dv_dk() const { return block_kv == kRows; }
     /// A warpgroup's first row of the CTA's keys.
     constexpr int first_row(int warpgroup) const { return splits_dv_dk() ? 0 : kRows * warpgroup; }
-    /// Columns of dQ in one MMA of the main kernel, which always has 64 queries.
+    /// Columns of dQ in one MMA of the main kernel. Such an MMA has 64 queries.
     constexpr int dq_columns() const { return dedicated_dq_warpgroup() ? head_dim : head_dim / kConsumers; }
     /// Does one producer thread wait for the dQ semaphores of both halves (order_dq_additions)?
     constexpr bool has_dq_order_thread() const { return !splits_dv_dk() && !dedicated_dq_warpgroup(); }
     /// Does a CTA take one key block after the other (main/persistent.cuh)? The other shapes lose more in each step
     /// than that saves (TRIED.md).
     constexpr bool persistent() const { return has_dq_order_thread() && !general; }
-    /// May the last key block to add to dQ write the finished dQ? The other shapes have no registers for it.
+    /// May the last key block that adds to dQ write the finished dQ? The other shapes have no registers for it.
     constexpr bool may_write_dq() const { return !splits_dv_dk() && !general; }
     /// RowStats of a query block, one after the other.
     constexpr int row_stats() const { return block_q / kRows; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape of the backward runs a Problem, and how its CTAs are launched. The launch (backward/kernels.cc)
-// and the cost model (src/model) call these functions. Plain C++.
+// Chooses the compiled shape of the backward for a Problem, and how its CTAs are launched. The launch
+// (backward/kernels.cc) and the cost model (src/model) call these functions. Plain C++.
 #pragma once
 
 #include <algorithm>
@@ -81,8 +81,8 @@ inline int head_splits(const Problem& p) {
     return ask_schedule(p, [](const auto& schedule) { return schedule.head_splits; });
 }
 
-/// Are the longest key blocks of several heads launched before shorter ones of any? So are ascending ones (in a ragged
-/// call, those of some sequences may be), and under a causal mask those that add to no dQ.
+/// Are the longest key blocks of several heads launched before shorter ones of any? This is so for ascending ones (in a
+/// ragged call, some sequences may have them), and under a causal mask for those that add to no dQ.
 inline bool starts_longest_first(const Problem& p) {
     if (p.mask.causal == Causal::none) return false;
     constexpr int kShort = 512;  // head by head is 2 to 4 % faster up to here
@@ -101,8 +101,8 @@ inline bool uses_segments(const Problem& p) {
     return ask_schedule(p, [](const auto& schedule) { return schedule.segmented; });
 }
 
-/// Key blocks of a call from which on the last one of a head to add to dQ writes dQ. Its steps take longer, but they
-/// overlap with many other CTAs, and dq_convert_kernel would read what has left the L2 cache.
+/// The fewest key blocks of a call for which the last one to add to dQ also writes it. Its steps take longer, but they
+/// overlap with many other CTAs, and dq_convert_kernel would read accumulators that have left the L2 cache.
 inline constexpr std::int64_t kMinBlocksToWriteDq = 1024;
 
 /// Does the key block that adds last write the finished dQ? The launch also needs rows of dQ that it can write by
@@ -121,15 +121,15 @@ inline std::int64_t cached_heads(const Problem& p) {
     return std::max<std::int64_t>(kBytes / std::max<std::int64_t>(head_bytes, 1), 1);
 }
 
-/// The same, and at least as many heads as have 512 CTAs, of `blocks` each: some CTAs for each multiprocessor.
+/// cached_heads(), but at least as many heads of `blocks` CTAs as have 512 CTAs: some for each multiprocessor.
 inline std::int64_t cached_heads_of_many_blocks(const Problem& p, std::int64_t blocks) {
     constexpr std::int64_t kMinBlocks = 512;
     return std::max(cached_heads(p), kMinBlocks / std::max<std::int64_t>(blocks, 1));
 }
 
 /// Heads of a round in which the longest key blocks come first. With few heads, more of the CTAs that run share the
-/// rows of Q and dO in the L2 cache; with many, the longest blocks are balanced better. All heads, if they have few
-/// blocks.
+/// rows of Q and dO in the L2 cache; with many, the longest blocks are balanced better. If the heads have few blocks,
+/// all heads are one round.
 inline std::int64_t heads_longest_first(std::int64_t blocks, std::int64_t heads, bool splits_dv_dk) {
     if (!splits_dv_dk && heads * blocks <= kMinBlocksOfSequence) return heads;
     const std::int64_t own = std::max<std::int64_t>(blocks, 1);
@@ -137,7 +137,7 @@ inline std::int64_t heads_longest_first(std::int64_t blocks, std::int64_t heads,
     return std::max(few, 128 / own);
 }
 
-/// In which rounds the key blocks of a call are launched.
+/// The rounds in which the key blocks of a call are launched.
 inline KeyBlockRounds key_block_rounds(const Problem& p) {
     const Config& c = config_of(p);
     const std::int64_t heads = p.batch * p.heads_kv * head_splits(p);

@@ -33,8 +33,8 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// How n goes in one accumulator of dQ. A template argument, since what a thread computes between two additions delays
-/// the next CTA.
+/// The order of key blocks in one accumulator of dQ. It is a template argument, since work of a thread between two
+/// additions delays the next CTA.
 enum class DqOrder { descending, ascending, segmented };
 
 /// Blocks begin ... end - 1.
@@ -49,7 +49,7 @@ inline constexpr int kMinBlocksToSegment = 16;
 inline constexpr int kMinBlocksOfAllHeads = 256;
 
 /// Without a mask, up to this many key blocks all start at query block 0 and need one accumulator only. Each is a step
-/// behind the one before it, which pays while there are few.
+/// behind the previous one, which pays while there are few.
 inline constexpr int kMaxAlignedBlocks = 4;
 
 /// May sequences of a call be segmented? `max_blocks`: key blocks of one head, at most.
@@ -88,7 +88,7 @@ TESSERA_HOST_DEVICE constexpr int max_head_splits(const Mask& mask, int group, i
     return most;
 }
 
-/// What the order of one sequence is worked out from, once.
+/// The numbers that decide the order of one sequence, computed once.
 struct SequenceSchedule : Band32 {
     int len_q;
     int count_q, count_kv;  ///< query blocks, key blocks
@@ -131,7 +131,7 @@ struct BlockSchedule : SequenceSchedule {
         head_splits = ascending ? head_splits_of(group, heads_kv, count_kv, own_len_kv) : 1;
         heads_per_split = group / head_splits;
     }
-    /// Copies what the host knows; of ragged sequences it is worked out.
+    /// Copies `known`, the schedule that the host computed; for a ragged sequence computes it.
     TESSERA_HOST_DEVICE void set_of(const SequenceSchedule& known, bool ragged, const Mask& mask, int own_len_q,
                                     int own_len_kv, int group, int heads_kv) {
         if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv);
@@ -147,7 +147,7 @@ struct BlockSchedule : SequenceSchedule {
         if (offset >= size) return count_kv;
         return (ascending || segmented ? segment : segments - 1 - segment) * size + offset;
     }
-    /// First key block of the segment of block n: so many blocks of earlier segments add before it.
+    /// First key block of the segment of block n. All blocks below this one add earlier.
     TESSERA_HOST_DEVICE int segment_begin(int n) const {
         return segmented ? n / segment_size(kSegments) * segment_size(kSegments) : 0;
     }
@@ -194,7 +194,7 @@ struct BlockSchedule : SequenceSchedule {
         const int last = key_blocks_of(m).end - 1;
         return (accumulator == 0 ? std::min(last, last_started_by(m)) : last) - n;
     }
-    /// With one accumulator. `begin`, `last`: segment_begin(n) and segment_last(n), which a CTA keeps.
+    /// position() with one accumulator. `begin`, `last`: segment_begin(n) and segment_last(n), which a CTA keeps.
     TESSERA_HOST_DEVICE int position_in_segment(int m, int n, int begin, int last) const {
         return std::min(key_blocks_of(m).end - 1, last) - n + begin;
     }

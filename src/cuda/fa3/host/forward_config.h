@@ -75,7 +75,8 @@ struct HeadDim64 {
         .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 3, .kv_stages = 4, .q_stages = 2};
 };
 /// For short rows: two consumers have registers for a shorter tile transition, and ping-pong. It also runs long causal
-/// rows of so few heads that tiles of 192 queries leave multiprocessors idle (wants_short). Same bits as HeadDim64.
+/// rows if there are so few heads that tiles of 192 queries leave multiprocessors idle (wants_short). Same bits as
+/// HeadDim64.
 struct HeadDim64Short {
     static constexpr Config kConfig{
         .head_dim = 64,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape of the forward runs a Problem, and whether its tile scheduler is dynamic. Plain C++, which the
-// cost model calls too. Figures are of an H200; fa3/TRIED.md has the tables behind them.
+// Chooses the compiled shape of the forward for a Problem, and whether its tile scheduler is dynamic. Plain C++, which
+// the cost model calls too. Figures are of an H200; fa3/TRIED.md has the tables behind them.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace tessera::cuda::fa3 {
 /// Do the tiles of a call take different times?
 inline bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
 
-/// Which score modification a problem has.
+/// The score modification of a Problem.
 inline Scores scores_of(const Problem& p) {
     if (p.alibi && !p.bias && p.softcap <= 0 && p.dropout.probability <= 0) return Scores::alibi;
     if (p.alibi || p.bias || !scale_can_wait(p)) return Scores::general;
@@ -64,7 +64,7 @@ inline bool wants_short(const Problem& p) {
     return makespan_decides(p, kTileOf192) && makespan(p, kTileOf128) < kClearly * makespan(p, kTileOf192);
 }
 
-/// Do two query tiles of a head share K and V as a 2-CTA cluster? Rows without a mask do, whose tiles see the same
+/// Do two query tiles of a head share K and V as a 2-CTA cluster? Tiles without a mask do, since they see the same
 /// keys. An odd number of tiles leaves half a cluster idle, which must not cost a round. Time beside single thread
 /// blocks: 1.00 at 2,048 keys, 0.96 to 0.97 at 16,384, where less L2 traffic raises the clock.
 inline bool wants_cluster(const Problem& p, const Config& c) {
@@ -78,8 +78,9 @@ inline bool wants_cluster(const Problem& p, const Config& c) {
     return rounds((tiles + 1) / 2, kClusters) <= rounds(tiles, 2 * kClusters);
 }
 
-/// Do the same queries of two heads of a GQA group share K and V as a 2-CTA cluster? Causal rows do in which every
-/// query sees keys. Time beside single thread blocks: 1.00 to 1.06 at 2,048 and 4,096 keys, 0.96 to 0.98 from 8,192 on.
+/// Do the same queries of two heads of a GQA group share K and V as a 2-CTA cluster? They do in causal calls in which
+/// every query sees keys. Time beside single thread blocks: 1.00 to 1.06 at 2,048 and 4,096 keys, 0.96 to 0.98 from
+/// 8,192 on.
 inline bool wants_cluster_over_heads(const Problem& p) {
     constexpr std::int64_t kLongRow = 8192;
     const bool causal = p.mask.causal != Causal::none && p.mask.window_left == unbounded;

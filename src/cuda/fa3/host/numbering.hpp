@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the number of a CTA to its work: the order in which key blocks are launched, and query tiles where the outer
+// The work of the CTA with a given number: the launch order of key blocks, or of query tiles in kernels whose outer
 // loop is over queries. Plain C++: the kernels decode with it, and the cost model goes through the same numbers.
 #pragma once
 
@@ -15,7 +15,8 @@ namespace tessera::cuda::fa3::backward {
 /// A Divider by 1 at least, for counts that may be 0.
 inline Divider divider_by(std::int64_t count) { return Divider(static_cast<int>(std::max<std::int64_t>(count, 1))); }
 
-/// In which rounds the key blocks of all heads are launched. A head here is a head split of a kv head of a sequence.
+/// The rounds in which the key blocks of all heads are launched. A head here is a head split of a kv head of a
+/// sequence.
 struct KeyBlockRounds {
     int segments = 1;      ///< of a head
     int segment_size = 0;  ///< key blocks of a segment of the longest sequence

@@ -8,8 +8,8 @@
 
 namespace tessera::cuda::fa3 {
 
-/// How many query heads of a group one tile holds: row r of the tile is query r / heads of head r % heads. Few queries
-/// then fill a tile, and K and V are read once for all of these heads. No bit of a row depends on it.
+/// The number of query heads of a group in one tile: row r of the tile is query r / heads of head r % heads. Few
+/// queries then fill a tile, and K and V are read once for all of these heads. No bit of a row depends on it.
 struct PackGqa {
     int shift = 0;  ///< log2 of the heads
 
@@ -28,7 +28,7 @@ inline std::int64_t tiles_of(const Problem& p, int block_q, PackGqa pack) {
     return saturating_product(query_heads(p) / pack.heads(), query_tiles(p, block_q / pack.heads()));
 }
 
-/// The packing of a call: the largest power of two that divides the group, where it saves a tenth of the tiles. Long
+/// The packing of a call: the largest power of two that divides the group, if it saves a tenth of the tiles. Long
 /// rows fill their tiles without packing. Scores that depend on their head (ALiBi, dropout) are not packed.
 inline PackGqa pack_gqa_of(const Problem& p) {
     const Config c = config_of(p);

@@ -45,9 +45,9 @@ class TileOrder {
     Divider group_, together_, last_group_;
 };
 
-/// Which 64 rows of a tile (M of a wgmma) are a warpgroup's. The assignment rotates from tile to tile, because row
-/// blocks differ in work: the last of a causal tile see more keys than the first, and those of a row's last tile may be
-/// empty. `rotation` is below `warpgroups`.
+/// The warpgroup's row block in a tile: 64 rows, M of a wgmma. The assignment rotates from tile to tile, because row
+/// blocks differ in work: the last of a causal tile see more keys than the first, and those of a head's last tile may
+/// be empty. `rotation` is below `warpgroups`.
 TESSERA_HOST_DEVICE inline int row_block_of(int warpgroup, int rotation, int warpgroups) {
     const int row_block = warpgroup + rotation;
     return row_block < warpgroups ? row_block : row_block - warpgroups;

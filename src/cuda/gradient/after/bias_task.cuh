@@ -5,8 +5,8 @@
 
 namespace tessera::cuda::gradient {
 
-/// The elements of the gradient of the bias that a CTA owns, as the sequences, heads, query tiles and key tiles whose
-/// dS it sums.
+/// The elements of the gradient of the bias that a CTA owns, given as the sequences, heads, query tiles and key tiles
+/// whose dS it sums.
 struct BiasTask {
     /// Indices [begin, end) of one dimension.
     struct Part {
@@ -50,8 +50,8 @@ struct BiasTask {
     }
 
  private:
-    /// All of a dimension with stride 0, in which the bias has one element; else one index of it, taken off the CTA's
-    /// `index`.
+    /// The Part of one dimension. All of it if its stride is 0, since the bias then has one element in it; otherwise
+    /// one index, taken off the CTA's `index`.
     __device__ static Part take_part(unsigned& index, std::int64_t stride, int count) {
         if (stride == 0) return {0, count};
         const auto at = static_cast<int>(index % static_cast<unsigned>(count));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dK and dV of a group whose query heads are split over CTAs: the partial sums, added up in order and rounded.
+// dK and dV of a group whose query heads are split over CTAs: adds up the partial sums in order, and rounds.
 #pragma once
 
 #include "cuda/gradient/launch.hpp"

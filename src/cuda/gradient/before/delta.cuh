@@ -159,7 +159,7 @@ cudaError_t start_delta(const Launch& launch, cudaStream_t stream) {
     constexpr RowConfig kConfig = Shape::kConfig;
     const ForwardParams& p = launch.params.forward;
     const std::int64_t tiles = (p.len_q + kConfig.block_q() - 1) / kConfig.block_q();
-    // With o_residual rows are seldom left, and few CTAs find that out sooner than many.
+    // With o_residual few rows are left, if any, and a few CTAs see that none is left sooner than many.
     constexpr std::int64_t kFew = 512;
     const std::int64_t all = p.batch * p.heads_q * tiles;
     const std::int64_t blocks = launch.o_residual.data != nullptr ? std::min(all, kFew) : all;

@@ -15,7 +15,7 @@ inline constexpr int kOutputThreads = 256;
 /// of kBlockQ. All loads start before the first use, or most of the time would be latency.
 template <class T, int kChunks>
 struct OutputRows {
-    static constexpr int kTiles = kChunks == 1 ? 2 : 1;  // two, where half of the instructions come before the rows
+    static constexpr int kTiles = kChunks == 1 ? 2 : 1;  // two, if half of the instructions come before the rows
     static constexpr int kRowStride = kOutputThreads / kRowThreads;
     static constexpr int kRows = kTiles * kBlockQ / kRowStride;
     static constexpr bool kFp16 = std::is_same_v<T, __half>;
@@ -54,7 +54,7 @@ struct OutputRows {
     }
 };
 
-/// Rows that are not finite do not count: what sees them has no finite gradient, whatever its scale.
+/// x, or 0 for a row that is not finite, which then does not count: its pairs have no finite gradient at any scale.
 __device__ __forceinline__ float finite_or_0(float x) { return x < INFINITY ? x : 0.0F; }
 
 /// Raises the maximum of a head to the largest number of a warp, all >= 0. All lanes take part; the result does not
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kOutputThreads, kChunks > 2 ? 2 : 3)
         dlse_rows.data ? reinterpret_cast<const float*>(rows_of_head(dlse_rows, sizeof(float)).data) : nullptr;
     RowTile* const to = launch.rows + first_tile(launch, sequence, batch, head) + tile;
     const int first = tile * kBlockQ + static_cast<int>(threadIdx.x) / kRowThreads;
-    float lses[Output::kRows];  // loaded before the rows: behind them the latency would come twice
+    float lses[Output::kRows];  // loaded before the rows, so that both latencies overlap
 #pragma unroll
     for (int r = 0; r < Output::kRows; ++r) {
         const int query = first + r * Output::kRowStride;

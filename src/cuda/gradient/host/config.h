@@ -16,8 +16,8 @@ struct Config {
     bool general;         ///< softcap, ALiBi, bias, dropout and scales of 0 and less: MainloopWarpPairs
     int stages = 2;       ///< of Q and dO: one is worked on while the others are loaded
     int query_tiles = 1;  ///< of kBlockQ queries, in a step with plain scores
-    /// The rest is about mainloops for plain scores: what one warp has at once. Queries of S and dP; keys of S and dP,
-    /// and of dV and dK, in units of 16 (0: key_tiles); dims of dQ in units of 8.
+    /// The remaining members are the part of one warp in mainloops for plain scores: queries of S and dP; keys of S and
+    /// dP, and of dV and dK, in units of 16 (0: key_tiles); dims of dQ in units of 8.
     int score_queries = 32;
     int score_tiles = 0;
     int sum_tiles = 0;
@@ -32,7 +32,7 @@ struct Config {
     constexpr int warps_of_keys(int tiles) const { return block_kv() / (16 * tiles); }
     constexpr int key_tiles_of_scores() const { return score_tiles == 0 ? key_tiles : score_tiles; }
     constexpr int key_tiles_of_sums() const { return sum_tiles == 0 ? key_tiles : sum_tiles; }
-    /// Warps that have the same keys split the queries of S and dP, and the columns of dV and dK.
+    /// The number of warps that have the same keys. They split the queries of S and dP, and the columns of dV and dK.
     constexpr int query_parts() const { return 2 * kPairs / warps_of_keys(key_tiles_of_scores()); }
     constexpr int column_parts() const { return split_queries ? 1 : 2 * kPairs / warps_of_keys(key_tiles_of_sums()); }
 
@@ -76,7 +76,7 @@ struct ConfigFp32 {
 
     /// Q, dO, K and V. Rows are padded by four floats against bank conflicts.
     constexpr int floats() const { return 2 * (kBlockQ + block_kv) * (head_dim + 4); }
-    /// P and dS follow.
+    /// All of shared memory: the above, then P and dS.
     constexpr int shared_bytes() const { return 4 * (floats() + 2 * kBlockQ * (block_kv + 4)); }
 };
 
@@ -100,7 +100,7 @@ struct RowsHeadDim256General {
 };
 using RowShapes = ShapeList<RowsHeadDim64, RowsHeadDim64General, RowsHeadDim128, RowsHeadDim128General, RowsHeadDim256,
                             RowsHeadDim256General>;
-/// The gradient of a bias has general shapes only.
+/// The shapes of the gradient of a bias, which are general.
 using BiasShapes = ShapeList<RowsHeadDim64General, RowsHeadDim128General, RowsHeadDim256General>;
 
 struct RowsHeadDim64Fp32 {

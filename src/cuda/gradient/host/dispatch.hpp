@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which compiled shape runs a Problem.
+// Chooses the compiled shape that runs a Problem.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ std::size_t shape_index_by_dim(const Problem& p) {
     return *Shapes::first([&](const auto& c) { return dim <= c.head_dim; });
 }
 
-/// The same in a list that has a plain and a general shape of each width.
+/// The index of the first wide enough shape in a list that has a plain and a general shape of each width.
 template <class Shapes>
 std::size_t shape_index(const Problem& p, bool general) {
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);

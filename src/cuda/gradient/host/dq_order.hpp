@@ -26,7 +26,7 @@ namespace tessera::cuda::gradient {
 /// Under a causal mask the blocks of low numbers see the most queries. A head with many blocks is cut into segments, so
 /// that its longest blocks do not start last.
 inline constexpr int kSegments = 4;
-/// Key blocks of all heads of a sequence from which on it is cut.
+/// The fewest key blocks, over all heads of a sequence, that are cut into segments.
 inline constexpr int kSegmentedBlocks = 256;
 
 /// Segments of a call whose sequences have at most `blocks` key blocks over all heads and splits.
@@ -87,9 +87,10 @@ struct KeyBlockOrder {
         own = QueryRange(band, number, block_kv, log2_block_q);
         next = QueryRange(band, number + 1, block_kv, log2_block_q);
     }
-    /// The block that starts as number `started` of `segment`. `blocks`: of this head; `most_blocks`: of any head of
-    /// the call, so that all heads have as many CTAs; those that find no block get number `blocks`. `segmented`: the
-    /// sequence is cut into segments; the blocks of others are numbered through, from the last segment to the first.
+    /// Sets the block that starts as number `started` of `segment`. `blocks`: of this head; `most_blocks`: of any head
+    /// of the call. Every head has CTAs for `most_blocks`, and those without a block get number `blocks`. `segmented`:
+    /// the sequence is cut into segments; the blocks of others are numbered through, from the last segment to the
+    /// first.
     TESSERA_HOST_DEVICE void set_started(const Band& band, int segment, int started, int segments, int blocks,
                                          int most_blocks, bool segmented, int block_kv, int log2_block_q) {
         const int size = segment_size(segments, blocks);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Powers of two that fp16 operands are multiplied by. fp16 overflows at 65,504 and is subnormal under 2^-14, so P and
-// dS are rounded after a multiplication by a power of two, and the result of the GEMM is divided by it again. bf16 has
-// the exponents of fp32 and needs none.
+// The powers of two by which fp16 operands are multiplied. fp16 overflows at 65,504 and is subnormal under 2^-14, so P
+// and dS are rounded after a multiplication by a power of two, and the result of the GEMM is divided by it again. bf16
+// has the exponents of fp32 and needs none.
 #pragma once
 
 #include <algorithm>

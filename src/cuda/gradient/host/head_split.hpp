@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The split of a group's query heads over CTAs. A CTA goes over all query heads of its kv head, so that dK and dV are
-// sums in its registers, unless a sequence has too few key blocks for a GPU. Then several CTAs have the same keys and
+// The split of a group's query heads over CTAs. A CTA usually goes over all query heads of its kv head, so that dK and
+// dV are sums in its registers. If a sequence has too few key blocks for a GPU, several CTAs have the same keys and
 // some of the heads each. They write partial dK and dV in fp32, which dkdv_reduce_kernel adds up in order.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace tessera::cuda::gradient {
 /// The number of splits. It depends on the shape of the sequence alone, so a sequence has the same bits in any batch.
 struct HeadSplit {
     static constexpr int kKeys = 128;  // of a key block as counted here, whatever the kernel's blocks are
-    /// CTAs wanted for one sequence. Under a causal mask they are unequal, so that more are needed.
+    /// CTAs wanted for one sequence. Under a causal mask their work is unequal, so more are needed.
     static constexpr int kWantedCausal = 512;
     static constexpr int kWanted = 128;
     /// Queries, over all its heads, that a split has at least: writing partial sums costs about two steps.

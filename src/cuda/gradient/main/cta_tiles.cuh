@@ -92,7 +92,7 @@ struct CtaTiles {
                              reinterpret_cast<const char*>(from_rows) + thread * 16, true);
         }
     }
-    /// Copies dO likewise.
+    /// Copies dO of tile `number` of a head into tile `slot` of the stage; rows past the end are 0.
     __device__ __forceinline__ void load_do(int head, int number, int stage, int slot) const {
         const Rows& d_o = launch.params.d_o;
         const Sequence& m = work.sequence;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The work of a CTA of the main kernel: which key block it has, and which step comes when.
+// The work of a CTA of the main kernel: its key block, and the order of its steps.
 #pragma once
 
 #include <new>
@@ -73,7 +73,7 @@ struct CtaWork {
     __device__ __forceinline__ bool exists() const { return split < num_splits && first_key < sequence.len_kv; }
     /// Steps of the CTA: query tiles times query heads.
     __device__ __forceinline__ int steps() const { return order.own.count() * heads; }
-    /// A second run does not add to dQ again.
+    /// Does this run add to dQ? A second run does not add again.
     __device__ __forceinline__ bool adds_dq(const Launch& launch) const {
         return !sanitizes && launch.params.dq.data != nullptr;
     }

@@ -22,7 +22,7 @@ struct DqGemm {
     int tile = 0;    // of the step's query tiles
     int buffer = 0;  // tiles from the first buffer of dS to the one that is read
 
-    /// Computes dQ and adds it to what the key blocks before have left in the workspace.
+    /// Computes dQ and adds it to the sum of the earlier key blocks in the workspace.
     __device__ __forceinline__ void add(const Step& step, int first_query, bool masked) const {
 #pragma unroll 1
         for (int part = 0; part < kColumnParts; ++part) add_part(step, first_query, masked, part);
@@ -48,7 +48,7 @@ struct DqGemm {
         const int first_row = Dq::first_row(warp_number());
         const int first_chunk = Dq::first_chunk(warp_number()) + part * kAtOnce;
         multiply_ds(dq, first_row, first_chunk);
-        // Inf and NaN of hidden keys are rare: the GEMM is repeated without them only where they have come through.
+        // Inf and NaN in hidden keys are rare. Only if they reached dQ is the GEMM repeated without them.
         if (masked && __syncthreads_or(any_nonfinite(dq))) {
             clean<T, kConfig.block_kv(), kHeadDim, kConfig.threads()>(tiles.k_tile());
             __syncthreads();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one thread of the main kernel does with the accumulators of mma.m16n8k16 whose rows are keys, float[4] of 16
-// keys x 8 columns: elements 0 and 1 belong to row lane / 4, elements 2 and 3 to the row 8 below.
+// Functions of one thread on accumulators of mma.m16n8k16 whose rows are keys, float[4] of 16 keys x 8 columns:
+// elements 0 and 1 belong to row lane / 4, elements 2 and 3 to the row 8 below.
 #pragma once
 
 #include "cuda/gradient/host/config.h"
@@ -20,7 +20,7 @@ inline constexpr float kProbabilityScale = std::is_same_v<T, __half> ? 0x1p15F :
 template <class T>
 inline constexpr float kProbabilityExponent = std::is_same_v<T, __half> ? float{kFp16ProbabilityExponent} : 0.0F;
 
-/// The thread's number, hidden from the compiler, which would keep what follows from it in registers over all steps.
+/// The thread's number, hidden from the compiler, which would keep values derived from it in registers over all steps.
 /// It is unsigned, so that divisions by powers of two are shifts and masks alone.
 __device__ __forceinline__ unsigned thread_number() {
     return static_cast<unsigned>(ptx::opaque(static_cast<int>(threadIdx.x)));
@@ -63,7 +63,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[4], float factor, const 
     }
 }
 
-/// The same where rows of the tile may have a large |LSE| (RowTile): their scores are rounded, as the maximum is,
+/// P in place, for a tile whose rows may have a large |LSE| (RowTile): their scores are rounded, as the maximum is,
 /// before the maximum is subtracted. `column`: the thread's first query of the tile.
 template <class T>
 __device__ __forceinline__ void exponentiate_large(float (&s)[4], float scale, const RowTile& rows, int column) {

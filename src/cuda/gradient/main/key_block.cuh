@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A key block from the first copies to dV and dK, as both mainloops with a plan of steps (mainloop_split_queries.cuh,
-// mainloop_split_columns.cuh) have it: prologue, loop over the steps, epilogue.
+// A key block from the first copies to dV and dK: prologue, loop over the steps, epilogue. Both mainloops with a plan
+// of steps (mainloop_split_queries.cuh, mainloop_split_columns.cuh) use it.
 #pragma once
 
 #include "cuda/gradient/main/mainloop_warp_pairs.cuh"
@@ -45,8 +45,7 @@ struct KeyBlock {
         }
         if (plan.count > 0) __syncthreads();
         const bool releases = plan.count > 0 && tiles.launch.params.dq.data != nullptr;
-        // Inf and NaN of hidden Q and dO are rare: the work is done again without them only where they have come
-        // through.
+        // Inf and NaN in hidden Q and dO are rare. Only if they reached dV or dK is the work done again without them.
         if (plan.any_masked && plan.count > 0 &&
             __syncthreads_or(static_cast<int>(any_nonfinite(dv) || any_nonfinite(dk)))) {
             if (releases) sync().release_last(plan);
@@ -62,7 +61,7 @@ struct KeyBlock {
  private:
     __device__ __forceinline__ Sync sync() const { return {tiles.work}; }
 
-    /// Up to the first step, whose operands are there on return.
+    /// The work before the first step, whose operands have arrived on return.
     __device__ __forceinline__ void prologue(StepPlan& plan) const {
         const Planner planner{tiles};
         const bool first_is_loaded = planner.load_first();  // in one group with K and V
@@ -79,7 +78,7 @@ struct KeyBlock {
         const bool any = __syncthreads_or(static_cast<int>(nonfinite)) != 0;
         if (threadIdx.x == 0) plan.nonfinite_keys = any;
     }
-    /// Brings dK from the fp16 scale of the head before to that of the step's head.
+    /// Rescales dK from the fp16 scale of the previous head to that of the step's head.
     __device__ __forceinline__ void rescale_dk(Sums& dk, StepPlan& plan, int index) const {
         if (index == 0) return;
         const float before = plan.at(index - 1).ds_scale;
@@ -126,7 +125,7 @@ struct KeyBlock {
             store_shared(is_dv ? tiles.v_tile() : tiles.k_tile(), sums, factor);
         });
         __syncthreads();
-        // The fence of a release holds a warp up; no other warp waits for it here.
+        // The fence of a release delays its warp, but no other warp waits for it here.
         if (releases) sync().release_last(plan);
         if (stores_dv) store_global(tiles.v_tile(), launch.params.dv, p.head_dim_v, launch.vector_dv);
         if (stores_dk) store_global(tiles.k_tile(), launch.params.dk, p.head_dim, launch.vector_dk);
@@ -134,8 +133,8 @@ struct KeyBlock {
 
     /// The first of two warps with the same keys has dV in the end, the other one dK.
     __device__ static __forceinline__ bool keeps_dv() { return Warp::query_part() == 0; }
-    /// Adds up the sums of the two warps with the same keys, through the shared memory of Q and dO. On return `dv` is
-    /// what the warp keeps.
+    /// Adds up the sums of the two warps with the same keys, through the shared memory of Q and dO. On return `dv`
+    /// holds the gradient that the warp keeps, dV or dK.
     __device__ __forceinline__ void reduce_sums(Sums& dv, const Sums& dk) const {
         auto* const own = reinterpret_cast<float4*>(tiles.q_tile(0)) + tiles.thread();
         const bool keeps = keeps_dv();

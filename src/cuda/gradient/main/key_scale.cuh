@@ -60,7 +60,7 @@ struct KeyScale {
         }
     }
 
-    /// `factor` divided by the scale of each row: what the accumulators are multiplied by in the epilogue.
+    /// `factor` divided by the scale of each row: the factors of the accumulators in the epilogue.
     __device__ __forceinline__ void factors(float (&out)[kKeyTiles][2], float factor) const {
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The mainloop in fp32. A thread has, of dV and dK, keys 16 apart and four columns in every 64; of dQ, queries 16 apart
-// and the same columns.
+// The mainloop in fp32. A thread has keys 16 apart of dV and dK, queries 16 apart of dQ, and of each four columns in
+// every 64.
 #pragma once
 
 #include "cuda/gradient/main/cta_work.cuh"
@@ -143,7 +143,7 @@ struct MainloopFp32 {
         }
     }
 
-    /// Adds dQ of the query tile to what the key blocks before have left in the workspace, [queries][columns].
+    /// Adds dQ of the query tile to the sum of the earlier key blocks in the workspace, [queries][columns].
     __device__ void add_dq(const Step& step, int first_query) const {
         const DqSemaphore semaphore{launch, work};
         float part[Tile::kQueries][Tile::kColumns] = {};

@@ -25,8 +25,8 @@ struct MainloopSplitColumns {
     static constexpr int kParts = kConfig.query_parts();  // warps with the same keys
     static constexpr int kOtherItems = (kParts - 1) * Warp::kSumItems;
     static_assert(Warp::kPasses == 1 && kSumTiles == Warp::kKeyTiles);
-    /// Two warps with the same keys synchronise P between themselves. With more of them all warps do, behind which the
-    /// stage of Q of the step before is free.
+    /// If two warps have the same keys, they synchronise P between themselves. If more have, all warps synchronise, and
+    /// after that the stage of Q of the previous step is free.
     static constexpr bool kPairBarrier = kParts == 2;
     static_assert(!kPairBarrier || kQAhead > 1, "other warps may still read Q of the step before");
 
@@ -52,7 +52,7 @@ struct MainloopSplitColumns {
         else if (planned.edge) add_dv<true>(dv, planned, stage, buffer, barriers);
         else add_dv<false>(dv, planned, stage, buffer, barriers);
         wait_for_p(index, barriers);
-        // With two stages Q can be copied only here, behind dK of the step before.
+        // With two stages Q can be copied only here, after dK of the previous step.
         if constexpr (kQAhead == 1) planner.template load<true, false>(plan, index + 1);
         ptx::cp_async_commit();
         add_others(dv, tiles.p_tile(), tiles.do_tile(stage), NothingBetween{});
@@ -154,7 +154,7 @@ struct MainloopSplitColumns {
         typename Dq::Part dq;
         Dq{tiles, 0, buffer}.multiply(dq, 0, false, 0);
         sync.wait(barriers.acquired, index);
-        // Read behind the GEMM: at head_dim 256 no register is left for it before.
+        // Read after the GEMM: at head_dim 256 no register is left for it earlier.
         float* const to = Dq::destination(*static_cast<float* const volatile*>(&planned.dq), 0);
         const auto add = [&](auto first) {
             add_others(dk, tiles.ds_tile(buffer), tiles.q_tile(stage), [&](int item) {

@@ -41,8 +41,8 @@ struct MainloopWarpPairs {
             clear(sums);
             scale = Scale(is_p_warp());
             const bool any_masked = run(sums, scale);
-            // Inf and NaN of hidden Q and dO are rare: the work is done again without them only where they have come
-            // through.
+            // Inf and NaN in hidden Q and dO are rare. Only if they reached the sums is the work done again without
+            // them.
             if (tiles.work.sanitizes || !any_masked || !__syncthreads_or(any_nonfinite(sums))) break;
             if (threadIdx.x == 0) mutable_work.sanitizes = true;
             __syncthreads();
@@ -132,7 +132,7 @@ struct MainloopWarpPairs {
         else compute_p<false>(s, step, rows, part, false);
         ptx::named_barrier_arrive(barrier_of(part), 64);
     }
-    /// kPredicates: some pairs are hidden, or some rows have a large |LSE|.
+    /// compute_p() of a tile. kPredicates: some pairs are hidden, or some rows have a large |LSE|.
     template <bool kPredicates>
     __device__ __forceinline__ void compute_p(Scores& s, const Step& step, const RowTile& rows, int part,
                                               bool masked) const {

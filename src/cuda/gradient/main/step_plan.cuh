@@ -17,7 +17,7 @@ struct PlannedStep {
     bool first;           // no key block adds to the dQ accumulator before this one
     bool whole;           // all rows exist, and Q and dO are read 16 bytes at a time
     const char* q;        // row 0 of the query tile
-    const char* d_o;      // likewise
+    const char* d_o;      // row 0 of the query tile
     const RowTile* rows;  // of the query tile
     float* dq;            // the accumulator
     int* semaphore;       // of the accumulator
@@ -49,7 +49,7 @@ struct StepPlanner {
     static constexpr int kCopiers = kHeadDim > 128 ? kConfig.threads() : kConfig.threads() / 2;
     /// At head_dim 256 no registers are left for values that could be computed once.
     static constexpr bool kFewRegisters = kHeadDim > 128;
-    /// The warp that plans: one that neither acquires nor releases in the steps where it does (StepSync).
+    /// The warp that plans. It neither acquires nor releases in the steps in which it plans (StepSync).
     static constexpr int kWarp = 2;
 
     const CtaTiles<T, kConfig> tiles;

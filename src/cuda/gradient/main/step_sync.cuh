@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How the warps of a CTA wait for each other inside a step, and for other CTAs at the dQ semaphore. Barriers are split:
-// a warp arrives a GEMM before it waits, so that a warp that has been held up has arrived by then.
+// a warp arrives one GEMM before it waits, so that slower warps have arrived by then.
 #pragma once
 
 #include "cuda/gradient/main/step_plan.cuh"
@@ -38,10 +38,10 @@ struct StepSync {
         }
     }
 
-    /// One warp acquires the dQ semaphore of step `index`; another one releases that of the step before. The two warps
-    /// change with each step: a fence takes 600 clocks, so fixed ones would always be behind the others. The acquiring
-    /// warp first sees that all warps have added in the step before, hence have passed `acquired` of that step: its
-    /// phase can't end twice before a slow warp has looked.
+    /// One warp acquires the dQ semaphore of step `index`; another one releases that of the previous step. The two
+    /// warps change with each step: a fence takes 600 clocks, so fixed ones would always be behind the others. The
+    /// acquiring warp first waits until all warps have added in the previous step. They have then passed `acquired` of
+    /// that step, so its phase can't end twice before a slow warp has tested it.
     __device__ __forceinline__ void acquire_and_release(StepPlan& plan, const PlannedStep& planned, int index,
                                                         StepBarriers& barriers) const {
         if (is_first_of_warp(index)) {

@@ -41,7 +41,7 @@ struct TransposedScores {
 
     __device__ __forceinline__ bool drops() const { return params.drops(); }
 
-    /// Which elements of P of 16 keys x 64 queries dropout keeps. All lanes of the warp call it.
+    /// Draws the dropout mask of 16 keys x 64 queries. All lanes of the warp call it.
     __device__ __forceinline__ DropoutBitsTransposed draw(int query, int key, int lane) const {
         return DropoutBitsTransposed::draw(params.keep, batch, static_cast<int>(head), query, key, lane);
     }

@@ -66,8 +66,9 @@ struct WarpTile {
     __device__ __forceinline__ bool needs_predicates(const PlannedStep& planned, int stage) const {
         return planned.masked != planned.edge || has_large_rows(stage);
     }
-    /// S^T and dP^T of a pass, and between the mma of dP^T: P^T = exp2(S^T - LSE). `on_p`() is called behind S^T; what
-    /// it returns is called with (m, j) when those elements of P^T are there. kEdge: the band hides some pairs.
+    /// Computes S^T and dP^T of a pass, and between the mma of dP^T: P^T = exp2(S^T - LSE). `on_p`() is called after
+    /// S^T; the function that it returns is called with (m, j) when those elements of P^T are ready. kEdge: the band
+    /// hides some pairs.
     template <bool kEdge, class OnP>
     __device__ __forceinline__ void compute_p(Scores& p, Scores& dp, const PlannedStep& planned, int stage, int pass,
                                               const OnP& on_p) const {
@@ -92,7 +93,7 @@ struct WarpTile {
             for_item<kSumItems>(item, [&](int m, int j) { store(ds, offset, dp[m][j], m, j); });
         };
         const float* const deltas = rows(stage).delta + first_column(pass) + lane_number() % 4 * 2;
-        float2 delta[2];  // of an item's tile and of the next one's: loaded behind a store it would come late
+        float2 delta[2];  // of an item's tile and of the next one's: a load behind a store would come late
         delta[0] = two(deltas, 0);
         const StepScale scale(planned);
         add_own_dv(dv, p, tiles.do_tile(stage), pass, [&](int item) {
@@ -110,8 +111,8 @@ struct WarpTile {
             for (int i = 0; i < kSumItems; ++i) put(i);
         }
     }
-    /// The slow path: P^T and dS^T of a pass behind both GEMMs, with a predicate for each pair. on_tile(m, j) is called
-    /// when both are there.
+    /// The slow path: computes P^T and dS^T of a pass after both GEMMs, with a predicate for each pair. on_tile(m, j)
+    /// is called when both are ready.
     template <class OnTile>
     __device__ __forceinline__ void compute_with_predicates(Scores& p, Scores& ds, const PlannedStep& planned,
                                                             int stage, int pass, const OnTile& on_tile) const {
@@ -167,7 +168,7 @@ struct WarpTile {
     }
 
  private:
-    /// What dS of a step is multiplied by. At head_dim 256 no register is left for it, so it is read from the plan.
+    /// The factor of dS in a step. At head_dim 256 no register is left for it, so it is read from the plan.
     struct StepScale {
         const PlannedStep& planned;
         float value = 1;
@@ -219,7 +220,7 @@ struct WarpTile {
         const Band32& band = tiles.work.band32;
         const int key = tiles.work.first_key + first_row() + lane_number() / 4;
         const int query = tile * kStepQueries + query_tile() * kBlockQ + first_column(pass) + lane_number() % 4 * 2;
-        const int first = key - query - band.low;  // how far the thread's first pair is inside the band
+        const int first = key - query - band.low;  // distance of the thread's first pair from the band's lower edge
         const int width = band.high - band.low;
 #pragma unroll
         for (int m = 0; m < kKeyTiles; ++m) {

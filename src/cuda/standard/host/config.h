@@ -48,7 +48,7 @@ inline constexpr int kKeysPerThread = 4;  ///< 16 bytes of S
 inline constexpr int kKeysAtOnce = kSoftmaxThreads * kKeysPerThread;
 inline constexpr int kKeysCached = 16384;  ///< of a row in shared memory; the rest of a longer row is read twice
 
-/// The same in the backward, which reads a row of S and one of dP.
+/// kKeysCached of the backward, which reads a row of S and one of dP.
 inline constexpr int kGradientKeysCached = 4096;
 inline constexpr int kKeysOfBlock = kBlockQ;  ///< of a CTA that computes dK or dV
 inline constexpr int kStepQueries = 64;       ///< queries of one step of such a CTA

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// After the main kernel, with head splits: dK and dV are the sums over the splits, in order, rounded. One CTA for 64
-// keys of dK or of dV.
+// Runs after the main kernel, with head splits: sums dK and dV over the splits, in order, and rounds them. One CTA for
+// 64 keys of dK or of dV.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// After the main kernel: dQ = scale * (the sum of its accumulators), rounded. One CTA for each query block of a head.
+// Runs after the main kernel: dQ = scale * (the sum of its accumulators), rounded. One CTA for each query block of a
+// head.
 #pragma once
 
 #include "cuda/fa3/backward/common/fp16_scale.cuh"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// After the main kernel over head_dim 128: dQ = scale * dS K in registers, with the outer loop over queries. S and dP
-// are computed once more for it. That costs less than adding dQ up in fp32 in the L2 cache (TRIED.md), and no CTA waits
+// Runs after the main kernel at head_dim over 128: dQ = scale * dS K in registers, with the outer loop over queries. S
+// and dP are recomputed for it. That costs less than adding dQ up in fp32 in the L2 cache (TRIED.md), and no CTA waits
 // for another one.
 #pragma once
 
@@ -119,7 +119,7 @@ __device__ __forceinline__ void DqTileConsumer<T, kConfig>::skip(int count) {
     }
 }
 
-/// P from S, which is there.
+/// Computes P from S, which is complete.
 template <class T, Config kConfig>
 __device__ __forceinline__ void DqTileConsumer<T, kConfig>::exponentiate() {
     ptx::warpgroup_fence_operand(s);
@@ -134,7 +134,7 @@ __device__ __forceinline__ void DqTileConsumer<T, kConfig>::exponentiate() {
     for (int i = 0; i < kPairs; ++i) s[i] = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, minus_lse[row_of(i)]));
 }
 
-/// dS in 16 bits from P and dP, which are there, for key block n.
+/// Computes dS in 16 bits for key block n, from P and dP, which are complete.
 template <class T, Config kConfig>
 __device__ __forceinline__ void DqTileConsumer<T, kConfig>::make_ds(int n) {
     ptx::warpgroup_fence_operand(dp);
@@ -184,7 +184,7 @@ __device__ __forceinline__ void DqTileConsumer<T, kConfig>::loop(Span keys) {
         k.advance();
         v.advance();
         if (!last) wait_for_keys();
-        start_s();  // of the next block; after the last one, of whatever the stage holds
+        start_s();  // of the next block; after the last one, from stale data of the stage
         if (!last) wait_for(shared.v_ring.full[v.index()], v.phase());
         start_dp();
         ptx::wgmma_wait<1>();
@@ -214,7 +214,7 @@ __device__ __forceinline__ void DqTileConsumer<T, kConfig>::run() {
 /// Stores dQ through the shared memory of the warpgroup's Q.
 template <class T, Config kConfig>
 __device__ __forceinline__ void DqTileConsumer<T, kConfig>::store() {
-    ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);  // no warp reads it any more
+    ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);  // no warp reads Q any more
     const ForwardParams& p = launch.params.forward;
     const int query = first_query() + 16 * warp();
     const GradientRows to{

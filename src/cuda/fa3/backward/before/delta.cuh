@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Before the main kernel: RowStats with delta[i] = (sum over j of P dP) / (sum over j of P) - dLSE[i]. The outer loop
-// is over queries. (delta = dO . O would need an O that is not rounded: docs/decisions/delta-of-rounded-output.md.)
+// Runs before the main kernel: RowStats with delta[i] = (sum over j of P dP) / (sum over j of P) - dLSE[i]. The outer
+// loop is over queries. (delta = dO . O would need an O that is not rounded:
+// docs/decisions/delta-of-rounded-output.md.)
 #pragma once
 
 #include <algorithm>
@@ -72,7 +73,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::apply_mask(float (&va
     }
 }
 
-/// From scores to P. In large rows to exp(score - the largest score so far), as the forward's online softmax does.
+/// Turns scores into P; in large rows into exp(score - the largest score so far), as the forward's online softmax does.
 template <class T, Config kConfig>
 __device__ __forceinline__ void DeltaConsumer<T, kConfig>::exponentiate() {
     if (any_lane(large[0] || large[1])) {
@@ -216,7 +217,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_nonfi
         if (minus_lse[r] != -INFINITY) {  // the row sees keys
             delta = static_cast<float>(sum_p_dp[r] / sum_p[r]) * launch.params.forward.keep_scale;
             if (launch.params.dlse.data != nullptr) delta -= of_row(launch.params.dlse, r);
-            if (!isfinite(delta)) delta = NAN;  // dS of all keys that the row sees, whatever their dP
+            if (!isfinite(delta)) delta = NAN;  // makes dS NaN for all keys that the row sees, whatever their dP
         }
         const int slot = RowStats::slot(row() + 8 * r);
         stats.minus_lse[slot] = minus_lse[r];

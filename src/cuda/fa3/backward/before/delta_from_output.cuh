@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Before the main kernel, where the caller has kept the residual of O: RowStats with delta[i] = dO . (O + residual) -
+// Runs before the main kernel, if the caller has kept the residual of O: RowStats with delta[i] = dO . (O + residual) -
 // dLSE[i]. It needs no GEMM and is bound by reading O, dO and the residual. Rows with a large |LSE| are left to
 // delta_kernel, since their P needs the row's largest score.
 #pragma once
@@ -20,7 +20,7 @@ namespace tessera::cuda::fa3::backward {
 inline constexpr int kOutputThreads = 256;
 inline constexpr int kOutputCtas = 2;  ///< on a multiprocessor, by registers
 
-/// This thread's part of row . row. `vector`: the row can be read 16 bytes at a time.
+/// This thread's part of the sum of squares of a row. `vector`: the row can be read 16 bytes at a time.
 template <class T>
 __device__ __forceinline__ float squares_of_row(const HeadRows& rows, int row, int dim, int part, bool vector) {
     float sum = 0;
@@ -101,7 +101,7 @@ struct DeltaFromOutput {
         if (queries.query % kConfig.block_q == 0) clear_dq_semaphores(launch, queries.block());
     }
 
-    /// kRows rows `row`, row + kRowStride, ... that can be read by vectors.
+    /// Handles kRows rows `row`, row + kRowStride, ... that can be read by vectors.
     template <int kRows>
     __device__ __forceinline__ void run_rows(int row) {
         OutputChunk chunks[kRows][kChunks];
@@ -128,7 +128,7 @@ struct DeltaFromOutput {
         }
     }
 
-    /// One row of any strides.
+    /// Handles one row of any strides.
     __device__ __forceinline__ void run_row(int row) {
         const int query = queries.query + row;
         const bool exists = query < queries.schedule.len_q;
@@ -192,12 +192,12 @@ struct DeltaFromOutput {
     }
 };
 
-/// Pieces of 64 queries of a query head of a sequence: those of all its query blocks, at most.
+/// The most pieces of 64 queries that a query head of a sequence has: those of all its query blocks.
 template <Config kConfig>
 __host__ __device__ constexpr int pieces_of_head(const ForwardParams& p) {
     return static_cast<int>((p.len_q + kConfig.block_q - 1) / kConfig.block_q) * kConfig.row_stats();
 }
-/// The same of all query heads.
+/// Pieces of 64 queries of all query heads.
 template <Config kConfig>
 __host__ __device__ constexpr std::int64_t query_pieces(const ForwardParams& p) {
     return std::int64_t{p.batch} * p.heads_q * pieces_of_head<kConfig>(p);

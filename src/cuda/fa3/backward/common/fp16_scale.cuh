@@ -26,7 +26,7 @@ inline constexpr float kPScaleExponent = kFp16Scaled<T> ? 15.0F : 0.0F;
 template <class T>
 inline constexpr float kPScale = kFp16Scaled<T> ? 0x1p15F : 1.0F;
 
-/// What dS of a head split is stored times.
+/// The scale by which dS of a head split is multiplied when it is stored.
 template <class T>
 __device__ __forceinline__ float ds_scale(const Launch& launch, int batch, int kv_head, int split) {
     constexpr int kMaxExponent = 100;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void scale_deltas(float4 (&deltas)[kCount], float ds_
     }
 }
 
-/// The bound of a row; rows whose dS are not finite have none.
+/// The bound of a row; 0 for rows whose dS is not finite, which then don't count.
 __device__ __forceinline__ float finite_or_0(float bound) { return bound < INFINITY ? bound : 0.0F; }
 
 /// Raises a bound in memory to the largest one of a warp's lanes, all of which call it. A maximum does not depend on

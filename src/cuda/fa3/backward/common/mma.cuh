@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The GEMMs of a step, as one warpgroup issues them. Each function starts one as a wgmma group; the caller waits.
-// Where keys are outer, S and dP are transposed: rows are keys, so P^T and dS^T are A operands in the registers they
-// are computed in.
+// With the outer loop over keys S and dP are transposed: rows are keys, so P^T and dS^T are A operands in the registers
+// they are computed in.
 #pragma once
 
 #include "cuda/fa3/host/backward_config.h"
@@ -43,7 +43,7 @@ __device__ __forceinline__ void start_scores_of_registers(float (&s)[32], const 
     ptx::wgmma_commit();
 }
 
-/// S = Q K^T or dP = dO V^T where queries are outer: [64 queries][kBlockKv].
+/// S = Q K^T or dP = dO V^T, with the outer loop over queries: [64 queries][kBlockKv].
 template <class T, Config kConfig, int kDim>
 __device__ __forceinline__ void start_query_scores(float (&s)[kConfig.block_kv / 2], std::uint64_t queries,
                                                    std::uint64_t keys) {
@@ -73,8 +73,8 @@ __device__ __forceinline__ void load_rows(std::uint32_t (&a)[4][4], const Panel&
     }
 }
 
-/// dV += P^T dO or dK += dS^T Q: [64 keys][kDim] += [64 keys][kBlockQ] [kBlockQ][kDim]. Where queries are outer,
-/// dQ += dS K.
+/// dV += P^T dO or dK += dS^T Q: [64 keys][kDim] += [64 keys][kBlockQ] [kBlockQ][kDim]. With the outer loop over
+/// queries: dQ += dS K.
 template <class T, int kDim, int kBlockQ>
 __device__ __forceinline__ void start_gradient(float (&gradient)[kDim / 2], const std::uint32_t (&a)[kBlockQ / 16][4],
                                                std::uint64_t b) {

@@ -8,8 +8,8 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// P of a score, which is scaled by scale_log2 to units of log2. Of queries whose |LSE| is large, `minus_lse` is minus
-/// the largest score and `inverse_sum` 1 / sum.
+/// P of a score, which is scaled by scale_log2 to units of log2. For queries whose |LSE| is large, `minus_lse` is minus
+/// the largest score and `inverse_sum` is 1 / sum.
 __device__ __forceinline__ float probability(float score, float scale_log2, float minus_lse, float inverse_sum) {
     const float ordinary = fmaf(score, scale_log2, minus_lse);
     const float beside_most = __fadd_rn(__fmul_rn(score, scale_log2), minus_lse);

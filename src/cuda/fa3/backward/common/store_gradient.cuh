@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of a gradient to its tensor: from a warp's accumulators by TMA, or from a tile in shared memory.
+// Stores rows of a gradient to its tensor: from a warp's accumulators by TMA, or from a tile in shared memory.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ float scaled(float x, float factor) { return fmaf(x, 
 struct Unscaled {};
 __device__ __forceinline__ float scaled(float x, Unscaled /*unused*/) { return x; }
 
-/// Where a warp's 16 rows of a gradient go.
+/// The destination of a warp's 16 rows of a gradient.
 struct GradientRows {
     const Rows& rows;
     const CUtensorMap& map;
@@ -32,7 +32,7 @@ struct GradientRows {
 /// 16 rows of a panel in shared memory, for one warp.
 using PanelRows = std::uint16_t (*)[kPanelColumns];
 
-/// Sets them in consecutive panels, from row `first` on.
+/// Sets the PanelRows of consecutive panels, from row `first` on.
 template <class Panel, int kPanels>
 __device__ __forceinline__ void set_rows(PanelRows (&rows)[kPanels], Panel (&panels)[kPanels], int first) {
 #pragma unroll

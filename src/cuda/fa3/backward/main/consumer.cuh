@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the three main loops share: a thread of a consumer warpgroup, what it reads about the queries of a step, P^T
-// from S^T, dS into shared memory, and NaN and infinities set to 0.
+// The code that the three main loops share, for a thread of a consumer warpgroup: it reads the data of a step's
+// queries, computes P^T from S^T, stores dS to shared memory, and sets NaN and infinities to 0.
 #pragma once
 
 #include "cuda/fa3/backward/common/fp16_scale.cuh"
@@ -29,8 +29,8 @@ struct ConsumerThread : ConsumerState<kConfig> {
 
     int flags = 0;  ///< of the step; kNotFirst: it is not the first of its key block
 
-    /// The thread's index in the CTA. It is computed anew at each use, since keeping what follows from it over the loop
-    /// takes registers.
+    /// The thread's index in the CTA. It is computed anew at each use: values derived from it would take registers over
+    /// the loop.
     __device__ __forceinline__ static unsigned thread() {
         return static_cast<unsigned>(ptx::opaque(static_cast<int>(threadIdx.x)));
     }
@@ -57,8 +57,8 @@ struct ConsumerThread : ConsumerState<kConfig> {
         if constexpr (kConfig.persistent()) return shared.persistent.parity[warpgroup];
         else return 0;
     }
-    /// Reads the flags of the step whose Q is there. The loops do so one GEMM early: shared memory answers ordinary
-    /// loads late (100 to 200 clocks) while MMAs read it.
+    /// Reads the flags of the step whose Q has arrived. The loops do so one GEMM early: an ordinary load from shared
+    /// memory takes 100 to 200 clocks while MMAs read it.
     __device__ __forceinline__ void read_flags(bool not_first = false) {
         const int m = shared.block_q[q.index()];
         const Span& unmasked = block().unmasked[warpgroup];
@@ -81,7 +81,7 @@ struct ConsumerThread : ConsumerState<kConfig> {
         const RowStats& stats = shared.stats[q.index()][chunk / 4];
         return reinterpret_cast<const float4&>((stats.*values)[16 * (chunk % 4) + 2 * column]);
     }
-    /// The same for all chunks of 64 queries. `half`: of a step of 128 queries.
+    /// Reads stats_of_chunk() of all chunks of 64 queries. `half`: of a step of 128 queries.
     __device__ __forceinline__ void read_stats(float4 (&out)[kChunks], const float (RowStats::*values)[Config::kRows],
                                                int half = 0) const {
         const int column = first_column();
@@ -91,7 +91,7 @@ struct ConsumerThread : ConsumerState<kConfig> {
         }
     }
 
-    /// What dP and delta are multiplied by for dS (score_gradient).
+    /// The factor of dP and delta in dS (score_gradient).
     __device__ __forceinline__ float ds_factor() const {
         if constexpr (kFp16Scaled<T>) return block().ds_factor;
         else return 1;
@@ -102,7 +102,7 @@ struct ConsumerThread : ConsumerState<kConfig> {
     }
     __device__ __forceinline__ void wait_for_q() { wait_for(shared.q_ring.full[q.index()], q.phase()); }
     __device__ __forceinline__ void wait_for_do() { wait_for(shared.do_ring.full[d_o.index()], d_o.phase()); }
-    /// Persistent CTA: waits until dK of the key block before has left shared memory.
+    /// Persistent CTA: waits until dK of the previous key block has left shared memory.
     __device__ __forceinline__ void wait_for_dk_store() const {
         if constexpr (kConfig.persistent()) {
             if (ptx::reload_thread_index() % 32 == 0) ptx::tma_store_wait_read();
@@ -142,9 +142,9 @@ struct ConsumerThread : ConsumerState<kConfig> {
     }
 };
 
-/// How consumers that make S, dV and dK begin: sets the gradients to 0, and computes the first scores if there are
-/// steps. Meanwhile K is searched for NaN and infinities; in the rare case that there are, they are set to 0 and the
-/// scores computed again. Returns whether there are steps.
+/// The prologue of consumers that compute S, dV and dK: sets the gradients to 0, and computes the first scores if there
+/// are steps. Meanwhile K is searched for NaN and infinities. If it has any, which is rare, they are set to 0 and the
+/// scores are computed again. Returns whether there are steps.
 template <template <class, Config> class OfConsumer, class T, Config kConfig>
 __device__ __forceinline__ bool prologue(OfConsumer<T, kConfig>& c) {
 #pragma unroll
@@ -186,7 +186,7 @@ __device__ __forceinline__ void wait_for_dk(OfConsumer& c) {
     ptx::warpgroup_fence_operand(c.ds);
 }
 
-/// The value for one element, of what stats_of_chunk() gives for its chunk.
+/// The value of one element among those that stats_of_chunk() returns for its chunk.
 __device__ __forceinline__ float element_of(const float4& four, int element) {
     if (element / 4 % 2 == 0) return element % 2 == 0 ? four.x : four.y;
     return element % 2 == 0 ? four.z : four.w;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a step's dQ leaves the CTA: from the consumers' accumulators through shared memory to the accumulator in the
-// workspace, in the fixed order of dq_order.hpp. Every query block of dQ has two halves, one for each of two producer
-// threads: of its columns, or, with a dedicated dQ warpgroup, of its queries.
+// The way of a step's dQ out of the CTA: from the consumers' accumulators through shared memory to the accumulator in
+// the workspace, in the fixed order of dq_order.hpp. Every query block of dQ has two halves, one for each of two
+// producer threads: of its columns, or, with a dedicated dQ warpgroup, of its queries.
 //
 //     consumer warpgroup w                          producer thread of half w
 //     wait for dq_empty[w]                          wait until the dQ semaphore has come to this key block's position
@@ -11,11 +11,11 @@
 //                                                   raise the semaphore
 //
 // Reading a semaphore takes some 400 clocks and the fence before its store some 800 (TRIED.md). At head_dim 128 that is
-// a third of a step, so a thread of its own waits for the semaphores of both halves and raises them
-// (order_dq_additions), and tells the other two when they may add.
+// a third of a step. So an order thread waits for the semaphores of both halves, signals the other two when they may
+// add, and raises the semaphores (order_dq_additions).
 //
-// Where the last key block to add writes dQ (KeyBlock::writes_dq), the producer threads fetch the accumulator into
-// shared memory instead (add_or_fetch_dq), and the consumers add their own dQ, scale, round and write it (write_dq).
+// If the last key block to add writes dQ (KeyBlock::writes_dq), the producer threads fetch the accumulator into shared
+// memory instead (add_or_fetch_dq), and the consumers add their own dQ, scale, round and write it (write_dq).
 #pragma once
 
 #include "cuda/fa3/backward/main/consumer.cuh"
@@ -170,9 +170,9 @@ __device__ __forceinline__ void order_dq_additions(const Launch& launch, Shared<
     }
 }
 
-/// One thread of a key block that is the last to add to some query blocks: fetches what their accumulator holds, for
-/// write_dq(). dq_empty says that it is there, dq_full that it has been read. With an order thread such a key block is
-/// the last one in all of its steps (first_block_adds_last()).
+/// One thread of a key block that is the last to add to some query blocks: fetches the sum in their accumulator, for
+/// write_dq(). dq_empty signals that the sum has arrived, dq_full that it has been read. With an order thread such a
+/// key block is the last one in all of its steps (first_block_adds_last()).
 template <Config kConfig, int kHalf>
 __device__ __forceinline__ void add_or_fetch_dq(const Launch& launch, Shared<kConfig>& shared,
                                                 const KeyBlock<kConfig>& block, DqParities& parity) {
@@ -218,7 +218,7 @@ __device__ __forceinline__ void signal_dq(ConsumerThread<T, kConfig>& c) {
     c.arrive(c.shared.dq_full[c.warpgroup]);
 }
 
-/// A consumer: its half of dQ into shared memory, 16 bytes of a thread beside those of its neighbours.
+/// A consumer: stores its half of dQ to shared memory, 16 bytes of a thread beside those of its neighbours.
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_dq(ConsumerThread<T, kConfig>& c, const float (&dq)[kConfig.dq_columns() / 2]) {
     auto* out = reinterpret_cast<float4*>(c.shared.dq[c.warpgroup]) + threadIdx.x % 128;
@@ -262,7 +262,7 @@ __device__ __forceinline__ void write_dq(ConsumerThread<T, kConfig>& c, float (&
                          packed[j][1], packed[j + 1][0], packed[j + 1][1]);
     }
     __syncwarp();
-    constexpr bool kByColumns = kConfig.block_q == Config::kRows;  // what a half is
+    constexpr bool kByColumns = kConfig.block_q == Config::kRows;  // a half is columns, not queries
     const int chunk = c.lane() % 8;
     const int column = (kByColumns ? kColumns * c.warpgroup : 0) + 8 * chunk;
     const int first = shared.block_q[q_stage] * kConfig.block_q + (kByColumns ? 0 : Config::kRows * c.warpgroup) +

@@ -10,8 +10,8 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// Adds the NaN and infinities that zero_nonfinite_queries() took out of dO to dV of the keys that their rows see. Rare
-/// and slow.
+/// Adds the NaN and infinities that zero_nonfinite_queries() took out of dO to dV of the keys that their rows see. This
+/// is rare and slow.
 template <class T, Config kConfig>
 __device__ __forceinline__ void restore_nonfinite(const ConsumerThread<T, kConfig>& c,
                                                   float (&dv)[kConfig.head_dim_v / 2]) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ void restore_nonfinite(const ConsumerThread<T, kConfi
     }
 }
 
-/// Where this warp's rows of dK or dV go.
+/// The destination of this warp's rows of dK or dV.
 template <class T, Config kConfig>
 __device__ __forceinline__ GradientRows gradient_rows(const ConsumerThread<T, kConfig>& c, const Rows& rows,
                                                       const CUtensorMap& map, bool by_tma, int columns) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ GradientRows gradient_rows(const ConsumerThread<T, kC
             columns};
 }
 
-/// With head splits: where dK or dV of this warpgroup's 64 keys go in the workspace, [64 keys][kDim] of `splits`.
+/// With head splits: the address in the workspace of dK or dV of this warpgroup's 64 keys, [64 keys][kDim] of `splits`.
 template <int kDim, class T, Config kConfig>
 __device__ __forceinline__ float* split_gradient(const ConsumerThread<T, kConfig>& c, float* splits) {
     const Launch& launch = c.launch;
@@ -97,8 +97,8 @@ __device__ __forceinline__ void store_dv(const ConsumerThread<T, kConfig>& c, fl
     else store_gradient<T, kConfig.head_dim_v>(dv, Unscaled{}, to, rows, c.lane());
 }
 
-/// Through the memory of K. A persistent CTA may be loading the next key block's K there, so it takes the memory of the
-/// warpgroup's next dS, and dk_upper.
+/// Stores dK through the memory of K. A persistent CTA may be loading the next key block's K there, so it takes the
+/// memory of the warpgroup's next dS, and dk_upper.
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_dk(const ConsumerThread<T, kConfig>& c, const float (&dk)[kConfig.head_dim / 2]) {
     const Launch& launch = c.launch;
@@ -128,7 +128,7 @@ __device__ __forceinline__ void sync_consumers() {
     ptx::named_barrier_sync(kEndBarrier, kConfig.threads() - 128);
 }
 
-/// The stores of dV overlap with the last dK.
+/// The epilogue of a key block. The stores of dV overlap with the last dK.
 template <class T, template <class, Config> class OfConsumer, Config kConfig>
 __device__ __forceinline__ void store_gradients(OfConsumer<T, kConfig>& c) {
     ptx::named_barrier_sync(kWarpgroupBarrier + c.warpgroup, 128);  // only this warpgroup has read V of its keys

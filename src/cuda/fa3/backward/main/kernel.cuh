@@ -93,7 +93,7 @@ __device__ __forceinline__ bool has_begun(const Shared<kConfig>& shared) {
     return shared.block.exists();
 }
 
-/// setmaxnreg runs while the number of the CTA is on its way from memory.
+/// The main kernel. setmaxnreg runs while the number of the CTA is being loaded from memory.
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) backward_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The key block that a CTA works on: which one its number stands for, and what follows from that.
+// The key block that a CTA works on, decoded from its number.
 #pragma once
 
 #include "cuda/fa3/backward/common/fp16_scale.cuh"
@@ -27,7 +27,7 @@ struct KeyBlock {
     int first_block_q;                  ///< query blocks before the sequence's first one
     Span unmasked[Config::kConsumers];  ///< query blocks that see all keys of a warpgroup
 
-    /// Sets which keys it has. The rest follows in set_derived(), after the first loads have been started.
+    /// Sets which keys the block has. set_derived() sets the other members, after the first loads have been started.
     __device__ __forceinline__ void decode(const Launch& launch, unsigned number) {
         const ForwardParams& p = launch.params.forward;
         const KeyBlockNumber key_block = launch.key_blocks.decode(number);
@@ -45,7 +45,7 @@ struct KeyBlock {
         schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, len_q, len_kv, p.group, p.heads_kv);
         reload_from_memory();
         end_head = kv_head * p.group + (split + 1) * schedule.heads_per_split;
-        // Where dQ has a kernel of its own, no CTA waits for another one, and n is in launch order.
+        // If dQ has a kernel of its own, no CTA waits for another one, and n is in launch order.
         if constexpr (kConfig.splits_dv_dk()) n = segment * launch.key_blocks.segment_size + index;
         else n = schedule.key_block(segment, index, launch.key_blocks.segments, launch.key_blocks.segment_size);
         if (split >= schedule.head_splits) n = schedule.count_kv;

@@ -7,7 +7,7 @@
 // S of a query block is computed one step ahead, and its dK overlaps with the exponentials of the next step. A step of
 // run(), in the order of the code:
 //
-//   make_ds()               S^T = K Q^T is there. Starts dP^T = V dO^T, and computes half of P^T = exp2(S^T - LSE)
+//   make_ds()               S^T = K Q^T is complete. Starts dP^T = V dO^T, and computes half of P^T = exp2(S^T - LSE)
 //                           beside it. Computes the other half beside dS^T = P^T (dP^T - delta): exponentials have a
 //                           unit of their own. Starts dV += P^T dO, and stores dS to shared memory beside it, since dQ
 //                           needs the keys of both warpgroups
@@ -117,7 +117,7 @@ struct Consumer : ConsumerThread<T, kConfig> {
     }
 };
 
-/// From S^T: P^T in 16 bits after dropout, and in s P^T times the derivative of the softcap.
+/// Computes from S^T: P^T in 16 bits after dropout, and in s P^T times the derivative of the softcap.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_score_mod() {
     const ForwardParams& params = launch.params.forward;
@@ -168,9 +168,9 @@ __device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&d
     }
 }
 
-/// From S^T, which is there, to dS^T in shared memory and dV under way. dK of the last step and dP^T overlap with the
-/// first half of the exponentials. The other half overlaps with dS^T, because both warpgroups share the exponential
-/// units and keep them busy for as long as dP^T takes.
+/// Computes dS^T from S^T, which is complete, stores it to shared memory and starts dV. dK of the last step and dP^T
+/// overlap with the first half of the exponentials. The other half overlaps with dS^T, because both warpgroups share
+/// the exponential units and keep them busy for as long as dP^T takes.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     constexpr int kChunks = Base::kChunks, kAhead = kChunks / 2;  // chunks before the wait for dP^T
@@ -212,7 +212,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     publish_ds();
 }
 
-/// The same in general shapes. Registers are short, so dV += P^T dO is done before dS^T is computed.
+/// make_ds() of general shapes. Registers are short, so dV += P^T dO is done before dS^T is computed.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::make_ds_with_score_mod() {
     Base::wait_for_do();
@@ -250,8 +250,9 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         last_q = q.index();
         q.advance();
         if (left > 0) wait_for(shared.q_ring.full[q.index()], q.phase());
-        start_s();  // of the next step; after the last one, of whatever the stage holds
-        // Now both halves of dS are there. The other stage of dS is free: its dQ was done before this step.
+        start_s();  // of the next step; after the last one, from stale data of the stage
+        // Behind the barrier both halves of dS are stored. The other stage of dS is free: its dQ was done before this
+        // step.
         ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
         if constexpr (!kConfig.general) {
             ptx::wgmma_wait<1>();

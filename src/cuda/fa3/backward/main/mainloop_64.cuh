@@ -2,14 +2,13 @@
 //
 // The main loop at head_dim 64: Algorithm 2 as in mainloop_128.cuh, with a dedicated warpgroup for dQ. An element costs
 // as much arithmetic as at head_dim 128 and half the MMA time. Warpgroups that meet in every step would compute at the
-// same time, and issue MMAs at the same time. Here the two that have keys never meet, so the exponentials of one
+// same time, and issue MMAs at the same time. Here the two that have keys never meet. So the exponentials of one
 // overlap with the MMAs of the other. A step has 128 queries, in two halves of 64.
 //
 // Two warpgroups (KeyConsumer), 64 keys each, compute S, P, dP, dS, dV and dK. For each half, run():
 //
-//   make_ds()               S^T is there. Starts dP^T, and computes P^T beside it and beside dK of the half before.
-//   Then
-//                           dS^T, which is stored to one of the four stages of ds_ring
+//   make_ds()               S^T is complete. Starts dP^T, and computes P^T beside it and beside the previous half's dK.
+//                           Then computes dS^T, and stores it to one of the four stages of ds_ring
 //   start_s()               starts S^T of the next half. K is the A operand, in registers: 32 KiB less shared memory to
 //                           read in a step
 //   start_dv(), start_dk()  start dV += P^T dO and dK += dS^T Q. Then waits for S and dV
@@ -55,7 +54,7 @@ struct KeyConsumer : HalfStepThread<T, kConfig> {
     std::uint32_t ds[kHalf / 16][4];            ///< dS^T in 16 bits
     bool nonfinite;                             ///< K holds NaN or infinities
 
-    /// K into registers.
+    /// Loads K into registers.
     __device__ __forceinline__ void load_keys() {
         load_rows(k, shared.k[0], kHalf * warpgroup);
         std::uint32_t found = 0;
@@ -67,7 +66,7 @@ struct KeyConsumer : HalfStepThread<T, kConfig> {
         nonfinite = Base::any_in_warpgroup(found != 0);
     }
     __device__ __forceinline__ bool nonfinite_in_keys() const { return nonfinite; }
-    /// In shared memory, then in registers.
+    /// Sets NaN and infinities of K to 0 in shared memory, and loads K into registers again.
     __device__ __forceinline__ void zero_nonfinite_keys() {
         Base::zero_nonfinite_keys();
         load_rows(k, shared.k[0], kHalf * warpgroup);
@@ -93,8 +92,8 @@ struct KeyConsumer : HalfStepThread<T, kConfig> {
     __device__ __forceinline__ void run();
 };
 
-/// From S^T of a half, which is there, to its dS^T in shared memory. dK of the half before and dP^T overlap with the
-/// exponentials. `last_q`: stage of the Q that dK of the last step reads.
+/// Computes dS^T from S^T of a half, which is complete, and stores it to shared memory. dK of the previous half and
+/// dP^T overlap with the exponentials. `last_q`: stage of the Q that dK of the last step reads.
 template <class T, Config kConfig>
 __device__ __forceinline__ void KeyConsumer<T, kConfig>::make_ds(int half, int last_q) {
     const bool some_nonfinite = Base::some_nonfinite();
@@ -138,7 +137,7 @@ __device__ __forceinline__ void KeyConsumer<T, kConfig>::run() {
                 q.advance();
                 if (left > 0) Base::wait_for_q();
             }
-            start_s(1 - half);  // of the next half; after the last one, of whatever the stage holds
+            start_s(1 - half);  // of the next half; after the last one, from stale data of the stage
             ptx::fence_proxy_async();
             arrive(shared.ds_ring.full[ds_stage(half)]);
             start_dv(half);

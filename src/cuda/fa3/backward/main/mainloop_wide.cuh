@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The main loop over head_dim 128, where dK or dV of 64 keys fills the registers of a warpgroup: one warpgroup computes
-// P and dV, the other one dS and dK, of the same 64 keys. dQ has a kernel of its own (after/dq_kernel.cuh).
+// The main loop at head_dim over 128, where dK or dV of 64 keys fills the registers of a warpgroup: one warpgroup
+// computes P and dV, the other one dS and dK, of the same 64 keys. dQ has a kernel of its own (after/dq_kernel.cuh).
 //
 // The dV warpgroup starts the next step's S before this step's dV, and computes P beside the latter. The dK warpgroup
 // starts dK first, so that Q is released early: at head_dim 256 it has two stages only.
@@ -11,7 +11,7 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// What the two warpgroups share.
+/// The base of the two warpgroups' consumers.
 template <class T, Config kConfig>
 struct SplitThread : ConsumerThread<T, kConfig> {
     using Base = ConsumerThread<T, kConfig>;
@@ -51,13 +51,13 @@ struct DvConsumer : SplitThread<T, kConfig> {
         start_gradient<T, kConfig.head_dim_v, kConfig.block_q>(
             dv, p, uniform(column_descriptor(shared.d_o[d_o.index()], kConfig.block_q)));
     }
-    /// P^T from S^T, which is there.
+    /// Computes P^T from S^T, which is complete.
     __device__ __forceinline__ void make_p(const float4 (&minus_lse)[Base::kChunks]) {
         ptx::warpgroup_fence_operand(s);
         Base::exponentiate(s, minus_lse);
         Base::apply_mask(s);
     }
-    /// Passes P^T to the dK warpgroup, in fp32. It has read the stage's last P^T, since it has released its Q.
+    /// Passes P^T to the dK warpgroup, in fp32. That warpgroup has released the stage's Q, so it has read its last P^T.
     __device__ __forceinline__ void pass_p() {
         float4* const out = Base::shared_p();
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ __forceinline__ void DvConsumer<T, kConfig>::run() {
         --left;
         q.advance();
         if (left > 0) Base::wait_for_q();
-        start_s();  // of the next step; after the last one, of whatever the stage holds, and P of it is not used
+        start_s();  // of the next step; after the last one, from stale data of the stage, whose P is not used
         start_dv();
         Base::read_flags();
         Base::read_stats(minus_lse, &RowStats::minus_lse);
@@ -129,7 +129,7 @@ struct DkConsumer : SplitThread<T, kConfig> {
         start_gradient<T, kConfig.head_dim, kConfig.block_q>(
             dk, ds, uniform(column_descriptor(shared.q[q.index()], kConfig.block_q)));
     }
-    /// dS^T from dP^T, which is there, and P^T of the dV warpgroup.
+    /// Computes dS^T from dP^T, which is complete, and P^T of the dV warpgroup.
     __device__ __forceinline__ void make_ds(float4 (&deltas)[Base::kChunks]) {
         static_assert(Base::kChunks == kPairs / 8);
         ptx::warpgroup_fence_operand(dp);
@@ -185,7 +185,7 @@ __device__ __forceinline__ void DkConsumer<T, kConfig>::run() {
             Base::wait_for_q();
             Base::wait_for_do();
         }
-        start_dp();  // of the next step; after the last one, of whatever the stage holds
+        start_dp();  // of the next step; after the last one, from stale data of the stage
         Base::read_flags();
         Base::read_stats(deltas, &RowStats::delta);
         ptx::wgmma_wait<1>();

@@ -6,7 +6,7 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// Which of a thread's pairs of a step are visible. Rows are keys, columns queries.
+/// The visible pairs among a thread's pairs of a step. Rows are keys, columns queries.
 struct PairMask {
     int first[2], last[2];  ///< columns that row r sees, counted from the thread's first one
 

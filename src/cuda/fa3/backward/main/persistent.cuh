@@ -18,8 +18,8 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// One thread: sets the key block of this number, or, if it has none, of the next number with one. Where none is left,
-/// the block does not exist.
+/// One thread: sets the key block of this number, or, if it has none, of the next number with one. If none is left, the
+/// block does not exist.
 template <Config kConfig>
 __device__ __forceinline__ void find_existing(const Launch& launch, KeyBlock<kConfig>& block, unsigned number) {
     while (true) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void produce_blocks(const Launch& launch, Shared<kCon
     else if (thread == 96) order_dq_of_blocks(launch, shared);
 }
 
-/// A consumer warpgroup: waits for the next key block and copies what is known of it. Returns whether there is one.
+/// A consumer warpgroup: waits for the next key block and copies its KeyBlock. Returns whether there is one.
 template <Config kConfig>
 __device__ __forceinline__ bool acquire_block(Shared<kConfig>& shared, int warpgroup) {
     constexpr int kWords = sizeof(shared.block) / sizeof(int);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// score_mod on transposed tiles: what scores and P go through besides scale, mask and softmax, which is softcap, ALiBi
-// and dropout. Rows are keys and columns queries; `key` and `query` are those of a thread's element 0.
-// (tile/score.cuh does it on tiles whose rows are queries.)
+// score_mod on transposed tiles: softcap, ALiBi and dropout of scores and P. Rows are keys and columns queries; `key`
+// and `query` are those of a thread's element 0. (tile/score.cuh does it on tiles whose rows are queries.)
 #pragma once
 
 #include <cfloat>
@@ -28,7 +27,7 @@ struct ScoreMod {
         if (p.alibi_slopes) slope = p.alibi_slopes[batch * p.alibi_batch + head * p.alibi_head];
     }
 
-    /// From q . k to a score in units of the natural logarithm. Returns d(score) / d(scale * q . k).
+    /// Turns q . k into a score in units of the natural logarithm. Returns d(score) / d(scale * q . k).
     __device__ __forceinline__ float transform(float& s, int query, int key) const {
         s = __fmul_rn(s, params.scale);
         float derivative = 1;
@@ -45,7 +44,7 @@ struct ScoreMod {
     /// Which P of a warp's 16 keys and 64 queries dropout keeps.
     __device__ __forceinline__ DropoutBitsTransposed kept(int query, int key, int lane) const {
         if (!params.drops()) return {};
-        // Opaque: what follows from them is computed anew, so that no register holds it over the loop.
+        // Opaque: values derived from them are computed anew, so that no register holds them over the loop.
         return DropoutBitsTransposed::draw(params.keep, ptx::opaque(batch), ptx::opaque(head), ptx::opaque(query),
                                            ptx::opaque(key), ptx::opaque(lane));
     }

@@ -12,11 +12,11 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// Where one side stands in a ring of any number of stages.
+/// The position of one side in a ring of any number of stages.
 template <int kStages>
 using RingState = PipelineState<kStages, StateStorage::index_and_phase>;
 
-/// Where a consumer stands in its rings.
+/// The positions of a consumer in its rings.
 template <Config kConfig>
 struct ConsumerState {
     RingState<kConfig.q_stages> q{};
@@ -24,11 +24,11 @@ struct ConsumerState {
     std::uint32_t steps = 0;  ///< steps done, of all key blocks
 };
 
-/// Where dQ of a step goes: to the accumulator in the workspace; or, if all other key blocks have added, to the output
-/// tensor, with or without what the accumulator holds.
+/// The destination of a step's dQ: the accumulator in the workspace; or, if all other key blocks have added, the output
+/// tensor, with or without the accumulator's sum.
 enum class DqTarget : unsigned char { accumulator, output_with_sum, output_alone };
 
-/// What consumer warpgroups pass to each other, and dQ on its way out.
+/// Buffers for data that consumer warpgroups pass to each other, and for dQ on its way out.
 template <Config kConfig, bool kSplitsDvDk = kConfig.splits_dv_dk()>
 struct Exchange {
     std::uint16_t ds[Config::kDsStages][kConfig.block_kv / 64][kConfig.block_q][kPanelColumns];  ///< a panel: 64 keys
@@ -39,14 +39,14 @@ struct Exchange<kConfig, true> {
     float p[kConfig.q_stages][Config::kRows * Config::kRows];  ///< P^T in accumulator layout, by the stage of its Q
 };
 
-/// Where the loads stand between two key blocks. The producer has no registers to keep it in.
+/// The state of the loads between two key blocks. The producer has no registers to keep it in.
 struct LoadState {
     unsigned char parity;  ///< of the key blocks done
     unsigned char q_index, q_phase, do_index, do_phase;
 };
 
-/// What a persistent CTA has besides (main/persistent.cuh). A full barrier of a ring says that there is another key
-/// block, an empty one that its copy may be overwritten.
+/// The additional state of a persistent CTA (main/persistent.cuh). The full barrier of a ring signals that there is
+/// another key block, the empty one that its copy may be overwritten.
 template <Config kConfig, bool kPersistent = kConfig.persistent()>
 struct PersistentState {
     Ring<1> block_ring;                               ///< of Shared::block
