@@ -170,13 +170,11 @@ void Add(float* x, const float* y, std::int64_t count) {
         hn::Store(hn::Add(hn::Load(d, x + i), hn::Load(d, y + i)), d, x + i);
 }
 
+/// A plain loop, which compilers vectorise: Highway's WebAssembly target cannot convert fp32 to fp64.
 void MoveToTotal(float* sum, double* total, std::int64_t count) {
-    const hn::ScalableTag<double> dd;
-    const hn::Rebind<float, decltype(dd)> d;
-    for (std::int64_t i = 0; i < count; i += static_cast<std::int64_t>(hn::Lanes(dd))) {
-        const auto x = hn::PromoteTo(dd, hn::Load(d, sum + i));
-        hn::Store(hn::Add(hn::Load(dd, total + i), x), dd, total + i);
-        hn::Store(hn::Zero(d), d, sum + i);
+    for (std::int64_t i = 0; i < count; ++i) {
+        total[i] += static_cast<double>(sum[i]);
+        sum[i] = 0;
     }
 }
 
