@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of flash_attn 2.8 on tessera, with flash-attn's names, order of arguments, defaults and return values.
 
-Where the meanings of flash-attn and tessera differ, this module has flash-attn's:
+This module has flash-attn's meaning of an argument or result that tessera defines otherwise:
 - causal is bottom-right; a window side of -1 (any negative number) is no limit; softcap <= 0 is none.
 - The LSE of a query that sees no key is +inf (tessera: -inf). Its output is 0 in both.
 - softcap with dropout is refused. Wrong arguments raise RuntimeError.
