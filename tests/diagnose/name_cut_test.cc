@@ -10,7 +10,7 @@
 namespace tessera::diagnose::name_cut_test {
 namespace {
 
-/// In FlashAttention-3's wrapper stand its main kernels alone, so a cut behind it leaves no doubt which it is.
+/// FlashAttention-3's wrapper holds only its main kernels, so a name that is cut after the wrapper is still certain.
 TEST(CutNames, is_sure_of_a_wrapped_kernel_that_is_cut) {
     for (const char* name : {"void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwd",
                              "void cutlass::device_kernel<flash::enable_sm90<flash::Fl...",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Is a text well-formed XML, as far as our drawings and pages go: tags that nest, quoted attributes given once, known
-// entities, one root. HTML passes when `void_elements` (those without an end tag) are allowed.
+// Is a text well-formed XML, as far as the drawings and pages need it: tags that nest, quoted attributes given once,
+// known entities, one root. HTML passes when `void_elements` (those without an end tag) are allowed.
 #pragma once
 
 #include <algorithm>
