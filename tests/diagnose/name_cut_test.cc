@@ -48,7 +48,7 @@ TEST(CutNames, tells_magi_attention_from_fa3) {
     EXPECT_EQ(backward.library, "MagiAttention");
     EXPECT_EQ(backward.features, (std::vector<std::string>{"deterministic", "ranges of keys"}));
     EXPECT_EQ(read_name(mainloop + ", 2, 1, 2, 1, false> > >").mask, "window") << "FlashAttention-3 has eight switches";
-    // As many arguments of another kind, as a damaged name has them.
+    // A damaged name with the same number of arguments, but of another kind.
     EXPECT_EQ(
         read_name(
             "flash::enable_sm90<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2, a, cutlass::arch::Sm90, "

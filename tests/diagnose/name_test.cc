@@ -197,7 +197,7 @@ TEST(KernelNames, wants_company_for_short_words) {
     EXPECT_EQ(read_name("triton_poi_fused_cat_fmha_v3_fwd_mul_1").role, Role::look_alike);
 }
 
-/// A tool may cut a name inside of the word that tells a helper from its kernel.
+/// A tool may cut a name inside of the word that distinguishes a helper from its kernel.
 TEST(KernelNames, knows_a_helper_that_is_cut) {
     const NameReading helper = read_name("void cutlass::device_kernel<flash::FlashAttnFwdCombi...");
     EXPECT_EQ(helper.role, Role::helper);

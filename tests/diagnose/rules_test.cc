@@ -227,7 +227,7 @@ TEST(Rules, every_row_refuses_its_case_and_not_the_neighbour) {
             std::string(rule.name) + " in " + std::to_string(rule.from.major) + "." + std::to_string(rule.from.minor);
         EXPECT_FALSE(refused_by(changed(rule.from, of_rule.neighbour), rule)) << where;
         const Call call = changed(rule.from, of_rule.trigger);
-        if (about_sequences(rule)) {  // nobody knows the lengths of the sequences, so the verdict is unknown
+        if (about_sequences(rule)) {  // the lengths of the sequences are unknown, and so is the verdict
             const Verdict verdict = verdict_of(explain(call), rule.backend);
             EXPECT_EQ(Standing::unknown, verdict.standing) << where;
             ASSERT_FALSE(verdict.wanting.empty()) << where;

@@ -289,7 +289,7 @@ TEST(Sweep, crossings_of_many_heads) {
         ASSERT_GT(at_end.len_q, 0);
         const measure::SweepCell standard = measure::sweep_one(at_end, question).cells.front();
         EXPECT_TRUE(!standard.known() || !standard.fits) << at_end.describe();
-        at_end.len_q = at_end.len_kv = at_end.len_q - 1;  // the last length is told to the key
+        at_end.len_q = at_end.len_kv = at_end.len_q - 1;  // the last length is exact to one key
         EXPECT_TRUE(measure::sweep_one(at_end, question).cells.front().fits) << at_end.describe();
     }
     many.batch = std::int64_t{1} << 31;

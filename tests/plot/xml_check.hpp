@@ -17,7 +17,7 @@ class XmlCheck {
     explicit XmlCheck(std::string_view text, std::set<std::string> void_elements = {})
         : text_(text), void_elements_(std::move(void_elements)) {}
 
-    /// What is wrong first, with its byte; empty when nothing is.
+    /// The first error, with its byte; empty if there is none.
     std::string run() {
         while (at_ < text_.size() && error_.empty()) {
             if (text_[at_] == '<') tag();

@@ -26,7 +26,7 @@ SOURCE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:])
 FOLDERS = ("include", "src", "toolkit", "cli", "tools", "tests/kernels")
 KNOWS_SCHEDULES = re.compile(
     r"\b(TESSERA_SCHEDULES|parse_schedule|schedule_names|order_of)\b|case Schedule::|_order\(\)|name_of\(kernel\.schedule\)|"
-    r"kEntries")  # the list itself, what is asked for below, and what a compiler would warn of
+    r"kEntries")  # the list itself, names that this test uses below, and causes of warnings
 
 HEADER = """// SPDX-License-Identifier: Apache-2.0
 #pragma once
