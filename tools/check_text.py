@@ -19,6 +19,7 @@ COLUMNS = 120
 PAGES = [
     "*.md",
     "docs/*.md",
+    "docs/decisions/*.md",
     "src/**/*.md",
     "toolkit/**/*.md",
 ]
