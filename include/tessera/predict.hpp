@@ -34,7 +34,7 @@ struct PredictOptions {
 struct Roof {
     std::string name;  ///< "tensor", "exp unit", "shared memory", "L2", "DRAM", "launch"; CPU: "FMA", "exp", ...
     double ms = 0;
-    double percent = 0;  ///< of the predicted time
+    double percent = 0;  ///< `ms` in percent of the predicted time
 };
 
 /// A part of the predicted time. The parts add up to the whole.
@@ -53,7 +53,7 @@ struct WorksheetLine {
 struct Prediction {
     Schedule schedule{};
     Pass pass{};
-    std::string by;  ///< whose kernel
+    std::string by;  ///< the library of the kernel
     /// The Records that the constants were fitted to, or the calls that measured the machine's own kernels. Empty:
     /// none; the constants are those of a similar machine.
     std::string fitted_on;
@@ -63,7 +63,7 @@ struct Prediction {
     Tile tile{};
     double ms = 0;
     double tflops = 0;     ///< visible pairs only
-    double clock_ghz = 0;  ///< that the power allows for it
+    double clock_ghz = 0;  ///< the clock that the power limit allows for this kernel
     std::string bound;     ///< the roof that is nearest, or "launch", "idle cores" when most of the time is that
     double percent_of_bound = 0;
     std::vector<Roof> roofs;

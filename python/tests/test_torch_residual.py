@@ -12,7 +12,7 @@ from tessera.torch import _operators  # noqa: E402
 from test_torch_operators import arguments, samples  # noqa: E402
 
 on_cuda = pytest.mark.skipif(NO_CUDA is not None, reason=f"no kernel here has a residual of O: {NO_CUDA}")
-LIMIT = 2 * 1.5 * 2**-8  # of gradients in bf16: docs/numerics.md
+LIMIT = 2 * 1.5 * 2**-8  # limit for gradients in bf16: docs/numerics.md
 
 
 def inputs(**sizes):

@@ -56,7 +56,7 @@ def _with_numbers(arguments):
 
 
 def _explained(error, arguments):
-    """The exception to raise for one of an operator."""
+    """The exception to raise for `error`, which an operator raised."""
     if isinstance(error, NotImplementedError):  # the dispatcher found no kernel for these tensors
         if _forward_mode():
             return NotImplementedError(_operators.NO_FORWARD_MODE)
@@ -91,10 +91,10 @@ def run(arguments, with_lse=True):
 
 
 def run_few(q, k, v, causal, heads_first, scale, window_left=-1, window_right=-1):
-    """O of a call with no other arguments than these, which have the operators' types, but for scale.
+    """O of a call with these arguments only. They have the operators' types, except that scale may be any number.
 
-    An eager call on plain tensors runs an operator with few arguments, in the least time; all others are run()'s, which
-    explains its choices."""
+    An eager call on plain tensors runs an operator with few arguments, which takes the least time. All other calls go
+    through run(), which explains its choices."""
     if not (is_compiling() or is_tracing() or _functorch_active() or _forward_mode()) and (
             type(q) is type(k) is type(v) is Tensor and (scale is None or type(scale) is float)):
         try:

@@ -12,15 +12,15 @@ namespace tessera::cpu::fa2 {
 
 /// The split of a call into tasks. The panels of a kv head are those of all its query heads, one after another.
 struct WorkSplit {
-    std::int64_t kv_heads;            ///< of all sequences
-    std::int64_t panels_per_kv_head;  ///< of the longest sequence that the Problem allows
+    std::int64_t kv_heads;            ///< kv heads of all sequences
+    std::int64_t panels_per_kv_head;  ///< panels in the longest sequence that the Problem allows
     std::int64_t panels_per_task = 1;
-    std::int64_t chunks;  ///< of keys, for the longest sequence
+    std::int64_t chunks;  ///< chunks of keys in the longest sequence
     std::int64_t keys_per_chunk;
     std::int64_t query_heads;  ///< query heads that share a kv head
     std::int64_t block_q;
     int threads;         ///< threads used
-    bool split = false;  ///< tasks are single chunks of keys, and a second loop merges
+    bool split = false;  ///< each task is one chunk of keys, and a second loop merges them
 
     WorkSplit(const Plan& plan, const Geometry& g, std::int64_t chunk)
         : kv_heads(plan.problem.batch * plan.problem.heads_kv),

@@ -81,8 +81,8 @@ struct MainloopFp32 {
     const ForwardParams& params;
     const Work& work;
     const Layout tile;
-    const int row;     // the thread's first in the tile of queries
-    const int column;  // and key in the tile of keys
+    const int row;     // the thread's first row in the query tile
+    const int column;  // the thread's first key in the key tile
 
     __device__ __forceinline__ int query(int i) const { return work.q_begin + row + 16 * i; }
 

@@ -38,7 +38,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTiles][4], const Band32& 
 
 /// Per-head inputs of score modifications.
 struct ScoreInputs {
-    float slope = 0;             // of ALiBi; 0: none
+    float slope = 0;             // ALiBi slope of the head; 0: none
     const char* bias = nullptr;  // at (query 0, key 0) of the head; null: none
 
     ScoreInputs() = default;

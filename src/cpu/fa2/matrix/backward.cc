@@ -26,10 +26,10 @@ constexpr double kMostSums = 1 << 28;  // bytes of dK and dV of query heads that
 
 /// The assignment of tiles to tasks.
 struct BackwardPartition {
-    int threads;           ///< that take part
+    int threads;           ///< threads that take part
     std::int64_t heads;    ///< query heads of all sequences; each has sums of dK and dV of its own
-    std::int64_t stripes;  ///< of a head; more stripes than key blocks could not run at once
-    bool striped;          ///< otherwise in parts
+    std::int64_t stripes;  ///< stripes of a head: at most as many as key blocks, since no more could run at once
+    bool striped;          ///< stripes of five GEMMs; otherwise separate tasks for dK, dV and for dQ
 
     explicit BackwardPartition(const Plan& plan)
         : threads(worthwhile_threads(plan)), heads(plan.problem.batch * plan.problem.heads_q) {

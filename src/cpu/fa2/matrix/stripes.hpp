@@ -22,8 +22,8 @@ class Stripes {
 
     struct Block {
         std::int64_t head;
-        std::int64_t stripe;  ///< of the head
-        std::int64_t block;   ///< of keys
+        std::int64_t stripe;  ///< index of the stripe in its head
+        std::int64_t block;   ///< index of the key block
         bool last_of_stripe;
         bool last_of_block;  ///< no other stripe of the head takes this block later
     };
@@ -50,7 +50,7 @@ class Stripes {
 
  private:
     struct Stripe {
-        std::int64_t left = 0;  ///< blocks
+        std::int64_t left = 0;  ///< blocks that it has left
         std::int64_t next = 0;
         bool running = false;
     };

@@ -107,8 +107,8 @@ void run_whole_head(const Grid& grid, const Geometry& g, const simd::GradientMem
 struct Squares {
     const Grid& grid;
     std::int64_t side;
-    std::int64_t rows;      ///< of squares, along the panels
-    std::int64_t columns;   ///< along the key tiles
+    std::int64_t rows;      ///< rows of squares, along the panels
+    std::int64_t columns;   ///< columns of squares, along the key tiles
     std::int64_t diagonal;  ///< number of rounds of whole squares; also the round of i < j on the diagonal
 
     Squares(const Grid& of, std::int64_t tiles_per_side)

@@ -69,7 +69,7 @@ class GradientMemory {
     const Problem& problem_;
     Layout g_;
     std::int64_t rows_per_task_;  ///< rows of a packing task
-    std::int64_t* ends_[2];       // of tasks
+    std::int64_t* ends_[2];       // take_task_ends()
     // [heads_q, padded queries ...] and [heads_kv, padded keys ...]
     Bf16* q_pairs_;
     Bf16* q_rows_;

@@ -28,7 +28,7 @@ struct alignas(16) RowStats {
 
 /// State of the call. The memset before the first kernel sets it to 0.
 struct CallState {
-    unsigned next_number;      ///< of the next key block to start (KeyBlockNumbering)
+    unsigned next_number;      ///< number of the next key block to start (KeyBlockNumbering)
     int cu_seqlens_decreased;  ///< sequences overlap, so their CTAs would wait for each other forever
     int some_large;            ///< with o_residual: some rows are left to the kernel that sums delta
     int nonfinite_keys;        ///< dV and dK split: the main kernel has met NaN or infinities in K
@@ -37,8 +37,8 @@ struct CallState {
 /// fp16: upper bounds for |dS| over a head split (common/fp16_scale.cuh). |dS| is at most
 /// sqrt(max_do_squares * max_v_squares) + addend. The memset sets them to 0, too.
 struct DsBounds {
-    float max_do_squares;  ///< with o_residual: dO . dO of a row, as |dP| <= |dO| |V|
-    float max_v_squares;   ///< with o_residual: V . V of a row; of all splits, in the first one
+    float max_do_squares;  ///< with o_residual: the largest dO . dO of a row, as |dP| <= |dO| |V|
+    float max_v_squares;   ///< with o_residual: the largest V . V of a row; only the first split's is used
     float addend;          ///< |delta|; without o_residual |delta| + |dP|
     int unused;
 };
@@ -81,8 +81,8 @@ struct Launch {
     Outputs gradients;
     KeyBlockNumbering key_blocks;
     QueryTileNumbering query_tiles;
-    SequenceSchedule schedule;  ///< of every sequence, unless ragged
-    float scale_log2;           ///< Q K^T times it is in units of log2
+    SequenceSchedule schedule;  ///< the schedule of every sequence, unless ragged
+    float scale_log2;           ///< factor from Q K^T to units of log2
     int dq_accumulators;        ///< 0, 1 or 2
     int blocks_q;               ///< query blocks of one head, over all sequences
     int blocks_kv;              ///< key blocks of one head, over all sequences

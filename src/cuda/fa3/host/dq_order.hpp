@@ -222,7 +222,7 @@ template <bool kAscending>
 struct StepIterator {
     int begin, end, start;  ///< query blocks: the first, past the last, and where it starts
     int heads_left;         ///< query heads of all steps; ascending: of the steps at this m
-    int m, accumulator;     ///< of this step
+    int m, accumulator;     ///< query block and dQ accumulator of this step
 
     template <int kBlockQ, int kBlockKv>
     TESSERA_HOST_DEVICE StepIterator(const BlockSchedule<kBlockQ, kBlockKv>& schedule, int n, int heads) {

@@ -18,7 +18,7 @@ namespace tessera::cuda::fa3::backward {
 struct ScoreMod {
     const ForwardParams& params;
     int batch, head;
-    float slope = 0;  ///< of ALiBi
+    float slope = 0;  ///< ALiBi slope of the head
     int diagonal;     ///< len_kv - len_q
 
     __device__ __forceinline__ ScoreMod(const ForwardParams& p, const SequenceSchedule& sequence, int own_batch,
