@@ -201,8 +201,8 @@ def test_a_trace_of_torch_jit(gradients, lse, device):
 
 @pytest.mark.parametrize("call", [{}, dict(softcap=2.0)], ids=str)
 def test_derivatives_that_are_not_there_are_errors(call, device):
-    """Not tangents of 0, which PyTorch would take for an operator that it cannot see through. Of second derivatives
-    tessera or, where the call became a node of PyTorch's own, PyTorch says so."""
+    """Derivatives that are not there raise an error. Without one, PyTorch would take tangents of 0. For second
+    derivatives the error is tessera's, or PyTorch's if the call became a node of PyTorch's own."""
     q, k, v = (t.detach() for t in reference.inputs(device=device))
     forward_ad = torch.autograd.forward_ad
     with forward_ad.dual_level():

@@ -15,8 +15,7 @@ from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor
 CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _forward_o, _with_gradient = _operators.forward_o, _operators.EagerFewAttention.apply
 _FLOATS = frozenset((type(None), float))
-# PyTorch documents no way to ask these two. Where one is missing the answer is yes, which costs time and is never
-# wrong.
+# PyTorch documents no way to ask these two. If one is missing the answer is yes, which costs time and is never wrong.
 _functorch_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 

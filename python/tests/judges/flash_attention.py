@@ -12,7 +12,7 @@ import torch
 
 from tessera import compat
 
-# What they test is not in tessera yet: caches of keys and values, pages, and the extension module's own argument list.
+# Tests of what tessera does not have: caches of keys and values, pages, and the extension module's own argument list.
 LEFT_OUT = ("kvcache", "paged", "generator_arg")
 ONE_BLOCK = 2**30  # S_dmask of tessera.flash_attn is made of one block of keys, whatever their number
 

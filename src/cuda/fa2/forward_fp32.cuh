@@ -50,7 +50,7 @@ __device__ void load_fp32(float* to, const char* data, const Rows& rows, int fir
 template <class Layout>
 struct RowsFp32 {
     float max[Layout::kPer];
-    float sum[Layout::kPer];  // over the thread's keys
+    float sum[Layout::kPer];  // l, over the thread's keys
     float o[Layout::kPer][Layout::kHeadDim / 16];
 
     __device__ RowsFp32() {

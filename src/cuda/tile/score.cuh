@@ -120,7 +120,7 @@ struct HeadScores {
  private:
     template <int kTiles>
     __device__ __forceinline__ void cap(float (&s)[kTiles][4]) const {
-        const float inverse = fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);  // of a subnormal: inf
+        const float inverse = fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);  // inf if subnormal
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
 #pragma unroll

@@ -218,7 +218,7 @@ class PanelsTask {
     std::vector<matrix::TilePanel> works_;
     std::vector<std::int64_t> index_;  // panel index within its kv head
     std::vector<simd::PanelSums> totals_;
-    std::vector<Step> steps_;  // of the current block
+    std::vector<Step> steps_;  // the steps of the current block
     std::optional<Step> previous_;
     std::size_t steps_run_ = 0;
     std::vector<char> q_finite_;  // per panel

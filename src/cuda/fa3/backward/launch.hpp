@@ -67,7 +67,7 @@ struct OutputInputs {
 
 /// How gradients are written.
 struct Outputs {
-    bool tma_dq, tma_dk, tma_dv;           ///< by TMA: they have tensor maps
+    bool tma_dq, tma_dk, tma_dv;           ///< the gradient is stored by TMA: it has a tensor map
     bool vector_dq, vector_dk, vector_dv;  ///< their rows can be written 16 bytes at a time
     bool only_dq;    ///< the main kernel is not launched, so the dQ kernel must look for NaN in K itself
     bool writes_dq;  ///< the last key block to add writes dQ: dq_convert_kernel is not launched

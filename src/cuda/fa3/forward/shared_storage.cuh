@@ -16,7 +16,7 @@ inline constexpr int kSanitizeWarps = 3;
 /// Named barriers of the thread block. 0 is __syncthreads.
 enum NamedBarrier : int {
     kSanitizeBarrier = 1,
-    kPingPongBarrier = 2,  ///< and 3: one for each of the two warpgroups
+    kPingPongBarrier = 2,  ///< 2 and 3: one for each of the two warpgroups
 };
 
 using Panel64 = std::uint16_t[64][kPanelColumns];

@@ -29,7 +29,7 @@ struct Config {
     /// Keys up to which the shape is chosen, in calls with uneven tiles and in others; 0: no limit.
     int short_row = 0;
     int short_even_row = 0;
-    bool masked_only = false;  ///< for calls with a mask
+    bool masked_only = false;  ///< the shape is chosen for calls with a mask only
     /// A 2-CTA cluster works on two query tiles that see the same keys. Each CTA loads half of every K and V block and
     /// multicasts it to both.
     bool cluster_multicast = false;

@@ -23,7 +23,7 @@ struct ReducedKeys {
     int first;         ///< the first key, in the sequence
     int len;           ///< keys of the sequence
     std::int64_t row;  ///< row of `first` in the tensor
-    std::int64_t at;   ///< their index among the pieces of 64 keys of a split and a head, over all sequences
+    std::int64_t at;   ///< index of these 64 keys in the partial sums of one split and head, over all sequences
 };
 
 template <class T, int kDim>

@@ -30,7 +30,7 @@ struct DeltaConsumer {
     const QueryTile<kConfig>& tile;
     int warpgroup;
 
-    float minus_lse[2];  ///< in units of log2; of large rows, the largest score so far
+    float minus_lse[2];  ///< in units of log2; in rows with a large |LSE|, minus the largest score so far
     bool large[2];       ///< the row has a large |LSE|
     float s[kPairs];
     float dp[kPairs];

@@ -31,7 +31,7 @@ struct Consumer : ConsumerThread<T, kConfig> {
     static constexpr int kBlockQ = kConfig.block_q;
     static_assert(kBlockQ == Config::kRows);
 
-    DropoutBitsTransposed kept;  ///< by dropout, of the thread's pairs
+    DropoutBitsTransposed kept;  ///< which of the thread's pairs dropout keeps
     bool writes_dq = false;      ///< KeyBlock::writes_dq
 
     float dk[kConfig.head_dim / 2];      ///< [64 keys][head_dim]
@@ -187,7 +187,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     } else {
         Base::exponentiate(s, minus_lse);
     }
-    if (has_pending_dq()) signal_dq(*this);  // of the last step; by now its fence has nothing to wait for
+    if (has_pending_dq()) signal_dq(*this);  // for the last step; by now its fence has nothing to wait for
     Base::read_stats(delta, &RowStats::delta);
     ptx::wgmma_wait<1>();
     release_q(q.previous_index());
@@ -250,7 +250,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         last_q = q.index();
         q.advance();
         if (left > 0) wait_for(shared.q_ring.full[q.index()], q.phase());
-        start_s();  // of the next step; after the last one, from stale data of the stage
+        start_s();  // for the next step; after the last one it reads stale data
         // Behind the barrier both halves of dS are stored. The other stage of dS is free: its dQ was done before this
         // step.
         ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);

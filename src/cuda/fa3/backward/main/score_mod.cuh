@@ -32,7 +32,7 @@ struct ScoreMod {
         s = __fmul_rn(s, params.scale);
         float derivative = 1;
         if (params.softcap > 0) {
-            const float inverse = fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);  // of a subnormal: inf
+            const float inverse = fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);  // inf if subnormal
             const float t = hyperbolic_tangent(s * inverse);
             s = params.softcap * t;
             derivative = fmaf(-t, t, 1.0F);
