@@ -26,7 +26,7 @@ struct KeyBlockRounds {
 /// The work of one number.
 struct KeyBlockNumber {
     int batch, kv_head, split;
-    int segment, index;  ///< segment of the head, and place of the key block in its segment, in launch order
+    int segment, index;  ///< segment of the head, and index of the key block in its segment, in launch order
 };
 
 /// The numbers 0 ... count - 1 of the key blocks of a call:
