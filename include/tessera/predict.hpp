@@ -87,8 +87,8 @@ std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pa
 Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
                    const PredictOptions& options = {});
 
-/// The longest len_kv in keys (and len_q, unless it differs from len_kv) whose tensors and workspace fit the machine's
-/// memory, up to 2^32; 0 when none does. The other sizes are the Problem's.
+/// The largest len_kv, up to 2^32, whose tensors and workspace fit the machine's memory; 0 when none does. len_q grows
+/// with it if both are equal in the Problem. The other sizes are the Problem's.
 std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine);
 
 }  // namespace tessera

@@ -269,7 +269,7 @@ def test_the_core_takes_no_lazily_negated_tensor(device):
 
 
 def test_memory_that_was_given_up_is_named(device):
-    """As sharded training does with parameters that are not in use."""
+    """Sharded training frees the storage of parameters that are not in use."""
     q, k, v = (t.detach().clone() for t in reference.inputs(device=device))
     k.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="^k: expected an address, got null"):

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The split of a forward call into tasks, for both paths. The keys of a row are always summed in chunks, each with its
-// own (m, l, O), and merged in rising order, as in split-KV decoding. One task or many may run the chunks of a row. The
-// bits of a row therefore depend neither on the number of threads nor on its batch neighbours
+// own (m, l, O), and merged in ascending order, as in split-KV decoding. One task or many may run the chunks of a row.
+// The bits of a row therefore depend neither on the number of threads nor on its batch neighbours
 // (docs/decisions/fixed-split.md). Each path decides how many panels make a task and when splitting the keys pays.
 #pragma once
 
@@ -96,7 +96,7 @@ void run_split_keys(const ForwardCall& call, const WorkSplit& work_split, std::i
     });
 }
 
-/// Merges the results of a panel's `chunks` in rising order: partial(chunk) of those that are seen(chunk). The first
+/// Merges the results of a panel's `chunks` in ascending order: partial(chunk) of those that are seen(chunk). The first
 /// becomes the total, later ones are merged by merge(total, next, chunk). Returns the total; it is not started if no
 /// chunk was seen.
 template <class Sums, class Seen, class Partial, class Merge>

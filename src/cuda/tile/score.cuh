@@ -105,7 +105,7 @@ struct HeadScores {
     template <int kTiles>
     __device__ __forceinline__ void drop(float (&p)[kTiles][4], int query, int key, int lane) const {
         static_assert(kTiles % 2 == 0);
-        constexpr bool kAligned = kTiles % 8 == 0 || 8 % kTiles == 0;  // no draw ends between two of them
+        constexpr bool kAligned = kTiles % 8 == 0 || 8 % kTiles == 0;  // draws begin at j % 8 == 0 only
         DropoutBits kept;
 #pragma unroll
         for (int j = 0; j < kTiles; j += 2) {

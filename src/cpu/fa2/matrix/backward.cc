@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa2 backward on a matrix unit (FlashAttention-2 paper, Algorithm 2). The order of every sum is fixed, without
-// atomics. dK and dV of a key sum over rising queries for each query head and then over the heads. dQ of a query sums
-// over rising keys. Each sum advances in steps of 32 rows and in parts of matrix::sum_rows().
+// atomics. dK and dV of a key sum over ascending queries for each query head and then over the heads. dQ of a query
+// sums over ascending keys. Each sum advances in steps of 32 rows and in parts of matrix::sum_rows().
 //
 // With enough heads for all threads, each tile takes five GEMMs: key blocks outer, stripes of queries inner, whose next
 // blocks are handed out as they become ready (stripes.hpp). With fewer heads, some tasks compute dK and dV of a few

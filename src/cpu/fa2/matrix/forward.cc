@@ -3,7 +3,7 @@
 // fa2 forward on a matrix unit: the loop order of ../simd/forward.cc.
 //
 // A task packs a block of K and V^T for its panels of queries. A step computes one panel against one block of keys: S^T
-// = K Q^T, P and its sums, O^T = V^T P. Its result is then merged into the panel's, blocks in rising order. The steps
+// = K Q^T, P and its sums, O^T = V^T P. Its result is then merged into the panel's, blocks ascending. The steps
 // of a task are pipelined: the vector unit takes the exponentials of step t while the matrix unit runs V^T P of step t
 // - 1. The grouping of steps into tasks changes no bits.
 #include "cpu/fa2/paths.hpp"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The schedule of backward tiles on the matrix path, which keeps dQ summed over rising keys and dK, dV over rising
-// queries. A stripe is a subset of a head's queries. It takes the key blocks from first to last, each after the
-// previous stripe of the head has taken that block. Any worker may run a stripe's next block, so a slow core delays
+// The schedule of backward tiles on the matrix path. It keeps dQ summed over ascending keys, and dK and dV over
+// ascending queries. A stripe is a subset of a head's queries. It takes the key blocks from first to last, each after
+// the previous stripe of the head has taken that block. Any worker may run a stripe's next block, so a slow core delays
 // others by at most one block, and the order of every sum is fixed.
 #pragma once
 

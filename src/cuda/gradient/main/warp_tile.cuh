@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The work of one warp in a step where every warp computes P and dS of its own keys and queries, in registers, and all
-// other instructions stand between the mma of a GEMM.
+// The work of one warp in a step where every warp computes P and dS of its own keys and queries in registers. All other
+// instructions are interleaved with the mma of a GEMM.
 #pragma once
 
 #include "cuda/gradient/main/step_plan.cuh"
