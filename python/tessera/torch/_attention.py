@@ -31,8 +31,8 @@ def _needs_gradients(arguments):
 
 
 def number(name, value):
-    """`value` as a float; None and a number of a compiled graph stay as they are. Raises ValueError for what is no
-    number that a float can hold, and for a tensor that requires a gradient, which it would not get."""
+    """`value` as a float; None and a number of a compiled graph stay as they are. Raises ValueError for a
+    value that is no number or too large for a float, and for a tensor that requires a gradient: it would get none."""
     if value is None or isinstance(value, torch.SymFloat):
         return value
     if isinstance(value, torch.Tensor) and value.requires_grad and is_grad_enabled():

@@ -8,7 +8,7 @@
 
 namespace tessera::cpu::matrix {
 
-/// The longest sum over rows in fp32: of queries for dK and dV, of keys for dQ. An MMA adds its 32 products pair by
+/// The most rows that one fp32 sum takes: queries for dK and dV, keys for dQ. An MMA adds its 32 products pair by
 /// pair, so the rounding error grows with the rows. Longer sums are cut into sums of this many rows from the sequence's
 /// first row on. fp32 in parts takes six MMAs and needs more digits.
 constexpr std::int64_t sum_rows(int parts) { return parts == 1 ? 2048 : 512; }

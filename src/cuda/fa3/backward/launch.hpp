@@ -102,21 +102,24 @@ TESSERA_HOST_DEVICE constexpr std::int64_t first_block_kv(const ForwardParams& p
     return batch * ((p.len_kv + block_kv - 1) / block_kv);
 }
 
-/// Launch the kernels, in this order; instances/ has one instance of each. With o_residual: delta_from_output.
+// The kernels of a call, in the order of their launches; instances/ has one instance of each.
+
+/// Computes delta from O and o_residual; launched only with o_residual.
 template <class T, class Shape>
 cudaError_t launch_delta_from_output(const Launch& launch, cudaStream_t stream);
+/// Computes delta as the sum of P dP; with o_residual only for rows with a large |LSE|.
 template <class T, class Shape>
 cudaError_t launch_delta(const Launch& launch, cudaStream_t stream);
 /// The main kernel.
 template <class T, class Shape>
 cudaError_t launch_backward(const Launch& launch, cudaStream_t stream);
-/// With head splits.
+/// Sums dK and dV over head splits; launched only with head splits.
 template <class T, class Shape>
 cudaError_t launch_dkdv_reduce(const Launch& launch, cudaStream_t stream);
-/// Shapes whose main kernel adds up dQ.
+/// Writes dQ from its accumulators, in shapes whose main kernel adds up dQ.
 template <class T, class Shape>
 cudaError_t launch_dq_convert(const Launch& launch, cudaStream_t stream);
-/// Shapes whose main kernel splits dV and dK between its warpgroups.
+/// Computes dQ, in shapes whose main kernel splits dV and dK between its warpgroups.
 template <class T, class Shape>
 cudaError_t launch_dq_kernel(const Launch& launch, cudaStream_t stream);
 
