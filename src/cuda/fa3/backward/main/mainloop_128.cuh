@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The main loop of a consumer warpgroup at head_dim 128 and in general shapes. It is the inner loop of Algorithm 2 of
-// the FlashAttention-2 paper, for 64 of the CTA's keys, over the query blocks that see them. consumer.cuh has a thread's
-// state, common/mma.cuh the five GEMMs. S and dP are transposed: rows are keys.
+// the FlashAttention-2 paper, for 64 of the CTA's keys, over the query blocks that see them. consumer.cuh has a
+// thread's state, common/mma.cuh the five GEMMs. S and dP are transposed: rows are keys.
 //
 // S of a query block is computed one step ahead, and its dK overlaps with the exponentials of the next step. A step of
 // run(), in the order of the code:
