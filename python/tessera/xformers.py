@@ -1,0 +1,494 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of xformers.ops.fmha on tessera: memory_efficient_attention and its classes of attn_bias.
+
+compat.install() gives them as xformers.ops, xformers.ops.fmha and xformers.ops.fmha.attn_bias. A query that sees no key
+gives 0. `op` changes nothing: tessera chooses the kernel. Dropout draws other bits than xFormers does.
+"""
+import dataclasses
+import typing
+
+import torch
+
+from ._arrays import expect
+from .torch import _attention, _operators, attention, varlen_attention
+from .torch._operators import Arguments
+
+
+class AttentionBias:
+    """The base class of what attn_bias may be beside a tensor. Subclasses are bands of keys, alone or for each
+    sequence of a ragged batch."""
+    _causal: typing.Optional[str] = None  # as tessera.torch.attention() has it
+    _bias: typing.Optional[torch.Tensor] = None
+
+    def _window(self, len_q, len_kv):
+        """(left, right) relative to the bottom-right diagonal, or None."""
+        return None
+
+    def _seen(self, len_q, len_kv):
+        """bool [len_q, len_kv]: the keys that each query sees."""
+        key, query = torch.arange(len_kv)[None, :], torch.arange(len_q)[:, None]
+        diagonal = query + len_kv - len_q
+        seen = key <= {None: len_kv, "top-left": query, "bottom-right": diagonal}[self._causal]
+        left, right = self._window(len_q, len_kv) or (None, None)
+        if left is not None:
+            seen = seen & (key >= diagonal - left)
+        return seen if right is None else seen & (key <= diagonal + right)
+
+    def materialize(self, shape, dtype=torch.float32, device="cpu"):
+        """The bias as a tensor [*, len_q, len_kv], for tests: 0 where a query sees a key, -inf elsewhere."""
+        bias = torch.zeros(shape[-2:]).masked_fill(~self._seen(*shape[-2:]), float("-inf"))
+        return (bias.to(device, dtype) if self._bias is None else bias.to(device, dtype) + self._bias).expand(shape)
+
+
+class LowerTriangularMask(AttentionBias):
+    """Query i sees the keys 0 .. i."""
+    _causal = "top-left"
+
+    def add_bias(self, bias):
+        return LowerTriangularMaskWithTensorBias(bias)
+
+
+class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
+    """LowerTriangularMask and a tensor that is added to the scores; it gets a gradient."""
+
+    def __init__(self, bias):
+        self._bias = bias
+
+
+class LowerTriangularFromBottomRightMask(AttentionBias):
+    """The last query sees all keys, each one before it one key less."""
+    _causal = "bottom-right"
+
+    def make_local_attention(self, window_size):
+        return LowerTriangularFromBottomRightLocalAttentionMask(window_size)
+
+
+def _expect_window(name, size, least):
+    if not isinstance(size, int) or size < least:
+        expect(name, f"an integer from {least} on", repr(size))
+
+
+@dataclasses.dataclass
+class LowerTriangularFromBottomRightLocalAttentionMask(LowerTriangularFromBottomRightMask):
+    """LowerTriangularFromBottomRightMask, of which each query sees the last _window_size keys."""
+    _window_size: int
+
+    def __post_init__(self):
+        _expect_window("window_size", self._window_size, 1)
+
+    def _window(self, len_q, len_kv):
+        return self._window_size - 1, None
+
+
+@dataclasses.dataclass
+class LocalAttentionFromBottomRightMask(AttentionBias):
+    """The keys from window_left before the bottom-right diagonal to window_right after it."""
+    window_left: int
+    window_right: int
+
+    def __post_init__(self):
+        _expect_window("window_left", self.window_left, 0)
+        _expect_window("window_right", self.window_right, 0)
+
+    def _window(self, len_q, len_kv):
+        return self.window_left, self.window_right
+
+
+def _starts(lengths):
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + int(length))
+    return starts
+
+
+@dataclasses.dataclass
+class _SeqLenInfo:
+    """The rows of each sequence in a tensor that holds one after another: from seqstart[i] to seqstart[i + 1] - 1, or,
+    with seqlen, seqlen[i] of them."""
+    seqstart: torch.Tensor
+    max_seqlen: int
+    min_seqlen: int
+    seqstart_py: typing.List[int]
+    seqlen: typing.Optional[torch.Tensor] = None
+    seqlen_py: typing.Optional[typing.List[int]] = None
+
+    @classmethod
+    def from_seqlens(cls, seqlens, device=None):
+        lengths = [int(length) for length in seqlens]
+        return cls._of(_starts(lengths), lengths, None, device)
+
+    @classmethod
+    def _of(cls, starts, lengths, used, device):
+        return cls(torch.tensor(starts, dtype=torch.int32, device=device), max(lengths, default=0),
+                   min(lengths, default=0), starts,
+                   None if used is None else torch.tensor(used, dtype=torch.int32, device=device), used)
+
+    def intervals(self):
+        """(begin, end) of the rows of each sequence."""
+        lengths = self.seqlen_py or [end - begin for begin, end in zip(self.seqstart_py, self.seqstart_py[1:])]
+        return [(begin, begin + length) for begin, length in zip(self.seqstart_py, lengths)]
+
+    def to(self, device):
+        return dataclasses.replace(self, seqstart=self.seqstart.to(device),
+                                   seqlen=None if self.seqlen is None else self.seqlen.to(device))
+
+    def split(self, x, batch_sizes=None):
+        """The tensors [batch, length, ..] that x [1, total, ..] holds."""
+        if x.shape[:2] != (1, self.seqstart_py[-1]):
+            expect("x", f"shape [1, {self.seqstart_py[-1]}, ..]", list(x.shape))
+        starts, first = [0], 0
+        for size in batch_sizes or [1] * (len(self.seqstart_py) - 1):
+            first += size
+            starts.append(self.seqstart_py[first])
+        parts = zip(batch_sizes or [1] * (len(starts) - 1), starts, starts[1:])
+        return [x[:, begin:end].reshape(size, -1, *x.shape[2:]) for size, begin, end in parts]
+
+
+def _joined(tensors):
+    return torch.cat([t.reshape(1, -1, *t.shape[2:]) for t in tensors], 1)
+
+
+@dataclasses.dataclass
+class BlockDiagonalMask(AttentionBias):
+    """A ragged batch in tensors [1, total, ..]: the queries of a sequence see the keys of that sequence."""
+    q_seqinfo: _SeqLenInfo
+    k_seqinfo: _SeqLenInfo
+    _batch_sizes: typing.Optional[typing.Sequence[int]] = None
+
+    @classmethod
+    def from_seqlens(cls, q_seqlen, kv_seqlen=None, *, device=None):
+        """For sequences of these lengths; kv_seqlen: default q_seqlen."""
+        if kv_seqlen is not None and len(kv_seqlen) != len(q_seqlen):
+            expect("kv_seqlen", f"{len(q_seqlen)} lengths, as q_seqlen has", len(kv_seqlen))
+        of_q = _SeqLenInfo.from_seqlens(q_seqlen, device)
+        same = kv_seqlen is None or list(kv_seqlen) == list(q_seqlen)
+        return cls(of_q, of_q if same else _SeqLenInfo.from_seqlens(kv_seqlen, device))
+
+    @classmethod
+    def from_tensor_list(cls, tensors):
+        """(mask, tensor [1, total, ..]) of tensors [batch, length, ..]."""
+        mask, joined, _, _ = cls.from_tensor_lists_qkv(tensors, tensors)
+        return mask, joined
+
+    @classmethod
+    def from_tensor_lists_qkv(cls, tensors_q, tensors_k, tensors_v=None):
+        """(mask, q, k, v or None), as from_tensor_list()."""
+        if [t.shape[0] for t in tensors_q] != [t.shape[0] for t in tensors_k]:
+            expect("tensors_k", f"batches {[t.shape[0] for t in tensors_q]}, as tensors_q has",
+                   [t.shape[0] for t in tensors_k])
+        lengths = [[t.shape[1] for t in tensors for _ in range(t.shape[0])] for tensors in (tensors_q, tensors_k)]
+        mask = cls.from_seqlens(*lengths, device=tensors_q[0].device)
+        mask._batch_sizes = [t.shape[0] for t in tensors_q]
+        return mask, _joined(tensors_q), _joined(tensors_k), None if tensors_v is None else _joined(tensors_v)
+
+    def split_queries(self, tensor):
+        return self.q_seqinfo.split(tensor, self._batch_sizes)
+
+    def split_kv(self, tensor):
+        return self.k_seqinfo.split(tensor, self._batch_sizes)
+
+    def split(self, tensor):
+        """The inverse of from_tensor_list()."""
+        if self.q_seqinfo.seqstart_py != self.k_seqinfo.seqstart_py:
+            expect("split", "equal lengths of queries and keys; split_queries() and split_kv() take others", "others")
+        return self.split_queries(tensor)
+
+    def to(self, device):
+        """The mask with its tensors on this device."""
+        return dataclasses.replace(self, q_seqinfo=self.q_seqinfo.to(device), k_seqinfo=self.k_seqinfo.to(device))
+
+    def _made(self, cls, *more):
+        return cls(self.q_seqinfo, self.k_seqinfo, self._batch_sizes, *more)
+
+    def make_causal(self):
+        return self._made(BlockDiagonalCausalMask)
+
+    def make_causal_from_bottomright(self):
+        return self._made(BlockDiagonalCausalFromBottomRightMask)
+
+    def make_local_attention(self, window_size):
+        return self._made(BlockDiagonalCausalLocalAttentionMask, window_size)
+
+    def make_local_attention_from_bottomright(self, window_size):
+        return self._made(BlockDiagonalCausalLocalAttentionFromBottomRightMask, window_size)
+
+    def _blocks(self):
+        """(queries, keys) of each sequence, as (begin, end)."""
+        return list(zip(self.q_seqinfo.intervals(), self.k_seqinfo.intervals()))
+
+    def _seen(self, len_q, len_kv):
+        seen = torch.zeros(len_q, len_kv, dtype=torch.bool)
+        for (begin_q, end_q), (begin_k, end_k) in self._blocks():
+            seen[begin_q:end_q, begin_k:end_k] = super()._seen(end_q - begin_q, end_k - begin_k)
+        return seen
+
+    def _sequences(self, total_kv):
+        """(starts of queries, starts of keys) with a sequence without queries for the keys that nobody sees."""
+        starts_q, starts_k = [0], [0]
+        for (_, end_q), (begin_k, end_k) in self._blocks():
+            if begin_k > starts_k[-1]:
+                starts_q.append(starts_q[-1])
+                starts_k.append(begin_k)
+            starts_q.append(end_q)
+            starts_k.append(end_k)
+        if total_kv > starts_k[-1]:
+            starts_q.append(starts_q[-1])
+            starts_k.append(total_kv)
+        return starts_q, starts_k
+
+
+class BlockDiagonalCausalMask(BlockDiagonalMask):
+    """BlockDiagonalMask, each sequence a LowerTriangularMask."""
+    _causal = "top-left"
+
+
+@dataclasses.dataclass
+class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
+    """BlockDiagonalMask, each sequence a LowerTriangularFromBottomRightMask. None has more queries than keys."""
+    _causal = "bottom-right"
+
+    def __post_init__(self):
+        for i, ((begin_q, end_q), (begin_k, end_k)) in enumerate(self._blocks()):
+            if end_q - begin_q > end_k - begin_k:
+                expect("kv_seqlen", f"at least the {end_q - begin_q} queries of sequence {i}", end_k - begin_k)
+
+
+@dataclasses.dataclass
+class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
+    """BlockDiagonalCausalMask, of which each query sees the last _window_size keys."""
+    _window_size: int = 0
+
+    def __post_init__(self):
+        _expect_window("window_size", self._window_size, 1)
+
+    def _window(self, len_q, len_kv):
+        return self._window_size - 1 + len_kv - len_q, None  # from the top-left diagonal
+
+    def _one_window(self):
+        """_window() of all sequences, which must be the same."""
+        windows = {self._window(end_q - begin_q, end_k - begin_k)[0] for (begin_q, end_q), (begin_k, end_k)
+                   in self._blocks()}
+        if len(windows) > 1 or min(windows, default=0) < 0:
+            raise NotImplementedError(
+                "attn_bias: expected a window that lies equally in all sequences, as it does with equal lengths of "
+                "queries and keys or with BlockDiagonalCausalLocalAttentionFromBottomRightMask, got "
+                f"{type(self).__name__} with other lengths")
+        return (windows.pop() if windows else 0), None
+
+
+@dataclasses.dataclass
+class BlockDiagonalCausalLocalAttentionFromBottomRightMask(BlockDiagonalCausalFromBottomRightMask):
+    """BlockDiagonalCausalFromBottomRightMask, of which each query sees the last _window_size keys."""
+    _window_size: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        _expect_window("window_size", self._window_size, 1)
+
+    def _window(self, len_q, len_kv):
+        return self._window_size - 1, None
+
+
+class BlockDiagonalGappyKeysMask(BlockDiagonalMask):
+    """BlockDiagonalMask whose sequences have keys anywhere, in ascending order: kv_seqlen[i] of them from
+    kv_seqstarts[i] on."""
+
+    @classmethod
+    def from_seqlens(cls, q_seqlen, kv_seqstarts, kv_seqlen, *, device=None):
+        """kv_seqstarts: one more than there are sequences, the last is the number of keys."""
+        lengths = [int(length) for length in kv_seqlen]
+        starts = [int(start) for start in kv_seqstarts]
+        if len(lengths) != len(q_seqlen) or len(starts) != len(lengths) + 1:
+            expect("kv_seqstarts", f"{len(q_seqlen) + 1} starts and as many lengths as q_seqlen has, {len(q_seqlen)}",
+                   f"{len(starts)} and {len(lengths)}")
+        if any(begin + length > end for begin, length, end in zip(starts, lengths, starts[1:])):
+            raise NotImplementedError("kv_seqstarts: expected sequences of keys in ascending order that do not overlap, got "
+                                      f"starts {starts} with lengths {lengths}")
+        return cls(_SeqLenInfo.from_seqlens(q_seqlen, device), _SeqLenInfo._of(starts, lengths, lengths, device))
+
+
+class BlockDiagonalCausalWithOffsetGappyKeysMask(BlockDiagonalGappyKeysMask):
+    """BlockDiagonalGappyKeysMask, each sequence a LowerTriangularFromBottomRightMask."""
+    _causal = "bottom-right"
+
+
+class BlockDiagonalPaddedKeysMask(BlockDiagonalGappyKeysMask):
+    """BlockDiagonalMask with kv_padding rows of keys for each sequence, the first kv_seqlen[i] of which are used."""
+
+    @classmethod
+    def from_seqlens(cls, q_seqlen, kv_padding, kv_seqlen, causal_diagonal=None, *, device=None):
+        if causal_diagonal is not None:
+            expect("causal_diagonal", "None", repr(causal_diagonal))
+        if any(length > kv_padding for length in kv_seqlen):
+            expect("kv_seqlen", f"at most kv_padding, {kv_padding}", max(kv_seqlen))
+        return super().from_seqlens(q_seqlen, range(0, kv_padding * (len(kv_seqlen) + 1), kv_padding), kv_seqlen,
+                                    device=device)
+
+
+class BlockDiagonalCausalWithOffsetPaddedKeysMask(BlockDiagonalPaddedKeysMask):
+    """BlockDiagonalPaddedKeysMask, each sequence a LowerTriangularFromBottomRightMask."""
+    _causal = "bottom-right"
+
+
+AttentionMask = AttentionBias
+AttentionOp = AttentionOpBase = None
+MemoryEfficientAttentionCkOp = MemoryEfficientAttentionCutlassOp = MemoryEfficientAttentionFlashAttentionOp = None
+MemoryEfficientAttentionCutlassFwdFlashBwOp = MemoryEfficientAttentionSplitKCkOp = None
+
+
+def unbind(x, dim):
+    """x.unbind(dim)."""
+    return x.unbind(dim)
+
+
+def _four_dimensions(query, key, value):
+    """query, key and value [B, M, H, K] of [B, M, K], [B, M, H, K] or [B, M, G, H, K]."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        _attention.expect_tensor(name, tensor)
+        if tensor.dim() != query.dim() or not 3 <= tensor.dim() <= 5:
+            expect(name, "as many dimensions as query has, [B, M, K], [B, M, H, K] or [B, M, G, H, K]",
+                   list(tensor.shape))
+    if query.dim() == 3:
+        return tuple(t.unsqueeze(2) for t in (query, key, value))
+    if query.dim() == 4:
+        return query, key, value
+    if key.stride(3) == 0 and value.stride(3) == 0:  # expanded: all heads of a group read one
+        return query.flatten(2, 3), key[:, :, :, 0], value[:, :, :, 0]
+    return tuple(t.flatten(2, 3) for t in (query, key, value))
+
+
+def _tensor_bias(bias, query):
+    """A tensor attn_bias as [B, H, M, N]; query: the caller's."""
+    _attention.expect_tensor("attn_bias", bias)
+    if query.dim() == 3 and bias.dim() == 3:
+        return bias.unsqueeze(1)
+    if query.dim() == 5 and bias.dim() == 5:
+        return bias.flatten(1, 2)
+    if bias.dim() > 4:
+        expect("attn_bias", "4 dimensions or less, or 5 with a query of 5", bias.dim())
+    return bias
+
+
+class _Inputs(typing.NamedTuple):
+    """A call of attention() or, with starts of sequences, of varlen_attention()."""
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    starts: typing.Optional[tuple]  # (of queries, of keys)
+    keywords: dict
+
+
+def _inputs(query, key, value, attn_bias, p, scale):
+    q, k, v = _four_dimensions(query, key, value)
+    keywords = dict(scale=scale, dropout_p=float(p))
+    if attn_bias is None or isinstance(attn_bias, torch.Tensor):
+        bias = None if attn_bias is None else _tensor_bias(attn_bias, query)
+        return _Inputs(q, k, v, None, dict(keywords, bias=bias))
+    if not isinstance(attn_bias, AttentionBias) or type(attn_bias) is AttentionBias:
+        expect("attn_bias", "None, a tensor or an AttentionBias of tessera.xformers", f"a {type(attn_bias).__name__}")
+    keywords.update(causal=attn_bias._causal)
+    if not isinstance(attn_bias, BlockDiagonalMask):
+        bias = None if attn_bias._bias is None else _tensor_bias(attn_bias._bias, query)
+        return _Inputs(q, k, v, None, dict(keywords, window=attn_bias._window(q.shape[1], k.shape[1]), bias=bias))
+    total = attn_bias.q_seqinfo.seqstart_py[-1], attn_bias.k_seqinfo.seqstart_py[-1]
+    for name, tensor, length in (("query", q, total[0]), ("key", k, total[1])):
+        if tensor.shape[:2] != (1, length):
+            expect(name, f"a batch of 1 with {length} rows, as attn_bias has", list(tensor.shape[:2]))
+    one = getattr(attn_bias, "_one_window", lambda: attn_bias._window(0, 0))()
+    return _Inputs(q, k, v, attn_bias._sequences(total[1]), dict(keywords, window=one))
+
+
+def _run(inputs, return_lse=False):
+    """O [B, M, H, K], and with return_lse LSE [B, H, M]."""
+    if inputs.starts is None:
+        return attention(*inputs[:3], return_lse=return_lse, **inputs.keywords)
+    cu_seqlens = (torch.tensor(starts, dtype=torch.int32, device=inputs.query.device) for starts in inputs.starts)
+    longest = (max((end - begin for begin, end in zip(starts, starts[1:])), default=0) for starts in inputs.starts)
+    names = ("max_len_q", "max_len_kv")
+    o, lse = varlen_attention(*(t.squeeze(0) for t in inputs[:3]), *cu_seqlens, **dict(zip(names, longest)),
+                              return_lse=True, **inputs.keywords)
+    return (o.unsqueeze(0), lse.unsqueeze(0)) if return_lse else o.unsqueeze(0)
+
+
+def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None):
+    """Attention of query [B, M, H, K] over key and value [B, N, H, ..]; also [B, M, K], and [B, M, G, H, K] for G groups
+    of H heads. Differentiable in query, key, value and a tensor of attn_bias.
+
+    attn_bias: None, a tensor that broadcasts to [B, H, M, N] and is added to the scores, or an AttentionBias. p: dropout.
+    scale: default K ** -0.5. op changes nothing. output_dtype: of the result, default that of query.
+    Returns [B, M, H, K of value], or with the dimensions of query. Raises ValueError that names the argument."""
+    o = _run(_inputs(query, key, value, attn_bias, p, scale)).reshape(*query.shape[:-1], value.shape[-1])
+    return o if output_dtype is None else o.to(output_dtype)
+
+
+def _without_dropout(p):
+    if p != 0:
+        raise NotImplementedError("p: expected 0, since only memory_efficient_attention has dropout, got " + repr(p))
+
+
+@torch.no_grad()
+def memory_efficient_attention_forward(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None,
+                                       output_dtype=None):
+    """memory_efficient_attention without a gradient."""
+    return memory_efficient_attention(query, key, value, attn_bias, p, scale, output_dtype=output_dtype)
+
+
+@torch.no_grad()
+def memory_efficient_attention_forward_requires_grad(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None,
+                                                     output_dtype=None):
+    """(out, LSE float32 [B, H, M]) for memory_efficient_attention_backward(); H is the product of both with 5
+    dimensions, and B is 1 for a ragged batch."""
+    _without_dropout(p)
+    o, lse = _run(_inputs(query, key, value, attn_bias, p, scale), True)
+    o = o.reshape(*query.shape[:-1], value.shape[-1])
+    return o if output_dtype is None else o.to(output_dtype), lse
+
+
+def memory_efficient_attention_backward(grad, output, lse, query, key, value, attn_bias=None, p=0.0, scale=None, *,
+                                        op=None):
+    """(dq, dk, dv). output, lse: of memory_efficient_attention_forward_requires_grad()."""
+    _without_dropout(p)
+    leaves = [t.detach().requires_grad_() for t in (query, key, value)]
+    with torch.enable_grad():
+        inputs = _inputs(*leaves, attn_bias, p, scale)
+    q, k, v = (t.detach() for t in inputs[:3])
+    given, starts = inputs.keywords, inputs.starts
+    bias = given.get("bias")
+    rows = q.shape if starts is None else q.shape[1:]
+    saved = Arguments(*(t if starts is None else t.squeeze(0) for t in (q, k, v)),
+                      None if bias is None else bias.detach()[(None,) * (4 - bias.dim())], None,
+                      *(None if starts is None else torch.tensor(s, dtype=torch.int32, device=q.device)
+                        for s in starts or (None, None)),
+                      causal=_attention.causal_number(given.get("causal")), scale=scale)
+    left, right = _attention.window_sides(given.get("window"))
+    saved = saved._replace(window_left=left, window_right=right)
+    dim = v.shape[-1]
+    d_o, o = (t.detach().reshape(*rows[:-1], dim) for t in (grad, output))
+    try:
+        found = _operators.gradients(_operators.backward, (*saved[:8], o, lse if starts is None else lse.squeeze(0)),
+                                     saved[8:], d_o, None, False)[:3]
+    except RuntimeError as error:
+        raise _attention._explained(error, saved) from None
+    found = [g.reshape(t.shape) for g, t in zip(found, inputs[:3])]
+    return torch.autograd.grad(inputs[:3], leaves, found)
+
+
+def memory_efficient_attention_partial(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None,
+                                       output_dtype=None):
+    """(out, LSE [B, H, M]) over some of the keys, for merge_attentions(). Differentiable in both."""
+    _without_dropout(p)
+    o, lse = _run(_inputs(query, key, value, attn_bias, p, scale), True)
+    o = o.reshape(*query.shape[:-1], value.shape[-1])
+    return o if output_dtype is None else o.to(output_dtype), lse
+
+
+def merge_attentions(attn_split, lse_split, write_lse=True, output_dtype=None):
+    """(out, LSE or None) over all keys, from those over parts of the keys.
+
+    attn_split: tensors [B, M, H, K]; lse_split: tensors [B, H, M]; or one tensor each with the parts in front."""
+    lse = torch.stack(tuple(lse_split))
+    total = lse.logsumexp(0)
+    weights = (lse - torch.where(total == float("-inf"), 0.0, total)).exp().transpose(2, 3).unsqueeze(-1)
+    parts = torch.stack(tuple(attn_split))
+    o = (parts.to(weights.dtype) * weights).sum(0).to(output_dtype or parts.dtype)
+    return o, total if write_lse else None
