@@ -20,8 +20,8 @@ from . import _native
 from ._arrays import DTYPES, expect
 
 TARGETS = ("tessera_jax_forward", "tessera_jax_backward")
-_NOT_DIFFERENTIABLE = ('tessera.jax.dot_product_attention: this derivative is not there. The kernels have reverse mode, '
-                       'once; implementation="xla" has every derivative, and takes the memory of all weights')
+_NOT_DIFFERENTIABLE = ('tessera.jax.dot_product_attention: this derivative is not there. The kernels have reverse '
+                       'mode, once; implementation="xla" has every derivative, and takes the memory of all weights')
 
 
 class Scores(typing.NamedTuple):
@@ -133,8 +133,8 @@ def _unflat_bias(dbias, bias, batch):
 # --- Many devices ---------------------------------------------------------------------------------------------------
 #
 # Each dimension of an array has a label: b0, b1, .. the batch, n the heads of q, m those of k, t and s the lengths, h
-# and d the head_dims; a dimension in which the bias is broadcast has a label of its own. The batch and the heads are
-# sharded, the rest is not.
+# and d the head_dims; a dimension in which the bias is broadcast has a label of its own. The batch, the heads and the
+# queries may be sharded, the keys and head_dims are not.
 
 class _Shapes(typing.NamedTuple):
     """What a partitioned call knows at compile time."""
@@ -171,7 +171,7 @@ class _Shapes(typing.NamedTuple):
         name = {"n": "m"} if self.heads[0] == self.heads[1] else {}
         sides = [", ".join(" ".join(name.get(label, label) for label in array) for array in side)
                  for side in self.labels()]
-        return dict(sharding_rule=" -> ".join(sides), need_replication_factors=("t", "h", "s", "d"))
+        return dict(sharding_rule=" -> ".join(sides), need_replication_factors=("h", "s", "d"))
 
 
 def _named(entry):
@@ -220,6 +220,8 @@ def _split(shapes, labelled, sizes):
     heads_q, heads_kv = shapes.heads
     axes["n"] = first("n", heads_q) or first("m", heads_kv)
     axes["m"] = _dividing(axes["n"], sizes, heads_kv)
+    taken.update(axes["n"])
+    axes["t"] = first("t", shapes.q[-3])
     return _Split(axes, axes["n"][len(axes["m"]):])
 
 
@@ -232,28 +234,70 @@ def _shared_heads(split, q, k):
 
 
 def _sum_over(array, axes):
+    if not axes:
+        return array
     return jax.lax.psum(array.astype(jnp.promote_types(array.dtype, jnp.float32)), axes).astype(array.dtype)
+
+
+def _local_band(scores, first, len_local, len_q, len_kv):
+    """(scores, number of keys) for the queries from `first` to first + len_local - 1 alone, over the first keys.
+
+    The call of a part has a bottom-right diagonal of its own, relative to which the band is moved."""
+    shift = first + len_local - len_q
+    left, right = (side if side == _native.UNBOUNDED else side + by for side, by in
+                   ((scores.window_left, -shift), (scores.window_right, shift)))
+    if scores.causal:  # top-left: query i sees the keys up to i
+        right = min(right, first + len_local - len_kv)
+    hidden = max(0, -right)  # keys at the end that no query of the part sees
+    left -= hidden if left != _native.UNBOUNDED else 0
+    if left < 0 or hidden > len_kv:
+        left, hidden = 0, len_kv
+    return scores._replace(causal=0, window_left=left, window_right=max(0, right)), len_kv - hidden
+
+
+def _call(shapes, scores, len_kv, q, k, v, *rest):
+    """One device's call over its first len_kv keys; the gradients of the others are 0."""
+    hidden = k.shape[-3] - len_kv
+    of_bias = shapes.bias is not None and shapes.bias[-1] == k.shape[-3] and hidden > 0
+    if of_bias:
+        rest = (*rest[:-1], rest[-1][..., :len_kv])
+    k, v = k[..., :len_kv, :, :], v[..., :len_kv, :, :]
+    if not shapes.backward:
+        return _forward(scores, q, k, v, *rest)
+
+    def padded(gradient, axis):
+        return jnp.pad(gradient, [(0, hidden if i == gradient.ndim + axis else 0) for i in range(gradient.ndim)])
+    dq, dk, dv, *dbias = _backward(scores, q, k, v, *rest)
+    return dq, padded(dk, -3), padded(dv, -3), *(padded(d, -1) if of_bias else d for d in dbias)
 
 
 def _on_each_device(shapes, split):
     """The function that a device runs on its part."""
+    scores, rows = shapes.scores, split.axes.get("t", ())
+    banded = scores.causal or min(scores.window_left, scores.window_right) < _native.UNBOUNDED
+
+    def call(q, k, *rest):
+        if not rows or not banded:
+            return _call(shapes, scores, k.shape[-3], q, k, *rest)
+        bands = [_local_band(scores, first, q.shape[-3], shapes.q[-3], k.shape[-3])
+                 for first in range(0, shapes.q[-3], q.shape[-3])]
+        return jax.lax.switch(jax.lax.axis_index(rows), [functools.partial(_call, shapes, *band) for band in bands],
+                              q, k, *rest)
+
     def run(q, k, v, *rest):
         keys = (k, v)
         if split.shared:
             heads = _shared_heads(split, q, k)
             keys = tuple(jnp.take(a, heads, a.ndim - 2) for a in keys)
         if not shapes.backward:
-            return _forward(shapes.scores, q, *keys, *rest)
-        dq, dk, dv, *dbias = _backward(shapes.scores, q, *keys, *rest)
+            return call(q, *keys, *rest)
+        dq, dk, dv, *dbias = call(q, *keys, *rest)
         if split.shared:
-            dk, dv = (_sum_over(jnp.zeros_like(a).at[..., heads, :].add(d), split.shared)
-                      for a, d in ((k, dk), (v, dv)))
-        if dbias:
-            labels = shapes.labels()[1][-1]
-            partial = tuple(a for label, axes in split.axes.items() if label != "m" and label not in labels
-                            for a in axes)
-            dbias = [_sum_over(d, partial) if partial else d for d in dbias]
-        return dq, dk, dv, *dbias
+            dk, dv = (jnp.zeros_like(a).at[..., heads, :].add(d) for a, d in ((k, dk), (v, dv)))
+        dk, dv = (_sum_over(d, (*split.shared, *rows)) for d in (dk, dv))
+        labels = shapes.labels()[1][-1]  # of dbias, if there is one
+        partial = [axis for label, axes in split.axes.items() if label != "m" and label not in labels for axis in axes]
+        return dq, dk, dv, *(_sum_over(d, tuple(partial)) for d in dbias)
     return run
 
 
@@ -301,9 +345,6 @@ def _with_automatic_axes(shapes, arrays):
         of_results = [*specs[:3], *specs[len(operands) - 1:][:len(results) - 3]]
     else:
         split = _split(shapes, list(zip(operands, specs)), dict(mesh.shape))
-        taken = {axis for axes in split.axes.values() for axis in axes}
-        rows = _named(specs[0][len(specs[0]) - 3])
-        split.axes["t"] = () if taken.intersection(rows) else rows
         of_results = [split.spec(labels) for labels in results]
     return jax.sharding.auto_axes(call, axes=explicit,
                                   out_sharding=tuple(NamedSharding(mesh, spec) for spec in of_results))
@@ -376,4 +417,5 @@ def differentiable(scores, with_bias):
 def expect_numbers(name, shape):
     """Raises ValueError unless a shape has numbers alone, since the size of the workspace depends on them."""
     if not all(isinstance(size, int) for size in shape):
-        expect(name, 'a shape of numbers, since only implementation="xla" takes symbolic ones', f"({', '.join(map(str, shape))})")
+        expect(name, 'a shape of numbers, since only implementation="xla" takes symbolic ones',
+               f"({', '.join(map(str, shape))})")

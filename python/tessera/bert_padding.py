@@ -49,7 +49,8 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
     """The rows of hidden_states (batch, seqlen, ...) where attention_mask (batch, seqlen) is 1 or True.
 
     unused_mask: likewise, rows that get space and are not used.
-    Returns (rows (n, ...), indices (n,), cu_seqlens int32 (batch + 1,), the longest sequence, seqused int32 (batch,))."""
+    Returns (rows (n, ...), indices (n,), cu_seqlens int32 (batch + 1,), the longest sequence, seqused int32 (batch,)).
+    """
     _expect_mask("attention_mask", attention_mask, hidden_states)
     kept = attention_mask.bool()
     used = kept.sum(-1, dtype=torch.int32)

@@ -57,8 +57,8 @@ def installed(package="flash_attn") -> bool:
 
 
 def install(*packages) -> None:
-    """Makes imports of flash_attn, flash_attn_interface (version 3) and xformers.ops give tessera. A second call changes
-    nothing. docs/python.md lists the names that are there.
+    """Makes imports of flash_attn, flash_attn_interface (version 3) and xformers.ops give tessera. A second call
+    changes nothing. docs/python.md lists the names that are there.
 
     packages: "flash_attn" (both versions) or "xformers"; default: all.
     Libraries that look for the distribution flash-attn or xformers instead of the module, as transformers and diffusers

@@ -213,24 +213,24 @@ def _flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal, window_size_l
                         alibi_slopes, return_softmax):
     """The forward of flash_attn_func, without autograd. Returns (out, softmax_lse, S_dmask, rng_state): S_dmask is None
     unless asked for with dropout, and rng_state is tessera's seed, int64 (1,) in host memory, None without dropout."""
-    return _forward_pass(return_softmax, q, k, v, None, None, -1, -1, dropout_p, softmax_scale, causal, window_size_left,
-                         window_size_right, softcap, alibi_slopes)
+    return _forward_pass(return_softmax, q, k, v, None, None, -1, -1, dropout_p, softmax_scale, causal,
+                         window_size_left, window_size_right, softcap, alibi_slopes)
 
 
-def _flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
-                               causal, window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
-                               return_softmax=False, block_table=None, leftpad_k=None, seqused_k=None,
-                               zero_tensors=False):
-    """The forward of flash_attn_varlen_func, without autograd; returns as _flash_attn_forward does. zero_tensors changes
-    nothing. block_table, leftpad_k and seqused_k are refused."""
+def _flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+                               softmax_scale, causal, window_size_left=-1, window_size_right=-1, softcap=0.0,
+                               alibi_slopes=None, return_softmax=False, block_table=None, leftpad_k=None,
+                               seqused_k=None, zero_tensors=False):
+    """The forward of flash_attn_varlen_func, without autograd; returns as _flash_attn_forward does. zero_tensors
+    changes nothing. block_table, leftpad_k and seqused_k are refused."""
     _refuse_pages(block_table=block_table, leftpad_k=leftpad_k, seqused_k=seqused_k)
     _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     return _forward_pass(return_softmax, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
                          softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
 
 
-def _flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left,
-                         window_size_right, softcap, alibi_slopes, deterministic, rng_state=None):
+def _flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal,
+                         window_size_left, window_size_right, softcap, alibi_slopes, deterministic, rng_state=None):
     """The backward of flash_attn_func: writes dq, dk and dv, and returns softmax_d, fp32 (batch, nheads, seqlen_q): the
     sums of dout * out over headdim. softmax_lse may be that of more keys than k, as context parallelism has it.
     deterministic changes nothing."""
@@ -245,6 +245,6 @@ def _flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_
     """_flash_attn_backward of a ragged batch; softmax_lse and softmax_d are (nheads, total_q). deterministic and
     zero_tensors change nothing."""
     _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    return _backward_pass(dout, out, softmax_lse, (("dq", dq), ("dk", dk), ("dv", dv)), rng_state, q, k, v, cu_seqlens_q,
-                          cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left,
-                          window_size_right, softcap, alibi_slopes)
+    return _backward_pass(dout, out, softmax_lse, (("dq", dq), ("dk", dk), ("dv", dv)), rng_state, q, k, v,
+                          cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+                          window_size_left, window_size_right, softcap, alibi_slopes)

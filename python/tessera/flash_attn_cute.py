@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of flash_attn.cute (FlashAttention-4) on tessera, with its names, order and return values.
 
-Both return (out, lse); lse is float32 (batch, nheads, seqlen_q) or (nheads, total_q), -inf for a query that sees no key.
-window_size: (left, right), None for no limit. num_splits, pack_gqa and deterministic change nothing: they choose between
-ways to the same result. return_lse changes nothing, since lse is always there.
+Both return (out, lse); lse is float32 (batch, nheads, seqlen_q) or (nheads, total_q), -inf for a query that sees no
+key. window_size: (left, right), None for no limit. num_splits, pack_gqa and deterministic change nothing: they choose
+between ways to the same result. return_lse changes nothing, since lse is always there.
 """
 from . import flash_attn_3
 from .flash_attn_3 import _refuse

@@ -4,8 +4,8 @@
     import tessera.jax
     out = tessera.jax.dot_product_attention(query, key, value, is_causal=True)
 
-It works under jit, grad and vmap, and on arrays that are sharded: an array sharded on the batch or on heads stays so,
-forward and backward, under jit, with explicit axes, and inside of jax.shard_map.
+It works under jit, grad and vmap, and on arrays that are sharded: an array sharded on the batch, on heads or on the
+queries stays so, forward and backward, under jit, with explicit axes, and inside of jax.shard_map.
 """
 import functools
 import operator

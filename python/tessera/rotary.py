@@ -137,13 +137,15 @@ class RotaryEmbedding(torch.nn.Module):
 
     def forward(self, qkv, kv=None, seqlen_offset=0, max_seqlen=None, num_heads_q=None):
         """qkv, rotated in place: (batch, seqlen, 3, nheads, headdim), or (batch, seqlen, heads, headdim) with
-        num_heads_q. With kv (batch, seqlen, 2, nheads, headdim), qkv is q alone (batch, seqlen, nheads, headdim), and the
-        result is (q, kv).
+        num_heads_q. With kv (batch, seqlen, 2, nheads, headdim), qkv is q alone (batch, seqlen, nheads, headdim), and
+        the result is (q, kv).
 
-        seqlen_offset: an integer or (batch,). max_seqlen: a bound of the positions, needed with a tensor."""
-        length = qkv.shape[1] + seqlen_offset if isinstance(seqlen_offset, int) else max_seqlen
-        if length is None:
-            length = qkv.shape[1] + int(seqlen_offset.max())
+        seqlen_offset: an integer or (batch,). max_seqlen: a bound of the positions; with
+        a tensor and without it the host waits for the tensor."""
+        if not isinstance(seqlen_offset, torch.Tensor):
+            length = qkv.shape[1] + seqlen_offset
+        else:
+            length = qkv.shape[1] + int(seqlen_offset.max()) if max_seqlen is None else max_seqlen
         of_q, of_k = self._tables(max(length, max_seqlen or 0), qkv.device)
         if kv is None:
             return apply_rotary_emb_qkv_(qkv, *of_q, *of_k, self.interleaved, seqlen_offset, num_heads_q)

@@ -63,9 +63,12 @@ class LowerTriangularFromBottomRightMask(AttentionBias):
         return LowerTriangularFromBottomRightLocalAttentionMask(window_size)
 
 
-def _expect_window(name, size, least):
-    if not isinstance(size, int) or size < least:
+def _window_size(name, size, least):
+    """`size` as an integer. Raises ValueError unless it is one, from `least` on."""
+    number = _attention._integer(size)
+    if number is None or number < least:
         expect(name, f"an integer from {least} on", repr(size))
+    return number
 
 
 @dataclasses.dataclass
@@ -74,7 +77,7 @@ class LowerTriangularFromBottomRightLocalAttentionMask(LowerTriangularFromBottom
     _window_size: int
 
     def __post_init__(self):
-        _expect_window("window_size", self._window_size, 1)
+        self._window_size = _window_size("window_size", self._window_size, 1)
 
     def _window(self, len_q, len_kv):
         return self._window_size - 1, None
@@ -87,8 +90,8 @@ class LocalAttentionFromBottomRightMask(AttentionBias):
     window_right: int
 
     def __post_init__(self):
-        _expect_window("window_left", self.window_left, 0)
-        _expect_window("window_right", self.window_right, 0)
+        self.window_left = _window_size("window_left", self.window_left, 0)
+        self.window_right = _window_size("window_right", self.window_right, 0)
 
     def _window(self, len_q, len_kv):
         return self.window_left, self.window_right
@@ -259,7 +262,7 @@ class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
     _window_size: int = 0
 
     def __post_init__(self):
-        _expect_window("window_size", self._window_size, 1)
+        self._window_size = _window_size("window_size", self._window_size, 1)
 
     def _window(self, len_q, len_kv):
         return self._window_size - 1 + len_kv - len_q, None  # from the top-left diagonal
@@ -283,7 +286,7 @@ class BlockDiagonalCausalLocalAttentionFromBottomRightMask(BlockDiagonalCausalFr
 
     def __post_init__(self):
         super().__post_init__()
-        _expect_window("window_size", self._window_size, 1)
+        self._window_size = _window_size("window_size", self._window_size, 1)
 
     def _window(self, len_q, len_kv):
         return self._window_size - 1, None
@@ -302,8 +305,8 @@ class BlockDiagonalGappyKeysMask(BlockDiagonalMask):
             expect("kv_seqstarts", f"{len(q_seqlen) + 1} starts and as many lengths as q_seqlen has, {len(q_seqlen)}",
                    f"{len(starts)} and {len(lengths)}")
         if any(begin + length > end for begin, length, end in zip(starts, lengths, starts[1:])):
-            raise NotImplementedError("kv_seqstarts: expected sequences of keys in ascending order that do not overlap, got "
-                                      f"starts {starts} with lengths {lengths}")
+            raise NotImplementedError("kv_seqstarts: expected sequences of keys in ascending order that do not overlap, "
+                                      f"got starts {starts} with lengths {lengths}")
         return cls(_SeqLenInfo.from_seqlens(q_seqlen, device), _SeqLenInfo._of(starts, lengths, lengths, device))
 
 
@@ -411,11 +414,11 @@ def _run(inputs, return_lse=False):
 
 
 def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None):
-    """Attention of query [B, M, H, K] over key and value [B, N, H, ..]; also [B, M, K], and [B, M, G, H, K] for G groups
-    of H heads. Differentiable in query, key, value and a tensor of attn_bias.
+    """Attention of query [B, M, H, K] over key and value [B, N, H, ..]; also [B, M, K], and [B, M, G, H, K] for G
+    groups of H heads. Differentiable in query, key, value and a tensor of attn_bias.
 
-    attn_bias: None, a tensor that broadcasts to [B, H, M, N] and is added to the scores, or an AttentionBias. p: dropout.
-    scale: default K ** -0.5. op changes nothing. output_dtype: of the result, default that of query.
+    attn_bias: None, a tensor that broadcasts to [B, H, M, N] and is added to the scores, or an AttentionBias.
+    p: dropout. scale: default K ** -0.5. op changes nothing. output_dtype: of the result, default that of query.
     Returns [B, M, H, K of value], or with the dimensions of query. Raises ValueError that names the argument."""
     o = _run(_inputs(query, key, value, attn_bias, p, scale)).reshape(*query.shape[:-1], value.shape[-1])
     return o if output_dtype is None else o.to(output_dtype)

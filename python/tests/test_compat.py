@@ -117,7 +117,8 @@ def complex_rotation(x, angles, interleaved):
     dim = 2 * angles.shape[-1]
     part = x[..., :dim].double()
     pairs = part.unflatten(-1, (-1, 2)) if interleaved else part.unflatten(-1, (2, -1)).transpose(-1, -2)
-    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.exp(1j * angles.double())[..., None, :])
+    rotation = torch.exp(1j * angles.double())[..., None, :]
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * rotation)
     turned = turned.flatten(-2) if interleaved else turned.transpose(-1, -2).flatten(-2)
     return torch.cat((turned, x[..., dim:].double()), -1)
 
@@ -146,7 +147,8 @@ def test_rotation_of_a_ragged_batch():
     x, cu = torch.randn(11, 2, 8), torch.tensor([0, 4, 4, 11], dtype=torch.int32)
     angles = torch.outer(torch.arange(20.), torch.tensor([1.0, 0.3, 0.05, 0.01]))
     for offsets in (2, torch.tensor([1, 5, 9])):
-        got = rotary.apply_rotary_emb(x, angles.cos(), angles.sin(), seqlen_offsets=offsets, cu_seqlens=cu, max_seqlen=7)
+        got = rotary.apply_rotary_emb(x, angles.cos(), angles.sin(), seqlen_offsets=offsets, cu_seqlens=cu,
+                                      max_seqlen=7)
         for i, (begin, end) in enumerate(((0, 4), (4, 4), (4, 11))):
             offset = offsets if isinstance(offsets, int) else int(offsets[i])
             want = rotary.apply_rotary_emb(x[begin:end][None], angles.cos(), angles.sin(), seqlen_offsets=offset)
@@ -185,7 +187,7 @@ def test_wrong_arguments_of_rotary_are_named():
     for words, call in (
             ("^cos: expected the shape of sin", lambda: rotary.apply_rotary_emb(x, cos, cos[:2])),
             ("^cos: expected at least 6 rows", lambda: rotary.apply_rotary_emb(x, cos, cos, seqlen_offsets=2)),
-            ("^cos: expected at most 4 columns", lambda: rotary.apply_rotary_emb(x, cos.repeat(1, 2), cos.repeat(1, 2))),
+            ("^cos: expected at most 4 columns", lambda: rotary.apply_rotary_emb(x, *[cos.repeat(1, 2)] * 2)),
             ("^x: expected shape", lambda: rotary.apply_rotary_emb(x[0], cos, cos)),
             ("^num_heads_q: expected", lambda: rotary.apply_rotary_emb_qkv_(x, cos, cos)),
             ("^kv: expected shape", lambda: rotary.apply_rotary_emb_kv_(x, cos, cos))):
@@ -204,7 +206,8 @@ def test_signatures_of_the_passes():
             (flash_attn._flash_attn_varlen_forward, ["q", "k", "v", *cu, *tail, "return_softmax", "block_table",
                                                      "leftpad_k", "seqused_k", "zero_tensors"]),
             (flash_attn._flash_attn_backward, [*back, *tail, "deterministic", "rng_state"]),
-            (flash_attn._flash_attn_varlen_backward, [*back, *cu, *tail, "deterministic", "rng_state", "zero_tensors"])):
+            (flash_attn._flash_attn_varlen_backward, [*back, *cu, *tail, "deterministic", "rng_state",
+                                                      "zero_tensors"])):
         assert list(inspect.signature(function).parameters) == names
 
 
@@ -226,7 +229,8 @@ def test_single_passes_are_those_of_the_function(dropout_p, device):
         from tessera.torch import attention
         want = attention(q, k, v, causal="bottom-right", window=(9, None), dropout_p=dropout_p, seed=rng_state)
     else:
-        want, want_lse, _ = flash_attn.flash_attn_func(q, k, v, causal=True, window_size=(9, -1), return_attn_probs=True)
+        want, want_lse, _ = flash_attn.flash_attn_func(q, k, v, causal=True, window_size=(9, -1),
+                                                       return_attn_probs=True)
         assert torch.equal(lse, want_lse)
     assert torch.equal(out, want)
     for got, right in zip(gradients, torch.autograd.grad(want, (q, k, v), do)):

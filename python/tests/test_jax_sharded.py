@@ -103,7 +103,8 @@ def test_any_other_sharding_gives_the_right_numbers(rng, of_q, of_k, explicit):
     expect_close(jax.jit(both_passes)(*sharded), both_passes(*arrays))
 
 
-@pytest.mark.parametrize("heads, kv_heads, devices", [(8, 1, 8), (8, 2, 8), (8, 8, 8), (6, 3, 2), (12, 3, 4), (6, 2, 3)])
+@pytest.mark.parametrize("heads, kv_heads, devices", [(8, 1, 8), (8, 2, 8), (8, 8, 8), (6, 3, 2), (12, 3, 4),
+                                                      (6, 2, 3)])
 def test_heads_of_any_ratio(rng, heads, kv_heads, devices):
     mesh = Mesh(numpy.array(jax.devices("cpu")[:devices]), ("h",))
     arrays = inputs(rng, 2, heads, kv_heads)
@@ -114,6 +115,35 @@ def test_heads_of_any_ratio(rng, heads, kv_heads, devices):
     got = jax.jit(both_passes)(*sharded)
     expect_close(got, both_passes(*arrays))
     assert held(got[0], specs[0], mesh)
+
+
+BANDS = {
+    "full": {}, "causal": dict(is_causal=True), "window": dict(local_window_size=(2, 1)),
+    "narrow": dict(local_window_size=0), "left": dict(local_window_size=(1, 20)),
+    "causal window": dict(is_causal=True, local_window_size=(3, 5)),
+    "lengths": dict(is_causal=True, key_value_seq_lengths=jnp.array([3, 8], jnp.int32)),
+}
+
+
+@pytest.mark.parametrize("len_q, len_kv, explicit", [(8, 8, True), (8, 13, False), (16, 5, False)])
+@pytest.mark.parametrize("band", BANDS)
+def test_queries_that_are_sharded_stay_so(rng, band, len_q, len_kv, explicit):
+    mesh = mesh_of(explicit, t=4, h=2)
+    shapes = (2, len_q, 4, DIM), (2, len_kv, 2, DIM), (2, len_kv, 2, DIM), (1, 4, 1, len_kv), (1, 1, len_q, 1)
+    *arrays, bias, other = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes)
+    specs = P(None, "t", "h"), P(None, None, "h"), P(None, None, "h"), P(None, "h"), P(None, None, "t")
+    for b, spec in ((bias, specs[3]), (other, specs[4])):
+        def loss(q, k, v, bias):
+            o, lse = dot_product_attention(q, k, v, bias, return_residual=True, **BANDS[band])
+            return jnp.sin(3 * o).sum() + jnp.where(jnp.isfinite(lse), jnp.sin(lse), 0).sum(), o
+        gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True))
+        sharded = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip((*arrays, b), (*specs[:3], spec))]
+        (_, o), got = gradients(*sharded)
+        (_, want_o), want = gradients(*arrays, b)
+        expect_close((o, 0, *got), (want_o, 0, *want))
+        assert held(o, specs[0], mesh) and held(got[0], specs[0], mesh)
+        if not explicit:  # a mask of the call has a type of its own there, whose gradient is gathered
+            assert gathers(gradients, *sharded) == []
 
 
 def test_bits_are_those_of_one_device(rng):

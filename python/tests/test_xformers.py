@@ -107,10 +107,12 @@ def test_a_tensor_is_added_and_gets_a_gradient(causal, device):
     want, _ = by_definition(q, k, v, bias + hidden)
     reference.expect_close(o, want, 2e-6, "out")
     d = torch.randn_like(o)
-    for got, right in zip(torch.autograd.grad(o, (q, k, v, bias), d), torch.autograd.grad(want, (q, k, v, bias), d.double())):
+    inputs = q, k, v, bias
+    for got, right in zip(torch.autograd.grad(o, inputs, d), torch.autograd.grad(want, inputs, d.double())):
         assert torch.allclose(got, right.to(got.dtype), atol=1e-5)
     if causal:
-        assert torch.equal(X.LowerTriangularMaskWithTensorBias(bias).materialize(bias.shape, device=device), bias + hidden)
+        whole = X.LowerTriangularMaskWithTensorBias(bias).materialize(bias.shape, device=device)
+        assert torch.equal(whole, bias + hidden)
 
 
 def test_three_and_five_dimensions():
@@ -175,14 +177,15 @@ def test_dropout_scale_dtype_and_op():
     assert not torch.allclose(dropped, memory_efficient_attention(q, k, v))
     assert memory_efficient_attention(q, k, v, output_dtype=torch.bfloat16).dtype == torch.bfloat16
     whole = memory_efficient_attention(q, k, v, scale=0.1)
-    assert torch.equal(memory_efficient_attention(q, k, v, scale=0.1, op=X.MemoryEfficientAttentionFlashAttentionOp), whole)
+    op = X.MemoryEfficientAttentionFlashAttentionOp
+    assert torch.equal(memory_efficient_attention(q, k, v, scale=0.1, op=op), whole)
     assert torch.equal(X.memory_efficient_attention_forward(q, k, v, scale=0.1), whole)
     with pytest.raises(NotImplementedError, match="^p: expected 0"):
         X.memory_efficient_attention_forward_requires_grad(q, k, v, p=0.5)
 
 
 @pytest.mark.parametrize("call, words", [
-    (lambda q: memory_efficient_attention(q, q, q, "causal"), "^attn_bias: expected None, a tensor or an AttentionBias"),
+    (lambda q: memory_efficient_attention(q, q, q, "causal"), "^attn_bias: expected None, a tensor or an Attention"),
     (lambda q: memory_efficient_attention(q, q, q, X.AttentionBias()), "^attn_bias: expected .*got a AttentionBias"),
     (lambda q: memory_efficient_attention(q, q[:, :, 0], q), "^key: expected as many dimensions"),
     (lambda q: memory_efficient_attention(q, q, q, torch.zeros(1, 1, 1, 1, 4)), "^attn_bias: expected 4 dimensions"),
@@ -193,12 +196,22 @@ def test_dropout_scale_dtype_and_op():
     (lambda q: X.BlockDiagonalPaddedKeysMask.from_seqlens([4], 3, [4]), "^kv_seqlen: expected at most kv_padding, 3"),
     (lambda q: X.BlockDiagonalGappyKeysMask.from_seqlens([4], [0], [4]), "^kv_seqstarts: expected 2 starts"),
     (lambda q: X.LocalAttentionFromBottomRightMask(-1, 2), "^window_left: expected an integer from 0"),
-    (lambda q: X.BlockDiagonalMask.from_seqlens([4]).make_local_attention(0), "^window_size: expected an integer from 1"),
+    (lambda q: X.BlockDiagonalMask.from_seqlens([4]).make_local_attention(0), "^window_size: expected an integer"),
     (lambda q: X._SeqLenInfo.from_seqlens([2, 3]).split(q), r"^x: expected shape \[1, 5, \.\.\]"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_wrong_arguments_are_named(call, words):
     with pytest.raises(ValueError, match=words):
         call(torch.zeros(1, 4, 2, 8))
+
+
+def test_numbers_of_numpy_are_numbers():
+    numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
+    q, k, v = tensors(9, 9)
+    for ours, theirs in ((X.LocalAttentionFromBottomRightMask(numpy.int64(3), numpy.int32(1)),
+                          X.LocalAttentionFromBottomRightMask(3, 1)),
+                         (X.BlockDiagonalMask.from_seqlens(numpy.array([4, 5])).make_local_attention(numpy.int64(2)),
+                          X.BlockDiagonalMask.from_seqlens([4, 5]).make_local_attention(2))):
+        assert torch.equal(memory_efficient_attention(q, k, v, ours), memory_efficient_attention(q, k, v, theirs))
 
 
 def test_a_window_that_lies_differently_in_each_sequence_is_refused():
