@@ -8,7 +8,7 @@ import numpy
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
-from tessera.jax import dot_product_attention
+from tessera.jax import dot_product_attention, export_checks
 
 LEN_Q, LEN_KV, DIM = 6, 10, 8
 
@@ -209,6 +209,18 @@ def test_shard_map_with_its_default_checks_has_gradients(rng, of_q, of_k, some, 
     got = jax.jit(jax.grad(mapped, (0, 1, 2)))(*sharded)
     for name, a, b in zip(("dq", "dk", "dv"), got, jax.grad(loss, (0, 1, 2))(*arrays)):
         assert numpy.abs(numpy.asarray(a) - b).max() < 1e-5, name
+
+
+def test_export_for_several_devices_by_shard_map(rng):
+    mesh = mesh_of(x=8)
+    arrays = inputs(rng)
+    spec = NamedSharding(mesh, P("x"))
+    mapped = jax.shard_map(functools.partial(dot_product_attention, is_causal=True), mesh=mesh, in_specs=P("x"),
+                           out_specs=P("x"))
+    exported = jax.export.export(jax.jit(mapped, in_shardings=spec), disabled_checks=export_checks())(*arrays)
+    o = jax.jit(exported.call)(*[jax.device_put(a, spec) for a in arrays])
+    assert exported.nr_devices == 8 and held(o, P("x"), mesh)
+    assert jnp.allclose(numpy.asarray(o), dot_product_attention(*arrays, is_causal=True), atol=1e-6)
 
 
 def test_an_axis_of_vmap_over_devices(rng):
