@@ -3,8 +3,11 @@
 
 compat.install() gives them under that name. They are differentiable and run on any device.
 """
+from __future__ import annotations
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ._arrays import expect
 
@@ -12,22 +15,22 @@ __all__ = ["index_first_axis", "index_first_axis_residual", "index_put_first_axi
            "unpad_input_for_concatenated_sequences"]
 
 
-def index_first_axis(input, indices):
+def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
     """input[indices]: the rows (n, ...) of `input` (rows, ...)."""
     return input.index_select(0, indices)
 
 
-def index_first_axis_residual(input, indices):
+def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """(input[indices], input without a gradient)."""
     return index_first_axis(input, indices), input.detach()
 
 
-def index_put_first_axis(values, indices, first_axis_dim):
+def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """(first_axis_dim, ...): `values` (n, ...) in the rows `indices`, 0 in the others."""
     return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices, values)
 
 
-def pad_input(hidden_states, indices, batch, seqlen):
+def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """(batch, seqlen, ...): `hidden_states` (n, ...) where unpad_input() took them from, 0 elsewhere."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
@@ -45,7 +48,8 @@ def _rows(hidden_states, kept, lengths):
     return index_first_axis(hidden_states.flatten(0, 1), indices), indices, cu_seqlens, longest
 
 
-def unpad_input(hidden_states, attention_mask, unused_mask=None):
+def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
+                ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
     """The rows of hidden_states (batch, seqlen, ...) where attention_mask (batch, seqlen) is 1 or True.
 
     unused_mask: likewise, rows that get space and are not used.
@@ -60,7 +64,8 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
     return *_rows(hidden_states, kept, kept.sum(-1, dtype=torch.int32)), used
 
 
-def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_length):
+def unpad_input_for_concatenated_sequences(hidden_states: Tensor, attention_mask_in_length: Tensor
+                                           ) -> tuple[Tensor, Tensor, Tensor, int]:
     """The rows of hidden_states (batch, seqlen, ...), each member of which is several sequences one after another.
 
     attention_mask_in_length: (batch, seqlen), the lengths of a member's sequences at the begin of its row, then zeros.

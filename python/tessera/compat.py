@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """install() makes `import flash_attn` and `import xformers.ops` give tessera in this process; importing this module
 changes nothing."""
+from __future__ import annotations
+
 import importlib
 import importlib.machinery
 import sys
@@ -51,12 +53,12 @@ def _alias(name, source, names, package, is_package):
     return module
 
 
-def installed(package="flash_attn") -> bool:
+def installed(package: str = "flash_attn") -> bool:
     """Whether install() has given this package."""
     return hasattr(sys.modules.get(package), "__tessera__")
 
 
-def install(*packages) -> None:
+def install(*packages: str) -> None:
     """Makes imports of flash_attn, flash_attn_interface (version 3) and xformers.ops give tessera. A second call
     changes nothing. docs/python.md lists the names that are there.
 
@@ -84,7 +86,7 @@ def install(*packages) -> None:
                 setattr(sys.modules[parent], last, sys.modules[name])
 
 
-def uninstall(*packages) -> None:
+def uninstall(*packages: str) -> None:
     """Undoes install(), for these packages or all. Names that were imported from the modules stay."""
     for package in packages or PACKAGES:
         if installed(package):

@@ -5,6 +5,10 @@ Both return (out, lse); lse is float32 (batch, nheads, seqlen_q) or (nheads, tot
 key. window_size: (left, right), None for no limit. num_splits, pack_gqa and deterministic change nothing: they choose
 between ways to the same result. return_lse changes nothing, since lse is always there.
 """
+from __future__ import annotations
+
+from torch import Tensor
+
 from . import flash_attn_3
 from .flash_attn_3 import _refuse
 
@@ -21,9 +25,12 @@ def _sides(window_size):
         return window_size  # refused by the call, which names it
 
 
-def flash_attn_func(q, k, v, softmax_scale=None, causal=False, window_size=(None, None), learnable_sink=None,
-                    softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, score_mod=None, mask_mod=None,
-                    block_sparse_tensors=None, aux_tensors=None, return_lse=False):
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False,
+                    window_size: tuple[int | None, int | None] = (None, None), learnable_sink: None = None,
+                    softcap: float = 0.0, num_splits: int = 1, pack_gqa: bool | None = None,
+                    deterministic: bool = False, score_mod: None = None, mask_mod: None = None,
+                    block_sparse_tensors: None = None, aux_tensors: None = None, return_lse: bool = False
+                    ) -> tuple[Tensor, Tensor]:
     """Attention of q (batch, seqlen_q, nheads, headdim) over k, v (batch, seqlen_k, nheads_k, ..): (out, lse).
 
     causal is bottom-right. learnable_sink, score_mod, mask_mod, block_sparse_tensors and aux_tensors raise
@@ -34,10 +41,15 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False, window_size=(None
                                         softcap=softcap or 0.0, return_attn_probs=True)
 
 
-def flash_attn_varlen_func(q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
-                           seqused_q=None, seqused_k=None, page_table=None, softmax_scale=None, causal=False,
-                           window_size=(None, None), learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None,
-                           deterministic=False, score_mod=None, aux_tensors=None, return_lse=False):
+def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None = None,
+                           cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None,
+                           max_seqlen_k: int | None = None, seqused_q: Tensor | None = None,
+                           seqused_k: Tensor | None = None, page_table: None = None,
+                           softmax_scale: float | None = None, causal: bool = False,
+                           window_size: tuple[int | None, int | None] = (None, None), learnable_sink: None = None,
+                           softcap: float = 0.0, num_splits: int = 1, pack_gqa: bool | None = None,
+                           deterministic: bool = False, score_mod: None = None, aux_tensors: None = None,
+                           return_lse: bool = False) -> tuple[Tensor, Tensor]:
     """flash_attn_func of a ragged batch: q (total_q, nheads, headdim), k, v (total_k, nheads_k, ..), cu_seqlens int32
     (batch + 1,), seqused (batch,) as in tessera.flash_attn_3: (out, lse). page_table raises NotImplementedError too."""
     _refuse(learnable_sink=learnable_sink, page_table=page_table, score_mod=score_mod, aux_tensors=aux_tensors)

@@ -7,12 +7,16 @@
 It works under jit, grad and vmap, and on arrays that are sharded: an array sharded on the batch, on heads or on the
 queries stays so, forward and backward, under jit, with explicit axes, and inside of jax.shard_map.
 """
+from __future__ import annotations
+
 import functools
 import operator
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from . import _jax_calls, _native
 from ._arrays import expect
@@ -24,9 +28,12 @@ _IMPLEMENTATIONS = (None, "tessera", "xla", "cudnn")
 _jax_calls.register()  # here, so that a program that only loads an exported call has the handlers
 
 
-def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None, is_causal=False,
-                          query_seq_lengths=None, key_value_seq_lengths=None, local_window_size=None,
-                          implementation=None, softcap=0.0, return_residual=False):
+def dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+                          mask: ArrayLike | None = None, *, scale: float | None = None, is_causal: bool = False,
+                          query_seq_lengths: ArrayLike | None = None, key_value_seq_lengths: ArrayLike | None = None,
+                          local_window_size: int | tuple[int, int] | None = None,
+                          implementation: Literal["tessera", "xla", "cudnn"] | None = None, softcap: float = 0.0,
+                          return_residual: bool = False) -> Any:
     """jax.nn.dot_product_attention by tessera's kernels, on the CPU.
 
     query: [B, T, N, H] or [T, N, H]; key, value: [B, S, K, H] or [S, K, H], N a multiple of K; float32, bfloat16,
@@ -79,7 +86,7 @@ def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None
     return (o, lse) if return_residual else o
 
 
-def export_checks():
+def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     """The disabled_checks that jax.export.export() needs for calls of this module: tessera's handlers are of this
     version of tessera alone. A program that loads the result imports tessera.jax first.
 

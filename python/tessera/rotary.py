@@ -4,7 +4,10 @@
 compat.install() gives them under that name. They are compositions of PyTorch's operations, computed in float32 or more.
 Names that end in _ write into their argument. cos and sin get no gradient.
 """
+from __future__ import annotations
+
 import torch
+from torch import Tensor
 
 from ._arrays import expect
 
@@ -12,7 +15,7 @@ __all__ = ["RotaryEmbedding", "apply_rotary_emb", "apply_rotary_emb_func", "appl
            "apply_rotary_emb_qkv_", "apply_rotary_emb_torch", "rotate_half"]
 
 
-def rotate_half(x, interleaved=False):
+def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
     """Each pair (a, b) of the last dimension as (-b, a). The pairs are the two halves, or with `interleaved` the
     neighbours."""
     if interleaved:
@@ -44,7 +47,9 @@ def _positions(x, offsets, cu_seqlens):
     return rows - cu_seqlens[sequence] + offsets
 
 
-def apply_rotary_emb(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None):
+def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False,
+                     seqlen_offsets: int | Tensor = 0, cu_seqlens: Tensor | None = None,
+                     max_seqlen: int | None = None) -> Tensor:
     """x (batch, seqlen, nheads, headdim), or (total_seqlen, nheads, headdim) with cu_seqlens, rotated by position.
 
     cos, sin: (seqlen_rotary, rotary_dim / 2); a row for each position. The first rotary_dim dimensions are rotated.
@@ -66,7 +71,7 @@ def apply_rotary_emb(x, cos, sin, interleaved=False, inplace=False, seqlen_offse
 apply_rotary_emb_func = apply_rotary_emb
 
 
-def apply_rotary_emb_torch(x, cos, sin, interleaved=False):
+def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """x (batch, seqlen, nheads, headdim) rotated by cos, sin (seqlen, rotary_dim / 2) or (batch, seqlen, ..)."""
     return _rotated(x, cos.unsqueeze(-2), sin.unsqueeze(-2), interleaved)
 
@@ -83,7 +88,9 @@ def _heads_of(qkv, num_heads_q):
     return qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q:num_heads_q + heads_k]
 
 
-def apply_rotary_emb_qkv_(qkv, cos, sin, cos_k=None, sin_k=None, interleaved=False, seqlen_offsets=0, num_heads_q=None):
+def apply_rotary_emb_qkv_(qkv: Tensor, cos: Tensor, sin: Tensor, cos_k: Tensor | None = None,
+                          sin_k: Tensor | None = None, interleaved: bool = False, seqlen_offsets: int | Tensor = 0,
+                          num_heads_q: int | None = None) -> Tensor:
     """Rotates q and k of qkv (batch, seqlen, 3, nheads, headdim) in place; or, with num_heads_q, of
     (batch, seqlen, num_heads_q + 2 * num_heads_k, headdim). cos_k, sin_k: those of k, if they are others."""
     q, k = _heads_of(qkv, num_heads_q)
@@ -93,7 +100,8 @@ def apply_rotary_emb_qkv_(qkv, cos, sin, cos_k=None, sin_k=None, interleaved=Fal
     return qkv
 
 
-def apply_rotary_emb_kv_(kv, cos, sin, interleaved=False, seqlen_offsets=0):
+def apply_rotary_emb_kv_(kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False,
+                         seqlen_offsets: int | Tensor = 0) -> Tensor:
     """Rotates k of kv (batch, seqlen, 2, nheads, headdim) in place."""
     if kv.dim() != 5 or kv.shape[2] != 2:
         expect("kv", "shape (batch, seqlen, 2, nheads, headdim)", list(kv.shape))
@@ -106,7 +114,8 @@ class RotaryEmbedding(torch.nn.Module):
 
     dim: the number of dimensions to rotate. base: the frequencies are base ** (-i / dim) for even i."""
 
-    def __init__(self, dim, base=10000.0, interleaved=False, scale_base=None, device=None):
+    def __init__(self, dim: int, base: float = 10000.0, interleaved: bool = False, scale_base: float | None = None,
+                 device: torch.device | str | None = None):
         super().__init__()
         self.dim, self.base, self.interleaved, self.scale_base = dim, float(base), interleaved, scale_base
         self.register_buffer("inv_freq", self.base ** -(self._even(device) / dim), persistent=False)
@@ -135,7 +144,8 @@ class RotaryEmbedding(torch.nn.Module):
             (positions - length // 2) / self.scale_base)[:, None]
         return (cos * scale, sin * scale), (cos / scale, sin / scale)
 
-    def forward(self, qkv, kv=None, seqlen_offset=0, max_seqlen=None, num_heads_q=None):
+    def forward(self, qkv: Tensor, kv: Tensor | None = None, seqlen_offset: int | Tensor = 0,
+                max_seqlen: int | None = None, num_heads_q: int | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """qkv, rotated in place: (batch, seqlen, 3, nheads, headdim), or (batch, seqlen, heads, headdim) with
         num_heads_q. With kv (batch, seqlen, 2, nheads, headdim), qkv is q alone (batch, seqlen, nheads, headdim), and
         the result is (q, kv).

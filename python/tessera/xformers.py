@@ -4,10 +4,13 @@
 compat.install() gives them as xformers.ops, xformers.ops.fmha and xformers.ops.fmha.attn_bias. A query that sees no key
 gives 0. `op` changes nothing: tessera chooses the kernel. Dropout draws other bits than xFormers does.
 """
+from __future__ import annotations
+
 import dataclasses
-import typing
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import torch
+from torch import Tensor
 
 from ._arrays import expect
 from .torch import _attention, _operators, attention, varlen_attention
@@ -17,8 +20,8 @@ from .torch._operators import Arguments
 class AttentionBias:
     """The base class of what attn_bias may be beside a tensor. Subclasses are bands of keys, alone or for each
     sequence of a ragged batch."""
-    _causal: typing.Optional[str] = None  # as tessera.torch.attention() has it
-    _bias: typing.Optional[torch.Tensor] = None
+    _causal: str | None = None  # as tessera.torch.attention() has it
+    _bias: Tensor | None = None
 
     def _window(self, len_q, len_kv):
         """(left, right) relative to the bottom-right diagonal, or None."""
@@ -34,7 +37,8 @@ class AttentionBias:
             seen = seen & (key >= diagonal - left)
         return seen if right is None else seen & (key <= diagonal + right)
 
-    def materialize(self, shape, dtype=torch.float32, device="cpu"):
+    def materialize(self, shape: Sequence[int], dtype: torch.dtype = torch.float32,
+                    device: torch.device | str = "cpu") -> Tensor:
         """The bias as a tensor [*, len_q, len_kv], for tests: 0 where a query sees a key, -inf elsewhere."""
         bias = torch.zeros(shape[-2:]).masked_fill(~self._seen(*shape[-2:]), float("-inf"))
         return (bias.to(device, dtype) if self._bias is None else bias.to(device, dtype) + self._bias).expand(shape)
@@ -44,14 +48,14 @@ class LowerTriangularMask(AttentionBias):
     """Query i sees the keys 0 .. i."""
     _causal = "top-left"
 
-    def add_bias(self, bias):
+    def add_bias(self, bias: Tensor) -> LowerTriangularMaskWithTensorBias:
         return LowerTriangularMaskWithTensorBias(bias)
 
 
 class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
     """LowerTriangularMask and a tensor that is added to the scores; it gets a gradient."""
 
-    def __init__(self, bias):
+    def __init__(self, bias: Tensor):
         self._bias = bias
 
 
@@ -59,7 +63,7 @@ class LowerTriangularFromBottomRightMask(AttentionBias):
     """The last query sees all keys, each one before it one key less."""
     _causal = "bottom-right"
 
-    def make_local_attention(self, window_size):
+    def make_local_attention(self, window_size: int) -> LowerTriangularFromBottomRightLocalAttentionMask:
         return LowerTriangularFromBottomRightLocalAttentionMask(window_size)
 
 
@@ -108,15 +112,15 @@ def _starts(lengths):
 class _SeqLenInfo:
     """The rows of each sequence in a tensor that holds one after another: from seqstart[i] to seqstart[i + 1] - 1, or,
     with seqlen, seqlen[i] of them."""
-    seqstart: torch.Tensor
+    seqstart: Tensor
     max_seqlen: int
     min_seqlen: int
-    seqstart_py: typing.List[int]
-    seqlen: typing.Optional[torch.Tensor] = None
-    seqlen_py: typing.Optional[typing.List[int]] = None
+    seqstart_py: list[int]
+    seqlen: Tensor | None = None
+    seqlen_py: list[int] | None = None
 
     @classmethod
-    def from_seqlens(cls, seqlens, device=None):
+    def from_seqlens(cls, seqlens: Iterable[int], device: torch.device | str | None = None) -> _SeqLenInfo:
         lengths = [int(length) for length in seqlens]
         return cls._of(_starts(lengths), lengths, None, device)
 
@@ -156,10 +160,11 @@ class BlockDiagonalMask(AttentionBias):
     """A ragged batch in tensors [1, total, ..]: the queries of a sequence see the keys of that sequence."""
     q_seqinfo: _SeqLenInfo
     k_seqinfo: _SeqLenInfo
-    _batch_sizes: typing.Optional[typing.Sequence[int]] = None
+    _batch_sizes: Sequence[int] | None = None
 
     @classmethod
-    def from_seqlens(cls, q_seqlen, kv_seqlen=None, *, device=None):
+    def from_seqlens(cls, q_seqlen: Sequence[int], kv_seqlen: Sequence[int] | None = None, *,
+                     device: torch.device | str | None = None) -> BlockDiagonalMask:
         """For sequences of these lengths; kv_seqlen: default q_seqlen."""
         if kv_seqlen is not None and len(kv_seqlen) != len(q_seqlen):
             expect("kv_seqlen", f"{len(q_seqlen)} lengths, as q_seqlen has", len(kv_seqlen))
@@ -168,13 +173,15 @@ class BlockDiagonalMask(AttentionBias):
         return cls(of_q, of_q if same else _SeqLenInfo.from_seqlens(kv_seqlen, device))
 
     @classmethod
-    def from_tensor_list(cls, tensors):
+    def from_tensor_list(cls, tensors: Sequence[Tensor]) -> tuple[BlockDiagonalMask, Tensor]:
         """(mask, tensor [1, total, ..]) of tensors [batch, length, ..]."""
         mask, joined, _, _ = cls.from_tensor_lists_qkv(tensors, tensors)
         return mask, joined
 
     @classmethod
-    def from_tensor_lists_qkv(cls, tensors_q, tensors_k, tensors_v=None):
+    def from_tensor_lists_qkv(cls, tensors_q: Sequence[Tensor], tensors_k: Sequence[Tensor],
+                              tensors_v: Sequence[Tensor] | None = None
+                              ) -> tuple[BlockDiagonalMask, Tensor, Tensor, Tensor | None]:
         """(mask, q, k, v or None), as from_tensor_list()."""
         if [t.shape[0] for t in tensors_q] != [t.shape[0] for t in tensors_k]:
             expect("tensors_k", f"batches {[t.shape[0] for t in tensors_q]}, as tensors_q has",
@@ -184,35 +191,36 @@ class BlockDiagonalMask(AttentionBias):
         mask._batch_sizes = [t.shape[0] for t in tensors_q]
         return mask, _joined(tensors_q), _joined(tensors_k), None if tensors_v is None else _joined(tensors_v)
 
-    def split_queries(self, tensor):
+    def split_queries(self, tensor: Tensor) -> list[Tensor]:
         return self.q_seqinfo.split(tensor, self._batch_sizes)
 
-    def split_kv(self, tensor):
+    def split_kv(self, tensor: Tensor) -> list[Tensor]:
         return self.k_seqinfo.split(tensor, self._batch_sizes)
 
-    def split(self, tensor):
+    def split(self, tensor: Tensor) -> list[Tensor]:
         """The inverse of from_tensor_list()."""
         if self.q_seqinfo.seqstart_py != self.k_seqinfo.seqstart_py:
             expect("split", "equal lengths of queries and keys; split_queries() and split_kv() take others", "others")
         return self.split_queries(tensor)
 
-    def to(self, device):
+    def to(self, device: torch.device | str) -> BlockDiagonalMask:
         """The mask with its tensors on this device."""
         return dataclasses.replace(self, q_seqinfo=self.q_seqinfo.to(device), k_seqinfo=self.k_seqinfo.to(device))
 
     def _made(self, cls, *more):
         return cls(self.q_seqinfo, self.k_seqinfo, self._batch_sizes, *more)
 
-    def make_causal(self):
+    def make_causal(self) -> BlockDiagonalCausalMask:
         return self._made(BlockDiagonalCausalMask)
 
-    def make_causal_from_bottomright(self):
+    def make_causal_from_bottomright(self) -> BlockDiagonalCausalFromBottomRightMask:
         return self._made(BlockDiagonalCausalFromBottomRightMask)
 
-    def make_local_attention(self, window_size):
+    def make_local_attention(self, window_size: int) -> BlockDiagonalCausalLocalAttentionMask:
         return self._made(BlockDiagonalCausalLocalAttentionMask, window_size)
 
-    def make_local_attention_from_bottomright(self, window_size):
+    def make_local_attention_from_bottomright(self, window_size: int
+                                              ) -> BlockDiagonalCausalLocalAttentionFromBottomRightMask:
         return self._made(BlockDiagonalCausalLocalAttentionFromBottomRightMask, window_size)
 
     def _blocks(self):
@@ -297,7 +305,8 @@ class BlockDiagonalGappyKeysMask(BlockDiagonalMask):
     kv_seqstarts[i] on."""
 
     @classmethod
-    def from_seqlens(cls, q_seqlen, kv_seqstarts, kv_seqlen, *, device=None):
+    def from_seqlens(cls, q_seqlen: Sequence[int], kv_seqstarts: Sequence[int], kv_seqlen: Sequence[int], *,
+                     device: torch.device | str | None = None) -> BlockDiagonalGappyKeysMask:
         """kv_seqstarts: one more than there are sequences, the last is the number of keys."""
         lengths = [int(length) for length in kv_seqlen]
         starts = [int(start) for start in kv_seqstarts]
@@ -319,7 +328,9 @@ class BlockDiagonalPaddedKeysMask(BlockDiagonalGappyKeysMask):
     """BlockDiagonalMask with kv_padding rows of keys for each sequence, the first kv_seqlen[i] of which are used."""
 
     @classmethod
-    def from_seqlens(cls, q_seqlen, kv_padding, kv_seqlen, causal_diagonal=None, *, device=None):
+    def from_seqlens(cls, q_seqlen: Sequence[int], kv_padding: int, kv_seqlen: Sequence[int],
+                     causal_diagonal: None = None, *, device: torch.device | str | None = None
+                     ) -> BlockDiagonalPaddedKeysMask:
         if causal_diagonal is not None:
             expect("causal_diagonal", "None", repr(causal_diagonal))
         if any(length > kv_padding for length in kv_seqlen):
@@ -339,7 +350,7 @@ MemoryEfficientAttentionCkOp = MemoryEfficientAttentionCutlassOp = MemoryEfficie
 MemoryEfficientAttentionCutlassFwdFlashBwOp = MemoryEfficientAttentionSplitKCkOp = None
 
 
-def unbind(x, dim):
+def unbind(x: Tensor, dim: int) -> tuple[Tensor, ...]:
     """x.unbind(dim)."""
     return x.unbind(dim)
 
@@ -372,12 +383,12 @@ def _tensor_bias(bias, query):
     return bias
 
 
-class _Inputs(typing.NamedTuple):
+class _Inputs(NamedTuple):
     """A call of attention() or, with starts of sequences, of varlen_attention()."""
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    starts: typing.Optional[tuple]  # (of queries, of keys)
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    starts: tuple | None  # (of queries, of keys)
     keywords: dict
 
 
@@ -413,7 +424,10 @@ def _run(inputs, return_lse=False):
     return (o.unsqueeze(0), lse.unsqueeze(0)) if return_lse else o.unsqueeze(0)
 
 
-def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None):
+def memory_efficient_attention(query: Tensor, key: Tensor, value: Tensor,
+                               attn_bias: Tensor | AttentionBias | None = None, p: float = 0.0,
+                               scale: float | None = None, *, op: Any = None,
+                               output_dtype: torch.dtype | None = None) -> Tensor:
     """Attention of query [B, M, H, K] over key and value [B, N, H, ..]; also [B, M, K], and [B, M, G, H, K] for G
     groups of H heads. Differentiable in query, key, value and a tensor of attn_bias.
 
@@ -430,25 +444,28 @@ def _without_dropout(p):
 
 
 @torch.no_grad()
-def memory_efficient_attention_forward(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None,
-                                       output_dtype=None):
+def memory_efficient_attention_forward(query: Tensor, key: Tensor, value: Tensor,
+                                       attn_bias: Tensor | AttentionBias | None = None, p: float = 0.0,
+                                       scale: float | None = None, *, op: Any = None,
+                                       output_dtype: torch.dtype | None = None) -> Tensor:
     """memory_efficient_attention without a gradient."""
     return memory_efficient_attention(query, key, value, attn_bias, p, scale, output_dtype=output_dtype)
 
 
 @torch.no_grad()
-def memory_efficient_attention_forward_requires_grad(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None,
-                                                     output_dtype=None):
-    """(out, LSE float32 [B, H, M]) for memory_efficient_attention_backward(); H is the product of both with 5
-    dimensions, and B is 1 for a ragged batch."""
-    _without_dropout(p)
-    o, lse = _run(_inputs(query, key, value, attn_bias, p, scale), True)
-    o = o.reshape(*query.shape[:-1], value.shape[-1])
-    return o if output_dtype is None else o.to(output_dtype), lse
+def memory_efficient_attention_forward_requires_grad(query: Tensor, key: Tensor, value: Tensor,
+                                                     attn_bias: Tensor | AttentionBias | None = None, p: float = 0.0,
+                                                     scale: float | None = None, *, op: Any = None,
+                                                     output_dtype: torch.dtype | None = None
+                                                     ) -> tuple[Tensor, Tensor]:
+    """memory_efficient_attention_partial() without a gradient, for memory_efficient_attention_backward()."""
+    return memory_efficient_attention_partial(query, key, value, attn_bias, p, scale, output_dtype=output_dtype)
 
 
-def memory_efficient_attention_backward(grad, output, lse, query, key, value, attn_bias=None, p=0.0, scale=None, *,
-                                        op=None):
+def memory_efficient_attention_backward(grad: Tensor, output: Tensor, lse: Tensor, query: Tensor, key: Tensor,
+                                        value: Tensor, attn_bias: Tensor | AttentionBias | None = None,
+                                        p: float = 0.0, scale: float | None = None, *, op: Any = None
+                                        ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv). output, lse: of memory_efficient_attention_forward_requires_grad()."""
     _without_dropout(p)
     leaves = [t.detach().requires_grad_() for t in (query, key, value)]
@@ -458,15 +475,13 @@ def memory_efficient_attention_backward(grad, output, lse, query, key, value, at
     given, starts = inputs.keywords, inputs.starts
     bias = given.get("bias")
     rows = q.shape if starts is None else q.shape[1:]
+    left, right = _attention.window_sides(given.get("window"))
     saved = Arguments(*(t if starts is None else t.squeeze(0) for t in (q, k, v)),
                       None if bias is None else bias.detach()[(None,) * (4 - bias.dim())], None,
                       *(None if starts is None else torch.tensor(s, dtype=torch.int32, device=q.device)
-                        for s in starts or (None, None)),
+                        for s in starts or (None, None)), window_left=left, window_right=right,
                       causal=_attention.causal_number(given.get("causal")), scale=scale)
-    left, right = _attention.window_sides(given.get("window"))
-    saved = saved._replace(window_left=left, window_right=right)
-    dim = v.shape[-1]
-    d_o, o = (t.detach().reshape(*rows[:-1], dim) for t in (grad, output))
+    d_o, o = (t.detach().reshape(*rows[:-1], v.shape[-1]) for t in (grad, output))
     try:
         found = _operators.gradients(_operators.backward, (*saved[:8], o, lse if starts is None else lse.squeeze(0)),
                                      saved[8:], d_o, None, False)[:3]
@@ -476,16 +491,21 @@ def memory_efficient_attention_backward(grad, output, lse, query, key, value, at
     return torch.autograd.grad(inputs[:3], leaves, found)
 
 
-def memory_efficient_attention_partial(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None,
-                                       output_dtype=None):
-    """(out, LSE [B, H, M]) over some of the keys, for merge_attentions(). Differentiable in both."""
+def memory_efficient_attention_partial(query: Tensor, key: Tensor, value: Tensor,
+                                       attn_bias: Tensor | AttentionBias | None = None, p: float = 0.0,
+                                       scale: float | None = None, *, op: Any = None,
+                                       output_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """(out, LSE float32 [B, H, M]) over some of the keys, for merge_attentions(). Both are differentiable. H is the
+    product of both with 5 dimensions, and B is 1 for a ragged batch."""
     _without_dropout(p)
     o, lse = _run(_inputs(query, key, value, attn_bias, p, scale), True)
     o = o.reshape(*query.shape[:-1], value.shape[-1])
     return o if output_dtype is None else o.to(output_dtype), lse
 
 
-def merge_attentions(attn_split, lse_split, write_lse=True, output_dtype=None):
+def merge_attentions(attn_split: Tensor | Sequence[Tensor], lse_split: Tensor | Sequence[Tensor],
+                     write_lse: bool = True, output_dtype: torch.dtype | None = None
+                     ) -> tuple[Tensor, Tensor | None]:
     """(out, LSE or None) over all keys, from those over parts of the keys.
 
     attn_split: tensors [B, M, H, K]; lse_split: tensors [B, H, M]; or one tensor each with the parts in front."""
