@@ -34,8 +34,8 @@ PACKAGES = {
                  "xformers.ops.fmha": ("tessera.xformers", (*_MASKS, *_CALLS, *_OPS)),
                  "xformers.ops.fmha.attn_bias": ("tessera.xformers", _MASKS)},
 }
-VERSION = "2.8.3"  # of flash-attn, whose functions these are
-XFORMERS_VERSION = "0.0.32"  # of xformers, whose functions these are
+VERSION = "2.8.3"  # the flash-attn version whose functions these are
+XFORMERS_VERSION = "0.0.32"  # the xFormers version whose functions these are
 _VERSIONS = {"flash_attn": VERSION, "xformers": XFORMERS_VERSION}
 
 

@@ -314,8 +314,8 @@ class BlockDiagonalGappyKeysMask(BlockDiagonalMask):
             expect("kv_seqstarts", f"{len(q_seqlen) + 1} starts and as many lengths as q_seqlen has, {len(q_seqlen)}",
                    f"{len(starts)} and {len(lengths)}")
         if any(begin + length > end for begin, length, end in zip(starts, lengths, starts[1:])):
-            raise NotImplementedError("kv_seqstarts: expected sequences of keys in ascending order without overlap, got "
-                                      f"starts {starts} with lengths {lengths}")
+            raise NotImplementedError("kv_seqstarts: expected sequences of keys in ascending order without overlap, "
+                                      f"got starts {starts} with lengths {lengths}")
         return cls(_SeqLenInfo.from_seqlens(q_seqlen, device), _SeqLenInfo._of(starts, lengths, lengths, device))
 
 
