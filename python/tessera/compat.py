@@ -9,13 +9,14 @@ import sys
 import types
 
 # Package -> its modules, each with our module and those of its names that it gives; None: all.
-_MASKS = ("AttentionBias", "BlockDiagonalCausalFromBottomRightMask",
-          "BlockDiagonalCausalLocalAttentionFromBottomRightMask", "BlockDiagonalCausalLocalAttentionMask",
-          "BlockDiagonalCausalMask", "BlockDiagonalCausalWithOffsetGappyKeysMask",
-          "BlockDiagonalCausalWithOffsetPaddedKeysMask", "BlockDiagonalGappyKeysMask", "BlockDiagonalMask",
-          "BlockDiagonalPaddedKeysMask", "LocalAttentionFromBottomRightMask",
-          "LowerTriangularFromBottomRightLocalAttentionMask", "LowerTriangularFromBottomRightMask",
-          "LowerTriangularMask", "LowerTriangularMaskWithTensorBias")
+_MASKS = (
+    "AttentionBias", "BlockDiagonalCausalFromBottomRightMask", "BlockDiagonalCausalLocalAttentionFromBottomRightMask",
+    "BlockDiagonalCausalLocalAttentionMask", "BlockDiagonalCausalLocalAttentionPaddedKeysMask",
+    "BlockDiagonalCausalMask", "BlockDiagonalCausalWithOffsetGappyKeysMask",
+    "BlockDiagonalCausalWithOffsetPaddedKeysMask", "BlockDiagonalGappyKeysMask",
+    "BlockDiagonalLocalAttentionPaddedKeysMask", "BlockDiagonalMask", "BlockDiagonalPaddedKeysMask",
+    "LocalAttentionFromBottomRightMask", "LowerTriangularFromBottomRightLocalAttentionMask",
+    "LowerTriangularFromBottomRightMask", "LowerTriangularMask", "LowerTriangularMaskWithTensorBias")
 _CALLS = ("memory_efficient_attention", "memory_efficient_attention_backward", "memory_efficient_attention_forward",
           "memory_efficient_attention_forward_requires_grad", "memory_efficient_attention_partial", "merge_attentions")
 _OPS = ("AttentionOp", "AttentionOpBase", "MemoryEfficientAttentionCkOp", "MemoryEfficientAttentionCutlassFwdFlashBwOp",

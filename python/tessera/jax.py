@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from . import _jax_calls, _native
+from . import _jax_calls, _jax_derivatives, _native
 from ._arrays import expect
+from ._jax_sharding import explicit_axes
 
 __all__ = ["dot_product_attention", "export_checks"]
 
@@ -98,7 +99,7 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
 def _with_automatic_axes(run, q, k, v):
     """`run`, which returns (o, lse), for arrays whose shardings are part of their types (AxisType.Explicit): XLA
     chooses them inside, and o and lse are sharded as q is."""
-    mesh, explicit = _jax_calls.explicit_axes(q)
+    mesh, explicit = explicit_axes(q)
     if not explicit:
         return run
     specs = [(*jax.typeof(a).sharding.spec, *(None,) * 4)[:4] for a in (q, k, v)]
@@ -130,10 +131,10 @@ def _attention(arrays, is_causal, window, scale, softcap, by_xla):
         o, lse = _composition(q, k, v, bias, scale, softcap)
     else:
         for name, array in (("query", q), ("key", k), ("value", v)):
-            _jax_calls.expect_numbers(name, array.shape)
+            _jax_derivatives.expect_numbers(name, array.shape)
         scores = _jax_calls.Scores(2 if is_causal else 0, left, right, scale, softcap)
-        inputs = _jax_calls.same_axes([q, k, v, *(() if bias is None else (bias,))])
-        o, lse = _jax_calls.differentiable(scores, bias is not None)(*inputs)
+        inputs = _jax_derivatives.same_axes([q, k, v, *(() if bias is None else (bias,))])
+        o, lse = _jax_derivatives.differentiable(scores, bias is not None)(*inputs)
     if "query_seq_lengths" in arrays:
         rows = jnp.arange(shape[2])[None, :, None, None] < arrays["query_seq_lengths"][:, None, None, None]
         o = jnp.where(rows, o, 0)

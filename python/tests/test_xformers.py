@@ -53,6 +53,12 @@ RAGGED = {
     "BlockDiagonalPaddedKeysMask": (X.BlockDiagonalPaddedKeysMask.from_seqlens(Q, 11, K), lambda i, j, m, n: True),
     "BlockDiagonalCausalWithOffsetPaddedKeysMask": (
         X.BlockDiagonalCausalWithOffsetPaddedKeysMask.from_seqlens(Q, 11, K), lambda i, j, m, n: j <= i + n - m),
+    "BlockDiagonalCausalLocalAttentionPaddedKeysMask": (
+        X.BlockDiagonalCausalLocalAttentionPaddedKeysMask.from_seqlens_local(Q, 11, K, 2),
+        lambda i, j, m, n: i + n - m - 2 < j <= i + n - m),
+    "BlockDiagonalLocalAttentionPaddedKeysMask": (
+        X.BlockDiagonalLocalAttentionPaddedKeysMask.from_seqlens_local(Q, 11, K, 1, 2),
+        lambda i, j, m, n: -1 <= j - (i + n - m) <= 2),
     "BlockDiagonalGappyKeysMask": (
         X.BlockDiagonalGappyKeysMask.from_seqlens(Q, [2, 8, 13, 25], K), lambda i, j, m, n: True),
     "BlockDiagonalCausalWithOffsetGappyKeysMask": (
@@ -197,7 +203,7 @@ def test_dropout_scale_dtype_and_op():
     (lambda q: X.BlockDiagonalGappyKeysMask.from_seqlens([4], [0], [4]), "^kv_seqstarts: expected 2 starts"),
     (lambda q: X.LocalAttentionFromBottomRightMask(-1, 2), "^window_left: expected an integer from 0"),
     (lambda q: X.BlockDiagonalMask.from_seqlens([4]).make_local_attention(0), "^window_size: expected an integer"),
-    (lambda q: X._SeqLenInfo.from_seqlens([2, 3]).split(q), r"^x: expected shape \[1, 5, \.\.\]"),
+    (lambda q: X.BlockDiagonalMask.from_seqlens([2, 3]).split(q), r"^x: expected shape \[1, 5, \.\.\]"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_wrong_arguments_are_named(call, words):
     with pytest.raises(ValueError, match=words):
