@@ -15,29 +15,30 @@ _NOT_DIFFERENTIABLE = ('tessera.jax.dot_product_attention: this derivative is no
 
 def same_axes(arrays):
     """The arrays, each marked as varying over all axes of jax.shard_map over which one of them varies."""
-    varying = [varying(jax.typeof(a)) for a in arrays]
-    every = frozenset().union(*varying)
+    axes_of = [varying(jax.typeof(a)) for a in arrays]
+    every = frozenset().union(*axes_of)
     cast = getattr(jax.lax, "pcast", None)
-    missing = [tuple(sorted(every - has)) for has in varying]
+    missing = [tuple(sorted(every - has)) for has in axes_of]
     return [a if not axes else cast(a, axes, to="varying") if cast else jax.lax.pvary(a, axes)
             for a, axes in zip(arrays, missing)]
 
 
 def _batched(scores, backward, with_bias):
     """The call as a function of its arrays, with a rule for vmap that adds a dimension to the batch."""
-    @jax.custom_jvp
     @jax.custom_batching.custom_vmap
-    def function(*arrays):
+    def call(*arrays):
         arrays = same_axes(arrays)
         q, k, v = (a.shape for a in arrays[:3])
         bias = arrays[-1].shape if with_bias else None
         return tuple(with_automatic_axes(Shapes(scores, backward, q, k, v, bias), arrays)(*arrays))
 
-    @function.fun.def_vmap
+    @call.def_vmap
     def rule(size, batched, *arrays):
         arrays = [a if is_batched else jnp.broadcast_to(a, (size, *a.shape)) for a, is_batched in zip(arrays, batched)]
-        results = function(*arrays)
+        results = call(*arrays)
         return results, (True,) * len(results)
+
+    function = jax.custom_jvp(call)
 
     @function.defjvp
     def refuse(primals, tangents):

@@ -11,6 +11,15 @@ from torch import Tensor
 from ._arrays import expect
 from .torch import _attention
 
+__all__ = ["AttentionBias", "BlockDiagonalCausalFromBottomRightMask",
+           "BlockDiagonalCausalLocalAttentionFromBottomRightMask", "BlockDiagonalCausalLocalAttentionMask",
+           "BlockDiagonalCausalLocalAttentionPaddedKeysMask", "BlockDiagonalCausalMask",
+           "BlockDiagonalCausalWithOffsetGappyKeysMask", "BlockDiagonalCausalWithOffsetPaddedKeysMask",
+           "BlockDiagonalGappyKeysMask", "BlockDiagonalLocalAttentionPaddedKeysMask", "BlockDiagonalMask",
+           "BlockDiagonalPaddedKeysMask", "LocalAttentionFromBottomRightMask",
+           "LowerTriangularFromBottomRightLocalAttentionMask", "LowerTriangularFromBottomRightMask",
+           "LowerTriangularMask", "LowerTriangularMaskWithTensorBias"]
+
 
 class AttentionBias:
     """The base class of what attn_bias may be beside a tensor. Subclasses are bands of keys, alone or for each

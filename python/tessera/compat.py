@@ -8,32 +8,22 @@ import importlib.machinery
 import sys
 import types
 
-# Package -> its modules, each with our module and those of its names that it gives; None: all.
-_MASKS = (
-    "AttentionBias", "BlockDiagonalCausalFromBottomRightMask", "BlockDiagonalCausalLocalAttentionFromBottomRightMask",
-    "BlockDiagonalCausalLocalAttentionMask", "BlockDiagonalCausalLocalAttentionPaddedKeysMask",
-    "BlockDiagonalCausalMask", "BlockDiagonalCausalWithOffsetGappyKeysMask",
-    "BlockDiagonalCausalWithOffsetPaddedKeysMask", "BlockDiagonalGappyKeysMask",
-    "BlockDiagonalLocalAttentionPaddedKeysMask", "BlockDiagonalMask", "BlockDiagonalPaddedKeysMask",
-    "LocalAttentionFromBottomRightMask", "LowerTriangularFromBottomRightLocalAttentionMask",
-    "LowerTriangularFromBottomRightMask", "LowerTriangularMask", "LowerTriangularMaskWithTensorBias")
-_CALLS = ("memory_efficient_attention", "memory_efficient_attention_backward", "memory_efficient_attention_forward",
-          "memory_efficient_attention_forward_requires_grad", "memory_efficient_attention_partial", "merge_attentions")
-_OPS = ("AttentionOp", "AttentionOpBase", "MemoryEfficientAttentionCkOp", "MemoryEfficientAttentionCutlassFwdFlashBwOp",
-        "MemoryEfficientAttentionCutlassOp", "MemoryEfficientAttentionFlashAttentionOp",
-        "MemoryEfficientAttentionSplitKCkOp")
+_EVERY, _PUBLIC, _NONE = "every name", "the names in __all__", "no name"
+
+# Package -> its modules, each with our module and those of its names that it gives.
 PACKAGES = {
-    "flash_attn": {"flash_attn": ("tessera.flash_attn", None),
-                   "flash_attn.flash_attn_interface": ("tessera.flash_attn", None),
-                   "flash_attn.bert_padding": ("tessera.bert_padding", None),
-                   "flash_attn.layers": (None, ()), "flash_attn.layers.rotary": ("tessera.rotary", None),
-                   "flash_attn.cute": ("tessera.flash_attn_cute", None),
-                   "flash_attn.cute.interface": ("tessera.flash_attn_cute", None),
-                   "flash_attn_interface": ("tessera.flash_attn_3", None)},
-    "xformers": {"xformers": (None, ()),
-                 "xformers.ops": ("tessera.xformers", ("AttentionMask", "unbind", *_MASKS, *_CALLS, *_OPS)),
-                 "xformers.ops.fmha": ("tessera.xformers", (*_MASKS, *_CALLS, *_OPS)),
-                 "xformers.ops.fmha.attn_bias": ("tessera.xformers", _MASKS)},
+    "flash_attn": {"flash_attn": ("tessera.flash_attn", _EVERY),
+                   "flash_attn.flash_attn_interface": ("tessera.flash_attn", _EVERY),
+                   "flash_attn.bert_padding": ("tessera.bert_padding", _PUBLIC),
+                   "flash_attn.layers": ("tessera.compat", _NONE),
+                   "flash_attn.layers.rotary": ("tessera.rotary", _PUBLIC),
+                   "flash_attn.cute": ("tessera.flash_attn_cute", _PUBLIC),
+                   "flash_attn.cute.interface": ("tessera.flash_attn_cute", _PUBLIC),
+                   "flash_attn_interface": ("tessera.flash_attn_3", _EVERY)},
+    "xformers": {"xformers": ("tessera.compat", _NONE),
+                 "xformers.ops": ("tessera.xformers", _PUBLIC),
+                 "xformers.ops.fmha": ("tessera.xformers", _PUBLIC),
+                 "xformers.ops.fmha.attn_bias": ("tessera._xformers_masks", _PUBLIC)},
 }
 VERSION = "2.8.3"  # the flash-attn version whose functions these are
 XFORMERS_VERSION = "0.0.32"  # the xFormers version whose functions these are
@@ -41,10 +31,10 @@ _VERSIONS = {"flash_attn": VERSION, "xformers": XFORMERS_VERSION}
 
 
 def _alias(name, source, names, package, is_package):
-    source = importlib.import_module(source) if source else importlib.import_module(__name__)
+    source = importlib.import_module(source)
     module = types.ModuleType(name, source.__doc__)
-    given = vars(source) if names is None else {key: vars(source)[key] for key in names}
-    module.__dict__.update({key: value for key, value in given.items() if not key.startswith("__")})
+    given = {_EVERY: vars(source), _PUBLIC: getattr(source, "__all__", ()), _NONE: ()}[names]
+    module.__dict__.update({key: vars(source)[key] for key in given if not key.startswith("__")})
     module.__version__ = _VERSIONS[package]
     module.__tessera__ = source.__name__
     # So that importlib.util.find_spec() answers, and `import flash_attn.x` raises ModuleNotFoundError.

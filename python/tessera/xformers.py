@@ -11,16 +11,20 @@ from typing import Any, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
+from . import _xformers_masks
 from ._arrays import expect
-from ._xformers_masks import (
-    AttentionBias, BlockDiagonalCausalFromBottomRightMask, BlockDiagonalCausalLocalAttentionFromBottomRightMask,
-    BlockDiagonalCausalLocalAttentionMask, BlockDiagonalCausalLocalAttentionPaddedKeysMask, BlockDiagonalCausalMask,
-    BlockDiagonalCausalWithOffsetGappyKeysMask, BlockDiagonalCausalWithOffsetPaddedKeysMask, BlockDiagonalGappyKeysMask,
-    BlockDiagonalLocalAttentionPaddedKeysMask, BlockDiagonalMask, BlockDiagonalPaddedKeysMask,
-    LocalAttentionFromBottomRightMask, LowerTriangularFromBottomRightLocalAttentionMask,
-    LowerTriangularFromBottomRightMask, LowerTriangularMask, LowerTriangularMaskWithTensorBias)
+from ._xformers_masks import *  # noqa: F401, F403
+from ._xformers_masks import AttentionBias, BlockDiagonalMask
 from .torch import _attention, _operators, attention, varlen_attention
 from .torch._operators import Arguments
+
+__all__ = ["AttentionMask", "AttentionOp", "AttentionOpBase", "MemoryEfficientAttentionCkOp",
+           "MemoryEfficientAttentionCutlassFwdFlashBwOp", "MemoryEfficientAttentionCutlassOp",
+           "MemoryEfficientAttentionFlashAttentionOp", "MemoryEfficientAttentionSplitKCkOp",
+           "memory_efficient_attention", "memory_efficient_attention_backward", "memory_efficient_attention_forward",
+           "memory_efficient_attention_forward_requires_grad", "memory_efficient_attention_partial", "merge_attentions",
+           "unbind"]
+__all__ += _xformers_masks.__all__
 
 AttentionMask = AttentionBias
 AttentionOp = AttentionOpBase = None
