@@ -19,7 +19,7 @@ from ._jax_calls import Scores, backward, forward
 
 
 class Shapes(typing.NamedTuple):
-    """What a partitioned call knows at compile time."""
+    """The static properties of a partitioned call."""
     scores: Scores
     is_backward: bool
     q: tuple
@@ -115,10 +115,14 @@ def _shared_heads(split, q, k):
     return (jax.lax.axis_index(split.shared) * heads + jnp.arange(0, heads, step)) // group
 
 
-def _sum_over(array, axes):
-    if not axes:
-        return array
-    return jax.lax.psum(array.astype(jnp.promote_types(array.dtype, jnp.float32)), axes).astype(array.dtype)
+def _exact(dtype):
+    """The dtype in which gradients of this dtype are summed."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _sum_over(array, axes, dtype):
+    """The sum over the devices of these mesh axes."""
+    return (jax.lax.psum(array.astype(_exact(dtype)), axes) if axes else array).astype(dtype)
 
 
 def _local_band(scores, first, len_local, len_q, len_kv):
@@ -175,11 +179,12 @@ def _on_each_device(shapes, split):
             return call(q, *keys, *rest)
         dq, dk, dv, *dbias = call(q, *keys, *rest)
         if split.shared:
-            dk, dv = (jnp.zeros_like(a).at[..., heads, :].add(d) for a, d in ((k, dk), (v, dv)))
-        dk, dv = (_sum_over(d, (*split.shared, *rows)) for d in (dk, dv))
+            dk, dv = (jnp.zeros(a.shape, _exact(a.dtype)).at[..., heads, :].add(d.astype(_exact(a.dtype)))
+                      for a, d in ((k, dk), (v, dv)))
+        dk, dv = (_sum_over(d, (*split.shared, *rows), k.dtype) for d in (dk, dv))
         labels = shapes.labels()[1][-1]  # of dbias, if there is one
         partial = [axis for label, axes in split.axes.items() if label != "m" and label not in labels for axis in axes]
-        return dq, dk, dv, *(_sum_over(d, tuple(partial)) for d in dbias)
+        return dq, dk, dv, *(_sum_over(d, tuple(partial), d.dtype) for d in dbias)
     return run
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code imports beside flash-attn's functions: bert_padding, layers.rotary, single passes, cute; and install()."""
+"""Imports of code beside flash-attn's functions: bert_padding, layers.rotary, single passes, cute; and install()."""
 import importlib
 import inspect
 import subprocess

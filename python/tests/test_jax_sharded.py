@@ -154,6 +154,18 @@ def test_bits_are_those_of_one_device(rng):
         assert (numpy.asarray(a) == numpy.asarray(b)).all()
 
 
+@pytest.mark.parametrize("heads, kv_heads", [(8, 2), (24, 3)])
+def test_sums_over_devices_in_bf16_are_rounded_once(rng, heads, kv_heads):
+    mesh = mesh_of(h=8)
+    arrays = inputs(rng, 2, heads, kv_heads, "bfloat16")
+    sharded = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(arrays, (P(None, None, "h"), P(), P()))]
+    got = jax.jit(both_passes)(*sharded)
+    exact = both_passes(*(a.astype(jnp.float32) for a in arrays))
+    for a, b in zip(got[2:], exact[2:]):
+        error = numpy.sqrt(numpy.mean((numpy.asarray(a, numpy.float32) - b) ** 2) / numpy.mean(b**2))
+        assert a.dtype == jnp.bfloat16 and error < 4 * 2**-8
+
+
 def test_an_eager_call_keeps_the_sharding(rng):
     mesh = mesh_of(x=8)
     arrays = inputs(rng)
