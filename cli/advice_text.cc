@@ -45,8 +45,8 @@ const Faster* best_of(const Advice& advice) {
 
 /// Asks for PyTorch's version if it is among the missing fields.
 std::string version_hint(const Faster& faster) {
-    for (const std::string& field : faster.verdict.wanting) {
-        if (field.find("version") != std::string::npos) return " (say it with --torch)";
+    for (const std::string& field : faster.verdict.missing_fields) {
+        if (field.find("version") != std::string::npos) return " (give it with --torch)";
     }
     return "";
 }
@@ -55,35 +55,33 @@ std::string obstacle(const Advice& advice, const Faster& faster) {
     const char* name = title_of(faster.verdict.backend);
     if (advice.by_hand) {
         return fmt::format(
-            "The model computes attention by itself; were it to call torch.nn.functional.scaled_dot_product_attention, "
-            "{} could "
-            "run{}.",
+            "The model computes attention with its own operators. If it called "
+            "torch.nn.functional.scaled_dot_product_attention, {} could run{}.",
             name,
             faster.verdict.refusals.empty()
                 ? ""
-                : fmt::format(" once this is out of its way: {}", faster.verdict.refusals.front()->meaning));
+                : fmt::format(" once this is removed: {}", faster.verdict.refusals.front()->meaning));
     }
     switch (faster.verdict.standing) {
         case Standing::refused: {
             const Rule& rule = *faster.verdict.refusals.front();
-            return fmt::format("{} is faster as a rule, but was kept out: {}. To get it: {}.", name, rule.meaning,
+            return fmt::format("{} is usually faster, but PyTorch refused it: {}. To get it: {}.", name, rule.meaning,
                                rule.cure);
         }
         case Standing::could_run:
             if (faster.verdict.backend == SdpBackend::fa3 || faster.verdict.backend == SdpBackend::fa4)
-                return fmt::format("{} is faster as a rule and takes such calls, once it is installed and activated.",
+                return fmt::format("{} is usually faster and takes such calls, once it is installed and activated.",
                                    name);
-            return fmt::format("{} is faster as a rule and takes such calls, but PyTorch asks another backend first.",
+            return fmt::format("{} is usually faster and takes such calls, but PyTorch tries another backend first.",
                                name);
         case Standing::taken:
             return fmt::format(
-                "By its rules PyTorch would have taken {}; that another one ran means that it was switched off, or "
-                "that "
-                "something assumed is otherwise.",
+                "By its rules PyTorch would have taken {}. Another one ran, so it was switched off, or an assumption "
+                "below is wrong.",
                 name);
         case Standing::unknown:
-            return fmt::format("{} is faster as a rule; what kept it out can't be known without {}{}.", name,
-                               fmt::join(faster.verdict.wanting, ", "), version_hint(faster));
+            return fmt::format("{} is usually faster; why it did not run can't be known without {}{}.", name,
+                               fmt::join(faster.verdict.missing_fields, ", "), version_hint(faster));
     }
     return "";
 }
@@ -110,7 +108,7 @@ std::string advice_sentences(const Advice& advice) {
     if (const Faster* best = best_of(advice)) return " " + obstacle(advice, *best) + gain_sentence(advice, *best);
     for (const Faster& faster : advice.faster) {
         if (faster.verdict.standing == Standing::unknown || !faster.gain.missing.empty()) continue;
-        return fmt::format(" Nothing faster is known for these calls: by tessera's model {} would not be.",
+        return fmt::format(" No faster backend is known for these calls: by tessera's model {} would not be faster.",
                            title_of(faster.verdict.backend));
     }
     if (advice.faster.empty()) return " PyTorch has no faster backend for this GPU.";
@@ -126,9 +124,9 @@ std::string advice_text(const Advice& advice, int width) {
         if (faster.verdict.refusals.empty()) facts.emplace_back(name, obstacle(advice, faster));
         for (const Rule* rule : faster.verdict.refusals) {
             const std::string words = rule->text[0] == '\0' ? "" : fmt::format("\"{}\": ", rule->text);
-            const bool told_of_flash = rule->backend != faster.verdict.backend && has(advice, rule->backend);
-            facts.emplace_back(name, told_of_flash
-                                         ? fmt::format("what keeps {} out keeps it out too", name_of(rule->backend))
+            const bool flash_has_it = rule->backend != faster.verdict.backend && has(advice, rule->backend);
+            facts.emplace_back(name, flash_has_it
+                                         ? fmt::format("refused for the same reason as {}", name_of(rule->backend))
                                          : fmt::format("{}{}. Cure: {}.", words, rule->meaning, rule->cure));
             name.clear();
         }

@@ -85,7 +85,7 @@ measure::Measurement time_plan(const Plan& plan, const Args& host, std::span<con
     return measure::time_call(call, std::cref(evict), bench.method, gauge.get());
 }
 
-/// Whether the backward gets the residual of O from the forward `before` it.
+/// True if the backward gets the residual of O from the forward plan `before`.
 bool keeps_residual(const Plan& plan, const Plan& before) { return plan.o_residual && before.o_residual; }
 
 Plan forward_before(const Plan& plan) { return tessera::plan(plan.problem, {.device = plan.device}); }

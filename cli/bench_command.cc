@@ -71,7 +71,7 @@ std::vector<Plan> plans_of(const BenchOptions& options, const BenchSet& set, std
 /// Skips cases that the file already has, measured at this commit on this device.
 void drop_measured(const BenchOptions& options, const measure::Host& host, std::vector<Work>& works) {
     if (!options.resume) return;
-    if (options.output.empty()) throw UsageError("--resume", "expected with --output, whose records it goes on from");
+    if (options.output.empty()) throw UsageError("--resume", "expected --output with it, whose records it continues");
     std::vector<Record> done;
     std::error_code error;  // an unreadable file is unwritable too, and writing reports it
     if (std::filesystem::exists(options.output, error)) done = records_of(std::span(&options.output, 1));
@@ -85,7 +85,7 @@ void drop_measured(const BenchOptions& options, const measure::Host& host, std::
         });
     }
     std::erase_if(works, [](const Work& work) { return work.plans.empty(); });
-    print_note(fmt::format("{} cases are in {} already", dropped, options.output));
+    print_note(fmt::format("skipped {} cases that {} already holds", dropped, options.output));
 }
 
 /// A measurement, the model's prediction for it, and whether it exceeds a roof.
@@ -95,7 +95,8 @@ struct Result {
     std::optional<measure::AboveRoof> above;
 };
 
-/// `machine` is the one that --device names; null means the one that the Record's device is known as.
+/// Predicts the measurement and compares it with the roofs. `machine` is that of --device; null selects the machine
+/// that the Record's device names.
 Result result_of(const Plan& plan, Record measured, const model::Machine* machine) {
     Result result{.measured = std::move(measured)};
     if (const auto prediction = measure::predict(result.measured, machine)) {
@@ -168,7 +169,7 @@ void note_noise(std::span<const Record> records) {
     }
     if (noisy == 0) return;
     print_note(
-        fmt::format("{} of {} figures are noisy: they spread over {:.0f} % of the median, measured {} times over",
+        fmt::format("{} of {} measurements are noisy: their spread exceeds {:.0f} % of the median after {} rounds",
                     noisy, cases, 100 * measure::kNoisySpread, kRounds));
 }
 
@@ -185,14 +186,14 @@ void print_suites(const Session& session) {
 }
 
 /// Warns if there are more threads than cores.
-void note_crowd(const measure::Host& host, const std::vector<Work>& works) {
+void note_oversubscription(const measure::Host& host, const std::vector<Work>& works) {
     int most = 0;
     for (const Work& work : works) {
         for (const Plan& plan : work.plans) {
             if (plan.kernel->backend == Backend::cpu) most = std::max(most, plan.threads);
         }
     }
-    if (most > host.cores) print_note(fmt::format("{} threads on {} cores: they take turns", most, host.cores));
+    if (most > host.cores) print_note(fmt::format("{} threads share {} cores", most, host.cores));
 }
 
 /// This machine's CPU with measured roofs; its kernels are not calibrated, because bench judges them.
@@ -232,7 +233,7 @@ void execute(const BenchOptions& options, Session& session) {
     if (!options.output.empty()) measure::append_records(options.output, {});  // an error must come before the work
 
     note_unknown_machine(options, run.host, works);
-    note_crowd(run.host, works);
+    note_oversubscription(run.host, works);
     if (!session.json) session.print(bench_method_text(run.host, run.method));
     if (options.roofs) machine = measured_machine();
     std::int64_t cases = 0;
@@ -251,15 +252,14 @@ void execute(const BenchOptions& options, Session& session) {
 }  // namespace
 
 void add_bench_command(CLI::App& app, Session& session) {
-    CLI::App* command =
-        add_command(app, session, "bench",
-                    "Measure time and rate: median and interquartile range, caches cold, only visible pairs counted",
-                    {{"tessera bench --len 512,2048,8192 --causal bottom-right", "how time grows with the length"},
-                     {"tessera bench --schedule all --pass forward,backward --len 1024", "every schedule, both passes"},
-                     {"tessera bench --suite lengths -o results.jsonl --resume",
-                      "a whole suite, from where an interruption left it"},
-                     {"tessera bench --heads 32/8 --head-dim 128 --dtype fp32,bf16 -o results.jsonl",
-                      "append records to a file, one JSON object per line"}});
+    CLI::App* command = add_command(
+        app, session, "bench",
+        "Measure time and rate: median and interquartile range, caches cold, only visible pairs counted",
+        {{"tessera bench --len 512,2048,8192 --causal bottom-right", "how time grows with the length"},
+         {"tessera bench --schedule all --pass forward,backward --len 1024", "every schedule, both passes"},
+         {"tessera bench --suite lengths -o results.jsonl --resume", "a whole suite, continued after an interruption"},
+         {"tessera bench --heads 32/8 --head-dim 128 --dtype fp32,bf16 -o results.jsonl",
+          "append records to a file, one JSON object per line"}});
     auto options = std::make_shared<BenchOptions>();
     options->set.shape.declare(*command, true);
     options->set.scores.declare(*command);
@@ -268,17 +268,17 @@ void add_bench_command(CLI::App& app, Session& session) {
         return command->add_option(name, value, description)->type_name(type);
     };
     options->set.pass.declare(*command, "forward (default), backward or both, which is forward,backward",
-                              "The same as --pass backward");
+                              "Short for --pass backward");
     add_text("--suite", options->suite, "NAME", "Cases of a suite, by name or from a file, instead of those options");
     command->add_flag("--list-suites", options->list_suites, "Show the suites that have names");
-    add_text("--repeat", options->repeat, "N", "Measured calls of each; default 9");
+    add_text("--repeat", options->repeat, "N", "Measured calls per case; default 9");
     add_text("--warm-up", options->warm_up, "MS",
-             "Calls that are not counted before: one, and until this time; default 20");
+             "Warm-up calls, which are not counted: at least one, for this time; default 20");
     add_text("-o,--output", options->output, "FILE", "Append the records to this file, one line of JSON each");
     add_text("--device", options->device, "NAME",
              "Machine to predict with: a file of tessera calibrate, or a name; default: this one, if it is known");
     command->add_flag("--roofs", options->roofs, "Measure the roofs of this CPU first, and predict and judge by them");
-    command->add_flag("--resume", options->resume, "Leave out cases that the output has of this commit and device");
+    command->add_flag("--resume", options->resume, "Skip cases that the output holds from this commit and device");
     command->callback([options, command, &session] {
         if (options->list_suites) {
             expect_only(*command, "--list-suites", {});

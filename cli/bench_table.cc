@@ -18,13 +18,13 @@ std::string pair_text(std::int64_t a, std::int64_t b, const char* separator) {
     return a == b ? fmt::format("{}", a) : fmt::format("{}{}{}", a, separator, b);
 }
 
-/// A column that describes the measured case.
-struct Describing {
+/// A column that describes the case.
+struct CaseColumn {
     const char* title;
     std::string (*text)(const Record& record);
 };
 
-constexpr Describing kDescribing[] = {
+constexpr CaseColumn kCaseColumns[] = {
     {"kernel", [](const Record& r) { return r.kernel; }},
     {"dtype", [](const Record& r) { return r.dtype; }},
     {"batch", [](const Record& r) { return fmt::format("{}", r.batch); }},
@@ -48,8 +48,8 @@ Table make_table(const std::vector<std::size_t>& shown, const std::vector<Record
     std::vector<Column> columns;
     for (const std::size_t d : shown) {
         std::size_t widest = 0;
-        for (const Record& record : records) widest = std::max(widest, kDescribing[d].text(record).size());
-        columns.push_back({kDescribing[d].title, Align::left, widest});
+        for (const Record& record : records) widest = std::max(widest, kCaseColumns[d].text(record).size());
+        columns.push_back({kCaseColumns[d].title, Align::left, widest});
     }
     columns.push_back({"time", Align::right, 9});
     columns.push_back({"spread", Align::right, 12});
@@ -72,13 +72,14 @@ BenchTable::BenchTable(std::span<const Plan> plans, const measure::Host& host, c
         records.back().ms = 1;  // a prediction ignores the time, but is made only for a Record that has one
         with_prediction_ = with_prediction_ || measure::predict(records.back(), machine).has_value();
     }
-    for (std::size_t d = 0; d < std::size(kDescribing); ++d) {
-        const auto text = kDescribing[d].text;
+    for (std::size_t d = 0; d < std::size(kCaseColumns); ++d) {
+        const auto text = kCaseColumns[d].text;
         const bool same = std::all_of(records.begin(), records.end(),
                                       [&](const Record& r) { return text(r) == text(records.front()); });
         if (!same) shown_.push_back(d);
         else if (!text(records.front()).empty())
-            shared_ += fmt::format("{}{} {}", shared_.empty() ? "" : ", ", kDescribing[d].title, text(records.front()));
+            shared_ +=
+                fmt::format("{}{} {}", shared_.empty() ? "" : ", ", kCaseColumns[d].title, text(records.front()));
     }
     table_ = make_table(shown_, records, with_prediction_);
 }
@@ -89,7 +90,7 @@ std::string BenchTable::head() const {
 
 std::string BenchTable::row(const Record& measured, const std::optional<Record>& predicted) const {
     std::vector<std::string> cells;
-    for (const std::size_t d : shown_) cells.push_back(kDescribing[d].text(measured));
+    for (const std::size_t d : shown_) cells.push_back(kCaseColumns[d].text(measured));
     cells.push_back(milliseconds_text(measured.ms));
     cells.push_back(spread_text(measured));
     cells.push_back(fmt::format("{:.4g}", measured.tflops * 1e3));

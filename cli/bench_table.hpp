@@ -27,7 +27,7 @@ class BenchTable {
     std::string row(const measure::Record& measured, const std::optional<measure::Record>& predicted) const;
 
  private:
-    std::vector<std::size_t> shown_;  ///< indices into the list of describing columns
+    std::vector<std::size_t> shown_;  ///< indices of the shown columns that describe the case
     std::string shared_;
     Table table_;
     bool with_prediction_ = false;

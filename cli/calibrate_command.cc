@@ -56,7 +56,7 @@ std::string text_of(const model::Machine& machine) {
     });
     const double peak = machine.peak_tflops(machine.kind == model::MachineKind::gpu ? DType::bf16 : DType::fp32);
     return facts_text({{"machine", fmt::format("{}: {}", machine.name, machine.title)},
-                       {"products", fmt::format("{:.4g} TFLOP/s at most", peak)},
+                       {"GEMMs", fmt::format("{:.4g} TFLOP/s at most", peak)},
                        {"exps", fmt::format("{:.4g} a second at most",
                                             machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e9)}},
                       width) +
@@ -66,7 +66,8 @@ std::string text_of(const model::Machine& machine) {
 model::Machine calibrate(const CalibrateOptions& options) {
     if (!options.micro.empty()) {
         if (options.device.empty())
-            throw UsageError("--device", "expected the GPU that the Records are of: its datasheet tells the rest");
+            throw UsageError("--device",
+                             "expected the GPU that the Records are of; other quantities come from its datasheet");
         if (!options.threads.empty()) throw UsageError("--threads", "has no effect with --micro: expected without it");
         return measure::calibrate_gpu(machine_of_option(options.device), records_of(options.micro));
     }
@@ -99,8 +100,7 @@ void execute(const CalibrateOptions& options, const Session& session) {
 void add_calibrate_command(CLI::App& app, Session& session) {
     CLI::App* command = add_command(
         app, session, "calibrate", "Measure the roofs of the machine at hand and write a machine file for --device",
-        {{"tessera calibrate -o host.json",
-          "this CPU: products, exponentials, caches, memory, kernels; 10 to 40 seconds"},
+        {{"tessera calibrate -o host.json", "this CPU: GEMMs, exponentials, caches, memory, kernels; 10 to 40 seconds"},
          {"tessera calibrate --device h200 --micro bench/results/h200/micro.jsonl -o mine.json",
           "a GPU, from the Records that bench/micro wrote on it"},
          {"tessera roofline --device host.json --len 512:8192", "use it"}});

@@ -36,7 +36,7 @@ Sizes parse_shape(const std::string& whole, const std::string& text) {
     Sizes sizes;
     for (const std::string& part : parse_list("--shape", text)) sizes.push_back(parse_size("--shape", part));
     if (sizes.size() < 3 || sizes.size() > 4)
-        unexpected("--shape", "BATCH,HEADS,LEN,DIM of q, then /k and /v where they differ", whole);
+        unexpected("--shape", "BATCH,HEADS,LEN,DIM of q, then /k and /v if they differ", whole);
     return sizes;
 }
 
@@ -133,8 +133,8 @@ void CallOptions::declare(CLI::App& command) {
     };
     add("--torch", torch, "VERSION", "PyTorch's version, 2.4 to 2.15");
     add("--gpu", gpu, "GPU", "h200, a100, ... (tessera list), a compute capability: 9.0, sm90; or AMD's: gfx942");
-    add("--shape", shape, "B,H,L,D", "Of q; /k and /v behind it where they differ: 2,32,1,128/2,8,4096,128");
-    add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8, of q; /k and /v behind it where they differ");
+    add("--shape", shape, "B,H,L,D", "Shape of q; /k and /v behind it if they differ: 2,32,1,128/2,8,4096,128");
+    add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8: dtype of q; /k and /v behind it if they differ");
     add("--mask", mask, "MASK",
         "none, causal (is_causal), or a tensor: bool or float, and its shape: bool:1,1,512,512");
     add("--dropout", dropout, "P", "dropout_p; default 0");
@@ -142,7 +142,7 @@ void CallOptions::declare(CLI::App& command) {
     command.add_flag("--gqa", gqa, "enable_gqa=True")->group(kGroup);
     add("--cudnn", cudnn, "VERSION", "cuDNN at run time: 9.19.0; default: what PyPI's wheel requires");
     add("--cuda", cuda, "VERSION", "CUDA that PyTorch was built for: 13.0; default: that of PyPI's wheel");
-    add("--off", off, "BACKENDS", "Switched off: flash, efficient, math, cudnn");
+    add("--off", off, "BACKENDS", "Backends that are switched off: flash, efficient, math, cudnn");
     command.add_flag("--deterministic", deterministic, "torch.use_deterministic_algorithms(True)")->group(kGroup);
 }
 

@@ -98,7 +98,7 @@ std::vector<Tally> wanted_kernels(const CheckOptions& options) {
 struct Selection {
     std::vector<check::Case> named;
     std::int64_t random = 0;
-    std::vector<check::Chosen> chosen{};
+    std::vector<check::SelectedCase> chosen{};
 
     std::int64_t size() const { return static_cast<std::int64_t>(named.size()) + random; }
     check::Case at(std::int64_t index, std::uint64_t seed) const {
@@ -115,7 +115,7 @@ Selection wanted_cases(const CheckOptions& options, std::uint64_t seed, const st
         Selection all{check::corner_cases(), count};
         std::vector<const KernelInfo*> wanted;
         for (const Tally& tally : tallies) wanted.push_back(tally.kernel);
-        if (options.shapes) all.chosen = check::choose_feature_cases(seed, wanted);
+        if (options.shapes) all.chosen = check::select_feature_cases(seed, wanted);
         return all;
     }
     auto found = check::find_case(seed, options.only);
@@ -141,7 +141,7 @@ void run_one(check::CaseRunner& runner, const check::Case& which, Tally& tally, 
         if (outcome.refusal) {
             ++tally.refused;
             if (outcome.may_refuse) return;
-            failure.error = "refused what it has to take: " + *outcome.refusal;
+            failure.error = "refused a problem that it must take: " + *outcome.refusal;
         } else {
             ++tally.ran;
             note_worst(tally, outcome.report, which.id);
@@ -168,8 +168,8 @@ CheckResult run_all(const CheckOptions& options) {
         check::CaseRunner runner(which);
         for (Tally& tally : result.tallies) run_one(runner, which, tally, result.failures);
     }
-    for (const check::Chosen& chosen : cases.chosen) {
-        const check::Case& which = chosen.of.which;
+    for (const check::SelectedCase& chosen : cases.chosen) {
+        const check::Case& which = chosen.item.which;
         progress.step(fmt::format("case {}: {}", which.id, which.problem.describe()));
         check::CaseRunner runner(which);
         for (Tally& tally : result.tallies) {
@@ -234,7 +234,7 @@ void print_failures(const Session& session, const std::vector<Failure>& failures
 std::string verdict_of(const CheckResult& result) {
     if (!result.failures.empty()) return fmt::format("FAIL: {} of the runs above", result.failures.size());
     const std::string cases = fmt::format("{} case{}", result.cases, result.cases == 1 ? "" : "s");
-    return ran_any(result) ? "ok: " + cases : "FAIL: nothing ran, so nothing is known: refused in all of " + cases;
+    return ran_any(result) ? "ok: " + cases : "FAIL: nothing ran, every kernel refused all of " + cases;
 }
 
 void print_text(const Session& session, const CheckResult& result) {
@@ -243,7 +243,7 @@ void print_text(const Session& session, const CheckResult& result) {
                  {"ran", Align::right},
                  {"refused", Align::right},
                  {"failed", Align::right},
-                 {"largest share of the limit"}});
+                 {"largest error, in percent of its limit"}});
     for (const Tally& tally : result.tallies) {
         table.add({tally.kernel->name, std::to_string(tally.ran), std::to_string(tally.refused),
                    std::to_string(tally.failed), worst_text(tally)});
@@ -283,16 +283,15 @@ void add_check_command(CLI::App& app, Session& session) {
                      "Only kernels of this schedule: " + schedule_names() + "; default all")
         ->type_name("NAME");
     options->pass.declare(*command, "Only kernels of this pass: forward or backward; default both",
-                          "The same as --pass backward");
+                          "Short for --pass backward");
     command->add_option("--kernel", options->kernel, "Only this kernel, by its name in tessera list; default all")
         ->type_name("NAME");
     command
         ->add_option("--case", options->only,
-                     "Only this case: a number of the seed, the name of a corner case or of one of --shapes")
+                     "Only this case: the number of a random case, or the name of a corner case or of one of --shapes")
         ->type_name("ID");
-    command->add_flag(
-        "--shapes", options->shapes,
-        "Besides, cases for every compiled shape of the kernels with every feature and dtype that it takes");
+    command->add_flag("--shapes", options->shapes,
+                      "Add cases for every compiled shape of the kernels with every feature and dtype that it takes");
     command->callback([options, command, &session] {
         if (!options->only.empty())
             expect_only(*command, "--case", {"--seed", "--backend", "--schedule", "--pass", "--backward", "--kernel"});

@@ -33,8 +33,8 @@ using Example = std::pair<std::string, std::string>;
 CLI::App* add_command(CLI::App& app, Session& session, const std::string& name, const std::string& description,
                       const std::vector<Example>& examples);
 
-/// Refuses every given option that has no effect beside `mode`: all but it and `allowed` (long names). A silently
-/// ignored option would give the answer to another question.
+/// Throws UsageError for every given option that has no effect beside `mode`: all except it and `allowed` (long names).
+/// Ignoring an option silently would answer another question.
 void expect_only(const CLI::App& command, const std::string& mode, const std::vector<std::string>& allowed);
 
 }  // namespace tessera::cli

@@ -99,7 +99,7 @@ void add_gen_command(CLI::App& app, Session& session) {
         ->add_option(
             "--kind", options->kind,
             "normal (default); outliers: one in 1000 elements ten times as wide; large-logits: scores of deviation 30; "
-            "index-coded: each row of v tells its place")
+            "index-coded: each row of v holds its index")
         ->type_name("NAME");
     command
         ->add_option("--layout", options->layout,

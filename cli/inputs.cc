@@ -28,13 +28,13 @@ std::string option_of_role(std::string role) {
     return "--" + role;
 }
 
-/// Whether files hold this argument. The backward's inputs that are results of the forward are computed instead.
+/// True if files hold this argument. The backward's inputs that are results of the forward are computed instead.
 bool is_read(const TensorArgument<BackwardArgs>& argument) {
     return argument.use == Use::input && !is_result(argument);
 }
 
-/// Whether it is an input of the backward alone.
-bool of_gradient(const TensorArgument<BackwardArgs>& argument) {
+/// True if it is an input of the backward alone.
+bool is_backward_only(const TensorArgument<BackwardArgs>& argument) {
     return std::none_of(kTensors<ForwardArgs>.begin(), kTensors<ForwardArgs>.end(),
                         [&](const auto& other) { return std::string_view(other.name) == argument.name; });
 }
@@ -63,11 +63,11 @@ class Reader {
         return file.view(*tensor);
     }
 
-    /// Finds a tensor that is used only if its option is given; notes if the file has one of that name.
+    /// Finds a tensor that is used only if its option is given. Otherwise notes that the file has one of that name.
     TensorView find_optional(const std::string& role) const {
         if (options_.names.contains(role)) return find(role);
         if (!npy_ && inputs_.files.front().find(role) != nullptr)
-            print_note(fmt::format("{} has a tensor {}, which is not used: {} {} would take it",
+            print_note(fmt::format("{} has a tensor {}, which is not used; {} {} uses it",
                                    inputs_.files.front().origin(), role, option_of_role(role), role));
         return {};
     }
@@ -137,12 +137,12 @@ void expect_rank(const Inputs& inputs, const char* role, const TensorView& t) {
 
 /// Notes if the layout in a file's metadata contradicts the option; the metadata never sets the layout.
 void note_other_layout(const Inputs& inputs) {
-    const auto told = inputs.metadata.find("layout");
-    if (told == inputs.metadata.end()) return;
-    const bool heads_first = told->second == "bhsd" || told->second.starts_with("batch,heads");
+    const auto stated = inputs.metadata.find("layout");
+    if (stated == inputs.metadata.end()) return;
+    const bool heads_first = stated->second == "bhsd" || stated->second.starts_with("batch,heads");
     if (heads_first && inputs.layout.layout == Layout::bshd) {
-        print_note(fmt::format("{} says that its layout is {}; --layout bhsd reads it so", inputs.origin(),
-                               io::printable(told->second)));
+        print_note(fmt::format("the metadata of {} give the layout {}, which --layout bhsd selects", inputs.origin(),
+                               io::printable(stated->second)));
     }
 }
 
@@ -209,8 +209,8 @@ void set_dtype(Inputs& inputs, bool keep, const std::string& role, TensorView& t
     if (!is_floating(t.dtype)) bad_tensor(inputs, role, "expected fp64, fp32, fp16 or bf16, got " + t.describe());
     if (keep) {
         bad_tensor(inputs, role,
-                   fmt::format("is {}, but q is {}; --dtype converts them to one", name_of(t.dtype),
-                               name_of(inputs.problem.dtype)));
+                   fmt::format("expected {}, the dtype of q, got {}; --dtype converts all to one dtype",
+                               name_of(inputs.problem.dtype), name_of(t.dtype)));
     }
     inputs.owned.push_back(converted(role, t, inputs.problem.dtype));
     t = inputs.owned.back().view;
@@ -229,7 +229,7 @@ void InputOptions::declare(CLI::App& command, bool required) {
         command
             .add_option_function<std::string>(
                 option_of_role(role), [this, role](const std::string& name) { names[role] = name; },
-                fmt::format("{}{}; default {}", argument.about, of_gradient(argument) ? ", for --backward" : "",
+                fmt::format("{}{}; default {}", argument.about, is_backward_only(argument) ? ", for --backward" : "",
                             otherwise))
             ->type_name("NAME")
             ->group(kFiles);
@@ -274,7 +274,7 @@ Inputs read_inputs(const InputOptions& options, bool backward) {
     const bool keep = options.dtype == "keep";
     if (!keep) inputs.problem.dtype = parse_dtype(options.dtype);
     for (const auto& argument : kTensors<BackwardArgs>) {
-        if (!backward && of_gradient(argument) && options.names.contains(argument.name))
+        if (!backward && is_backward_only(argument) && options.names.contains(argument.name))
             throw UsageError(option_of_role(argument.name), "expected --backward with it");
     }
     const Reader reader(options, inputs);
@@ -283,7 +283,7 @@ Inputs read_inputs(const InputOptions& options, bool backward) {
         return argument.need == Need::always ? reader.find(argument.name) : reader.find_optional(argument.name);
     };
     for (const auto& argument : kTensors<BackwardArgs>) {
-        if (is_read(argument) && !of_gradient(argument)) inputs.tensors.*argument.view = find(argument);
+        if (is_read(argument) && !is_backward_only(argument)) inputs.tensors.*argument.view = find(argument);
     }
     inputs.layout.ragged = inputs.tensors.cu_seqlens_q.given() || inputs.tensors.cu_seqlens_kv.given();
     inputs.layout.unbatched = !inputs.layout.ragged && inputs.tensors.q.rank == 3;
@@ -294,7 +294,7 @@ Inputs read_inputs(const InputOptions& options, bool backward) {
     for (const auto& argument : kTensors<BackwardArgs>) {
         if (!is_read(argument)) continue;
         TensorView& t = inputs.tensors.*argument.view;
-        if (of_gradient(argument) && backward) {
+        if (is_backward_only(argument) && backward) {
             t = find(argument);
             t = argument.shape == ShapeRule::lse ? inputs.layout.canonical_lse(t) : inputs.layout.canonical(t);
         }

@@ -32,30 +32,30 @@ struct LearnOptions {
     bool show = false;
 };
 
-std::vector<learn::Given> kept_answers() {
+std::vector<learn::SavedAnswer> kept_answers() {
     const auto path = learn::progress_path();
-    return path ? learn::read_progress(*path) : std::vector<learn::Given>();
+    return path ? learn::read_progress(*path) : std::vector<learn::SavedAnswer>();
 }
 
 /// The first lesson after this one that has no right answer yet, or else the first such lesson; null if none remains.
-const Lesson* next_lesson(const std::vector<learn::Given>& given, int behind) {
+const Lesson* next_lesson(const std::vector<learn::SavedAnswer>& given, int after) {
     const Lesson* first = nullptr;
     for (const Lesson& lesson : learn::lessons()) {
         if (learn::done(given, lesson.number)) continue;
-        if (lesson.number > behind) return &lesson;
+        if (lesson.number > after) return &lesson;
         if (first == nullptr) first = &lesson;
     }
     return first;
 }
 
-std::string next_text(const std::vector<learn::Given>& given, int behind = 0) {
-    const Lesson* next = next_lesson(given, behind);
+std::string next_text(const std::vector<learn::SavedAnswer>& given, int after = 0) {
+    const Lesson* next = next_lesson(given, after);
     return next == nullptr ? "All lessons are done."
                            : fmt::format("Next: docs/learn/{}.md, then tessera learn {}", next->slug, next->number);
 }
 
 void print_list(const Session& session) {
-    const std::vector<learn::Given> given = kept_answers();
+    const std::vector<learn::SavedAnswer> given = kept_answers();
     const auto path = learn::progress_path();
     if (session.json) {
         Json list = Json::array();
@@ -104,19 +104,19 @@ std::string exercise_text(const Lesson& lesson, const learn::Exercise& exercise)
                        wrapped_lines(exercise.task, terminal_width(STDOUT_FILENO)));
 }
 
-/// Judges the answer, then saves it: a full disk costs the saved answer, not the lesson.
+/// Grades the answer and prints the grade before saving, so that a full disk does not hide it.
 void take(const Lesson& lesson, const learn::Exercise& exercise, const std::string& answer, Session& session) {
-    const learn::Judgement judgement = learn::judge(exercise, answer);
-    if (!judgement.right) session.exit_code = kCheckFailed;
+    const learn::Grade grade = learn::grade_answer(exercise, answer);
+    if (!grade.right) session.exit_code = kCheckFailed;
     if (session.json) {
         session.print_json(
-            {{"lesson", lesson.number}, {"answer", answer}, {"right", judgement.right}, {"text", judgement.text}});
+            {{"lesson", lesson.number}, {"answer", answer}, {"right", grade.right}, {"text", grade.text}});
     } else {
-        session.print(wrapped_lines(judgement.text, terminal_width(STDOUT_FILENO)));
+        session.print(wrapped_lines(grade.text, terminal_width(STDOUT_FILENO)));
     }
     if (const auto path = learn::progress_path())
-        learn::add_answer(*path, {.lesson = lesson.number, .answer = answer, .right = judgement.right});
-    else print_note("not kept: neither XDG_STATE_HOME nor HOME is an absolute path");
+        learn::add_answer(*path, {.lesson = lesson.number, .answer = answer, .right = grade.right});
+    else print_note("answer not saved: neither XDG_STATE_HOME nor HOME is an absolute path");
 }
 
 /// Asks on the terminal until the answer is right, a line is empty, or the input ends.
@@ -197,11 +197,11 @@ void execute(const LearnOptions& options, bool answered, Session& session) {
 void add_learn_command(CLI::App& app, Session& session) {
     CLI::App* command =
         add_command(app, session, "learn",
-                    "The exercises of docs/learn: asks, says what was right and why, and keeps where "
-                    "you are (in $XDG_STATE_HOME/tessera, by default ~/.local/state/tessera)",
-                    {{"tessera learn", "the lessons, and where you are"},
+                    "Ask the exercises of docs/learn, explain the answers, and save your progress "
+                    "(in $XDG_STATE_HOME/tessera, by default ~/.local/state/tessera)",
+                    {{"tessera learn", "the lessons, and your progress"},
                      {"tessera learn 6", "the exercise of lesson 6; asks for the answer"},
-                     {"tessera learn 6 --answer 3/4", "the same without a terminal; exit status 1: wrong"},
+                     {"tessera learn 6 --answer 3/4", "answers it without a terminal; exit status 1: wrong"},
                      {"tessera learn 6 --picture maximum.svg", "the lesson's picture"}});
     auto options = std::make_shared<LearnOptions>();
     command->add_option("LESSON", options->lesson, "1 to 14; without it the list")->group("What");

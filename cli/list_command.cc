@@ -41,8 +41,9 @@ void print_table(const Session& session) {
     }
     const int width = terminal_width(STDOUT_FILENO);
     session.print(table.text(width) + "\n");
-    for (const char* note : {"What a kernel needs is what it refuses a problem without.",
-                             "In order of preference: the first one that takes a problem runs it."}) {
+    for (const char* note :
+         {"A kernel refuses a problem that lacks what it needs.",
+          "Kernels are listed in order of preference: the first one that takes a problem runs it."}) {
         for (const std::string& line : wrapped(note, static_cast<std::size_t>(width))) session.print(line + "\n");
     }
 }

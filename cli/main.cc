@@ -181,7 +181,7 @@ int run(CLI::App& app, Session& session, int argc, char** argv) {
 }
 
 /// Runs the command and catches every exception, including --help that meets a full disk.
-int run_guarded(CLI::App& app, Session& session, int argc, char** argv) {
+int run_and_report(CLI::App& app, Session& session, int argc, char** argv) {
     try {
         return run(app, session, argc, argv);
     } catch (const Error& error) {
@@ -199,12 +199,12 @@ int run_guarded(CLI::App& app, Session& session, int argc, char** argv) {
 }  // namespace tessera::cli
 
 int main(int argc, char** argv) {
-    tessera::cli::guard_standard_streams();
+    tessera::cli::occupy_standard_descriptors();
     tessera::cli::install_signal_handlers();
     tessera::cli::Session session;
     // This is set before the parse, because the parse may fail.
     session.json = std::find(argv + 1, argv + argc, std::string_view("--json")) != argv + argc;
     CLI::App app;
     tessera::cli::add_commands(app, session);
-    return tessera::cli::run_guarded(app, session, argc, argv);
+    return tessera::cli::run_and_report(app, session, argc, argv);
 }

@@ -30,7 +30,7 @@ Causal parse_causal(const std::string& text) {
 std::int64_t parse_window_side(const std::string& window, std::string_view side) {
     if (side == "unbounded" || side == "inf") return unbounded;
     constexpr const char* kExpected = "LEFT,RIGHT, each a number of keys >= 0 or \"unbounded\"";
-    if (!side.empty() && side.front() == '-') {  // elsewhere -1 means "no limit"; here it is an error
+    if (!side.empty() && side.front() == '-') {  // flash-attn reads -1 as "no limit"; here it is an error
         throw UsageError("--window",
                          fmt::format("expected {}, got the negative {} in \"{}\"", kExpected, side, window));
     }
@@ -53,7 +53,7 @@ std::vector<std::int64_t> parse_sizes(const std::string& option, const std::stri
     return sizes;
 }
 
-/// Rethrows the library's error, in terms of the command line if an option caused it.
+/// Rethrows the library's error. If an option set the argument, the error names that option.
 [[noreturn]] void rethrow(const Error& error) {
     const std::string option = option_of(error.argument());
     const std::string message = error.what();

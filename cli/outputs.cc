@@ -72,7 +72,7 @@ void expect_own_output(const std::string& path, OutputKind kind) {
         why = fmt::format(" ({})", error.what());
     }
     throw Error(ErrorCode::cannot_write, path,
-                fmt::format("expected a new file or {} of tessera's, this holds something else{}; it stays as it is",
+                fmt::format("expected a new file or {} written by tessera, got other content{}; the file is unchanged",
                             name_of(kind), why));
 }
 

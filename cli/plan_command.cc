@@ -77,7 +77,7 @@ void print_text(const Session& session, const Plan& plan, const Predictor& predi
         {"chosen", fmt::format("{}: {}", plan.kernel->name, plan.kernel->summary)},
         {"runs as", plan_text(plan)},
         {"cost", predict.machine() ? cost_text(chosen)
-                                   : "not predicted: this machine is not known, --device takes one or its file"}};
+                                   : "not predicted: the model does not know this machine; --device names one"}};
     if (predict.machine())
         facts.emplace_back("on", fmt::format("{}: {}", predict.machine()->name, predict.machine()->title));
     if (chosen) add_cost_facts(*chosen, facts);
@@ -118,7 +118,7 @@ void add_plan_command(CLI::App& app, Session& session) {
          {"tessera plan --len-q 1 --len-kv 8192 --dtype bf16", "one query against a long cache"},
          {"tessera plan --ragged 100,37,1x512 --backward --schedule fa1",
           "the backward of a ragged batch, by one schedule"},
-         {"tessera calibrate -o host.json && tessera plan --len 2048 --device host.json", "on this one"}});
+         {"tessera calibrate -o host.json && tessera plan --len 2048 --device host.json", "on this machine"}});
     command->alias("why");
     auto options = std::make_shared<PlanCommandOptions>();
     options->shape.declare(*command, false);
@@ -126,9 +126,8 @@ void add_plan_command(CLI::App& app, Session& session) {
     options->how.declare(*command, false);
     options->pass.declare(*command, "forward (default) or backward", "The backward instead of the forward");
     command
-        ->add_option(
-            "--device", options->device,
-            "Plan for this machine, which need not be here: a file of tessera calibrate, or one of " + machine_names())
+        ->add_option("--device", options->device,
+                     "Plan for another machine: a file of tessera calibrate, or one of " + machine_names())
         ->type_name("NAME");
     command->callback([options, &session] { execute(*options, session); });
 }

@@ -17,14 +17,14 @@ std::string cost_text(const std::optional<model::Prediction>& p) {
     if (!p) return "-";
     std::string text = fmt::format("{}, {:.4g} TFLOP/s, bound by {} ({:.0f} % of it)", milliseconds_text(p->ms),
                                    p->tflops, p->bound, p->percent_of_bound);
-    if (!p->not_modelled.empty()) text += "; not in it: " + p->not_modelled;
+    if (!p->not_modelled.empty()) text += "; not modelled: " + p->not_modelled;
     return text;
 }
 
 void add_cost_facts(const model::Prediction& p, std::vector<std::pair<std::string, std::string>>& facts) {
-    facts.emplace_back("moves", fmt::format("{} of DRAM, {} beyond a core's own memory",
-                                            bytes_text(static_cast<double>(p.cost.work.bytes.dram)),
-                                            bytes_text(static_cast<double>(p.cost.work.bytes.l2))));
+    facts.emplace_back(
+        "moves", fmt::format("{} of DRAM, {} through the L2", bytes_text(static_cast<double>(p.cost.work.bytes.dram)),
+                             bytes_text(static_cast<double>(p.cost.work.bytes.l2))));
     facts.emplace_back("tiles", fmt::format("{} full, {} partial, {} skipped", count_text(p.cost.full),
                                             count_text(p.cost.partial), count_text(p.cost.skipped)));
     facts.emplace_back("memory", bytes_text(static_cast<double>(p.memory.total())));
@@ -92,11 +92,12 @@ void show_plan_on(const model::Machine& machine, const Problem& problem, Pass pa
         {"on", fmt::format("{}: {}", machine.name, machine.title)},
         {"chosen", chosen->kernel},
         {"runs as", runs},
-        {"cost", chosen->predicted ? cost_text(chosen->predicted) : "not predicted: no constants of this kernel yet"}};
+        {"cost", chosen->predicted ? cost_text(chosen->predicted)
+                                   : "not predicted: the model has no constants of this kernel"}};
     if (chosen->predicted) {
         const bool fitted = !chosen->predicted->fitted_on.empty();
         facts.emplace_back("error", fitted ? measure::error_bar_text(problem, *chosen->predicted, machine)
-                                           : "not known: the constants are those of a relative of this kernel");
+                                           : "not known: the constants are those of a related kernel");
     }
     if (chosen->predicted) add_cost_facts(*chosen->predicted, facts);
     Table table({{"not chosen"}, {"predicted", Align::right}, {"because"}});

@@ -16,7 +16,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kQuiet{1000};  // shorter work needs no bar
+constexpr std::chrono::milliseconds kHidden{1000};  // time without a bar
 constexpr std::chrono::milliseconds kRedraw{100};
 constexpr int kBarWidth = 24;
 
@@ -27,7 +27,7 @@ void write_to_terminal(std::string_view text) noexcept {
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
-/// Whether stderr is a terminal that can clear a line; one named "dumb" cannot.
+/// True if stderr is a terminal that can clear a line; one named "dumb" cannot.
 bool takes_a_bar() {
     const char* name = std::getenv("TERM");
     return ::isatty(STDERR_FILENO) == 1 && (name == nullptr || std::string_view(name) != "dumb");
@@ -79,7 +79,7 @@ ParallelFor Progress::counted_parallel_for() {
 
 void Progress::draw_until_done() {
     std::unique_lock lock(mutex_);
-    if (wake_.wait_for(lock, kQuiet, [&] { return ended_; })) return;
+    if (wake_.wait_for(lock, kHidden, [&] { return ended_; })) return;
     do {
         const std::lock_guard own_terminal(terminal);
         write_to_terminal(line());

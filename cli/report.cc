@@ -62,7 +62,7 @@ std::string plan_text(const Plan& plan) {
     const std::string runs_on = plan.device.type == DeviceType::cuda
                                     ? device_text(plan.device)
                                     : fmt::format("{} thread{}", plan.threads, plan.threads == 1 ? "" : "s");
-    const std::string unit = plan.matrix_unit.empty() ? "" : ", products on " + plan.matrix_unit;
+    const std::string unit = plan.matrix_unit.empty() ? "" : ", GEMMs on " + plan.matrix_unit;
     return fmt::format("{} ({}{}), tile {} x {}, {}, workspace {}", plan.kernel->name, plan.target, unit,
                        plan.tile.block_q, plan.tile.block_kv, runs_on,
                        bytes_text(static_cast<double>(plan.workspace_bytes)));
@@ -73,9 +73,9 @@ namespace {
 std::string verdict_of(const check::TensorReport& t) {
     if (!t.pass) return fmt::format("FAIL {}: {}", t.rule, t.worst);
     if (t.free > 0)
-        return fmt::format("ok, but for {} elements whose scores pass fp32: nothing is promised of them",
+        return fmt::format("ok, except {} elements whose scores exceed the range of fp32, which are not checked",
                            count_text(t.free));
-    return t.finite > 0 ? "ok" : "ok: no number to compare";
+    return t.finite > 0 ? "ok" : "ok: no finite element to compare";
 }
 
 }  // namespace

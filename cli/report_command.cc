@@ -173,7 +173,7 @@ void add_report_command(CLI::App& app, Session& session) {
     add_text("--markdown", options->markdown, "FILE", "Write the tables there");
     add_text("--device", options->device, "NAME",
              "Machine of devices that the model does not know: a file of tessera calibrate, or a name");
-    add_text("--title", options->title, "TEXT", "Title of all");
+    add_text("--title", options->title, "TEXT", "Title of the page, the tables and the chart");
     const auto add_texts = [&](const char* name, std::vector<std::string>& values, const char* type,
                                const char* description) {
         command->add_option(name, values, description)->type_name(type)->allow_extra_args(false)->group("Chart");
@@ -182,17 +182,13 @@ void add_report_command(CLI::App& app, Session& session) {
         ->type_name("FILE")
         ->group("Chart");
     add_texts("--only", options->only, "PART,...",
-              "Panels that have one of these parts: forward, bf16, \"head_dim 128\", causal, \"full mask\", "
-              "\"16 heads\", \"16 threads\". Given twice, a panel has one of each list");
-    add_texts("--without", options->without, "PART", "No panels that have this part; may be given again");
+              "Draw panels that have one of these parts: forward, bf16, \"head_dim 128\", causal, \"full mask\", "
+              "\"16 heads\", \"16 threads\". If it is given twice, a panel has one part of each list");
+    add_texts("--without", options->without, "PART", "Draw no panels that have this part; may be repeated");
     add_texts("--line", options->lines, "NAME",
-              "Draw this line, as \"tessera fa3\" or \"cuDNN\"; may be given again. Without it: all");
-    command->add_option("--note", options->note, "A sentence for the small print below")
-        ->type_name("TEXT")
-        ->group("Chart");
-    command->add_option("--columns", options->columns, "Panels side by side; 3 without it")
-        ->type_name("N")
-        ->group("Chart");
+              "Draw this line, such as \"tessera fa3\" or \"cuDNN\"; may be repeated; default: all");
+    command->add_option("--note", options->note, "A sentence for the footer")->type_name("TEXT")->group("Chart");
+    command->add_option("--columns", options->columns, "Panels per row; default 3")->type_name("N")->group("Chart");
     command->callback([options, &session] { execute(*options, session); });
 }
 

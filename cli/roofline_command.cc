@@ -41,7 +41,7 @@ std::vector<std::string> own_records() {
     }
     if (paths.empty())
         throw Error(ErrorCode::cannot_open, "--records",
-                    "no Records are installed and the source tree of this build is gone: name files of Records");
+                    "expected files of Records, because none are installed and the source tree of this build is gone");
     std::sort(paths.begin(), paths.end());
     return paths;
 }
@@ -78,7 +78,7 @@ void draw(const RooflineOptions& options, const model::Machine& machine, std::sp
     if (!options.png.empty()) write_file(options.png, plot::png(svg));
 }
 
-/// Whether the rows differ only in length (and batch), so that they fit in one table.
+/// True if the rows differ only in length (and batch), so that they fit in one table.
 bool is_range(std::span<const measure::SweepRow> rows) {
     const Problem& a = rows.front().problem;
     return std::all_of(rows.begin(), rows.end(), [&](const measure::SweepRow& row) {
@@ -91,7 +91,7 @@ bool is_range(std::span<const measure::SweepRow> rows) {
 void print_text(const RooflineOptions& options, const measure::SweepQuestion& question,
                 std::span<const measure::SweepRow> rows, const Session& session) {
     const int width = terminal_width(STDOUT_FILENO);
-    const auto share = options.attention_share();
+    const auto fraction = options.attention_fraction();
     // The rows of one head_dim, mask and so on form a table.
     for (std::size_t begin = 0; begin < rows.size();) {
         std::size_t end = begin + 1;
@@ -105,10 +105,10 @@ void print_text(const RooflineOptions& options, const measure::SweepQuestion& qu
                 text += worksheet_text(row, question.machine, part.size() > 1, width);
             }
         } else if (part.size() == 1) {
-            text += schedules_text(part.front(), question.machine, share, width) + "\n";
+            text += schedules_text(part.front(), question.machine, fraction, width) + "\n";
             text += limits_text(part.front(), question, width);
         } else {
-            text += lengths_text(part, share, width) + "\n" + limits_text(part.front(), question, width);
+            text += lengths_text(part, fraction, width) + "\n" + limits_text(part.front(), question, width);
         }
         session.print(text);
         begin = end;
@@ -200,7 +200,7 @@ void execute(const RooflineOptions& options, const Session& session) {
     expect_drawable(options);
     const measure::SweepQuestion question{machine, options.schedule_list(), options.passes(),
                                           options.predict_options(machine)};
-    options.attention_share();  // an error must come before the work
+    options.attention_fraction();  // an error must come before the work
     std::vector<measure::SweepRow> rows;
     Reasons reasons;
     for (const Problem& problem : options.problems(machine)) {
@@ -217,8 +217,8 @@ void execute(const RooflineOptions& options, const Session& session) {
     draw(options, machine, rows);
     if (!session.json) return print_text(options, question, rows, session);
     Json document = Json::array();
-    const auto share = options.attention_share();
-    for (const measure::SweepRow& row : rows) document.push_back(json_of(row, share));
+    const auto fraction = options.attention_fraction();
+    for (const measure::SweepRow& row : rows) document.push_back(json_of(row, fraction));
     session.print_json(Json{{"device", machine.name}, {"rows", document}});
 }
 
@@ -231,8 +231,8 @@ void add_roofline_command(CLI::App& app, Session& session) {
           "how time and win grow with the length"},
          {"tessera roofline --device a100 --tokens 16384 --len 512:16384 --pass both --svg a.svg",
           "the sizes of the papers, drawn"},
-         {"tessera roofline --device h200 --len 4096 --schedule fa3 --worksheet", "the calculation, to be redone"},
-         {"tessera roofline --device l4 --len 8192 --amdahl 0.4", "and what a whole model gains"},
+         {"tessera roofline --device h200 --len 4096 --schedule fa3 --worksheet", "the calculation, line by line"},
+         {"tessera roofline --device l4 --len 8192 --amdahl 0.4", "the speed-up of a whole model"},
          {"tessera roofline --device a100 --head-dim 128 --tile 128,64", "what fits the memory of a core"},
          {"tessera roofline --device h200 --len 512 --head-dim 128 --timeline", "fa3's units in time, one head"},
          {"tessera roofline --accuracy", "how far the model is from measurements"}});

@@ -34,7 +34,7 @@ std::string kernels_text(std::span<const SweepRow> rows) {
         text += fmt::format("{}{} of {}", text.empty() ? "" : ", ", name_of(cell.schedule), p.by);
         if (cell.schedule == Schedule::standard && p.by == "tessera" && others)
             text += " (win counts from it; S in fp32)";
-        if (p.fitted_on.empty()) text += " (no such kernel was fitted: constants of a relative)";
+        if (p.fitted_on.empty()) text += " (with the constants of a related kernel)";
     }
     return text;
 }
@@ -81,7 +81,7 @@ std::vector<std::string> error_texts(std::span<const SweepRow> rows, const model
 }
 
 /// Costs that the predicted times leave out, per kernel if that differs.
-std::string not_in_it_text(const SweepRow& row) {
+std::string not_modelled_text(const SweepRow& row) {
     std::vector<std::pair<std::string, std::string>> groups;  // a cost, and the schedules that leave it out
     bool all = true;
     for (const SweepCell& cell : row.cells) {
@@ -102,7 +102,7 @@ std::string not_in_it_text(const SweepRow& row) {
         if (!text.empty()) text += "; ";
         text += all && groups.size() == 1 ? what : schedules + ": " + what;
     }
-    return text + ": the kernels take longer by what that costs";
+    return text + ": the kernels take longer by its cost";
 }
 
 }  // namespace
@@ -131,8 +131,8 @@ std::string heading_text(const model::Machine& machine, std::span<const SweepRow
     for (const SweepCell& cell : rows.front().cells) {
         if (!cell.known()) facts.emplace_back("no " + std::string(name_of(cell.schedule)), cell.refusal);
     }
-    if (const std::string without = not_in_it_text(rows.front()); !without.empty())
-        facts.emplace_back("not in it", without);
+    if (const std::string without = not_modelled_text(rows.front()); !without.empty())
+        facts.emplace_back("not modelled", without);
     const std::vector<std::string> errors = error_texts(rows, machine);
     for (const std::string& error : errors) facts.emplace_back(&error == &errors.front() ? "error" : "", error);
     return facts_text(facts, width);

@@ -37,23 +37,25 @@ void RooflineOptions::declare(CLI::App& command) {
     };
     add("--device", device, "NAME", "Machine: a file of tessera calibrate, or " + machine_names() + "; default h200");
     add("--schedule", schedules, "NAME", "all (default), or a list of " + schedule_names());
-    pass.declare(command, "forward (default), backward, or both: their sum", "The same as --pass backward");
+    pass.declare(command, "forward (default), backward, or both: their sum", "Short for --pass backward");
     add("--by", by, "NAME",
-        "Whose kernels: published (default: flash-attention's fa2 and fa3, tessera's standard and fa1), tessera, "
+        "Library of the kernels: published (default: flash-attention's fa2 and fa3, tessera's standard and fa1), "
+        "tessera, "
         "flash-attention or cudnn");
     add("--threads", threads, "N", "Threads of a CPU; default: all of the machine");
-    add("--tokens", tokens, "N", "Sequences so that batch * len is N, as published tables have it");
-    command.add_flag("--worksheet", worksheet, "The prediction as a calculation to be redone by hand");
-    add("--svg", svg, "FILE", "Draw the log-log roofline, schedules as points that move with the length");
-    add("--png", png, "FILE", "The same as pixels");
+    add("--tokens", tokens, "N", "Set the batch so that batch * len is N, as in published tables");
+    command.add_flag("--worksheet", worksheet, "Show the prediction as a calculation that can be redone by hand");
+    add("--svg", svg, "FILE", "Draw the log-log roofline, with schedules as points that move with the length");
+    add("--png", png, "FILE", "Draw the roofline as PNG");
     add("--tile", tile, "Q,KV",
-        "What a tile of these queries and keys holds near a core, and the largest that fits; with --timeline: the "
+        "Show the memory of a tile of these queries and keys, and the largest tile that fits; with --timeline: the "
         "tile");
     command.add_flag(
         "--timeline", timeline,
-        "One head on one core: the steps of a schedule (default fa3, on CPUs fa2) in time, a lane for each unit");
-    add("--amdahl", amdahl, "X", "Attention is this share of a model's time (0..1) with standard: the model's win");
-    command.add_flag("--accuracy", accuracy, "Errors of the model on the Records that the project keeps");
+        "Show the steps of a schedule (default fa3, on CPUs fa2) in time: one head on one core, a lane for each unit");
+    add("--amdahl", amdahl, "X",
+        "Show the speed-up of a model in which attention by standard takes this fraction of the time (0..1)");
+    command.add_flag("--accuracy", accuracy, "Show the errors of the model on the Records that the project keeps");
     command.add_option("--records", records, "With --accuracy: these files of Records instead")->type_name("FILE");
 }
 
@@ -104,14 +106,15 @@ std::optional<Tile> RooflineOptions::own_tile() const {
     return own;
 }
 
-std::optional<double> RooflineOptions::attention_share() const {
+std::optional<double> RooflineOptions::attention_fraction() const {
     if (amdahl.empty()) return std::nullopt;
-    const double share = parse_number("--amdahl", amdahl);
-    if (!(share >= 0 && share <= 1)) unexpected("--amdahl", "a share between 0 and 1", amdahl);
+    const double fraction = parse_number("--amdahl", amdahl);
+    if (!(fraction >= 0 && fraction <= 1)) unexpected("--amdahl", "a fraction between 0 and 1", amdahl);
     const std::vector<Schedule> list = schedule_list();
     if (list.size() < 2 || std::find(list.begin(), list.end(), Schedule::standard) == list.end())
-        unexpected("--schedule", "standard and another with --amdahl: the share is of standard's time", schedules);
-    return share;
+        unexpected("--schedule", "standard and another with --amdahl, which is a fraction of the time with standard",
+                   schedules);
+    return fraction;
 }
 
 std::vector<Problem> RooflineOptions::problems(const model::Machine& machine) const {

@@ -40,7 +40,7 @@ struct RooflineOptions {
     /// Returns the tile of --tile, if given.
     std::optional<Tile> own_tile() const;
     /// Returns the fraction of attention, if --amdahl is given.
-    std::optional<double> attention_share() const;
+    std::optional<double> attention_fraction() const;
     /// Returns every problem, with lengths in the given order; "512:65536" doubles. The default dtype is bf16 on GPUs
     /// and fp32 on CPUs.
     std::vector<Problem> problems(const model::Machine& machine) const;

@@ -19,7 +19,9 @@ using measure::SweepRow;
 /// Formats a speedup; 0: unknown.
 std::string win_text(double win) { return win > 0 ? fmt::format("{:.2f}x", win) : "-"; }
 
-std::string model_text(double win, double share) { return win_text(win > 0 ? measure::whole_win(share, win) : 0); }
+std::string model_text(double win, double fraction) {
+    return win_text(win > 0 ? measure::amdahl_speedup(fraction, win) : 0);
+}
 
 std::string bound_text(const model::Prediction& p) { return fmt::format("{} {:.0f} %", p.bound, p.percent_of_bound); }
 
@@ -31,7 +33,7 @@ std::string range_text(const Range& range) {
 
 }  // namespace
 
-std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> share, int width) {
+std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> fraction, int width) {
     const auto same = [&](auto member) {
         return std::all_of(rows.begin(), rows.end(),
                            [&](const SweepRow& r) { return r.problem.*member == rows.front().problem.*member; });
@@ -43,7 +45,7 @@ std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> s
     if (show_batch) columns.push_back({"batch", Align::right});
     for (const SweepCell& cell : rows.front().cells) columns.push_back({name_of(cell.schedule), Align::right});
     for (const char* title : {"TFLOP/s", "win"}) columns.push_back({title, Align::right});
-    if (share) columns.push_back({"model", Align::right});
+    if (fraction) columns.push_back({"model", Align::right});
     columns.push_back({"bound of the best"});
     Table table(columns, show_batch ? 2 : 1);
     for (const SweepRow& row : rows) {
@@ -56,7 +58,7 @@ std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> s
         const double win = row.win(best);
         cells.push_back(best != nullptr ? fmt::format("{:.3g}", best->tflops()) : "-");
         cells.push_back(win_text(win));
-        if (share) cells.push_back(model_text(win, *share));
+        if (fraction) cells.push_back(model_text(win, *fraction));
         cells.push_back(best != nullptr ? fmt::format("{}: {}", name_of(best->schedule), bound_text(best->longest()))
                                         : "-");
         table.add(cells);
@@ -64,9 +66,10 @@ std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> s
     return table.text(width);
 }
 
-std::string schedules_text(const SweepRow& row, const model::Machine& machine, std::optional<double> share, int width) {
+std::string schedules_text(const SweepRow& row, const model::Machine& machine, std::optional<double> fraction,
+                           int width) {
     std::vector<Column> columns{{"schedule"}, {"time", Align::right}, {"TFLOP/s", Align::right}, {"win", Align::right}};
-    if (share) columns.push_back({"model", Align::right});
+    if (fraction) columns.push_back({"model", Align::right});
     const bool gpu = machine.kind == model::MachineKind::gpu;
     const std::vector<std::pair<std::string, std::string>> roofs =
         gpu ? std::vector<std::pair<std::string, std::string>>{{"tensor", "tensor"},
@@ -87,7 +90,7 @@ std::string schedules_text(const SweepRow& row, const model::Machine& machine, s
         const double win = row.win(&cell);
         std::vector<std::string> cells{name_of(cell.schedule), milliseconds_text(cell.ms()),
                                        fmt::format("{:.3g}", cell.tflops()), win_text(win)};
-        if (share) cells.push_back(model_text(win, *share));
+        if (fraction) cells.push_back(model_text(win, *fraction));
         for (const auto& [title, name] : roofs) {
             const auto roof = std::find_if(p.roofs.begin(), p.roofs.end(),
                                            [&, wanted = name](const model::Roof& r) { return r.name == wanted; });
@@ -211,13 +214,12 @@ std::string accuracy_text(const measure::Comparisons& comparisons, int width) {
     std::string text;
     const measure::Comparisons fitted = fitted_rows(comparisons);
     if (const auto blind = measure::summarise_held_out(comparisons, true); !blind.empty())
-        text +=
-            "Blind: shapes drawn by chance, measured when the model stood\n" + groups_text(blind, "kind", width) + "\n";
+        text += "Blind: random shapes, measured after the model was fixed\n" + groups_text(blind, "kind", width) + "\n";
     if (fitted.rows.size() < comparisons.rows.size())
         text += "Held out: no constant was fitted on these rows\n" +
                 groups_text(measure::summarise_held_out(comparisons), "kind", width) + "\n";
     if (!fitted.rows.empty())
-        text += "Fitted on these rows: what the formulas can't say\n" +
+        text += "Fitted: rows that the constants were fitted on\n" +
                 groups_text(measure::summarise(fitted), "kernels", width);
     for (const auto& [reason, count] : comparisons.left_out) {
         for (const std::string& line :
@@ -260,7 +262,7 @@ Json json_of(const model::Prediction& p) {
     return json;
 }
 
-Json json_of(const SweepRow& row, std::optional<double> share) {
+Json json_of(const SweepRow& row, std::optional<double> fraction) {
     Json schedules = Json::array();
     for (const SweepCell& cell : row.cells) {
         Json entry{{"schedule", name_of(cell.schedule)}};
@@ -272,7 +274,7 @@ Json json_of(const SweepRow& row, std::optional<double> share) {
             entry["tflops"] = cell.tflops();
             if (const double win = row.win(&cell); win > 0) {
                 entry["win"] = win;
-                if (share) entry["model_win"] = measure::whole_win(*share, win);
+                if (fraction) entry["model_win"] = measure::amdahl_speedup(*fraction, win);
             }
             entry["passes"] = Json::array();
             for (const auto& pass : cell.passes) entry["passes"].push_back(json_of(pass));

@@ -19,11 +19,12 @@ std::string rows_text(const measure::SweepRow& first, const measure::SweepRow& l
 /// Returns the heading of every table: device, problem, library of the kernels.
 std::string heading_text(const model::Machine& machine, std::span<const measure::SweepRow> rows, int width);
 
-/// Returns one line for each length: times, the best schedule's win and bound; with `share`, the model's win.
-std::string lengths_text(std::span<const measure::SweepRow> rows, std::optional<double> share, int width);
+/// Returns one line for each length: times, and the best schedule's speed-up and bound. `fraction` is that of attention
+/// in a model's time; it adds the speed-up of the model.
+std::string lengths_text(std::span<const measure::SweepRow> rows, std::optional<double> fraction, int width);
 
 /// Shows one problem: a line for each schedule with its roofs, and the split of its time.
-std::string schedules_text(const measure::SweepRow& row, const model::Machine& machine, std::optional<double> share,
+std::string schedules_text(const measure::SweepRow& row, const model::Machine& machine, std::optional<double> fraction,
                            int width);
 
 /// Returns the numbered calculation of each known prediction; `of_many` puts the row's length in its title.
@@ -35,8 +36,8 @@ std::string limits_text(const measure::SweepRow& row, const measure::SweepQuesti
 std::string accuracy_text(const measure::Comparisons& comparisons, int width);
 
 Json json_of(const model::Prediction& prediction);
-/// `share` is the fraction of attention in a model; it adds the win of the whole model.
-Json json_of(const measure::SweepRow& row, std::optional<double> share);
+/// `fraction` is that of attention in a model's time; it adds the speed-up of the model.
+Json json_of(const measure::SweepRow& row, std::optional<double> fraction);
 Json json_of(const measure::Comparisons& comparisons);
 
 }  // namespace tessera::cli

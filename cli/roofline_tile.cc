@@ -14,8 +14,8 @@ struct Level {
     double of_core;  ///< bytes; 0: all cores share it
     double bytes;
     double gbs;  ///< for all cores together; 0: unknown
-    std::string holds;
-    double held = 0;  ///< bytes of a tile in this memory
+    std::string contents;
+    double used = 0;  ///< bytes of a tile in this memory
 };
 
 double gbs_of(double bytes_per_clk, const model::Machine& machine) {
@@ -30,22 +30,22 @@ std::string sum_text(std::initializer_list<std::pair<const char*, std::int64_t>>
 }
 
 std::vector<Level> levels_of(const schedule::Workload& w, const model::Machine& m) {
-    const schedule::FastMemory near = schedule::fast_memory(w);
+    const schedule::FastMemory fast = schedule::fast_memory(w);
     const bool gpu = m.kind == model::MachineKind::gpu;
-    const auto near_bytes = static_cast<double>(model::limits_of(m).shared_bytes);
+    const auto shared_bytes = static_cast<double>(model::limits_of(m).shared_bytes);
     const schedule::Footprint memory = schedule::footprint(w);
     std::vector<Level> levels;
     if (gpu) {
         levels.push_back({"registers", model::kRegisterBytes, model::kRegisterBytes * m.cores, 0,
-                          sum_text({{"S", near.scores}, {"O, m, l", near.o}}), static_cast<double>(near.sums())});
-        levels.push_back({"shared memory", near_bytes, near_bytes * m.cores, gbs_of(m.shared_bytes, m),
-                          sum_text({{"Q", near.q}, {"K", near.k}, {"V", near.v}}), static_cast<double>(near.loaded())});
+                          sum_text({{"S", fast.scores}, {"O, m, l", fast.o}}), static_cast<double>(fast.sums())});
+        levels.push_back({"shared memory", shared_bytes, shared_bytes * m.cores, gbs_of(m.shared_bytes, m),
+                          sum_text({{"Q", fast.q}, {"K", fast.k}, {"V", fast.v}}), static_cast<double>(fast.loaded())});
     } else {
         const double cache = m.shared_kib * 1024;
         levels.push_back(
             {"second-level cache", cache, cache * m.cores, gbs_of(m.shared_bytes, m),
-             sum_text({{"Q", near.q}, {"K", near.k}, {"V", near.v}, {"S", near.scores}, {"O, m, l", near.o}}),
-             static_cast<double>(near.total())});
+             sum_text({{"Q", fast.q}, {"K", fast.k}, {"V", fast.v}, {"S", fast.scores}, {"O, m, l", fast.o}}),
+             static_cast<double>(fast.total())});
     }
     levels.push_back({gpu ? "L2" : "last-level cache", 0, m.l2_mib * 1048576, gbs_of(m.l2_bytes, m), "", 0});
     levels.push_back({"DRAM", 0, m.memory_gib * 1073741824, m.dram_gbs,
@@ -54,7 +54,7 @@ std::vector<Level> levels_of(const schedule::Workload& w, const model::Machine& 
     return levels;
 }
 
-/// The most keys that fit in a tile with these queries, with one K and V and with two.
+/// The most keys that fit in a tile with these queries, with one stage of K and V and with two.
 std::pair<std::int64_t, std::int64_t> most_keys(const schedule::Workload& w, const model::Machine& m) {
     if (m.kind == model::MachineKind::gpu) {
         const std::int64_t bytes = model::limits_of(m).shared_bytes;
@@ -64,29 +64,32 @@ std::pair<std::int64_t, std::int64_t> most_keys(const schedule::Workload& w, con
     return {schedule::most_keys(w, bytes, 1, true), schedule::most_keys(w, bytes, 2, true)};
 }
 
-std::string holds_text(const Level& level) {
-    if (level.holds.empty()) return "-";
-    const double has = level.of_core > 0 ? level.of_core : level.bytes;
-    const std::string sum = level.holds.find('+') == std::string::npos ? "" : " = " + bytes_text(level.held);
-    if (level.held <= has) return fmt::format("{}{}: fits", level.holds, sum);
-    return fmt::format("{}{}: {} too much", level.holds, sum, bytes_text(level.held - has));
+std::string contents_text(const Level& level) {
+    if (level.contents.empty()) return "-";
+    const double capacity = level.of_core > 0 ? level.of_core : level.bytes;
+    const std::string sum = level.contents.find('+') == std::string::npos ? "" : " = " + bytes_text(level.used);
+    if (level.used <= capacity) return fmt::format("{}{}: fits", level.contents, sum);
+    return fmt::format("{}{}: {} too much", level.contents, sum, bytes_text(level.used - capacity));
 }
 
 }  // namespace
 
 std::string tile_text(const schedule::Workload& w, const model::Machine& machine, int width) {
-    Table table(
-        {{"memory"}, {"of a core", Align::right}, {"of all", Align::right}, {"rate", Align::right}, {"a tile there"}});
+    Table table({{"memory"},
+                 {"per core", Align::right},
+                 {"in all", Align::right},
+                 {"rate", Align::right},
+                 {"contents of a tile"}});
     for (const Level& level : levels_of(w, machine)) {
         table.add({level.name, level.of_core > 0 ? bytes_text(level.of_core) : "shared", bytes_text(level.bytes),
                    level.gbs > 0 ? fmt::format("{} GB/s", count_text(static_cast<std::int64_t>(level.gbs))) : "-",
-                   holds_text(level)});
+                   contents_text(level)});
     }
     const auto [once, twice] = most_keys(w, machine);
-    const std::string most =
-        once == 0 ? fmt::format("no tile of {} queries fits", w.tile.block_q)
-                  : fmt::format("{} queries and {} keys; {} keys where K and V are held twice, to load ahead",
-                                w.tile.block_q, count_text(once), twice > 0 ? count_text(twice) : "no");
+    const std::string most = once == 0
+                                 ? fmt::format("no tile of {} queries fits", w.tile.block_q)
+                                 : fmt::format("{} queries and {} keys; {} keys with two stages of K and V",
+                                               w.tile.block_q, count_text(once), twice > 0 ? count_text(twice) : "no");
     return facts_text({{"device", fmt::format("{}: {}, {} cores", machine.name, machine.title, machine.cores.value)},
                        {"problem", w.problem.describe()},
                        {"tile", fmt::format("{} queries x {} keys", w.tile.block_q, w.tile.block_kv)}},
@@ -99,9 +102,9 @@ Json tile_json(const schedule::Workload& w, const model::Machine& machine) {
     for (const Level& level : levels_of(w, machine)) {
         Json entry{{"memory", level.name}, {"bytes", level.bytes}, {"gbs", level.gbs}};
         if (level.of_core > 0) entry["bytes_of_a_core"] = level.of_core;
-        if (!level.holds.empty()) {
-            entry["held"] = level.held;
-            entry["fits"] = level.held <= (level.of_core > 0 ? level.of_core : level.bytes);
+        if (!level.contents.empty()) {
+            entry["held"] = level.used;
+            entry["fits"] = level.used <= (level.of_core > 0 ? level.of_core : level.bytes);
         }
         memories.push_back(entry);
     }

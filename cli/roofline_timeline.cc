@@ -14,7 +14,7 @@ namespace {
 using model::TimedStep;
 using model::Unit;
 
-constexpr Unit kUnits[] = {Unit::memory, Unit::products, Unit::exps};
+constexpr Unit kUnits[] = {Unit::memory, Unit::gemms, Unit::exps};
 
 struct Timeline {
     std::vector<TimedStep> steps;
@@ -64,15 +64,16 @@ std::string timeline_text(const schedule::Workload& w, const model::Machine& mac
                     {"schedule", fmt::format("{} {}, tile {} x {}", name_of(w.schedule), name_of(w.pass),
                                              w.tile.block_q, w.tile.block_kv)},
                     {"reads",
-                     "a lane for each unit, time to the right: 0, 1, ... the tile of keys at work, Q what belongs "
-                     "to queries alone, a dot idle. Every unit runs at its full rate: a picture of who waits "
-                     "for whom, not a prediction"}},
+                     "a lane for each unit, time to the right. A digit or letter is the tile of keys in work, Q a step "
+                     "of queries alone, a dot an idle unit. Every unit runs at its full rate: this shows dependencies "
+                     "and is no prediction"}},
                    width) +
         "\n";
     constexpr int kName = 18;
     for (const Unit unit : kUnits) {
-        const double share = timeline.end > 0 ? 100 * timeline.busy[static_cast<std::size_t>(unit)] / timeline.end : 0;
-        text += fmt::format("{:<10}{:>4.0f} %  {}\n", model::name_of(unit), share,
+        const double percent =
+            timeline.end > 0 ? 100 * timeline.busy[static_cast<std::size_t>(unit)] / timeline.end : 0;
+        text += fmt::format("{:<10}{:>4.0f} %  {}\n", model::name_of(unit), percent,
                             lane_text(timeline, unit, w.tile.block_kv, static_cast<std::size_t>(width - kName)));
     }
     text += fmt::format("{:<{}}0{:>{}}\n\n", "", kName, fmt::format("{:.4g} us", timeline.end), width - kName - 1);

@@ -213,10 +213,10 @@ std::string nan_text(const Run& run) {
     for (const auto& [name, view] : run.outputs.named) {
         const std::int64_t count = count_nan(view);
         if (count == 0) continue;
-        const std::string share = count == view.size()
-                                      ? fmt::format("all {} elements", count_text(count))
-                                      : fmt::format("{} of {} elements", count_text(count), count_text(view.size()));
-        text += fmt::format("{}{} of {}", text.empty() ? "" : ", ", share, name);
+        const std::string elements = count == view.size()
+                                         ? fmt::format("all {} elements", count_text(count))
+                                         : fmt::format("{} of {} elements", count_text(count), count_text(view.size()));
+        text += fmt::format("{}{} of {}", text.empty() ? "" : ", ", elements, name);
     }
     return text;
 }
@@ -272,7 +272,7 @@ Json run_json(const Run& run) {
 }
 
 /// Validates every option before a file is read.
-void judge_options(const RunOptions& options) {
+void validate_all_options(const RunOptions& options) {
     Problem problem;
     options.scores.apply(problem);
     validate_options(problem);
@@ -298,7 +298,7 @@ void execute(const RunOptions& options, Session& session) {
     Run run{.options = options};
     {
         Progress progress(steps);
-        judge_options(options);
+        validate_all_options(options);
         expect_writable(options);
         progress.step("reading");
         run.inputs = read_inputs(options.inputs, options.backward);

@@ -40,10 +40,10 @@ std::size_t printable_at(std::string_view text) {
     if (first < 0xC2 || first > 0xF4 || text.size() < size) return 0;
     for (std::size_t i = 1; i < size; ++i)
         if (byte(i) >> 6 != 2) return 0;
-    const bool steers = first == 0xC2 && byte(1) < 0xA0;
+    const bool control = first == 0xC2 && byte(1) < 0xA0;
     const bool too_long = (first == 0xE0 && byte(1) < 0xA0) || (first == 0xF0 && byte(1) < 0x90);
     const bool no_character = (first == 0xED && byte(1) >= 0xA0) || (first == 0xF4 && byte(1) >= 0x90);
-    return steers || too_long || no_character ? 0 : size;
+    return control || too_long || no_character ? 0 : size;
 }
 
 std::string escaped(std::string_view text) {
@@ -70,7 +70,7 @@ void print_lines(std::string_view first_kind, std::string_view message) {
     }
     const auto lock = terminal_without_progress();
     // A failure is ignored, because nothing is left to report it on.
-    [[maybe_unused]] const bool told = write_all(STDERR_FILENO, text);
+    [[maybe_unused]] const bool written = write_all(STDERR_FILENO, text);
 }
 
 }  // namespace
@@ -117,7 +117,7 @@ void print_error_json(std::string_view message, int code) {
         begin = end + 1;
     }
     Json document{{"error", first}, {"notes", notes}, {"exit_code", code}};
-    [[maybe_unused]] const bool told = write_all(STDOUT_FILENO, json_text(document));  // stderr has the error too
+    [[maybe_unused]] const bool written = write_all(STDOUT_FILENO, json_text(document));  // stderr has the error too
 }
 
 void print_note(std::string_view message) { print_lines("note", message); }

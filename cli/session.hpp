@@ -13,7 +13,7 @@ namespace tessera::cli {
 /// Keys keep the order in which a command writes them.
 using Json = nlohmann::ordered_json;
 
-/// Exit codes of the command (docs: contract, "Command line").
+/// Exit codes of the command (docs/cli.md).
 enum ExitCode : int {
     kOk = 0,
     kCheckFailed = 1,
@@ -48,7 +48,7 @@ struct Session {
 };
 
 /// Writes one line to stderr: "tessera: error: message". Control characters are escaped, so that a hostile file name
-/// cannot steer the terminal. Further lines of `message` become lines "tessera: note: ...".
+/// cannot control the terminal. Further lines of `message` become lines "tessera: note: ...".
 void print_error(std::string_view message);
 /// Writes the error as a --json document to stdout: {"error": first line, "notes": the others, "exit_code": code}.
 void print_error_json(std::string_view message, int code);

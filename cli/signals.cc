@@ -35,7 +35,7 @@ void end_at(int signal_number) {
 
 }  // namespace
 
-void guard_standard_streams() {
+void occupy_standard_descriptors() {
     for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
         if (::fcntl(descriptor, F_GETFD) != -1 || errno != EBADF) continue;
         // open() returns the lowest free number, which is this one. The wrong direction makes every use of it fail.

@@ -5,7 +5,7 @@ namespace tessera::cli {
 
 /// Opens descriptors 0, 1 and 2, if the caller left them closed, so that every transfer on them fails. Otherwise a file
 /// opened later could get such a number and receive the terminal's output.
-void guard_standard_streams();
+void occupy_standard_descriptors();
 
 /// Makes SIGINT, SIGTERM and SIGHUP remove unfinished output files and end the process with 128 + their number. A
 /// closed pipe and a file size limit arrive as errors of write().

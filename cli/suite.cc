@@ -86,13 +86,13 @@ Suite read_file(const fs::path& path) {
     std::error_code error;
     const fs::file_type type = fs::status(path, error).type();
     if (type == fs::file_type::directory || type == fs::file_type::character || type == fs::file_type::block)
-        throw Error(ErrorCode::cannot_open, path.string(), "expected a file, it is a folder or a device");
+        throw Error(ErrorCode::cannot_open, path.string(), "expected a file, got a folder or a device");
     std::ifstream file(path, std::ios::binary);
     if (!file) throw Error(ErrorCode::cannot_open, path.string(), "can't be opened");
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     const Json json = Json::parse(text, nullptr, false);
-    if (json.is_discarded()) bad_suite(path.string(), "", "expected JSON");
-    if (!json.is_object()) bad_suite(path.string(), "", "expected an object with about and sets");
+    if (json.is_discarded()) bad_suite(path.string(), "", "expected JSON, got text that is none");
+    if (!json.is_object()) bad_suite(path.string(), "", "expected an object with about and sets, got another value");
     Suite suite{.name = path.stem().string()};
     for (const auto& [key, value] : json.items()) {
         if (key == "about" && value.is_string()) suite.about = value.get<std::string>();
@@ -157,7 +157,7 @@ Suite read_suite(const std::string& name) {
     std::error_code error;
     if (fs::exists(name, error)) return read_file(name);
     throw Error(ErrorCode::cannot_open, "--suite",
-                names.empty() ? fmt::format("expected a file, since no suites are installed here, got \"{}\"", name)
+                names.empty() ? fmt::format("expected a file, because no suites are installed here, got \"{}\"", name)
                               : fmt::format("expected one of {}, or a file, got \"{}\"", fmt::join(names, ", "), name));
 }
 

@@ -80,7 +80,7 @@ std::string Table::titles() const {
 std::string Table::row(const std::vector<std::string>& cells) const { return line(all(), cells, widths()); }
 
 /// Splits the columns into blocks with as many as fit; the last column of a block needs space to wrap.
-std::vector<Table::Block> Table::blocks(const std::vector<std::size_t>& widths, std::size_t room) const {
+std::vector<Table::Block> Table::blocks(const std::vector<std::size_t>& widths, std::size_t available) const {
     std::vector<Block> result;
     Block keys = all();
     keys.resize(std::min(keys_, keys.size()));
@@ -90,7 +90,8 @@ std::vector<Table::Block> Table::blocks(const std::vector<std::size_t>& widths, 
     std::size_t used = of_keys;
     for (std::size_t c = keys.size(); c < widths.size(); ++c) {
         const std::size_t least = c + 1 == widths.size() ? std::min(widths[c], kLeastWrapped) : widths[c];
-        if (used + least > room && block.size() > keys.size()) result.push_back(block), block = keys, used = of_keys;
+        if (used + least > available && block.size() > keys.size())
+            result.push_back(block), block = keys, used = of_keys;
         block.push_back(c);
         used += widths[c] + kGap;
     }
@@ -102,15 +103,15 @@ std::string Table::text(int width) const {
     std::vector<std::size_t> columns = widths();
     std::vector<std::string> titles;
     for (const Column& column : columns_) titles.push_back(column.title);
-    const auto room = static_cast<std::size_t>(std::max(width, 0));
+    const auto available = static_cast<std::size_t>(std::max(width, 0));
     std::string text;
-    for (const Block& block : blocks(columns, room)) {
+    for (const Block& block : blocks(columns, available)) {
         std::size_t before_last = 0;
         for (std::size_t i = 0; i + 1 < block.size(); ++i) before_last += columns[block[i]] + kGap;
         const std::size_t last = block.back();
         if (last + 1 == columns.size())
             columns[last] =
-                std::min(columns[last], std::max(room > before_last ? room - before_last : 0, kLeastWrapped));
+                std::min(columns[last], std::max(available > before_last ? available - before_last : 0, kLeastWrapped));
         text += (text.empty() ? "" : "\n") + line(block, titles, columns);
         for (const auto& cells : rows_) {
             std::vector<std::string> part = cells;
@@ -146,11 +147,11 @@ std::string count_text(std::int64_t count) {
 std::string facts_text(const std::vector<std::pair<std::string, std::string>>& facts, int width) {
     std::size_t widest = 0;
     for (const auto& [name, value] : facts) widest = std::max(widest, name.size());
-    const auto room = static_cast<std::size_t>(std::max(width - static_cast<int>(widest + kGap), kMinWidth / 2));
+    const auto available = static_cast<std::size_t>(std::max(width - static_cast<int>(widest + kGap), kMinWidth / 2));
     std::string text;
     for (const auto& [name, value] : facts) {
         std::string label = name;
-        for (const std::string& piece : wrapped(value, room)) {
+        for (const std::string& piece : wrapped(value, available)) {
             text += fmt::format("{:<{}}{}\n", label, widest + kGap, piece);
             label.clear();
         }

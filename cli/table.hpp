@@ -23,9 +23,9 @@ struct Column {
     std::size_t width = 0;  ///< least width, for tables whose rows are not known beforehand
 };
 
-/// A table of text: columns as wide as their longest cell, two spaces between them. If the lines exceed the width, the
-/// last column is wrapped under itself. If that leaves it too little, columns continue in a second block that repeats
-/// the first `keys`.
+/// A table of text with columns as wide as their longest cell and two spaces between them. If lines exceed the width,
+/// the last column is wrapped. If that column would become too narrow, the columns continue in a second block, which
+/// repeats the first `keys`.
 class Table {
  public:
     explicit Table(std::vector<Column> columns, std::size_t keys = 1) : columns_(std::move(columns)), keys_(keys) {}
@@ -44,7 +44,7 @@ class Table {
     using Block = std::vector<std::size_t>;  ///< its columns
 
     std::vector<std::size_t> widths() const;
-    std::vector<Block> blocks(const std::vector<std::size_t>& widths, std::size_t room) const;
+    std::vector<Block> blocks(const std::vector<std::size_t>& widths, std::size_t available) const;
     std::string line(const Block& block, const std::vector<std::string>& cells,
                      const std::vector<std::size_t>& widths) const;
     Block all() const;

@@ -45,7 +45,7 @@ OwnedTensor make_tensor(const std::string& name, DType dtype, std::span<const st
         result.view.shape[d] = shape[d];
         result.view.strides[d] = elements;
         if (__builtin_mul_overflow(elements, shape[d], &elements) || elements > kMostElements) {
-            throw Error(ErrorCode::out_of_memory, name, "would have more than 2^59 elements");
+            throw Error(ErrorCode::out_of_memory, name, "expected at most 2^59 elements, got more");
         }
     }
     const auto bytes = static_cast<std::uint64_t>(elements) * static_cast<std::uint64_t>(size_of(dtype));

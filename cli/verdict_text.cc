@@ -35,28 +35,29 @@ std::string names(const std::vector<SdpBackend>& backends) {
     return text;
 }
 
-/// PyTorch's words in quotes, plain words, and the change.
+/// PyTorch's text in quotes, its meaning, and the change that avoids the refusal.
 std::string reason(const Rule& rule) {
     const std::string words = rule.text[0] == '\0' ? "" : fmt::format("\"{}\": ", rule.text);
     return fmt::format("{}{}. Cure: {}.", words, rule.meaning, rule.cure);
 }
 
-/// Whether the backend is FA3 or FA4, which replace flash and share its checks.
-bool in_place_of_flash(SdpBackend backend) { return backend == SdpBackend::fa3 || backend == SdpBackend::fa4; }
+/// True if the backend is FA3 or FA4, which replace flash and share its checks.
+bool replaces_flash(SdpBackend backend) { return backend == SdpBackend::fa3 || backend == SdpBackend::fa4; }
 
 std::string because(const Explanation& explanation, const Verdict& verdict) {
     switch (verdict.standing) {
         case Standing::taken:
             return verdict.backend == explanation.verdicts.front().backend
                        ? "the first in the order, and its checks pass"
-                       : "its checks pass, and those before it are refused";
+                       : "its checks pass, and PyTorch refuses those before it";
         case Standing::could_run:
-            if (in_place_of_flash(verdict.backend))
-                return fmt::format("runs in flash's place after activate_flash_attention_impl(\"{}\")",
+            if (replaces_flash(verdict.backend))
+                return fmt::format("runs instead of flash after activate_flash_attention_impl(\"{}\")",
                                    name_of(verdict.backend));
             return explanation.taken ? "its checks pass, but another one comes first" : "its checks pass";
         case Standing::refused: return "";
-        case Standing::unknown: return fmt::format("can't be known without {}", fmt::join(verdict.wanting, ", "));
+        case Standing::unknown:
+            return fmt::format("can't be known without {}", fmt::join(verdict.missing_fields, ", "));
     }
     return "";
 }
@@ -65,7 +66,7 @@ std::vector<std::string> reasons(const Verdict& verdict) {
     std::vector<std::string> texts;
     for (const Rule* rule : verdict.refusals) {
         if (rule->backend == verdict.backend) texts.push_back(reason(*rule));
-        else if (texts.empty()) texts.emplace_back("What keeps flash out keeps it out too.");
+        else if (texts.empty()) texts.emplace_back("Refused for the same reason as flash.");
     }
     return texts;
 }
@@ -80,8 +81,8 @@ void add_rows(Table& table, const Explanation& explanation, const Verdict& verdi
     }
 }
 
-/// Explains how to get a backend that could run but comes too late in the order.
-std::string way_to(SdpBackend backend) {
+/// The Python call that selects a backend that PyTorch's order puts behind others.
+std::string how_to_select(SdpBackend backend) {
     switch (backend) {
         case SdpBackend::flash: return "sdpa_kernel([SDPBackend.FLASH_ATTENTION])";
         case SdpBackend::efficient: return "sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION])";
@@ -101,24 +102,24 @@ std::string times(double factor) { return fmt::format("{:.2f}x", factor); }
 
 std::string verdict_sentence(const Explanation& explanation, const diagnose::Call& call) {
     if (explanation.aborts) return "PyTorch aborts: every backend refuses this call (\"No available kernel\").";
-    if (!explanation.taken) return "Which backend PyTorch takes can't be known from what was said.";
+    if (!explanation.taken) return "The options do not determine which backend PyTorch takes.";
     const std::string text = fmt::format("PyTorch takes {}.", name_of(*explanation.taken));
-    const Verdict* kept_out = nullptr;
+    const Verdict* refused = nullptr;
     const Verdict* could = nullptr;
     for (const SdpBackend faster : faster_than(*explanation.taken, call.gpu)) {
         const Verdict* verdict = verdict_of(explanation, faster);
         if (!verdict) continue;
         if (verdict->standing == Standing::could_run && !could) could = verdict;
-        if (verdict->standing == Standing::refused && !kept_out && !in_place_of_flash(faster)) kept_out = verdict;
+        if (verdict->standing == Standing::refused && !refused && !replaces_flash(faster)) refused = verdict;
     }
     if (could) {
-        return fmt::format("{} {}, as a rule faster here, could run: {}.", text, name_of(could->backend),
-                           way_to(could->backend));
+        return fmt::format("{} {}, which is usually faster here, could run: {}.", text, name_of(could->backend),
+                           how_to_select(could->backend));
     }
-    if (!kept_out) return text;
-    const Rule& rule = *kept_out->refusals.front();
-    return fmt::format("{} {}, as a rule faster here, is kept out: {}. To get it: {}.", text,
-                       name_of(kept_out->backend), rule.meaning, rule.cure);
+    if (!refused) return text;
+    const Rule& rule = *refused->refusals.front();
+    return fmt::format("{} {}, which is usually faster here, is refused: {}. To get it: {}.", text,
+                       name_of(refused->backend), rule.meaning, rule.cure);
 }
 
 std::string verdict_text(const Explanation& explanation, const diagnose::Call& call, int width) {
@@ -182,7 +183,7 @@ Json json_of(const Explanation& explanation) {
                                        {"cure", rule->cure},
                                        {"source", rule->source}});
         }
-        row["wanting"] = verdict.wanting;
+        row["missing_fields"] = verdict.missing_fields;
         json["backends"].push_back(row);
     }
     json["remarks"] = explanation.remarks;

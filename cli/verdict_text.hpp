@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Explains for people and programs why no faster backend runs: the verdict of every backend, and a better one's gain.
+// Shows as text and JSON why no faster backend runs: the verdict of every backend, and the gain of the faster ones.
 #pragma once
 
 #include <string>
@@ -15,7 +15,8 @@ namespace tessera::cli {
 /// Returns one sentence: the backend that PyTorch takes, and the first remedy for the fastest one that it excludes.
 std::string verdict_sentence(const diagnose::Explanation& explanation, const diagnose::Call& call);
 
-/// Returns the sentence, then a table of the backends: verdict, PyTorch's words, plain words, remedy; then assumptions.
+/// Returns the sentence, then a table of the backends with verdict, PyTorch's text, its meaning and remedy, then the
+/// assumptions.
 std::string verdict_text(const diagnose::Explanation& explanation, const diagnose::Call& call, int width);
 
 /// Returns one line for each gain; empty without any.

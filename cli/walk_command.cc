@@ -124,7 +124,7 @@ walk::Selection selection_of(const WalkOptions& options, const Plan& plan, std::
     const std::int64_t block = std::max<std::int64_t>(1, std::min(plan.tile.block_q, len_q));
     const std::int64_t tiles = (len_q + block - 1) / block;
     if (!options.row.empty()) {
-        if (!options.q_tile.empty()) throw UsageError("--q-tile", "expected without --row, which says the tile");
+        if (!options.q_tile.empty()) throw UsageError("--q-tile", "expected without --row, which determines the tile");
         selection.row = parse_size("--row", options.row);
     } else if (!options.q_tile.empty()) {
         const std::int64_t tile = parse_size("--q-tile", options.q_tile);
@@ -150,7 +150,7 @@ struct Walked {
     walk::Trace trace;
     bool same_bits = true;
 
-    /// Whether the ordinary run may use another kernel than the traced one.
+    /// True if the ordinary run may use another kernel than the traced one.
     bool may_differ() const { return !trace.plan.matrix_unit.empty(); }
 };
 
@@ -169,41 +169,41 @@ Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progre
     }
     const auto sequence = parse_size("--sequence", options.sequence);
     const Problem& p = t.problem;
-    const bool nobody = p.batch == 0 || p.heads_q == 0;
-    if (!nobody && sequence >= p.batch) unexpected("--sequence", fmt::format("0..{}", p.batch - 1), options.sequence);
-    const auto len_q = nobody ? 0 : sequence_of(p, t.args.cu_seqlens_q, t.args.cu_seqlens_kv, sequence).len_q;
+    const bool is_empty = p.batch == 0 || p.heads_q == 0;
+    if (!is_empty && sequence >= p.batch) unexpected("--sequence", fmt::format("0..{}", p.batch - 1), options.sequence);
+    const auto len_q = is_empty ? 0 : sequence_of(p, t.args.cu_seqlens_q, t.args.cu_seqlens_kv, sequence).len_q;
     if (len_q == 0) {
         const char* what = "expected a query to follow, got none";
-        if (!options.inputs.files.empty() && (nobody || !p.ragged)) throw Error(ErrorCode::bad_data, t.origin, what);
-        throw UsageError(nobody ? "--heads" : p.ragged ? "--sequence" : "--len", what);
+        if (!options.inputs.files.empty() && (is_empty || !p.ragged)) throw Error(ErrorCode::bad_data, t.origin, what);
+        throw UsageError(is_empty ? "--heads" : p.ragged ? "--sequence" : "--len", what);
     }
     const walk::Selection selection = selection_of(options, plan, len_q);
     const Execution counted{.parallel_for = progress.counted_parallel_for()};
     const auto pairs = measure::visible_pairs(t.problem, t.args.cu_seqlens_q, t.args.cu_seqlens_kv);
     const std::string takes_long = long_run_text(plan, pairs, !options.inputs.files.empty());
     if (!takes_long.empty()) print_note(takes_long);
-    progress.step("a run that nobody watches");
+    progress.step("run without an observer");
     // The bits do not depend on the number of threads, so it uses all of them.
     how.threads.clear();
-    const Plan unwatched_plan =
+    const Plan unobserved_plan =
         plan_with(t.problem, how.plan_options(options.backward ? Pass::backward : Pass::forward, how.schedule));
-    Plan before = unwatched_plan;
+    Plan before = unobserved_plan;
     if (options.backward) before = plan_with(t.problem, {.backend = Backend::cpu});
     expect_workspace(before);
     forward(before, t.args, Workspace(before), counted);
     std::vector<TensorView> results = {t.o.view, t.lse.view};
     if (options.backward) {
-        expect_workspace(unwatched_plan);
-        backward(unwatched_plan, t.gradients, Workspace(unwatched_plan), counted);
+        expect_workspace(unobserved_plan);
+        backward(unobserved_plan, t.gradients, Workspace(unobserved_plan), counted);
         results = {t.dq.view, t.dk.view, t.dv.view};
     }
-    std::vector<std::vector<std::byte>> unwatched;
-    for (const TensorView& view : results) unwatched.push_back(bytes_of(view));
-    progress.step("the same, watched");
+    std::vector<std::vector<std::byte>> unobserved;
+    for (const TensorView& view : results) unobserved.push_back(bytes_of(view));
+    progress.step("run with the observer");
     Walked walked{options.backward ? walk::trace_backward(plan, t.gradients, selection, counted)
                                    : walk::trace_forward(plan, t.args, selection, counted)};
     for (std::size_t i = 0; i < results.size(); ++i)
-        walked.same_bits = walked.same_bits && same_bytes(results[i], unwatched[i]);
+        walked.same_bits = walked.same_bits && same_bytes(results[i], unobserved[i]);
     return walked;
 }
 
@@ -233,24 +233,24 @@ std::string moved_text(std::span<const walk::Moved> parts) {
 }
 
 std::string bits_text(const Walked& walked) {
-    if (walked.same_bits) return "all results are those of a run that nobody watched, bit for bit";
-    if (!walked.may_differ()) return "NOT those of a run that nobody watched";
-    return fmt::format("not those of a run that nobody watched, which multiplies on {}", walked.trace.plan.matrix_unit);
+    if (walked.same_bits) return "all results are those of a run without an observer, bit for bit";
+    if (!walked.may_differ()) return "NOT those of a run without an observer";
+    return fmt::format("not those of a run without an observer, which multiplies on {}", walked.trace.plan.matrix_unit);
 }
 
 std::string trace_text(const WalkOptions& options, const WalkTensors& t, const Walked& walked) {
     const walk::Trace& trace = walked.trace;
     WalkView view{.all = options.all, .width = terminal_width(STDOUT_FILENO)};
     if (!options.row.empty()) view.row = trace.selection.row;
-    const std::string who = fmt::format("queries {}..{} of {}, head {}{}{}", trace.queries.begin, trace.queries.end - 1,
-                                        trace.len_q, trace.selection.head,
-                                        t.problem.batch > 1 ? fmt::format(", sequence {}", trace.selection.batch) : "",
-                                        view.row ? fmt::format("; values of row {}", *view.row) : "");
+    const std::string followed = fmt::format(
+        "queries {}..{} of {}, head {}{}{}", trace.queries.begin, trace.queries.end - 1, trace.len_q,
+        trace.selection.head, t.problem.batch > 1 ? fmt::format(", sequence {}", trace.selection.batch) : "",
+        view.row ? fmt::format("; values of row {}", *view.row) : "");
     std::string text = facts_text({{"input", t.origin},
                                    {"problem", t.problem.describe()},
                                    {"kernel", plan_text(trace.plan)},
-                                   {"shows", walk::what_ran(trace.plan)},
-                                   {"follows", who}},
+                                   {"shows", walk::describe_run(trace.plan)},
+                                   {"follows", followed}},
                                   view.width);
     text += "\n" + walk_text(trace, view) + "\n";
     const walk::Traffic moved = trace.steps.empty() ? walk::Traffic{} : trace.steps.back().moved;
@@ -295,7 +295,7 @@ void execute_by_hand(const WalkOptions& options, Session& session) {
     const auto schedule =
         options.how.plan_options(Pass::forward, options.how.schedule).schedule.value_or(Schedule::fa2);
     if (schedule == Schedule::fa3)
-        throw UsageError("--schedule", "expected standard, fa1 or fa2: by hand, fa3's steps are those of fa2");
+        throw UsageError("--schedule", "expected standard, fa1 or fa2, got fa3, whose steps by hand are those of fa2");
     const Mask mask{.causal = problem.mask.causal};
     const walk::HandExample example =
         hand_example("--numbers", options.numbers, "--tile", options.how.tile, options.backward);
@@ -335,7 +335,7 @@ void execute(const WalkOptions& options, Session& session) {
     json["input"] = tensors.origin;
     json["path"] = "cpu/simd";
     json["path_unobserved"] = walked.may_differ() ? "cpu/matrix" : "cpu/simd";
-    json["same_bits_as_unwatched"] = walked.same_bits;
+    json["same_bits_as_unobserved"] = walked.same_bits;
     session.print_json(json);
 }
 
@@ -346,12 +346,11 @@ void add_walk_command(CLI::App& app, Session& session) {
         app, session, "walk",
         "Step through one tile of queries: m, l, rescaling, partial O, tiles and bytes, in the kernel's own numbers",
         {{"tessera walk examples/data/kjv-layer2.safetensors --layout bhsd --causal bottom-right --row 700",
-          "query 700 of a real model meets its keys, tile by tile"},
-         {"tessera walk --len 256 --schedule fa1 --causal bottom-right",
-          "another order of the loops, on random numbers"},
+          "query 700 of a real model and its keys, tile by tile"},
+         {"tessera walk --len 256 --schedule fa1 --causal bottom-right", "the loops of fa1, on random numbers"},
          {"tessera walk --by-hand --backward", "four queries and four keys in fractions, to redo with a pencil"},
          {"tessera walk --by-hand --numbers 'q 1 0; k 1 0, 3 0; v 4 0, 0 4' --tile 1,1",
-          "the same with your own numbers and tiles"},
+          "by hand with your own numbers and tiles"},
          {"tessera walk --len 200 --tile 32,32 --json", "every value of the trace, for programs"}});
     auto options = std::make_shared<WalkOptions>();
     options->inputs.declare(*command, false);
@@ -371,16 +370,16 @@ void add_walk_command(CLI::App& app, Session& session) {
     command
         ->add_option("--numbers", options->numbers,
                      "With --by-hand: your own whole numbers, as \"q 1 0, 0 1; k 1 1, 0 2; v 4 0, 0 4; do 1 0, 0 1\"; "
-                     "--tile 1,2 cuts them")
+                     "--tile 1,2 sets the tile")
         ->type_name("TEXT")
         ->group(kWhat);
-    command->add_flag("--all", options->all, "Show every tile, however many")->group(kWhat);
+    command->add_flag("--all", options->all, "Show every tile of a long table")->group(kWhat);
     command->callback([options, command, &session] {
         if (options->by_hand)
             expect_only(*command, "--by-hand",
                         {"--backward", "--pass", "--causal", "--schedule", "--numbers", "--tile"});
         else if (options->inputs.files.empty() && command->count("--layout") > 0)
-            throw UsageError("--layout", "expected a file with it, whose tensors lie so");
+            throw UsageError("--layout", "expected a file with it, whose tensors have that layout");
         options->backward = options->pass.one() == Pass::backward;
         execute(*options, session);
     });

@@ -217,7 +217,7 @@ std::string backward_text(const Hand& hand) {
     const bool whole = hand.schedule == Schedule::standard;
     std::string text = fmt::format("\nBackward, {}:\nP = 2^(s - m) / l, dP = dO . v, D = dO . O, dS = P (dP - D)\n",
                                    whole ? "all tiles at once; P and dS go to memory"
-                                         : "tile by tile, a tile of keys outer. P is made again from s, m and l");
+                                         : "tile by tile, a tile of keys outer. P is recomputed from s, m and l");
     for (std::size_t i = 0; i < hand.rows.size(); ++i)
         text += fmt::format("  row {}   D = {}\n", i, hand.rows[i].delta.text());
     for (const walk::HandGradientStep& step : hand.gradient_steps) text += gradient_step_text(hand, step);

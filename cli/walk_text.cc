@@ -254,22 +254,20 @@ std::string forward_legend(const Trace& trace) {
     }
     if (splits) {
         text +=
-            " The sums begin anew every 512 keys; \"merge\" adds a chunk to those before it, so that the bits of a row "
-            "do not depend on how many threads share it.";
+            " The sums start again every 512 keys; \"merge\" adds a chunk to those before it, so that the bits of a "
+            "row "
+            "do not depend on the number of threads.";
     }
     return text;
 }
 
 std::string backward_legend(const Trace& trace) {
     if (trace.plan.kernel->schedule == Schedule::standard) {
-        return "P and dS of all pairs go to memory, and are read again for the products with K, Q and dO. D = "
-               "rowsum(dO * O) "
-               "- dLSE.";
+        return "P and dS of all pairs go to memory, and are read again for the GEMMs with K, Q and dO. D = "
+               "rowsum(dO * O) - dLSE.";
     }
-    return "Each tile makes P = exp(S - LSE) again from Q, K and the LSE, and dS = P * (dO V^T - D), D = rowsum(dO * "
-           "O) - "
-           "dLSE; it adds dS K to dQ, dS^T Q to dK and P^T dO to dV. sum P: the weight that falls into this tile. dQ, "
-           "dK and "
+    return "Each tile recomputes P = exp(S - LSE) from Q, K and the LSE, and dS = P * (dO V^T - D), D = rowsum(dO * O) "
+           "- dLSE; it adds dS K to dQ, dS^T Q to dK and P^T dO to dV. sum P: the sum of P over this tile. dQ, dK and "
            "dV are sums so far, before the scale; those of keys include other tiles of queries.";
 }
 
@@ -279,9 +277,8 @@ std::string walk_text(const Trace& trace, const WalkView& view) {
     std::string text;
     std::string legend = trace.plan.pass == Pass::forward ? forward_legend(trace) : backward_legend(trace);
     legend +=
-        " moved: bytes between slow and fast memory for these queries so far; standard: what "
-        "standard attention would "
-        "have moved for the same tiles.";
+        " moved: bytes between slow and fast memory for these queries so far; standard: the bytes that standard "
+        "attention would have moved for the same tiles.";
     for (const std::string& line : wrapped(legend, static_cast<std::size_t>(view.width))) text += line + "\n";
     for (const Section& section : sections_of(trace, view)) text.append("\n").append(section_text(section, view));
     return text;
@@ -296,7 +293,7 @@ std::string long_run_text(const Plan& plan, std::int64_t pairs, bool has_file) {
                                      : fmt::format("all {} x {} scores", p.len_q, p.len_kv);
     const std::string instead =
         has_file ? "" : fmt::format("; with --len-q {} only those of a tile", plan.tile.block_q);
-    return fmt::format("{} are computed, {:.2g} TFLOP, once by all threads and once, watched, by one{}", all,
+    return fmt::format("{} are computed, {:.2g} TFLOP, once by all threads and once, observed, by one{}", all,
                        flop * 1e-12, instead);
 }
 

@@ -8,8 +8,8 @@
 
 namespace tessera::cli {
 
-/// Prints, as text or JSON, the backend that PyTorch takes for the call of the options. It adds the reasons against
-/// each other backend and the predicted times of the faster ones.
+/// Prints, as text or JSON, the backend that PyTorch takes for the call of the options, the reasons against each other
+/// backend, and the predicted times of the faster ones.
 void answer_call(const CallOptions& options, const Session& session);
 
 /// Prints the family tree as text or as JSON.

@@ -54,7 +54,7 @@ std::vector<Family> expected_families(const std::string& text) {
 }
 
 /// The difference between the trace and the expectation; empty if there is none.
-std::string disappointment(const Diagnosis& d, const std::vector<Family>& expected) {
+std::string mismatch(const Diagnosis& d, const std::vector<Family>& expected) {
     bool any = false;
     for (const AttentionKind& kind : d.kinds) {
         if (kind.reading.role != Role::attention) continue;
@@ -62,7 +62,7 @@ std::string disappointment(const Diagnosis& d, const std::vector<Family>& expect
         const bool fits = std::find(expected.begin(), expected.end(), kind.reading.family) != expected.end();
         if (!fits) return fmt::format("{} ran ({})", name_of(kind.reading.family), name_of(kind.reading.confidence));
         if (kind.reading.confidence == Confidence::unsure)
-            return fmt::format("{} may have run, but its name leaves doubt", name_of(kind.reading.family));
+            return fmt::format("{} may have run, but its name is ambiguous", name_of(kind.reading.family));
     }
     return any ? "" : "no attention kernel ran";
 }
@@ -70,24 +70,24 @@ std::string disappointment(const Diagnosis& d, const std::vector<Family>& expect
 Diagnosis diagnose_file(const std::string& file, Progress& progress) {
     progress.step("reading " + file);
     constexpr std::uint64_t kPart = 1 << 20;
-    std::uint64_t told = 0;
+    std::uint64_t reported = 0;
     bool expected = false;
     diagnose::Trace trace = diagnose::read_trace(file, [&](std::uint64_t done, std::uint64_t total) {
         if (!expected && total > 0) progress.expect(static_cast<std::int64_t>(total / kPart + 1));
         expected = true;
-        for (; told + kPart <= done; told += kPart) progress.done();
+        for (; reported + kPart <= done; reported += kPart) progress.done();
     });
     return diagnose::diagnose(trace);
 }
 
-void print_text(const std::vector<Diagnosis>& all, const diagnose::Call& said, const Session& session) {
+void print_text(const std::vector<Diagnosis>& all, const diagnose::Call& stated, const Session& session) {
     const int width = terminal_width(STDOUT_FILENO);
     for (const Diagnosis& d : all) {
         std::string text = fmt::format("{}{} ({})\n\n", &d == &all.front() ? "" : "\n\n", d.file, d.tool);
-        for (const std::string& line : wrapped(paragraph_of(d, said), static_cast<std::size_t>(width)))
+        for (const std::string& line : wrapped(paragraph_of(d, stated), static_cast<std::size_t>(width)))
             text += line + "\n";
         if (!d.kinds.empty()) text += "\n" + kinds_table(d, width);
-        const std::string details = details_text(d, said, width);
+        const std::string details = details_text(d, stated, width);
         if (!details.empty()) text += (details.front() == '\n' ? "" : "\n") + details;
         session.print(text);
     }
@@ -111,7 +111,7 @@ void expect_calls(const CallOptions& call, const std::vector<Diagnosis>& all) {
         std::all_of(all.begin(), all.end(), [](const Diagnosis& d) { return d.tool == diagnose::kNamesAlone; });
     if (names)
         throw UsageError(call.first_given(),
-                         "has no effect with names of kernels, which tell of no call: expected a trace, or no file");
+                         "has no effect with names of kernels, which describe no call: expected a trace, or no file");
 }
 
 void execute(const WhichOptions& options, Session& session) {
@@ -122,15 +122,15 @@ void execute(const WhichOptions& options, Session& session) {
         return answer_family(session);
     }
     if (options.files.empty() && options.call.given()) {
-        if (!expected.empty()) throw UsageError("--expect", "expected a trace with it, of what ran");
+        if (!expected.empty()) throw UsageError("--expect", "expected a trace with it");
         return answer_call(options.call, session);
     }
     expect_nothing_of_the_trace(options.call);
-    const diagnose::Call said = options.call.call();
-    if (said.torch && (*said.torch < diagnose::kFirstRelease || *said.torch >= diagnose::kEndOfReleases))
+    const diagnose::Call stated = options.call.call();
+    if (stated.torch && (*stated.torch < diagnose::kFirstRelease || *stated.torch >= diagnose::kEndOfReleases))
         print_note(
-            fmt::format("--torch: the checks of PyTorch {} are not known (2.4 to 2.15 are): what kept a faster "
-                        "kernel out can't be said",
+            fmt::format("--torch: expected 2.4 to 2.15, whose checks are known, got {}: why no faster kernel ran can't "
+                        "be explained",
                         options.call.torch));
     if (options.files.empty())
         throw UsageError("FILE", "expected a trace, or - for names on standard input, got nothing");
@@ -143,12 +143,12 @@ void execute(const WhichOptions& options, Session& session) {
     std::vector<std::pair<std::string, std::string>> failures;  // a file, and how it differs from the expectation
     for (const Diagnosis& d : all) {
         if (expected.empty()) break;
-        const std::string why = disappointment(d, expected);
+        const std::string why = mismatch(d, expected);
         if (!why.empty()) failures.push_back({d.file, why});
     }
     if (session.json) {
         Json files = Json::array();
-        for (const Diagnosis& d : all) files.push_back(cli::json_of(d, said));
+        for (const Diagnosis& d : all) files.push_back(cli::json_of(d, stated));
         Json document{{"files", files}};
         if (!expected.empty()) {
             document["expected"] = options.expect;
@@ -158,7 +158,7 @@ void execute(const WhichOptions& options, Session& session) {
         }
         session.print_json(document);
     } else {
-        print_text(all, said, session);
+        print_text(all, stated, session);
     }
     for (const auto& [file, why] : failures)
         print_error(fmt::format("{}: expected {}, but {}", file, options.expect, why));
@@ -191,7 +191,7 @@ void add_which_command(CLI::App& app, Session& session) {
             "Exit status 1 unless these kernels, and no others, computed attention: flash, fa2, fa3, cudnn, ...")
         ->type_name("LIST");
     command->add_flag("--family", options->family,
-                      "Print who descends from whom, and which library can end in which kernel");
+                      "Print the family tree of attention kernels, and the kernels that each library can run");
     options->call.declare(*command);
     command->callback([options, command, &session] {
         // Beside --family, --expect is only validated; Python's which.expect() uses that before a run.

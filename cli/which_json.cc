@@ -36,7 +36,7 @@ Json json_of(const NameReading& r) {
     return json;
 }
 
-Json json_of(const Diagnosis& d, const diagnose::Call& said) {
+Json json_of(const Diagnosis& d, const diagnose::Call& stated) {
     Json gpus = Json::array();
     for (const diagnose::Gpu& gpu : d.gpus) {
         Json row{{"name", gpu.name}};
@@ -66,12 +66,12 @@ Json json_of(const Diagnosis& d, const diagnose::Call& said) {
         row["kernels"] = Json::array();
         for (const diagnose::KernelSum& kernel : kind.kernels)
             row["kernels"].push_back({{"name", kernel.name}, {"runs", kernel.count}, {"us", kernel.us}});
-        if (const auto advice = diagnose::advise(d, kind, said)) row["why_not_faster"] = json_of(*advice);
+        if (const auto advice = diagnose::advise(d, kind, stated)) row["why_not_faster"] = json_of(*advice);
         kinds.push_back(row);
     }
     return {{"file", d.file},
             {"tool", d.tool},
-            {"paragraph", paragraph_of(d, said)},
+            {"paragraph", paragraph_of(d, stated)},
             {"gpus", gpus},
             {"runs", d.runs},
             {"gpu_us", d.gpu_us},

@@ -81,25 +81,25 @@ std::string arch_sentence(const Diagnosis& d, const NameReading& reading) {
     if (generation_of(reading.arch) == generation_of(gpu))
         return fmt::format(" It is compiled for this generation of GPU ({}).", generation_of(gpu));
     return fmt::format(
-        " It is compiled for {} GPUs (sm{}), and this one is a {} (sm{}): what is new in it is not used.",
+        " It is compiled for {} GPUs (sm{}), and this one is a {} (sm{}), whose new instructions it does not use.",
         generation_of(reading.arch), reading.arch, generation_of(gpu), gpu);
 }
 
 std::string exactness_sentence(const Diagnosis& d) {
     for (const AttentionKind& kind : d.kinds) {
         if (kind.reading.exactness == Exactness::not_exact)
-            return fmt::format(" Mind that {} is not exact: its results differ from attention's by more than rounding.",
+            return fmt::format(" Note that {} is not exact: its results differ from attention's by more than rounding.",
                                title_of(kind.reading.family));
     }
     return "";
 }
 
 /// Explains to readers who do not know these kernels why the fast ones are fast, or the others slow.
-std::string way_sentence(const NameReading& reading) {
+std::string speed_sentence(const NameReading& reading) {
     if (reading.family == Family::eager || reading.family == Family::math)
-        return " That is the slow way, which FlashAttention was made to replace: two matrix products and a softmax, "
-               "each a kernel of its own, with the scores of "
-               "all pairs of tokens written to memory in between.";
+        return " That is the slow way, which FlashAttention was made to replace: two matrix multiplications and a "
+               "softmax, each a kernel of its own, with the scores of all pairs of tokens written to memory in "
+               "between.";
     const bool slow = reading.algorithm.substr(0, 8) == "standard" || reading.library == diagnose::kFlexUncompiled;
     if (reading.family == Family::unknown || reading.family == Family::other || slow) return "";
     const bool by_that_name = reading.family == Family::fa1 || reading.family == Family::fa2 ||
@@ -120,13 +120,12 @@ std::string unknown_lines(const Diagnosis& d) {
     std::int64_t lines = 0;
     for (const NamedKernel& unknown : d.unknown) lines += unknown.kernel.count;
     if (d.timed || lines != d.runs) return "";
-    return " None of these lines reads like the name of a kernel that is known here. If the file is a profile, it is "
-           "in "
-           "no form that is read: --help lists them.";
+    return " None of these lines is the name of a known kernel. If the file is a profile, its format is not supported: "
+           "--help lists the formats.";
 }
 
 /// The path that PyTorch took on the CPU.
-std::string way_on_cpu(const std::vector<std::string>& operators) {
+std::string cpu_path_sentence(const std::vector<std::string>& operators) {
     const auto any = [&](const char* part) {
         return std::any_of(operators.begin(), operators.end(),
                            [&](const std::string& name) { return name.find(part) != std::string::npos; });
@@ -144,18 +143,18 @@ std::string nothing_found(const Diagnosis& d) {
         return "Operators of attention are in this trace, but no kernel of a GPU: the file is cut off before them.";
     if (!d.cpu_ops.empty())
         return "No kernel of a GPU is in this trace, but operators of attention on the CPU are: " + joined(d.cpu_ops) +
-               "." + way_on_cpu(d.cpu_ops) + " To see kernels of a GPU, profile with the activity CUDA too.";
+               "." + cpu_path_sentence(d.cpu_ops) + " To see kernels of a GPU, profile with the activity CUDA too.";
     std::string text = fmt::format("No attention kernel was found among {}.", counted(d.runs, "run") + " of kernels");
     if (d.runs == 0) text = "No kernel of a GPU is in this trace: was the GPU profiled?";
     else text += unknown_lines(d);
-    if (!d.look_alikes.empty()) text += " Some names look like it: below they are said to be none.";
+    if (!d.look_alikes.empty()) text += " Some names look like attention but are not; they are listed below.";
     if (d.tool == "JAX profiler" && !d.unknown.empty())
         text +=
-            " XLA names what it fused fusion_1, fusion_2: attention by hand may be among the unknown kernels below.";
+            " XLA calls fused kernels fusion_1, fusion_2: attention by hand may be among the unknown kernels below.";
     if (!d.softmaxes.empty())
         text +=
-            " A softmax is among them: between two matrix products it is attention by hand, but that takes an order of "
-            "time, which this file does not tell.";
+            " A softmax is among them. Between two matrix multiplications it is attention by hand, but this file does "
+            "not have the order of the kernels in time.";
     return text;
 }
 
@@ -187,9 +186,9 @@ std::string others_named(const Diagnosis& d, Family leader, const char* begin) {
 /// The longest kind with the leader's family and library and with known shapes, which is often a forward.
 const AttentionKind& best_known(const Diagnosis& d, const AttentionKind& leader) {
     for (const AttentionKind& kind : d.kinds) {
-        const bool alike =
+        const bool same =
             kind.reading.family == leader.reading.family && kind.reading.library == leader.reading.library;
-        if (alike && !kind.shapes.empty()) return kind;
+        if (same && !kind.shapes.empty()) return kind;
     }
     return leader;
 }
@@ -200,9 +199,8 @@ std::string without_advice(const Diagnosis& d, const AttentionKind& kind) {
         return " torch.compile(flex_attention) makes one kernel of it.";
     if (!diagnose::backend_of(kind.reading.family) || !kind.shapes.empty() || !d.timed) return "";
     if (d.tool != "PyTorch profiler") return "";
-    return " Why no faster one ran can't be said: the trace has no shapes (profile with record_shapes=True, and "
-           "outside of CUDA "
-           "graphs).";
+    return " The trace has no shapes, so it does not show why no faster one ran (profile with record_shapes=True, and "
+           "outside of CUDA graphs).";
 }
 
 std::string kernel_text(const std::string& name) {
@@ -275,7 +273,7 @@ std::string generation_of(int arch) {
     return arch >= 50 ? "Maxwell" : "";
 }
 
-std::string paragraph_of(const Diagnosis& d, const diagnose::Call& said) {
+std::string paragraph_of(const Diagnosis& d, const diagnose::Call& stated) {
     std::string text =
         "Attention is the part of a model in which every token (a piece of a text or of a picture) looks at the "
         "others. ";
@@ -296,14 +294,14 @@ std::string paragraph_of(const Diagnosis& d, const diagnose::Call& said) {
     }
     text += name_and_release(reading) + ".";
     if (!d.timed) text += others_named(d, reading.family, " Others are of ");
-    text += way_sentence(reading);
+    text += speed_sentence(reading);
     if (reading.family != Family::eager && reading.family != Family::math) text += arch_sentence(d, reading);
-    if (reading.confidence == Confidence::unsure) text += " The name leaves doubt about that.";
+    if (reading.confidence == Confidence::unsure) text += " The name is ambiguous, so that this is not certain.";
     text += rest;
     text += exactness_sentence(d);
-    if (is_cut_off(d)) text += " The file is cut off: what was behind that is counted nowhere.";
+    if (is_cut_off(d)) text += " The file is cut off, and the rest is not counted.";
     const AttentionKind& known = best_known(d, *leader.kind);
-    const auto advice = diagnose::advise(d, known, said);
+    const auto advice = diagnose::advise(d, known, stated);
     return advice ? text + advice_sentences(*advice) : text + without_advice(d, known);
 }
 
@@ -334,16 +332,16 @@ std::string kinds_table(const Diagnosis& d, int width) {
     return table.text(width);
 }
 
-std::string details_text(const Diagnosis& d, const diagnose::Call& said, int width) {
+std::string details_text(const Diagnosis& d, const diagnose::Call& stated, int width) {
     std::string text;
     for (const AttentionKind& kind : d.kinds) {
         text += fmt::format("{}{}, {}{}\n", text.empty() ? "" : "\n", title_of(kind.reading.family),
                             name_of(kind.reading.pass), kind.reading.role == Role::helper ? ", a helper only" : "");
         text += kind_details(d, kind, width);
-        if (const auto advice = diagnose::advise(d, kind, said)) text += advice_text(*advice, width);
+        if (const auto advice = diagnose::advise(d, kind, stated)) text += advice_text(*advice, width);
     }
-    text += named_text("No attention, though it looks like it", d.look_alikes, d, width);
-    text += named_text("Softmax, of an attention by hand or of anything else", d.softmaxes, d, width);
+    text += named_text("Names that look like attention but are not", d.look_alikes, d, width);
+    text += named_text("Softmax, which may be part of attention by hand", d.softmaxes, d, width);
     text += named_text("Unknown kernels", d.unknown, d, width);
     if (!d.notes.empty()) text += "\nAbout the file\n";
     for (const std::string& note : d.notes) text += facts_text({{" ", note}}, width);

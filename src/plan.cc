@@ -196,7 +196,7 @@ std::string Plan::describe() const {
     if (kernel == nullptr) return entry("kernel", "none: not made by plan()");
     std::string text = entry("problem", problem.describe());
     text += entry("kernel", fmt::format("{} ({}{})", kernel->name, target,
-                                        matrix_unit.empty() ? "" : ", products on " + matrix_unit));
+                                        matrix_unit.empty() ? "" : ", GEMMs on " + matrix_unit));
     text += entry("tile", fmt::format("{} queries x {} keys", tile.block_q, tile.block_kv));
     if (device.type == DeviceType::cuda) text += entry("device", fmt::format("CUDA device {}", device.index));
     else text += entry("threads", std::to_string(threads));

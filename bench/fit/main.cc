@@ -55,7 +55,7 @@ constexpr Named<Constants> kConstants[] = {
     {"dram_exposed", &Constants::dram_exposed},
     {"dq_exp_exposed", &Constants::dq_exp_exposed},
     {"dq_end_cycles", &Constants::dq_end_cycles},
-    {"turn_cycles", &Constants::turn_cycles},
+    {"dq_add_cycles", &Constants::dq_add_cycles},
     {"lone_exposed", &Constants::lone_exposed},
     {"stream_exposed", &Constants::stream_exposed},
     {"split_us", &Constants::split_us},
@@ -68,14 +68,10 @@ constexpr Named<Constants> kConstants[] = {
 };
 
 constexpr Named<CpuConstants> kCpuConstants[] = {
-    {"product_share", &CpuConstants::product_share},
-    {"exp_share", &CpuConstants::exp_share},
-    {"last", &CpuConstants::last},
-    {"loops", &CpuConstants::loops},
-    {"call_us", &CpuConstants::call_us},
-    {"pack_ns", &CpuConstants::pack_ns},
-    {"crowd", &CpuConstants::crowd},
-    {"mask_share", &CpuConstants::mask_share},
+    {"product_share", &CpuConstants::gemm_share}, {"exp_share", &CpuConstants::exp_share},
+    {"last", &CpuConstants::extra_tiles},         {"loops", &CpuConstants::loop_starts},
+    {"call_us", &CpuConstants::call_us},          {"pack_ns", &CpuConstants::pack_ns},
+    {"crowd", &CpuConstants::contended_speed},    {"mask_share", &CpuConstants::mask_share},
 };
 
 struct Asked {
@@ -158,7 +154,7 @@ void judge_host(const Asked& asked, const std::string& first) {
     std::map<std::string, std::vector<const Row*>> kinds;
     for (const Row& row : asked.rows) {
         const model::Prediction& p = row.measured.prediction;
-        kinds[model::cpu_kernels_of(p.schedule, p.pass, row.problem.dtype)].push_back(&row);
+        kinds[model::cpu_kernel_kind(p.schedule, p.pass, row.problem.dtype)].push_back(&row);
     }
     std::vector<double> errors[2];
     model::Machine calibrated;

@@ -59,7 +59,7 @@ struct Machine {
     /// Does it compute Problems of this dtype at all?
     bool supports(DType dtype) const;
     /// FLOP/clk/core of matrix products of this dtype; `warp_wide`: by mma.sync.
-    double product_flop(DType dtype, bool warp_wide) const;
+    double gemm_flop(DType dtype, bool warp_wide) const;
     /// Peak TFLOP/s of products of this dtype, at the rated clock: of fp32 on a CPU by multiply-adds or in bf16 parts.
     double peak_tflops(DType dtype) const;
 };

@@ -21,24 +21,24 @@ constexpr const char* kSchedules16 = "bench/results/cpu/schedules_xeon16.jsonl";
 constexpr double kGradientCopies = 1.2;  // copies of Q, dO, dQ, dK, dV in fp32, relative to all tensors
 constexpr double kMiB = 1048576;
 constexpr double kSecondLevelBytes = 2 * kMiB;  // L2 cache of a core, which holds a part of its packed tensors
-// Dropout, in times of exponentials. 16 patches of 2 queries x 16 keys share a vector. Three blocks of Philox are drawn
-// side by side, further ones while some word equals the threshold's bits (cpu/simd/dropout.cc). Chosen on two cores of
-// an AMD EPYC from calls with probabilities of 0.1 and 0.5.
-constexpr Drawing kDrawing{.weights = 32, .together = 512, .first = 3, .further = 1, .spares = true};
+// The cost of dropout, in times of exponentials. 16 patches of 2 queries x 16 keys share a vector. Three blocks of
+// Philox are drawn first, further ones while some word equals the threshold's bits (cpu/simd/dropout.cc). The values
+// fit calls with probabilities of 0.1 and 0.5 on two cores of an AMD EPYC.
+constexpr PhiloxDraws kPhiloxDraws{.weights = 32, .words = 512, .first = 3, .further = 1, .skips_unused = true};
 constexpr double kExpsOfBlock = 10;
-constexpr double kExpsOfFactor = 0.8;  // a weight's factor is stored, read and multiplied by
-constexpr double kCoreReads = 0.12;    // share of the memory's rate that one core reaches alone
+constexpr double kExpsOfFactor = 0.8;  // the factor of an element of P is stored, read and multiplied by
+constexpr double kCoreReads = 0.12;    // fraction of the memory's rate that one core reaches alone
 
 constexpr Tile kTile{64, 64};  // cpu/backend.cc
 constexpr double kTileDepth = 32, kTileRows = 16;
 constexpr double kMaxPanels = 8;                                     // panels per task of the forward on a matrix unit
-constexpr double kPackingOfRows = 0.4, kPackingOfRowsInParts = 0.8;  // share of the packing cost with few queries
+constexpr double kPackingOfRows = 0.4, kPackingOfRowsInParts = 0.8;  // fraction of the packing cost with few queries
 constexpr std::int64_t kChunk = 512;  // fa2: a task is at least one tile of queries by this many keys
 
 /// Clocks of a task, or of all tasks.
 struct Clocks {
-    double products, softmax, masks, dropout, packing;
-    double total() const { return products + softmax + masks + dropout + packing; }
+    double gemms, softmax, masks, dropout, packing;
+    double total() const { return gemms + softmax + masks + dropout + packing; }
 };
 
 struct Cpu {
@@ -52,8 +52,8 @@ struct Cpu {
     Units units{};
     std::vector<Loop> loops{};  ///< loops of tasks; empty if unknown or very many
     double busy = 1;            ///< threads that have work
-    double contention = 0;      ///< 0: one thread has work, 1: all cores have; each doubling of threads is as much
-    double per_ms = 0;          ///< clocks
+    double contention = 0;      ///< log2(busy) / log2(cores): 0 with one busy thread, 1 with all cores
+    double per_ms = 0;          ///< clocks per millisecond
 
     Cpu(const Question& question, const CpuConstants& constants, Prediction& prediction)
         : q(question),
@@ -68,7 +68,7 @@ struct Cpu {
         prediction.measured = own != nullptr;
         prediction.fitted_on = own != nullptr                ? own->source
                                : q.schedule == Schedule::fa2 ? kMatrix
-                               : is_plain(q)                 ? kSchedules16
+                               : is_standard_or_fa1(q)       ? kSchedules16
                                                              : "";
         prediction.tile = tile;
         workload = workload_of(q, tile, static_cast<std::int64_t>(threads));
@@ -82,26 +82,26 @@ struct Cpu {
         const Machine& m = q.machine;
         contention = busy > 1 ? std::log2(busy) / std::log2(m.cores) : 0.0;
         out.clock_ghz = m.clock_ghz - (m.clock_ghz - m.loaded_clock_ghz) * contention;
-        per_ms = out.clock_ghz * 1e6 * std::pow(c.crowd, std::sqrt(contention));
+        per_ms = out.clock_ghz * 1e6 * std::pow(c.contended_speed, std::sqrt(contention));
     }
 
     bool forward() const { return q.pass == Pass::forward; }
     bool bf16() const { return q.problem.dtype == DType::bf16; }
     bool parts() const { return in_parts(q); }
-    bool on_matrix_unit() const { return by_tiles(q); }
+    bool on_matrix_unit() const { return runs_on_matrix_unit(q); }
     /// The peak FLOP/clk of one thread.
     double peak() const {
         if (!on_matrix_unit()) return q.machine.fma_flop;
-        return parts() ? q.machine.matrix_flop / kProductsOfParts : q.machine.matrix_flop;
+        return parts() ? q.machine.matrix_flop / kMmasPerFp32 : q.machine.matrix_flop;
     }
-    double product_rate() const { return peak() * c.product_share; }
-    /// Nanoseconds per packed element. With few queries, these are rows and V is not transposed
+    double gemm_rate() const { return peak() * c.gemm_share; }
+    /// Nanoseconds per packed element. With few queries, Q is kept in rows and V is not transposed
     /// (cpu/fa2/matrix/decode.cc).
     double pack_ns() const {
-        const bool as_rows = on_matrix_unit() && forward() && q.problem.group() == 1 && q.problem.len_q <= kLanes;
-        return c.pack_ns * (as_rows ? parts() ? kPackingOfRowsInParts : kPackingOfRows : 1);
+        const bool in_rows = on_matrix_unit() && forward() && q.problem.group() == 1 && q.problem.len_q <= kLanes;
+        return c.pack_ns * (in_rows ? parts() ? kPackingOfRowsInParts : kPackingOfRows : 1);
     }
-    /// The backward in 16 bits sums delta over all pairs first.
+    /// The backward in 16 bits computes delta over all pairs first.
     bool sums_deltas() const { return on_matrix_unit() && !forward() && bf16(); }
     Amounts amounts() const;
     Clocks clocks_of(const Amounts& what) const;
@@ -120,8 +120,7 @@ struct Cpu {
     void add_roofs();
 };
 
-/// The number of threads that the work is worth, as in src/cpu/steps/head.hpp, by FLOP of all pairs or bytes of K and
-/// V.
+/// The number of threads that the work is worth, by FLOP of all pairs or bytes of K and V (src/cpu/steps/head.hpp).
 double Cpu::worthwhile_threads() const {
     const Problem& p = q.problem;
     const auto dims = static_cast<double>(p.head_dim + p.head_dim_v);
@@ -133,7 +132,7 @@ double Cpu::worthwhile_threads() const {
     return std::max(2 * (forward() ? 1 : 2.5) * pairs * dims / (bf16() ? 6e5 : 3e5), bytes / 2e5);
 }
 
-/// The number of tasks that the kernels can make of the problem.
+/// The number of tasks that the kernels can split the problem into.
 double Cpu::tasks() const {
     const Problem& p = q.problem;
     const auto heads = static_cast<double>(p.batch * p.heads_q);
@@ -159,15 +158,15 @@ void Cpu::add_roofs() {
     account.roof("DRAM", static_cast<double>(work.bytes.dram) / (m.dram_gbs * 1e6));
 }
 
-/// Notes the clock, and a thread's share of the core if others work beside it.
+/// Notes the clock, and the speed of a thread beside other busy threads.
 void Cpu::note_speed() {
     const Machine& m = q.machine;
     if (busy > 1)
-        account.note("crowd", "doublings of threads: log2({:.0f}) / log2({:.0f} cores) = {:.4g}", busy, m.cores.value,
-                     contention);
+        account.note("contention", "doublings of threads: log2({:.0f}) / log2({:.0f} cores) = {:.4g}", busy,
+                     m.cores.value, contention);
     account.note("clock", "{:.4g} - ({:.4g} - {:.4g}) * {:.4g} = {:.5g} GHz", m.clock_ghz.value, m.clock_ghz.value,
                  m.loaded_clock_ghz.value, contention, out.clock_ghz);
-    account.note("speed of a thread", "{:.5g} * {:.4g} ^ ({:.4g} ^ 0.5) = {:.5g} GHz", out.clock_ghz, c.crowd,
+    account.note("speed of a thread", "{:.5g} * {:.4g} ^ ({:.4g} ^ 0.5) = {:.5g} GHz", out.clock_ghz, c.contended_speed,
                  contention, per_ms * 1e-6);
 }
 
@@ -180,21 +179,21 @@ double Cpu::flop_per_pair() const {
     const Problem& p = q.problem;
     const double deep = padded(p.head_dim, kTileDepth), deep_v = padded(p.head_dim_v, kTileDepth);
     const double rows = padded(p.head_dim, kTileRows), rows_v = padded(p.head_dim_v, kTileRows);
-    const double sums = on_matrix_unit() && !parts() ? kTileRows : 0;  // sums of the rounded weights
+    const double sums = on_matrix_unit() && !parts() ? kTileRows : 0;  // row sums of the rounded P
     if (forward()) return 2 * (deep + rows_v + sums);
-    const double five = 2 * (deep + deep_v + rows_v + 2 * rows) + (sums_deltas() ? 2 * (deep + deep_v) : 0);
-    return on_matrix_unit() && !in_stripes() ? five + 2 * (deep + deep_v)
-                                             : five;  // dK, dV and dQ in separate tasks: seven GEMMs
+    const double five_gemms = 2 * (deep + deep_v + rows_v + 2 * rows) + (sums_deltas() ? 2 * (deep + deep_v) : 0);
+    return on_matrix_unit() && !in_stripes() ? five_gemms + 2 * (deep + deep_v)
+                                             : five_gemms;  // dK, dV and dQ in separate tasks: seven GEMMs
 }
 
 double Cpu::clocks_of_dropout(double elements) const {
     const double p = q.problem.dropout.probability;
     if (p <= 0) return 0;
-    const double exps = kExpsOfFactor + kExpsOfBlock * blocks_of_draw(p, kDrawing) / kDrawing.weights;
+    const double exps = kExpsOfFactor + kExpsOfBlock * philox_blocks(p, kPhiloxDraws) / kPhiloxDraws.weights;
     return elements * exps / q.machine.exp_rate;
 }
 
-/// The amounts that the call computes: the sum over its tasks if they are known.
+/// The amounts that the call computes, summed over its tasks if they are known.
 Amounts Cpu::amounts() const {
     if (!loops.empty()) {
         Amounts sum;
@@ -209,7 +208,7 @@ Amounts Cpu::amounts() const {
             .packed = on_matrix_unit() ? packed_elements() : 0};
 }
 
-/// The clocks by which the last thread exceeds an even share, and their explanation.
+/// The clocks by which the last thread exceeds the mean of the threads, and their explanation.
 std::pair<double, std::string> Cpu::idle_clocks(double total) const {
     if (busy <= 1) return {0, ""};
     if (!loops.empty()) {
@@ -218,7 +217,7 @@ std::pair<double, std::string> Cpu::idle_clocks(double total) const {
         for (const Loop& loop : loops) last += loop.done(static_cast<int>(threads), cost);
         if (last < (1 + 1e-9) * total / busy) return {0, ""};  // sums in another order differ by less
         return {last - total / busy,
-                fmt::format("one task after the other to who is free: ({:.9g} clk - {:.9g} clk / {:.0f})", last, total,
+                fmt::format("each task goes to the first free thread: ({:.9g} clk - {:.9g} clk / {:.0f})", last, total,
                             busy)};
     }
     const auto tiles = static_cast<double>(units.tiles);
@@ -229,10 +228,11 @@ std::pair<double, std::string> Cpu::idle_clocks(double total) const {
                 fmt::format("whole heads: ({:.0f} - {:.0f} / {:.0f}) / {:.0f} * {:.6g} clk", rounds, kv_heads, busy,
                             kv_heads, total)};
     }
-    if (tiles <= 0 || q.schedule == Schedule::fa2) return {0, ""};  // the tasks are many, and shares even
+    if (tiles <= 0 || q.schedule == Schedule::fa2) return {0, ""};  // with many tasks all threads are equally busy
     const double side = forward() ? static_cast<double>(units.shortest) : 0.5 * static_cast<double>(units.longest);
-    return {c.last * side * total / tiles,
-            fmt::format("by so many tiles: {:.4g} * {:.4g} * {:.6g} clk / {:.0f}", c.last, side, total, tiles)};
+    return {c.extra_tiles * side * total / tiles,
+            fmt::format("tiles by which it is later: {:.4g} * {:.4g} * {:.6g} clk / {:.0f}", c.extra_tiles, side, total,
+                        tiles)};
 }
 
 /// Adds GEMMs, softmax, masks and packing of all tasks, spread over the threads.
@@ -242,21 +242,21 @@ void Cpu::add_arithmetic() {
     const Clocks clocks = clocks_of(all);
     const double per_pair = all.exps > 0 ? all.flop / all.exps : 0;
     account.note("elements", "of {} tiles, {}: {} * {:.6g} = {:.6g}", units.tiles,
-                 on_matrix_unit() ? "as counted in those of the matrix unit" : "with 16 lanes filled where rows end",
+                 on_matrix_unit() ? "padded to tiles of the matrix unit" : "padded to 16 lanes at the end of rows",
                  out.cost.elements, out.cost.elements > 0 ? all.exps / static_cast<double>(out.cost.elements) : 1.0,
                  all.exps);
-    account.note("products", "{:.6g} * {:.6g} FLOP / ({:.5g} FLOP/clk * {:.4g} reached) = {:.5g} clk", all.exps,
-                 per_pair, peak(), c.product_share, clocks.products);
+    account.note("GEMMs", "{:.6g} * {:.6g} FLOP / ({:.5g} FLOP/clk * {:.4g} reached) = {:.5g} clk", all.exps, per_pair,
+                 peak(), c.gemm_share, clocks.gemms);
     account.note("softmax", "{:.6g} / {:.4g} exp/clk * {:.4g} = {:.5g} clk", all.exps, m.exp_rate.value, c.exp_share,
                  clocks.softmax);
     if (clocks.masks > 0)
-        account.note("masks", "{:.6g} elements that are cut or end / {:.4g} exp/clk * {:.4g} = {:.5g} clk", all.masked,
+        account.note("masks", "{:.6g} elements of partial tiles / {:.4g} exp/clk * {:.4g} = {:.5g} clk", all.masked,
                      m.exp_rate.value, c.mask_share, clocks.masks);
     if (clocks.dropout > 0)
         account.note("dropout",
                      "{:.6g} * ({:.3g} + {:.3g} * {:.4g} blocks of Philox / {:.0f}) / {:.4g} exp/clk = {:.5g} clk",
-                     all.exps, kExpsOfFactor, kExpsOfBlock, blocks_of_draw(q.problem.dropout.probability, kDrawing),
-                     kDrawing.weights, m.exp_rate.value, clocks.dropout);
+                     all.exps, kExpsOfFactor, kExpsOfBlock, philox_blocks(q.problem.dropout.probability, kPhiloxDraws),
+                     kPhiloxDraws.weights, m.exp_rate.value, clocks.dropout);
     if (clocks.packing > 0)
         account.note("packing", "{:.6g} elements * {:.4g} ns * {:.4g} GHz = {:.5g} clk", all.packed, pack_ns(),
                      m.clock_ghz.value, clocks.packing);
@@ -265,24 +265,24 @@ void Cpu::add_arithmetic() {
         account.part(name, all_clocks / busy / per_ms, "{:.5g} clk / {:.0f} threads / {:.5g} GHz", all_clocks, busy,
                      per_ms * 1e-6);
     };
-    add("products", clocks.products), add("softmax", clocks.softmax), add("masks", clocks.masks);
+    add("GEMMs", clocks.gemms), add("softmax", clocks.softmax), add("masks", clocks.masks);
     add("dropout", clocks.dropout), add("packing", clocks.packing);
     const auto [idle, text] = idle_clocks(clocks.total());
     account.part("idle cores", idle / per_ms, "until the last thread is done, {} / {:.5g} GHz", text, per_ms * 1e-6);
 }
 
-/// Clocks of a thread by itself.
+/// Clocks of one thread for these amounts.
 Clocks Cpu::clocks_of(const Amounts& what) const {
     const double exps = what.exps / q.machine.exp_rate;
-    return {.products = what.flop / product_rate(),
+    return {.gemms = what.flop / gemm_rate(),
             .softmax = exps * c.exp_share,
             .masks = what.masked / q.machine.exp_rate * c.mask_share,
             .dropout = clocks_of_dropout(what.exps),
             .packing = what.packed * pack_ns() * q.machine.clock_ghz};
 }
 
-/// Packed elements if tasks are very many: each kMaxPanels panels pack all keys for themselves, half of them under a
-/// causal mask (cpu/fa2/matrix/memory.hpp).
+/// Packed elements of a call with too many tasks to list. Each kMaxPanels panels pack all keys for themselves, half of
+/// them under a causal mask (cpu/fa2/matrix/memory.hpp).
 double Cpu::packed_elements() const {
     const Problem& p = q.problem;
     const auto d = static_cast<double>(p.head_dim);
@@ -324,20 +324,20 @@ double Cpu::packed_bytes() const {
 void Cpu::add_memory() {
     const Machine& m = q.machine;
     const Problem& p = q.problem;
-    const double alone = std::max(kCoreReads, 1.5 / m.cores);
-    const double read = m.dram_gbs * m.dram_read_share * std::min(1.0, alone * busy) * c.read_share * 1e6;
+    const double core_fraction = std::max(kCoreReads, 1.5 / m.cores);
+    const double read = m.dram_gbs * m.dram_read_share * std::min(1.0, core_fraction * busy) * c.read_share * 1e6;
     account.note("memory rate", "{:.4g} GB/s * {:.3g} * min(1, {:.4g} * {:.0f}) * {:.4g} = {:.5g} GB/s of reading",
-                 m.dram_gbs.value, m.dram_read_share.value, alone, busy, c.read_share, read * 1e-6);
+                 m.dram_gbs.value, m.dram_read_share.value, core_fraction, busy, c.read_share, read * 1e-6);
     double bytes = static_cast<double>(p.rows_q() * p.heads_q + p.rows_kv() * p.heads_kv) *
                    static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
     if (!forward()) bytes *= 2;
     account.part("DRAM", bytes / read, "cold tensors: {:.6g} B / {:.5g} GB/s", bytes, read * 1e-6);
     if (!forward() && on_matrix_unit()) {
         const double own = packed_bytes(), kept = std::min(own, busy * kSecondLevelBytes), copies = 2 * (own - kept);
-        const bool stay = own + bytes <= m.l2_mib * kMiB / 2;  // including their sources
+        const bool stay = own + bytes <= m.l2_mib * kMiB / 2;  // with the tensors that they are copies of
         const double rate = stay ? m.l2_bytes * busy * per_ms : read;
         account.part("copies", copies / rate,
-                     "packed tensors, but for what second-level caches hold, written and read: 2 * ({:.6g} B - {:.6g} "
+                     "packed tensors beyond the second-level caches, written and read: 2 * ({:.6g} B - {:.6g} "
                      "B) / {:.5g} GB/s",
                      own, kept, rate * 1e-6);
     } else if (!forward()) {
@@ -345,7 +345,7 @@ void Cpu::add_memory() {
         const bool stay = copies <= m.l2_mib * kMiB / 2;
         const double rate = stay ? m.l2_bytes * busy * per_ms : read;
         account.part("copies", copies / rate, "in fp32, {}: {:.6g} B / {:.5g} GB/s",
-                     stay ? "which fit the last-level cache" : "beyond the caches", copies, rate * 1e-6);
+                     stay ? "within the last-level cache" : "beyond the caches", copies, rate * 1e-6);
     }
     if (q.schedule != Schedule::standard) return;
     // S, P (and dS) are written and read; each overwritten line is fetched first.
@@ -356,10 +356,10 @@ void Cpu::add_memory() {
 
 /// Adds the fixed cost of a call and the start of threads.
 void Cpu::add_loops() {
-    const double starts = threads > 1 ? c.loops : 0;
+    const double starts = threads > 1 ? c.loop_starts : 0;
     const double ms = (c.call_us + starts * q.machine.launch_us + c.start_us * contention) * 1e-3;
     account.part("launch", ms,
-                 "a call, parallel loops, threads that wake: {:.4g} us + {:.4g} * {:.4g} us + {:.4g} us * {:.4g}",
+                 "a call, parallel loops, waking threads: {:.4g} us + {:.4g} * {:.4g} us + {:.4g} us * {:.4g}",
                  c.call_us, starts, q.machine.launch_us.value, c.start_us, contention);
 }
 

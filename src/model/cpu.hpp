@@ -27,34 +27,34 @@ const CpuFamily& cpu_family_of(const Question& question);
 inline constexpr std::int64_t kLanes = 16;        ///< queries per vector of lanes; ends are padded to them
 inline constexpr std::int64_t kMatrixPanel = 32;  ///< queries of a panel on the matrix path
 
-/// Does fp32 run as three bf16 parts? It does if six MMAs on the matrix unit are faster than one multiply-add.
+/// Does fp32 run as three bf16 parts? It does if six MMAs on the matrix unit are much faster than one multiply-add.
 bool in_parts(const Question& question);
 
 /// Does the call run on a matrix unit?
-bool by_tiles(const Question& question);
+bool runs_on_matrix_unit(const Question& question);
 
-/// Is it standard or fa1, which have their own constants in the forward?
-bool is_plain(const Question& question);
+/// Is it a forward of standard or fa1, which have their own constants?
+bool is_standard_or_fa1(const Question& question);
 
 /// The kind of kernel that the machine may have measured: "bf16 forward".
-std::string cpu_kernels_of(Schedule schedule, Pass pass, DType dtype);
+std::string cpu_kernel_kind(Schedule schedule, Pass pass, DType dtype);
 
-/// All kinds that cpu_kernels_of() can return.
+/// All kinds that cpu_kernel_kind() can return.
 std::span<const std::string> cpu_kernel_kinds();
 
 /// The measurement of such kernels on the machine, which may include tiles; null: none.
 const MeasuredKernels* measured_of(const Question& question);
 
-/// The shares that predict_cpu() uses: those measured for such kernels, otherwise the family's. On a machine that
-/// measured other kernels, start_us and crowd are the medians of those, since they belong to the host.
+/// The constants that predict_cpu() uses: those measured for such kernels, otherwise the family's. On a machine that
+/// measured other kernels, start_us and contended_speed are the medians of those, since they belong to the host.
 KernelShares shares_of(const Question& question);
 
 /// The computed elements of S of all heads. The ends of rows and a mask's edge are padded to whole lanes, on a matrix
 /// unit to whole tiles.
 std::int64_t computed_elements(const schedule::Workload& workload, bool on_matrix_unit);
 
-/// The computed elements that go through a mask on a matrix unit: all elements of a panel and a block of keys
-/// (backward: a strip and a block of queries) that a mask cuts or that ends within a tile.
+/// The computed elements that run the mask code on a matrix unit: all elements of a panel and a block of keys
+/// (backward: a strip and a block of queries) that a mask cuts, or in which the keys (queries) end within a tile.
 std::int64_t masked_elements(const schedule::Workload& workload);
 
 /// predict_cpu() with these constants.

@@ -15,13 +15,14 @@ using schedule::ceil_div;
 /// The backward on a matrix unit: cpu/fa2/matrix/backward.cc.
 class MatrixBackward {
  public:
-    MatrixBackward(const schedule::Workload& w, const CpuWorkSplit& deal)
-        : p_(w.problem), w_(w), deal_(deal), heads_(p_.batch * p_.heads_q) {
+    MatrixBackward(const schedule::Workload& w, const CpuWorkSplit& work_split)
+        : p_(w.problem), w_(w), work_split_(work_split), heads_(p_.batch * p_.heads_q) {
         const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p_.len_kv, kBlockKv));
         const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(p_.len_q, kBlockQ));
-        const std::int64_t wanted = ceil_div(kStripesPerWorker * deal.threads, std::max<std::int64_t>(1, heads_));
-        stripes_ = deal.threads == 1 ? 1 : std::min({wanted, blocks, tiles});
-        striped_ = (heads_ >= deal.threads || heads_ * stripes_ >= kStripesPerWorker * deal.threads) && sums_fit();
+        const std::int64_t wanted = ceil_div(kStripesPerWorker * work_split.threads, std::max<std::int64_t>(1, heads_));
+        stripes_ = work_split.threads == 1 ? 1 : std::min({wanted, blocks, tiles});
+        striped_ =
+            (heads_ >= work_split.threads || heads_ * stripes_ >= kStripesPerWorker * work_split.threads) && sums_fit();
     }
 
     double count() const {
@@ -32,7 +33,7 @@ class MatrixBackward {
     std::vector<Loop> loops() const {
         std::vector<Loop> all;
         all.push_back({.tasks = {packing()}, .even = true});
-        if (deal_.parts == 1) all.push_back(deltas());
+        if (work_split_.parts == 1) all.push_back(deltas());
         if (striped_) all.push_back(stripes());
         else all.push_back(parts());
         return all;
@@ -40,7 +41,7 @@ class MatrixBackward {
 
  private:
     static constexpr std::int64_t kBlockQ = 128, kBlockKv = 256, kTile = 32, kRows = 16, kStripesPerWorker = 4;
-    enum class Makes { all, keys, queries, delta };
+    enum class Gradients { all, keys, queries, delta };
 
     bool sums_fit() const {
         const double dims = 4 * static_cast<double>(p_.head_dim + p_.head_dim_v);
@@ -48,22 +49,22 @@ class MatrixBackward {
         return p_.heads_q == p_.heads_kv || static_cast<double>(heads_ * p_.len_kv) * dims <= std::max(0x1p28, queries);
     }
 
-    double flop_of(Makes what) const {
+    double flop_of(Gradients what) const {
         const auto d = static_cast<double>(round_up(p_.head_dim, kRows)),
                    dv = static_cast<double>(round_up(p_.head_dim_v, kRows));
         const auto scores = static_cast<double>(round_up(p_.head_dim, kTile) + round_up(p_.head_dim_v, kTile));
         switch (what) {
-            case Makes::all: return 2 * (scores + dv + 2 * d);
-            case Makes::keys: return 2 * (scores + dv + d);
-            case Makes::queries: return 2 * (scores + d);
-            case Makes::delta: return 2 * scores;
+            case Gradients::all: return 2 * (scores + dv + 2 * d);
+            case Gradients::keys: return 2 * (scores + dv + d);
+            case Gradients::queries: return 2 * (scores + d);
+            case Gradients::delta: return 2 * scores;
         }
         return 0;
     }
 
-    /// Amounts of a head's queries against keys, by strips of 32 keys, each with the queries of a tile that see some of
+    /// Amounts of a head's queries and keys, by strips of 32 keys, each with the queries of a tile that see a key of
     /// it.
-    Amounts amounts(const Band& band, const Range& queries, const Range& keys, Makes what) const {
+    Amounts amounts(const Band& band, const Range& queries, const Range& keys, Gradients what) const {
         Amounts sum;
         for (std::int64_t key = keys.begin; key < keys.end; key += kTile) {
             const Range strip{key, std::min(key + kTile, band.len_kv)};
@@ -92,12 +93,12 @@ class MatrixBackward {
     }
 
     std::int64_t rows_per_task(std::int64_t heads, std::int64_t len, std::int64_t most, std::int64_t tasks) const {
-        while (most > kTile && heads * ceil_div(len, most) < tasks * deal_.threads) most /= 2;
+        while (most > kTile && heads * ceil_div(len, most) < tasks * work_split_.threads) most /= 2;
         return most;
     }
 
     /// Adds tasks of `rows` queries each, the last ones of all heads first.
-    void add_queries(std::int64_t rows, Makes what, std::vector<Amounts>& tasks) const {
+    void add_queries(std::int64_t rows, Gradients what, std::vector<Amounts>& tasks) const {
         for (const auto& [len_q, len_kv] : lengths_of(w_)) {
             const Band band = p_.mask.bind(len_q, len_kv);
             for (std::int64_t i = ceil_div(len_q, rows); i-- > 0;) {
@@ -110,18 +111,19 @@ class MatrixBackward {
 
     Loop deltas() const {
         Loop loop;
-        add_queries(rows_per_task(heads_, p_.len_q, kBlockQ, 2), Makes::delta, loop.tasks);
+        add_queries(rows_per_task(heads_, p_.len_q, kBlockQ, 2), Gradients::delta, loop.tasks);
         return loop;
     }
 
     Loop stripes() const {
         Loop loop;
-        const bool whole = stripes_ == 1 && (deal_.threads == 1 || heads_ >= kStripesPerWorker * deal_.threads);
+        const bool whole =
+            stripes_ == 1 && (work_split_.threads == 1 || heads_ >= kStripesPerWorker * work_split_.threads);
         for (const auto& [len_q, len_kv] : lengths_of(w_)) {
             const Band band = p_.mask.bind(len_q, len_kv);
             if (whole) {
                 loop.tasks.insert(loop.tasks.end(), static_cast<std::size_t>(p_.heads_q),
-                                  amounts(band, {0, len_q}, {0, len_kv}, Makes::all));
+                                  amounts(band, {0, len_q}, {0, len_kv}, Gradients::all));
                 continue;
             }
             const std::int64_t tiles = ceil_div(len_q, kBlockQ);
@@ -131,7 +133,7 @@ class MatrixBackward {
                                     std::min(len_q, tiles * (s + 1) / stripes_ * kBlockQ)};
                 std::vector<Amounts> blocks;
                 for (std::int64_t key = 0; key < std::max<std::int64_t>(len_kv, 1); key += kBlockKv)
-                    blocks.push_back(amounts(band, queries, {key, std::min(len_kv, key + kBlockKv)}, Makes::all));
+                    blocks.push_back(amounts(band, queries, {key, std::min(len_kv, key + kBlockKv)}, Gradients::all));
                 head.push_back(std::move(blocks));
             }
             loop.stripes.insert(loop.stripes.end(), static_cast<std::size_t>(p_.heads_q), head);
@@ -146,30 +148,30 @@ class MatrixBackward {
         for (const auto& [len_q, len_kv] : lengths_of(w_)) {
             const Band band = p_.mask.bind(len_q, len_kv);
             for (std::int64_t key = 0; key < len_kv; key += rows) {
-                const Amounts of_head = amounts(band, {0, len_q}, {key, std::min(len_kv, key + rows)}, Makes::keys);
+                const Amounts of_head = amounts(band, {0, len_q}, {key, std::min(len_kv, key + rows)}, Gradients::keys);
                 Amounts group;
                 for (std::int64_t i = 0; i < p_.group(); ++i) group += of_head;
                 loop.tasks.insert(loop.tasks.end(), static_cast<std::size_t>(p_.heads_kv), group);
             }
         }
-        add_queries(rows_per_task(heads_, p_.len_q, kBlockQ, 2), Makes::queries, loop.tasks);
+        add_queries(rows_per_task(heads_, p_.len_q, kBlockQ, 2), Gradients::queries, loop.tasks);
         return loop;
     }
 
     const Problem& p_;
     const schedule::Workload& w_;
-    CpuWorkSplit deal_;
+    CpuWorkSplit work_split_;
     std::int64_t heads_;  // query heads of all sequences
     std::int64_t stripes_ = 1;
     bool striped_ = true;
 };
 
-/// The backward on the SIMD path: whole heads, or the squares of a Latin square round by round
+/// The backward on the SIMD path: whole heads, or the cells of a Latin square round by round
 /// (cpu/fa2/simd/backward.cc).
 class SimdBackward {
  public:
-    SimdBackward(const schedule::Workload& w, const CpuWorkSplit& deal)
-        : p_(w.problem), w_(w), threads_(deal.threads), heads_(p_.batch * p_.heads_kv) {}
+    SimdBackward(const schedule::Workload& w, const CpuWorkSplit& work_split)
+        : p_(w.problem), w_(w), threads_(work_split.threads), heads_(p_.batch * p_.heads_kv) {}
 
     double count() const {
         const double sequences = w_.sequences.empty() ? 1 : static_cast<double>(p_.batch);
@@ -185,7 +187,7 @@ class SimdBackward {
  private:
     static constexpr std::int64_t kColumns = 4, kSquaresPerThread = 8, kEven = 4;
 
-    /// Amounts of a tile of a head: its queries against its keys, if some are seen.
+    /// Amounts of a tile of a head; nothing if the mask hides all of it.
     Amounts tile(const Band& band, std::int64_t i, std::int64_t j) const {
         const Range queries{i * w_.tile.block_q, std::min(band.len_q, (i + 1) * w_.tile.block_q)};
         const Range keys{j * w_.tile.block_kv, std::min(band.len_kv, (j + 1) * w_.tile.block_kv)};
@@ -258,12 +260,12 @@ class SimdBackward {
 
 }  // namespace
 
-std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal) {
-    if (deal.on_matrix_unit) {
-        const MatrixBackward tasks(workload, deal);
+std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuWorkSplit& work_split) {
+    if (work_split.on_matrix_unit) {
+        const MatrixBackward tasks(workload, work_split);
         return tasks.count() > kMostTasks ? std::vector<Loop>{} : tasks.loops();
     }
-    const SimdBackward tasks(workload, deal);
+    const SimdBackward tasks(workload, work_split);
     return tasks.count() > kMostTasks ? std::vector<Loop>{} : tasks.loops();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The elements of S that a CPU kernel computes: those that a mask leaves, padded at the edges to the step of the
-// computation (cpu/README.md).
+// The elements of S that a CPU kernel computes: the visible ones, padded at the edges to the step of the computation
+// (cpu/README.md).
 #include "model/cpu.hpp"
 #include "model/cpu_tasks.hpp"
 #include "schedule/grid.hpp"
@@ -18,32 +18,32 @@ std::int64_t filled(std::int64_t n, std::int64_t to) { return schedule::ceil_div
 /// Computed elements of a head on the SIMD path. A tile that a mask cuts counts whole, up to the last visible key.
 std::int64_t on_simd_path(const schedule::Grid& grid) {
     std::int64_t sum = 0;
-    schedule::for_each_run_of_rows(grid, [&](std::int64_t i, std::int64_t alike) {
+    schedule::for_each_run_of_rows(grid, [&](std::int64_t i, std::int64_t repeats) {
         const Range columns = grid.columns_of(i);
         if (columns.empty()) return;
         const std::int64_t end = grid.computed(i, columns.end - 1).end;
-        sum += alike * filled(grid.queries(i).size(), kLanes) * (end - columns.begin * grid.block.block_kv);
+        sum += repeats * filled(grid.queries(i).size(), kLanes) * (end - columns.begin * grid.block.block_kv);
     });
     return sum;
 }
 
-/// Computed elements of a head on a matrix unit: panels of queries, each against the strips of keys that it sees some
-/// of.
+/// Computed elements of a head on a matrix unit: panels of queries, each with every strip of keys that has a key
+/// visible to it.
 std::int64_t in_panels(const Band& band) {
     const schedule::Grid panels{band, {kMatrixPanel, kStrip}};
     std::int64_t sum = 0;
-    schedule::for_each_run_of_rows(panels, [&](std::int64_t i, std::int64_t alike) {
-        sum += alike * filled(panels.queries(i).size(), kLanes) * panels.columns_of(i).size() * kStrip;
+    schedule::for_each_run_of_rows(panels, [&](std::int64_t i, std::int64_t repeats) {
+        sum += repeats * filled(panels.queries(i).size(), kLanes) * panels.columns_of(i).size() * kStrip;
     });
     return sum;
 }
 
-/// Computed elements of a head in the backward: strips of keys, each against the queries that see some of it.
+/// Computed elements of a head in the backward: strips of keys, each with the queries that see a key of it.
 std::int64_t in_strips(const Band& band) {
     const schedule::Grid strips{band, {kStrip, kStrip}, false};
     std::int64_t blocks = 0;
     schedule::for_each_run_of_columns(
-        strips, [&](std::int64_t j, std::int64_t alike) { blocks += alike * strips.rows_of(j).size(); });
+        strips, [&](std::int64_t j, std::int64_t repeats) { blocks += repeats * strips.rows_of(j).size(); });
     return blocks * kStrip * kStrip;
 }
 
@@ -52,14 +52,14 @@ std::int64_t in_strips(const Band& band) {
 std::int64_t masked_in_panels(const Band& band) {
     const schedule::Grid blocks{band, {kMatrixPanel, kKeysOfBlock}};
     std::int64_t sum = 0;
-    schedule::for_each_run_of_rows(blocks, [&](std::int64_t i, std::int64_t alike) {
+    schedule::for_each_run_of_rows(blocks, [&](std::int64_t i, std::int64_t repeats) {
         const Range all = blocks.columns_of(i), uncut = overlap(blocks.uncut_columns(i, false), all);
         const Range seen = blocks.seen_by(i);
         const auto keys_of = [&](std::int64_t j) {
             return Range{std::max(blocks.keys(j).begin, seen.begin) / kStrip * kStrip, blocks.computed(i, j).end};
         };
         const auto add = [&](std::int64_t j) {
-            sum += alike * filled(blocks.queries(i).size(), kLanes) * filled(keys_of(j).size(), kStrip);
+            sum += repeats * filled(blocks.queries(i).size(), kLanes) * filled(keys_of(j).size(), kStrip);
         };
         for (std::int64_t j = all.begin; j < (uncut.empty() ? all.end : uncut.begin); ++j) add(j);
         if (uncut.empty()) return;
@@ -74,13 +74,13 @@ std::int64_t masked_in_panels(const Band& band) {
 std::int64_t masked_in_strips(const Band& band) {
     const schedule::Grid blocks{band, {kQueriesOfBlock, kStrip}, false};
     std::int64_t sum = 0;
-    schedule::for_each_run_of_columns(blocks, [&](std::int64_t j, std::int64_t alike) {
+    schedule::for_each_run_of_columns(blocks, [&](std::int64_t j, std::int64_t repeats) {
         const Range all = blocks.rows_of(j), uncut = overlap(blocks.uncut_rows(j, false), all);
         const Range keys = blocks.keys(j), seen = band.q_range(keys.begin, keys.end);
         const auto queries_of = [&](std::int64_t i) { return overlap(blocks.queries(i), seen); };
         const auto add = [&](std::int64_t i) {
             const Range q = queries_of(i);
-            sum += alike * kStrip * (filled(q.end, kStrip) - q.begin / kStrip * kStrip);
+            sum += repeats * kStrip * (filled(q.end, kStrip) - q.begin / kStrip * kStrip);
         };
         for (std::int64_t i = all.begin; i < (uncut.empty() ? all.end : uncut.begin); ++i) add(i);
         if (uncut.empty()) return;

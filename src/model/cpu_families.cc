@@ -15,59 +15,74 @@ constexpr const char* kSchedules16 = "bench/results/cpu/schedules_xeon16.jsonl";
 // The families, in the order of cpu_family_of(). `bench/fit` refits them: fit_model --cpu, bench/fit/main.cc.
 constexpr CpuFamily kFamilies[] = {
     // fp32 multiply-adds: fitted on the Records of commit 5bdbca1 (torch_amx_xeon16.jsonl, with fp32 on the SIMD path).
-    // `crowd` is from the times of PyTorch's calls in two sets of Records, whose hosts differ.
+    // `contended_speed` is from the times of PyTorch's calls in two sets of Records, whose hosts differ.
     {"fp32 forward",
      kFma,
-     {.product_share = 0.92, .exp_share = 1.13, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85}},
+     {.gemm_share = 0.92,
+      .exp_share = 1.13,
+      .extra_tiles = 0.5,
+      .loop_starts = 1,
+      .call_us = 23,
+      .contended_speed = 0.85}},
     {"fp32 backward",
      kFma,
-     {.product_share = 0.89, .exp_share = 0.95, .last = 1.3, .loops = 0, .call_us = 33, .crowd = 0.85}},
+     {.gemm_share = 0.89,
+      .exp_share = 0.95,
+      .extra_tiles = 1.3,
+      .loop_starts = 0,
+      .call_us = 33,
+      .contended_speed = 0.85}},
     // Matrix unit: close to the fit of calibrate's calls in 34 rounds, in turn on 1, 4 and 16 threads. With all cores
     // busy a thread has 0.55 to 0.63 of its speed on that shared host; loops in registers keep 0.7 to 0.8.
     {"fp32 in parts forward",
      kMatrix,
-     {.product_share = 1.0,
+     {.gemm_share = 1.0,
       .exp_share = 2.8,
-      .last = 0,
-      .loops = 3.4,
+      .extra_tiles = 0,
+      .loop_starts = 3.4,
       .call_us = 0,
       .pack_ns = 0.29,
-      .crowd = 0.6,
+      .contended_speed = 0.6,
       .mask_share = 0.44}},
     {"fp32 in parts backward",
      kMatrix,
-     {.product_share = 0.85,
+     {.gemm_share = 0.85,
       .exp_share = 7.1,
-      .last = 0,
-      .loops = 1.3,
+      .extra_tiles = 0,
+      .loop_starts = 1.3,
       .call_us = 0,
       .pack_ns = 0.62,
-      .crowd = 0.6,
+      .contended_speed = 0.6,
       .mask_share = 1.16}},
     {"bf16 forward",
      kMatrix,
-     {.product_share = 0.56,
+     {.gemm_share = 0.56,
       .exp_share = 1.7,
-      .last = 0,
-      .loops = 1.96,
+      .extra_tiles = 0,
+      .loop_starts = 1.96,
       .call_us = 13.5,
       .pack_ns = 0.15,
-      .crowd = 0.63,
+      .contended_speed = 0.63,
       .mask_share = 0.76}},
     {"bf16 backward",
      kMatrix,
-     {.product_share = 0.51,
+     {.gemm_share = 0.51,
       .exp_share = 3.1,
-      .last = 0,
-      .loops = 4.1,
+      .extra_tiles = 0,
+      .loop_starts = 4.1,
       .call_us = 0,
       .pack_ns = 0.31,
-      .crowd = 0.55,
+      .contended_speed = 0.55,
       .mask_share = 0.94}},
     // standard and fa1 in multiply-adds: GEMMs and exponentials take 1.5 times as long as with fa2's constants.
     {"standard and fa1 forward",
      kSchedules16,
-     {.product_share = 0.60, .exp_share = 1.74, .last = 0.5, .loops = 1, .call_us = 23, .crowd = 0.85}},
+     {.gemm_share = 0.60,
+      .exp_share = 1.74,
+      .extra_tiles = 0.5,
+      .loop_starts = 1,
+      .call_us = 23,
+      .contended_speed = 0.85}},
 };
 
 }  // namespace
@@ -75,8 +90,8 @@ constexpr CpuFamily kFamilies[] = {
 std::span<const CpuFamily> cpu_families() { return kFamilies; }
 
 const CpuFamily& cpu_family_of(const Question& question) {
-    if (is_plain(question)) return kFamilies[std::size(kFamilies) - 1];
-    const std::size_t pair = in_parts(question) ? 1 : by_tiles(question) ? 2 : 0;
+    if (is_standard_or_fa1(question)) return kFamilies[std::size(kFamilies) - 1];
+    const std::size_t pair = in_parts(question) ? 1 : runs_on_matrix_unit(question) ? 2 : 0;
     return kFamilies[2 * pair + (question.pass == Pass::forward ? 0 : 1)];
 }
 

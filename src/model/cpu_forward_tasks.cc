@@ -18,12 +18,12 @@ constexpr std::int64_t kKeysOfChunk = 512;  // keys of a chunk of a row's sum
 constexpr std::int64_t kKeysInCache = 384;
 constexpr double kSpilled = 1.15;
 
-/// The tasks of the forward: panels of queries against blocks of keys.
+/// The tasks of the forward, each with some panels of queries and all keys or one chunk of them.
 class ForwardTasks {
  public:
-    ForwardTasks(const schedule::Workload& w, const CpuWorkSplit& deal)
-        : p_(w.problem), w_(w), deal_(deal), heads_(p_.batch * p_.heads_kv) {
-        if (deal.on_matrix_unit) cut_for_matrix_unit();
+    ForwardTasks(const schedule::Workload& w, const CpuWorkSplit& work_split)
+        : p_(w.problem), w_(w), work_split_(work_split), heads_(p_.batch * p_.heads_kv) {
+        if (work_split.on_matrix_unit) cut_for_matrix_unit();
         else cut_for_simd();
     }
 
@@ -61,12 +61,12 @@ class ForwardTasks {
         count_panels();
         per_task_ = kMostPanels;
         const auto too_few = [&](std::int64_t of_thread) {
-            return deal_.threads > 1 && tasks(per_task_) < of_thread * deal_.threads;
+            return work_split_.threads > 1 && tasks(per_task_) < of_thread * work_split_.threads;
         };
         split_ = chunks_ > 1 && too_few(kTasks);
         if (chunks_ <= 1) {
             while (per_task_ > 1 && too_few(kTasksOfShortRows)) per_task_ /= 2;
-            const auto time = [&](std::int64_t n) { return ceil_div(tasks(n), deal_.threads) * n; };
+            const auto time = [&](std::int64_t n) { return ceil_div(tasks(n), work_split_.threads) * n; };
             while (per_task_ < kMostPanels && time(2 * per_task_) <= time(per_task_)) per_task_ *= 2;
         }
         while (chunks_ > 1 && per_task_ > 1 && too_few(kTasks)) per_task_ /= 2;
@@ -79,13 +79,13 @@ class ForwardTasks {
         block_q_ = std::min(w_.tile.block_q, round_up(std::max<std::int64_t>(p_.len_q, 1), kLanes));
         count_panels();
         const std::int64_t query_heads = p_.batch * p_.heads_q;
-        while (block_q_ >= 2 * kLanes && 2 * query_heads * (panels_ / p_.group()) * chunks_ <= deal_.threads) {
+        while (block_q_ >= 2 * kLanes && 2 * query_heads * (panels_ / p_.group()) * chunks_ <= work_split_.threads) {
             block_q_ = ceil_div(block_q_, 2 * kLanes) * kLanes;
             count_panels();
         }
         per_task_ = kMostPanels;
-        while (per_task_ > 1 && heads_ * panels_ < per_task_ * deal_.threads * kTasks) per_task_ /= 2;
-        split_ = deal_.threads > 1 && chunks_ > 1 && heads_ * panels_ < 2 * deal_.threads;
+        while (per_task_ > 1 && heads_ * panels_ < per_task_ * work_split_.threads * kTasks) per_task_ /= 2;
+        split_ = work_split_.threads > 1 && chunks_ > 1 && heads_ * panels_ < 2 * work_split_.threads;
     }
 
     void count_panels() {
@@ -115,13 +115,13 @@ class ForwardTasks {
             const std::int64_t q = i % of_query_head * block_q_;
             const Range queries{q, std::min(band.len_q, q + block_q_)};
             const Range seen = overlap(band.kv_range(queries.begin, queries.end), keys);
-            if (deal_.on_matrix_unit)  // Q goes in, O comes out
+            if (work_split_.on_matrix_unit)  // Q goes in, O comes out
                 sum.packed += static_cast<double>(queries.size() * (p_.head_dim + p_.head_dim_v));
             if (seen.begin >= seen.end) continue;
             seen_by_any = {std::min(seen_by_any.begin, seen.begin), std::max(seen_by_any.end, seen.end)};
             add_panel(band, queries, seen, sum);
         }
-        if (!deal_.on_matrix_unit || seen_by_any.begin >= seen_by_any.end) return sum;
+        if (!work_split_.on_matrix_unit || seen_by_any.begin >= seen_by_any.end) return sum;
         const Range packed{seen_by_any.begin / kKeysOfChunk * kKeysOfChunk,
                            std::min(keys.end, round_up(seen_by_any.end, kKeysOfChunk))};
         sum.packed += static_cast<double>(packed.size() * ((keys_in_place() ? 0 : p_.head_dim) + p_.head_dim_v));
@@ -130,7 +130,7 @@ class ForwardTasks {
 
     void add_panel(const Band& band, const Range& queries, const Range& seen, Amounts& sum) const {
         const std::int64_t lanes = round_up(queries.size(), kLanes);
-        if (!deal_.on_matrix_unit) {
+        if (!work_split_.on_matrix_unit) {
             const std::int64_t elements = lanes * (seen.end - seen.begin / w_.tile.block_kv * w_.tile.block_kv);
             sum.exps += static_cast<double>(elements);
             sum.flop += static_cast<double>(elements * 2 * (p_.head_dim + p_.head_dim_v));
@@ -145,21 +145,21 @@ class ForwardTasks {
             sum.masked += plain ? 0 : static_cast<double>(elements);
             // In bf16 the sum of the rounded weights takes one more tile of O.
             const std::int64_t columns =
-                round_up(p_.head_dim, kDeep) + round_up(p_.head_dim_v, kRows) + (deal_.parts == 1 ? kRows : 0);
+                round_up(p_.head_dim, kDeep) + round_up(p_.head_dim_v, kRows) + (work_split_.parts == 1 ? kRows : 0);
             sum.flop += static_cast<double>(elements * 2 * columns);
         }
     }
 
-    /// Are K's rows used where they lie, for packed tensors (cpu/steps/matrix/layout.hpp)?
+    /// Does the kernel read the rows of K in place instead of packing them (cpu/steps/matrix/layout.hpp)?
     bool keys_in_place() const {
         constexpr std::int64_t kFarthest = 512;
-        return deal_.parts == 1 && p_.head_dim % kDeep == 0 && p_.heads_kv * p_.head_dim <= kFarthest;
+        return work_split_.parts == 1 && p_.head_dim % kDeep == 0 && p_.heads_kv * p_.head_dim <= kFarthest;
     }
 
     static constexpr std::int64_t kStrip = 32, kDeep = 32, kRows = 16;  // tiles of the matrix unit
     const Problem& p_;
     const schedule::Workload& w_;
-    CpuWorkSplit deal_;
+    CpuWorkSplit work_split_;
     std::int64_t heads_;  // kv heads of all sequences
     std::int64_t block_q_ = 1, panels_ = 1, chunks_ = 1, per_task_ = 1;
     bool split_ = false;
@@ -167,8 +167,8 @@ class ForwardTasks {
 
 }  // namespace
 
-std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal) {
-    const ForwardTasks tasks(workload, deal);
+std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuWorkSplit& work_split) {
+    const ForwardTasks tasks(workload, work_split);
     if (tasks.count() > kMostTasks) return {};
     return {tasks.loop()};
 }

@@ -34,14 +34,14 @@ bool in_parts(const Question& q) {
            q.machine.matrix_flop > kPartsPay * q.machine.fma_flop;
 }
 
-bool by_tiles(const Question& q) {
+bool runs_on_matrix_unit(const Question& q) {
     const bool bf16 = q.problem.dtype == DType::bf16 && q.machine.matrix_flop > q.machine.fma_flop;
     return in_parts(q) || (bf16 && fits_matrix_unit(q));
 }
 
-bool is_plain(const Question& q) { return q.schedule != Schedule::fa2 && q.pass == Pass::forward; }
+bool is_standard_or_fa1(const Question& q) { return q.schedule != Schedule::fa2 && q.pass == Pass::forward; }
 
-std::string cpu_kernels_of(Schedule schedule, Pass pass, DType dtype) {
+std::string cpu_kernel_kind(Schedule schedule, Pass pass, DType dtype) {
     return fmt::format("{} {}", schedule == Schedule::fa2 ? name_of(dtype) : name_of(schedule), name_of(pass));
 }
 
@@ -50,9 +50,9 @@ std::span<const std::string> cpu_kernel_kinds() {
         std::vector<std::string> list;
         for (const Pass pass : {Pass::forward, Pass::backward}) {
             for (const DType dtype : {DType::fp32, DType::fp16, DType::bf16})
-                list.push_back(cpu_kernels_of(Schedule::fa2, pass, dtype));
+                list.push_back(cpu_kernel_kind(Schedule::fa2, pass, dtype));
             for (const Schedule schedule : {Schedule::fa1, Schedule::standard})
-                list.push_back(cpu_kernels_of(schedule, pass, DType::fp32));
+                list.push_back(cpu_kernel_kind(schedule, pass, DType::fp32));
         }
         return list;
     }();
@@ -61,8 +61,9 @@ std::span<const std::string> cpu_kernel_kinds() {
 
 const MeasuredKernels* measured_of(const Question& q) {
     const PredictOptions own_tile;
-    if (by_tiles(q) != by_tiles({q.problem, q.schedule, q.pass, q.machine, own_tile})) return nullptr;
-    const std::string kernels = cpu_kernels_of(q.schedule, q.pass, q.problem.dtype);
+    if (runs_on_matrix_unit(q) != runs_on_matrix_unit({q.problem, q.schedule, q.pass, q.machine, own_tile}))
+        return nullptr;
+    const std::string kernels = cpu_kernel_kind(q.schedule, q.pass, q.problem.dtype);
     const auto all = measured_kernels(q.machine);
     const auto found = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.kernels == kernels; });
     return found == all.end() ? nullptr : &*found;
@@ -75,10 +76,10 @@ KernelShares shares_of(const Question& question) {
     if (measured.empty()) return shares;
     // The start of threads and their contention belong to the host. Without them, an unmeasured kind would look faster
     // than the measured ones.
-    for (const auto sequence : {&KernelShares::start_us, &KernelShares::crowd}) {
+    for (const auto member : {&KernelShares::start_us, &KernelShares::contended_speed}) {
         std::vector<double> values;
-        for (const MeasuredKernels& one : measured) values.push_back(one.shares.*sequence);
-        shares.*sequence = median_of(std::move(values));
+        for (const MeasuredKernels& one : measured) values.push_back(one.shares.*member);
+        shares.*member = median_of(std::move(values));
     }
     return shares;
 }

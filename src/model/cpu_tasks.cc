@@ -8,8 +8,8 @@
 namespace tessera::model {
 namespace {
 
-/// The time until the last of `threads` is done, if they take tasks one by one.
-double dealt(const std::vector<double>& clocks, int threads) {
+/// The time until the last of `threads` is done, if each free thread takes the next task.
+double makespan(const std::vector<double>& clocks, int threads) {
     std::priority_queue<double, std::vector<double>, std::greater<>> free;
     for (int i = 0; i < threads; ++i) free.push(0);
     double last = 0;
@@ -94,7 +94,7 @@ double Loop::done(int threads, const Cost& cost) const {
     std::vector<double> clocks;
     clocks.reserve(tasks.size());
     for (const Amounts& task : tasks) clocks.push_back(cost(task));
-    return dealt(clocks, threads);
+    return makespan(clocks, threads);
 }
 
 Lengths lengths_of(const schedule::Workload& w) {
@@ -102,8 +102,8 @@ Lengths lengths_of(const schedule::Workload& w) {
     return Lengths(static_cast<std::size_t>(w.problem.batch), {w.problem.len_q, w.problem.len_kv});
 }
 
-std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuWorkSplit& deal) {
-    return workload.pass == Pass::forward ? forward_loops(workload, deal) : backward_loops(workload, deal);
+std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuWorkSplit& work_split) {
+    return workload.pass == Pass::forward ? forward_loops(workload, work_split) : backward_loops(workload, work_split);
 }
 
 }  // namespace tessera::model

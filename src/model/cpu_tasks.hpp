@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tasks that fa2 cuts a call into on a CPU, and their assignment to threads: how much later than an even share the
-// last thread is done. The loops are those of the kernels (cpu/fa2/work_split.hpp, cpu/fa2/matrix).
+// The tasks of a call of fa2 on a CPU, and their assignment to threads, from which the load imbalance follows. The
+// loops are those of the kernels (cpu/fa2/work_split.hpp, cpu/fa2/matrix).
 #pragma once
 
 #include <algorithm>
@@ -32,24 +32,24 @@ struct Loop {
     /// The backward's stripes (cpu/fa2/matrix/stripes.hpp): [head][stripe][block of keys]. Each block waits for its
     /// stripe's previous block, and for the previous stripe to take the same block. `tasks` is then empty.
     std::vector<std::vector<std::vector<Amounts>>> stripes;
-    bool even = false;  ///< tasks are so small that all threads end together: `tasks` holds their sum
+    bool even = false;  ///< tasks are so small that all threads end at the same time; `tasks` holds their sum
 
     Amounts sum() const;
     /// Clocks until the last of `threads` threads is done.
     double done(int threads, const Cost& cost) const;
 };
 
-/// The settings that the kernels split by.
+/// The settings that determine the kernels' tasks.
 struct CpuWorkSplit {
     int threads = 1;
     bool on_matrix_unit = false;
-    int parts = 1;  ///< parts of an element on a matrix unit
+    int parts = 1;  ///< bf16 parts of an element on a matrix unit
 };
 
 /// The loops of fa2's call; empty if tasks are so many that each thread gets an even share.
-std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuWorkSplit& deal);
-std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal);
-std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuWorkSplit& deal);
+std::vector<Loop> loops_of(const schedule::Workload& workload, const CpuWorkSplit& work_split);
+std::vector<Loop> forward_loops(const schedule::Workload& workload, const CpuWorkSplit& work_split);
+std::vector<Loop> backward_loops(const schedule::Workload& workload, const CpuWorkSplit& work_split);
 inline constexpr double kMostTasks = 1 << 16;
 
 using Lengths = std::vector<std::pair<std::int64_t, std::int64_t>>;

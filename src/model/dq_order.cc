@@ -2,9 +2,8 @@
 //
 // The main kernels of tessera's backward that add up dQ in a fixed order (cuda/fa3/host/dq_order.hpp,
 // cuda/gradient/host/dq_order.hpp). A key block goes through the query tiles from its start to the last one, then from
-// the first one, and adds to each after the key block before it. Where a head has few queries and many keys, blocks
-// wait for each other. The launch order is the kernel's: fa3's by the same functions, fa2's as in
-// cuda/gradient/start.cc.
+// the first one, and adds to each after the key block before it. Blocks of a head with few queries and many keys wait
+// for each other. The launch order is the kernel's: fa3's by its own functions, fa2's as in cuda/gradient/start.cc.
 #include "model/dq_order.hpp"
 
 #include <algorithm>
@@ -23,19 +22,19 @@ namespace {
 
 namespace fa3 = cuda::fa3::backward;
 
-/// A key block's way through the query tiles: start ... end - 1 with accumulator 0, begin ... start - 1 with
+/// A key block's path through the query tiles: start ... end - 1 with accumulator 0, begin ... start - 1 with
 /// accumulator 1; ascending: end - 1 ... begin, with all heads of the group at each.
-struct Way {
+struct KeyBlockPath {
     int begin = 0, end = 0, start = 0;
     Range uncut;
 };
 
-struct Ways {
+struct KeyBlockPaths {
     bool ascending = false;
     bool segmented = false;  ///< the longest key blocks of all heads start first
-    std::vector<Way> of_block{};
-    std::int64_t splits = 1;           ///< head splits of a group: each has CTAs of its own ...
-    std::int64_t heads_per_split = 1;  ///< ... with so many query heads
+    std::vector<KeyBlockPath> of_block{};
+    std::int64_t splits = 1;           ///< head splits of a group, each with its own CTAs
+    std::int64_t heads_per_split = 1;  ///< query heads of a split
 };
 
 /// Returns ask(schedule) for a sequence of fa3's backward with query blocks of this size.
@@ -50,47 +49,48 @@ auto ask_fa3_schedule(const Problem& p, std::int64_t block_q, std::int64_t len_q
     return block_q == kLong ? of(fa3::BlockSchedule<128, 128>{}) : of(fa3::BlockSchedule<64, 128>{});
 }
 
-Ways ways_of_fa3(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
+KeyBlockPaths paths_of_fa3(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
     return ask_fa3_schedule(s.problem, s.tile.block_q, len_q, len_kv, [](const auto& schedule) {
-        Ways ways{schedule.ascending, schedule.segmented, {}, schedule.head_splits, schedule.heads_per_split};
+        KeyBlockPaths paths{schedule.ascending, schedule.segmented, {}, schedule.head_splits, schedule.heads_per_split};
         for (int n = 0; n < schedule.count_kv; ++n) {
             const auto queries = schedule.query_blocks_of(n);
             const int start = std::min(std::max(schedule.first_query_block(n), queries.begin), queries.end);
-            ways.of_block.push_back({queries.begin, queries.end, start, {}});
+            paths.of_block.push_back({queries.begin, queries.end, start, {}});
         }
-        return ways;
+        return paths;
     });
 }
 
-Ways ways_of_fa2(const Stage& s, const schedule::Grid& grid, std::int64_t len_q, std::int64_t len_kv) {
+KeyBlockPaths paths_of_fa2(const Stage& s, const schedule::Grid& grid, std::int64_t len_q, std::int64_t len_kv) {
     using cuda::gradient::HeadSplit;
-    Ways ways;
+    KeyBlockPaths paths;
     const auto group = static_cast<int>(s.problem.group());
     const Band band = s.problem.mask.bind(len_q, len_kv);
     const int heads = group > 1 ? HeadSplit::heads_per_split(band, static_cast<int>(s.problem.heads_kv), group) : 1;
-    ways.heads_per_split = heads;
-    ways.splits = group > 1 ? HeadSplit::num_splits(heads, group) : 1;
-    ways.segmented = cuda::gradient::is_triangle(band) &&
-                     s.problem.heads_kv * ways.splits * grid.columns() >= cuda::gradient::kSegmentedBlocks;
+    paths.heads_per_split = heads;
+    paths.splits = group > 1 ? HeadSplit::num_splits(heads, group) : 1;
+    paths.segmented = cuda::gradient::is_triangle(band) &&
+                      s.problem.heads_kv * paths.splits * grid.columns() >= cuda::gradient::kSegmentedBlocks;
     for (std::int64_t n = 0; n < grid.columns(); ++n) {
         const Range queries = grid.rows_of(n);
         const std::int64_t own = n * s.tile.block_kv / s.tile.block_q;
         const auto start = queries.empty() ? 0 : std::clamp(own, queries.begin, queries.end);
-        ways.of_block.push_back(
+        paths.of_block.push_back(
             {static_cast<int>(queries.begin), static_cast<int>(queries.end), static_cast<int>(start), {}});
     }
-    return ways;
+    return paths;
 }
 
-Ways ways_of(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
+KeyBlockPaths paths_of(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
     const schedule::Grid grid{s.problem.mask.bind(len_q, len_kv), s.tile, false};
-    Ways ways = s.fa3_dq_order ? ways_of_fa3(s, len_q, len_kv) : ways_of_fa2(s, grid, len_q, len_kv);
-    for (std::size_t n = 0; n < ways.of_block.size(); ++n)
-        ways.of_block[n].uncut = grid.uncut_rows(static_cast<std::int64_t>(n));
-    return ways;
+    KeyBlockPaths paths = s.fa3_dq_order ? paths_of_fa3(s, len_q, len_kv) : paths_of_fa2(s, grid, len_q, len_kv);
+    for (std::size_t n = 0; n < paths.of_block.size(); ++n)
+        paths.of_block[n].uncut = grid.uncut_rows(static_cast<std::int64_t>(n));
+    return paths;
 }
 
-/// A head split of a kv head: when the next key block may add to a query tile of a query head and an accumulator.
+/// A head split of a kv head, with the time at which each query tile of each query head and accumulator is free for the
+/// next addition.
 class Head {
  public:
     Head(const Stage& stage, std::int64_t tiles, std::int64_t query_heads)
@@ -100,26 +100,26 @@ class Head {
           free_(static_cast<std::size_t>(2 * tiles * query_heads)) {}
 
     /// Returns when block n is done, if it starts at `now`.
-    double run(const Ways& ways, int n, double now) {
-        const Way& way = ways.of_block[static_cast<std::size_t>(n)];
+    double run(const KeyBlockPaths& paths, int n, double now) {
+        const KeyBlockPath& path = paths.of_block[static_cast<std::size_t>(n)];
         now_ = now + s_->ends / 2, added_ = 0;
         const auto heads = static_cast<int>(query_heads_);
-        if (ways.ascending) {
-            for (int m = way.end - 1; m >= way.begin; --m) {
-                for (int head = 0; head < heads; ++head) stop(way, m, head, 0);
+        if (paths.ascending) {
+            for (int m = path.end - 1; m >= path.begin; --m) {
+                for (int head = 0; head < heads; ++head) add_to_tile(path, m, head, 0);
             }
         } else {
             for (int head = 0; head < heads; ++head) {
-                for (int m = way.start; m < way.end; ++m) stop(way, m, head, 0);
-                for (int m = way.begin; m < way.start; ++m) stop(way, m, head, 1);
+                for (int m = path.start; m < path.end; ++m) add_to_tile(path, m, head, 0);
+                for (int m = path.begin; m < path.start; ++m) add_to_tile(path, m, head, 1);
             }
         }
         return std::max(now_, added_) + s_->ends / 2;
     }
 
  private:
-    void stop(const Way& way, int m, int head, int accumulator) {
-        const bool cut = m < way.uncut.begin || m >= way.uncut.end;
+    void add_to_tile(const KeyBlockPath& path, int m, int head, int accumulator) {
+        const bool cut = m < path.uncut.begin || m >= path.uncut.end;
         double& free = free_[static_cast<std::size_t>((head * 2 + accumulator) * tiles_ + m)];
         now_ =
             std::max(now_ + s_->step + (cut ? s_->mask : 0), added_);  // shared memory holds one dQ until it is added
@@ -134,22 +134,22 @@ class Head {
     double now_ = 0, added_ = 0;
 };
 
-/// A sequence of the batch: how its key blocks go, and its heads.
+/// A sequence of the batch: the paths of its key blocks, and its heads.
 struct Sequence {
-    Ways ways;
+    KeyBlockPaths paths;
     std::vector<Head> heads;
     int count = 0;  // key blocks of a head
 };
 
 Sequence sequence_of(const Stage& s, const std::pair<std::int64_t, std::int64_t>& lengths) {
-    Sequence sequence{ways_of(s, lengths.first, lengths.second), {}};
+    Sequence sequence{paths_of(s, lengths.first, lengths.second), {}};
     const auto tiles = schedule::ceil_div(lengths.first, s.tile.block_q);
-    const Ways& ways = sequence.ways;
-    for (std::int64_t i = 0; i < s.heads() * ways.splits; ++i) {
-        const std::int64_t left = s.heads_of_block() - i % ways.splits * ways.heads_per_split;
-        sequence.heads.emplace_back(s, tiles, std::min(left, ways.heads_per_split));
+    const KeyBlockPaths& paths = sequence.paths;
+    for (std::int64_t i = 0; i < s.heads() * paths.splits; ++i) {
+        const std::int64_t left = s.heads_of_block() - i % paths.splits * paths.heads_per_split;
+        sequence.heads.emplace_back(s, tiles, std::min(left, paths.heads_per_split));
     }
-    sequence.count = static_cast<int>(ways.of_block.size());
+    sequence.count = static_cast<int>(paths.of_block.size());
     return sequence;
 }
 
@@ -159,12 +159,12 @@ template <class Start>
 void for_each_start_of_fa2(const Problem& p, std::vector<Sequence>& sequences, const Start& start) {
     std::int64_t most = 0;
     for (const Sequence& sequence : sequences)
-        most = std::max(most, p.heads_kv * sequence.ways.splits * static_cast<std::int64_t>(sequence.count));
+        most = std::max(most, p.heads_kv * sequence.paths.splits * static_cast<std::int64_t>(sequence.count));
     const int segments = cuda::gradient::most_segments(p.mask, most);
     for (int segment = 0; segment < segments; ++segment) {
         for (Sequence& sequence : sequences) {
             const int size = (sequence.count + segments - 1) / segments;
-            const int begin = (sequence.ways.segmented ? segment : segments - 1 - segment) * size;
+            const int begin = (sequence.paths.segmented ? segment : segments - 1 - segment) * size;
             for (std::size_t head = 0; head < sequence.heads.size(); ++head) {
                 for (int n = begin + size - 1; n >= begin; --n) {
                     if (n < sequence.count) start(sequence, head, n);
@@ -202,7 +202,7 @@ double clocks_in_dq_order(const Stage& s, int multiprocessors) {
     for (int i = 0; i < multiprocessors; ++i) idle_from.push(0);
     double last = 0;
     const auto start = [&](Sequence& sequence, std::size_t head, int n) {
-        const double done = sequence.heads[head].run(sequence.ways, n, idle_from.top());
+        const double done = sequence.heads[head].run(sequence.paths, n, idle_from.top());
         idle_from.pop();
         idle_from.push(done);
         last = std::max(last, done);
@@ -213,7 +213,7 @@ double clocks_in_dq_order(const Stage& s, int multiprocessors) {
     }
     for (const KeyBlockStart& own : key_block_starts(s.problem, lengths)) {
         Sequence& sequence = sequences[static_cast<std::size_t>(own.sequence)];
-        start(sequence, static_cast<std::size_t>(own.kv_head * sequence.ways.splits + own.split), own.n);
+        start(sequence, static_cast<std::size_t>(own.kv_head * sequence.paths.splits + own.split), own.n);
     }
     return last;
 }

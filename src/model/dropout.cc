@@ -8,7 +8,7 @@
 
 namespace tessera::model {
 
-double blocks_of_draw(double probability, const Drawing& drawing) {
+double philox_blocks(double probability, const PhiloxDraws& philox) {
     constexpr int kBits = 32, kBitsOfBlock = 4;
     const std::uint64_t threshold = keep_threshold(probability);
     if (threshold >> kBits != 0) return 0;
@@ -19,21 +19,21 @@ double blocks_of_draw(double probability, const Drawing& drawing) {
     }
     double sum = 0;
     for (int done = 0; done < most;) {
-        const int first = drawing.spares ? std::min(drawing.first, most) : drawing.first;
-        const int next = done == 0 ? first : drawing.further;
-        const double level = std::exp2(-kBitsOfBlock * done);  // that a word is undecided
-        sum += next * (done == 0 ? 1 : -std::expm1(drawing.together * std::log1p(-level)));
+        const int first = philox.skips_unused ? std::min(philox.first, most) : philox.first;
+        const int next = done == 0 ? first : philox.further;
+        const double level = std::exp2(-kBitsOfBlock * done);  // probability that a word is undecided
+        sum += next * (done == 0 ? 1 : -std::expm1(philox.words * std::log1p(-level)));
         done += next;
     }
     return sum;
 }
 
-Drawing drawing_of(const Family& family, const Problem& problem) {
+PhiloxDraws philox_draws_of(const Family& family, const Problem& problem) {
     constexpr double kWarp = 32, kKeysOfThread = 4, kOfTwoPatches = 2048;
-    if (problem.dtype == DType::fp32) return {.weights = 1, .together = kWarp};
-    if (family.schedule == Schedule::standard) return {.weights = kKeysOfThread, .together = kKeysOfThread * kWarp};
+    if (problem.dtype == DType::fp32) return {.weights = 1, .words = kWarp};
+    if (family.schedule == Schedule::standard) return {.weights = kKeysOfThread, .words = kKeysOfThread * kWarp};
     const bool two = family.schedule == Schedule::fa3 && family.pass == Pass::forward;  // for 128 keys
-    return two ? Drawing{.together = kOfTwoPatches} : Drawing{};
+    return two ? PhiloxDraws{.words = kOfTwoPatches} : PhiloxDraws{};
 }
 
 }  // namespace tessera::model

@@ -122,7 +122,7 @@ const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {
 
 const Family& family_for(const Family& family, const Problem& problem, const Machine& machine) {
     const auto dim = std::max(problem.head_dim, problem.head_dim_v);
-    const bool few = deals_keys(family, problem, machine);
+    const bool few = splits_keys(family, problem, machine);
     const Family* found = nullptr;
     for (const Family& f : gpu_families()) {
         const bool kind = f.schedule == family.schedule && f.pass == family.pass && std::string_view(f.by) == family.by;
@@ -169,7 +169,7 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
     }
     if (std::string_view(family.by) == "cudnn") {
         Tile tile = choose(kCudnn, dim, cut);
-        if (deals_keys(family, problem, machine)) tile.block_q = kSplitQueries;
+        if (splits_keys(family, problem, machine)) tile.block_q = kSplitQueries;
         return tile;
     }
     if (family.schedule == Schedule::fa3) return choose(kFlash3, dim, cut);
@@ -188,7 +188,7 @@ int blocks_at_a_time(const Family& family, const Problem& problem, const Machine
                : 1;
 }
 
-bool deals_keys(const Family& family, const Problem& problem, const Machine& machine) {
+bool splits_keys(const Family& family, const Problem& problem, const Machine& machine) {
     constexpr std::int64_t kFewQueries = 16;  // up to this many queries cuDNN splits
     if (is_ours(family) || family.pass != Pass::forward) return false;
     if (std::string_view(family.by) == "cudnn") return problem.len_q <= kFewQueries;
@@ -200,15 +200,15 @@ std::int64_t flash2_splits(const Problem& p, const Machine& machine) {
     if (p.ragged || p.len_q == 0 || p.dropout.probability > 0) return 1;
     constexpr std::int64_t kMost = 128;
     const std::int64_t blocks = p.batch * p.heads_q * ceil_div(p.len_q, kSplitQueries);
-    const std::int64_t seats = 2 * static_cast<std::int64_t>(machine.cores.value);
+    const std::int64_t slots = 2 * static_cast<std::int64_t>(machine.cores.value);
     const std::int64_t key_blocks = ceil_div(p.len_kv, keys_of_split(p.head_dim));
-    if (10 * blocks >= 8 * seats) return 1;
+    if (10 * blocks >= 8 * slots) return 1;
     const auto efficiency = [&](std::int64_t splits) {  // fill of the last round
         if (splits > 1 && ceil_div(key_blocks, splits) == ceil_div(key_blocks, splits - 1)) return 0.0;
-        const double rounds = static_cast<double>(blocks * splits) / static_cast<double>(seats);
+        const double rounds = static_cast<double>(blocks * splits) / static_cast<double>(slots);
         return rounds / std::ceil(rounds);
     };
-    const std::int64_t most = std::min({kMost, seats, key_blocks});
+    const std::int64_t most = std::min({kMost, slots, key_blocks});
     double best = 0;
     for (std::int64_t splits = 1; splits <= most; ++splits) best = std::max(best, efficiency(splits));
     constexpr double kGoodEnough = 0.85;

@@ -17,42 +17,43 @@ namespace tessera::model {
 /// The order in which a kernel's work starts.
 enum class Order {
     longest_first,  ///< tiles of most work first, each to the first free multiprocessor
-    as_they_lie,    ///< by head, then sequence, then tile
-    last_first,     ///< by sequence, then head, then tile from the last
-    first_first,    ///< by sequence, then head, then tile from the first
+    grid_order,     ///< by head, then sequence, then tile
+    descending,     ///< by sequence, then head, then tile from the last
+    ascending,      ///< by sequence, then head, then tile from the first
 };
 
-/// Time of a tile = GEMMs + the shares below of the other units' time. A share of 0 is perfect overlap, 1 none.
+/// The constants of a family. Time of a tile = GEMMs + the exposed parts of the other units' time. A member `x_exposed`
+/// is a factor on a unit's time: 0 is perfect overlap, 1 none.
 struct Constants {
-    double call_us = 0;             ///< microseconds of a call, whatever its size: all is cold, kernels begin and end
-    double exp_exposed = 0;         ///< of the exponentials' time (the maximum, sums and rescaling run with them)
-    double uneven_exposed = 0;      ///< further share, if the keys don't fill tiles of 128 (a separate kernel)
-    double padded_exposed = 0;      ///< further share, if head_dim is padded, which predicates each element
-    double shared_exposed = 0;      ///< of the shared memory's time
-    double adds_exposed = 0;        ///< of the time of adding dQ in the L2
-    double step_cycles = 0;         ///< of a tile of keys beside that: fa1's warps synchronise and exchange O
-    double turn_cycles = 0;         ///< from one block of keys that adds to a tile of dQ to the next
-    double end_cycles = 0;          ///< of a tile of queries (backward: keys): prologue and epilogue
-    double end_cycles_per_dim = 0;  ///< end cycles per head_dim column
-    double empty_cycles = 0;        ///< of a tile of keys in the grid that a ragged sequence does not have
-    double mask_exposed = 0;        ///< of the exponentials' time, added for a tile that the mask or an end cuts
-    double dram_exposed = 0;        ///< of the DRAM traffic of Q and O; fa1: of the first and last pass over O
-    double dropout_exposed = 0;     ///< of the time of drawing dropout's mask; 0: not measured, and not predicted
-    double dq_exp_exposed = 0;      ///< exp_exposed of the separate dQ kernel, queries outer
-    double dq_end_cycles = 0;       ///< end_cycles of the separate dQ kernel
-    double state_exposed = 0;       ///< fa1: of the traffic of O, m, l between blocks
-    double row_cycles = 0;          ///< standard: of a row of the softmax
-    double row_exposed = 0;         ///< standard: of the softmax's traffic when rows dominate
-    double pass_exposed = 0;        ///< standard: of the shorter one of a pass' products and traffic
-    double lone_exposed = 0;        ///< instead of exp_exposed, if only one warpgroup of a tile has rows
-    double stream_exposed = 0;      ///< of the shorter one of work and traffic, if each key is read by one tile
-    double split_us = 0;            ///< microseconds per split of the keys of a row
-    double alone = 1;               ///< factor on the time of a unit that is alone on a multiprocessor
+    double call_us = 0;              ///< microseconds of a call of any size: all is cold, kernels begin and end
+    double exp_exposed = 0;          ///< the exponentials' time (the maximum, sums and rescaling run with them)
+    double uneven_exposed = 0;       ///< added to exp_exposed if the keys don't fill tiles of 128 (a separate kernel)
+    double padded_exposed = 0;       ///< added to exp_exposed if head_dim is padded, which predicates each element
+    double shared_exposed = 0;       ///< the shared memory's time
+    double adds_exposed = 0;         ///< the time of adding dQ in the L2
+    double step_cycles = 0;          ///< clocks added per tile of keys: fa1's warps synchronise and exchange O
+    double dq_add_cycles = 0;        ///< clocks from one key block's addition to a dQ tile to the next one's
+    double end_cycles = 0;           ///< prologue and epilogue of a tile of queries (backward: keys)
+    double end_cycles_per_dim = 0;   ///< clocks added to end_cycles per head_dim column
+    double empty_cycles = 0;         ///< a tile of keys in the grid that a ragged sequence does not have
+    double mask_exposed = 0;         ///< the exponentials' time, added for a partial tile
+    double dram_exposed = 0;         ///< the DRAM traffic of Q and O; fa1: the first and last pass over O
+    double dropout_exposed = 0;      ///< the time of drawing dropout's mask; 0: not measured, and not predicted
+    double dq_exp_exposed = 0;       ///< exp_exposed of the separate dQ kernel, queries outer
+    double dq_end_cycles = 0;        ///< end_cycles of the separate dQ kernel
+    double state_exposed = 0;        ///< fa1: the traffic of O, m, l between blocks
+    double row_cycles = 0;           ///< standard: clocks of a row of the softmax
+    double row_exposed = 0;          ///< standard: the softmax's traffic when rows dominate
+    double pass_exposed = 0;         ///< standard: the shorter one of a pass' GEMM and traffic
+    double lone_exposed = 0;         ///< instead of exp_exposed, if only one warpgroup of a tile has rows
+    double stream_exposed = 0;       ///< the shorter one of work and traffic, if each key is read by one tile
+    double split_us = 0;             ///< microseconds per split of the keys of a row
+    double single_block_factor = 1;  ///< factor on the time of a block that is alone on a multiprocessor
     int launches = 1;
 };
 
-/// Microseconds until the first tiles arrive from cold memory, while no other unit runs. This and Constants::alone were
-/// chosen with bench/results/h200/seen.jsonl in view.
+/// Microseconds until the first tiles arrive from cold memory, while no other unit runs. This and
+/// Constants::single_block_factor were chosen with bench/results/h200/seen.jsonl in view.
 inline constexpr double kColdStart = 4;
 
 /// A call starts with an L2 full of dirty lines. For each byte read, this share of a byte is written back first, up to
@@ -60,9 +61,9 @@ inline constexpr double kColdStart = 4;
 inline constexpr double kWrittenShare = 0.4;
 inline constexpr double kWrittenOfL2 = 0.9;
 
-/// The slowdown of kernels that fetch mma.sync operands by ldmatrix, if mma.sync is not the native MMA instruction
+/// The slowdown of kernels that fetch mma.sync operands by ldmatrix if mma.sync is not the native MMA instruction
 /// (Hopper, Blackwell). Fitted on flash-attention's fa2 in bench/results/h200/forward.jsonl and peers.jsonl.
-inline constexpr double kWarpStretch = 1.45;
+inline constexpr double kMmaSyncSlowdown = 1.45;
 
 struct Family {
     const char* by;
@@ -74,7 +75,7 @@ struct Family {
     Constants constants;
     bool masks_windows = false;  ///< under a window, every tile goes through the mask
     std::int64_t over_dim = 0;   ///< for head_dims over this, if a schedule has two kinds of kernel
-    bool few_queries = false;    ///< for calls whose keys are split (deals_keys)
+    bool few_queries = false;    ///< for calls whose keys are split (splits_keys)
 };
 
 std::span<const Family> gpu_families();
@@ -82,15 +83,15 @@ std::span<const Family> gpu_families();
 /// Is it a family of tessera's kernels?
 bool is_ours(const Family& family);
 
-/// The family for these. With `by` empty: tessera's if fitted, otherwise any fitted one, otherwise any. Null: none. If
-/// a schedule has two kinds of kernel, returns that of small head_dims.
+/// Finds the family of a schedule and pass. With `by` empty: tessera's if fitted, otherwise any fitted one, otherwise
+/// any. Null: none. If a schedule has two kinds of kernel, returns that of small head_dims.
 const Family* find_family(Schedule schedule, Pass pass, const std::string& by);
 
 /// The variant of the family that runs a Problem with stacked groups (predict_gpu).
 const Family& family_for(const Family& family, const Problem& problem, const Machine& machine);
 
-/// The reason why the kernels of a family can't run a Problem on a machine, or nothing. tessera's answer by their own
-/// rows (cuda/rows), the others by their releases' documentation.
+/// The reason why the kernels of a family can't run a Problem on a machine, or nothing. tessera's kernels decide by
+/// their own checks (cuda/rows), the others by their releases' documentation.
 std::optional<std::string> refusal_of(const Family& family, const Problem& problem, const Machine& machine);
 
 /// The tile that a family's kernel has for a Problem on a machine.
@@ -100,7 +101,7 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
 int blocks_at_a_time(const Family& family, const Problem& problem, const Machine& machine);
 
 /// Does the family use a split-KV kernel for these few queries?
-bool deals_keys(const Family& family, const Problem& problem, const Machine& machine);
+bool splits_keys(const Family& family, const Problem& problem, const Machine& machine);
 
 /// The number of splits of the keys in flash-attention's fa2: num_splits_heuristic() of csrc/flash_attn/flash_api.cpp.
 /// 1: no split.

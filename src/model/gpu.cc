@@ -21,8 +21,8 @@ void add_roofs(Gpu& gpu) {
     const Machine& machine = gpu.q.machine;
     const auto& work = gpu.out.cost.work;
     const double per_ms = gpu.sms * machine.rated_clock_ghz * 1e6;  // clocks of all multiprocessors
-    const double products = machine.product_flop(gpu.q.problem.dtype, gpu.family.warp_wide);
-    gpu.account.roof("tensor", static_cast<double>(work.flop) / (products * per_ms));
+    const double flop = machine.gemm_flop(gpu.q.problem.dtype, gpu.family.warp_wide);
+    gpu.account.roof("tensor", static_cast<double>(work.flop) / (flop * per_ms));
     gpu.account.roof("exp unit", static_cast<double>(work.exps) / (machine.exp_rate * per_ms));
     gpu.account.roof("shared memory", static_cast<double>(work.bytes.shared) / (machine.shared_bytes * per_ms));
     gpu.account.roof("L2", static_cast<double>(work.bytes.l2) / (machine.l2_bytes * per_ms));
@@ -30,15 +30,15 @@ void add_roofs(Gpu& gpu) {
     gpu.account.roof("launch", gpu.launches() * machine.launch_us * 1e-3);
 }
 
-/// The units of a kernel. In tessera's backward, a block of keys loops over all query heads of a group or of a split of
-/// it.
+/// The units of a kernel. In tessera's backward, a key block loops over the query heads of a group, or of one of its
+/// head splits.
 Units units_of_kernel(const schedule::Workload& workload, const Family& family) {
     Units units = units_of(workload, is_ours(family));
     if (workload.pass == Pass::forward || !is_ours(family)) return units;
-    const std::int64_t group = std::max<std::int64_t>(workload.problem.group(), 1), shares = shares_of_groups(workload);
-    units.count = units.count / group * shares;
-    units.longest *= schedule::ceil_div(group, shares);
-    units.shortest *= schedule::ceil_div(group, shares);
+    const std::int64_t group = std::max<std::int64_t>(workload.problem.group(), 1), splits = head_splits_of(workload);
+    units.count = units.count / group * splits;
+    units.longest *= schedule::ceil_div(group, splits);
+    units.shortest *= schedule::ceil_div(group, splits);
     return units;
 }
 
@@ -97,9 +97,9 @@ double Gpu::exp_exposed() const {
     return c.exp_exposed + (whole ? 0 : c.uneven_exposed) + (pads_head_dim() ? c.padded_exposed : 0);
 }
 
-double Gpu::product_rate() const {
+double Gpu::gemm_rate() const {
     const bool stretched = family.warp_wide && q.machine.warp_matrix_share < 1 && size_of(q.problem.dtype) <= 2;
-    return q.machine.product_flop(q.problem.dtype, family.warp_wide) / (stretched ? kWarpStretch : 1);
+    return q.machine.gemm_flop(q.problem.dtype, family.warp_wide) / (stretched ? kMmaSyncSlowdown : 1);
 }
 
 double Gpu::shared_bytes() const {
@@ -119,18 +119,18 @@ double Gpu::shared_bytes() const {
            m * (d + dv) * e;
 }
 
-/// The clocks of a multiprocessor that draws dropout's mask for `elements` weights and does nothing else.
+/// The clocks of a multiprocessor that draws dropout's mask for `elements` elements of P and does nothing else.
 double Gpu::clocks_of_draws(double elements) const {
     if (q.problem.dropout.probability <= 0 || c.dropout_exposed <= 0) return 0;
-    const Drawing drawing = drawing_of(family, q.problem);
-    return elements / drawing.weights * blocks_of_draw(q.problem.dropout.probability, drawing) * kBlockInstructions /
+    const PhiloxDraws philox = philox_draws_of(family, q.problem);
+    return elements / philox.weights * philox_blocks(q.problem.dropout.probability, philox) * kBlockInstructions /
            (kInstructionsPerExp * q.machine.exp_rate);
 }
 
 TileCycles Gpu::tile_cycles() const {
     const Machine& machine = q.machine;
     TileCycles cycles;
-    cycles.products = m * n * flop_per_pair() / product_rate();
+    cycles.gemms = m * n * flop_per_pair() / gemm_rate();
     cycles.exps = m * n / machine.exp_rate;
     cycles.shared = shared_bytes() / machine.shared_bytes;
     if (q.schedule != Schedule::standard) cycles.draws = clocks_of_draws(m * n);
@@ -139,7 +139,7 @@ TileCycles Gpu::tile_cycles() const {
         cycles.adds = dq_bytes * m * d / machine.reduce_bytes;
     const double loaded = q.pass == Pass::forward ? n : m;
     cycles.loads = loaded * (d + dv) * e / machine.l2_bytes;
-    const double sum = cycles.products + exp_exposed() * cycles.exps + c.shared_exposed * cycles.shared +
+    const double sum = cycles.gemms + exp_exposed() * cycles.exps + c.shared_exposed * cycles.shared +
                        c.adds_exposed * cycles.adds + c.dropout_exposed * cycles.draws + c.step_cycles;
     cycles.step = std::max(sum, cycles.loads);
     cycles.mask = c.mask_exposed * cycles.exps;
@@ -152,10 +152,10 @@ void Gpu::note_tile() {
                  dv);
     if (family.warp_wide && machine.warp_matrix_share < 1 && e <= 2)
         account.note("FLOP of mma.sync", "{:.0f} * {:.4g} / {:.4g} = {:.5g} FLOP/clk", machine.matrix_flop.value,
-                     machine.warp_matrix_share.value, kWarpStretch, product_rate());
-    account.note("products of a tile", "{:.0f} * {:.0f} * {:.0f} FLOP / {:.5g} FLOP/clk = {:.0f} clk", m, n,
-                 flop_per_pair(), product_rate(), t.products);
-    std::string sum = fmt::format("{:.0f}", t.products);
+                     machine.warp_matrix_share.value, kMmaSyncSlowdown, gemm_rate());
+    account.note("GEMMs of a tile", "{:.0f} * {:.0f} * {:.0f} FLOP / {:.5g} FLOP/clk = {:.0f} clk", m, n,
+                 flop_per_pair(), gemm_rate(), t.gemms);
+    std::string sum = fmt::format("{:.0f}", t.gemms);
     const auto exposed = [&](const char* what, const std::string& from, double cycles, double share) {
         if (share <= 0 || cycles <= 0) return;
         account.note(what, "{} = {:.6g} clk; exposed of it: {:.3g} * {:.6g} = {:.6g} clk", from, cycles, share, cycles,
@@ -175,39 +175,39 @@ void Gpu::note_tile() {
     exposed("shared memory of a tile",
             fmt::format("{:.0f} B / {:.4g} B/clk", shared_bytes(), machine.shared_bytes.value), t.shared,
             c.shared_exposed);
-    exposed("adding dQ of a tile",
+    exposed("dQ accumulation of a tile",
             fmt::format("{:.0f} B / {:.4g} B/clk", t.adds * machine.reduce_bytes, machine.reduce_bytes.value), t.adds,
             c.adds_exposed);
     if (t.draws > 0) {
-        const Drawing drawing = drawing_of(family, q.problem);
+        const PhiloxDraws philox = philox_draws_of(family, q.problem);
         account.note("blocks of Philox", "{:.4g} for {:.0f} weights, {:.0f} instructions each",
-                     blocks_of_draw(q.problem.dropout.probability, drawing), drawing.weights, kBlockInstructions);
+                     philox_blocks(q.problem.dropout.probability, philox), philox.weights, kBlockInstructions);
         exposed("dropout of a tile",
-                fmt::format("{:.0f} * {:.0f} / {:.0f} * {:.4g} * {:.0f} / {:.4g} per clk", m, n, drawing.weights,
-                            blocks_of_draw(q.problem.dropout.probability, drawing), kBlockInstructions,
+                fmt::format("{:.0f} * {:.0f} / {:.0f} * {:.4g} * {:.0f} / {:.4g} per clk", m, n, philox.weights,
+                            philox_blocks(q.problem.dropout.probability, philox), kBlockInstructions,
                             kInstructionsPerExp * machine.exp_rate),
                 t.draws, c.dropout_exposed);
     }
     if (c.step_cycles > 0) {
-        account.note("meeting of the warps", "{:.0f} clk", c.step_cycles);
+        account.note("warp synchronisation", "{:.0f} clk", c.step_cycles);
         sum += fmt::format(" + {:.0f}", c.step_cycles);
     }
     account.note("operands of a tile", "{:.0f} B / {:.4g} B/clk from L2 = {:.6g} clk", t.loads * machine.l2_bytes,
                  machine.l2_bytes.value, t.loads);
     account.note("one inner tile", "max({}, {:.6g}) = {:.6g} clk", sum, t.loads, t.step);
     if (c.mask_exposed > 0)
-        account.note("more of a cut tile", "of the exponentials: {:.3g} * {:.6g} = {:.6g} clk", c.mask_exposed, t.exps,
-                     t.mask);
+        account.note("mask of a partial tile", "of the exponentials: {:.3g} * {:.6g} = {:.6g} clk", c.mask_exposed,
+                     t.exps, t.mask);
 }
 
 /// Sets the clock. It falls with the load of the tensor cores, from clock_ghz (none) to loaded_clock_ghz (all of the
 /// time).
 double Gpu::set_clock(double tiles, double cycles) {
     const Machine& machine = q.machine;
-    const double most = machine.product_flop(q.problem.dtype, false);
+    const double most = machine.gemm_flop(q.problem.dtype, false);
     const double load = cycles > 0 ? std::min(1.0, tiles * m * n * flop_per_pair() / (cycles * sms * most)) : 0;
     out.clock_ghz = machine.clock_ghz - (machine.clock_ghz - machine.loaded_clock_ghz) * load;
-    account.note("load of the product units",
+    account.note("load of the tensor cores",
                  "{:.0f} * {:.0f} * {:.0f} * {:.0f} FLOP / ({} clk * {:.0f} * {:.0f}) = {:.4g}", tiles, m, n,
                  flop_per_pair(), clocks_text(cycles), sms, most, load);
     account.note("clock under it", "{:.4g} - ({:.4g} - {:.4g}) * {:.4g} = {:.4f} GHz", machine.clock_ghz.value,
@@ -220,13 +220,13 @@ void Gpu::add_tile_parts(double tiles, double clocks_per_ms) {
         account.part(name, tiles * cycles / sms / clocks_per_ms, "{:.0f} * {:.6g} clk / {:.0f} / {:.4f} GHz", tiles,
                      cycles, sms, clocks_per_ms * 1e-6);
     };
-    add("products", t.products);
+    add("GEMMs", t.gemms);
     add("exponentials", exp_exposed() * t.exps);
     add("shared memory", c.shared_exposed * t.shared);
-    add("adding dQ", c.adds_exposed * t.adds);
+    add("dQ accumulation", c.adds_exposed * t.adds);
     add("dropout", c.dropout_exposed * t.draws);
-    add("meetings of warps", c.step_cycles);
-    const double sum = t.products + exp_exposed() * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds +
+    add("warp synchronisation", c.step_cycles);
+    const double sum = t.gemms + exp_exposed() * t.exps + c.shared_exposed * t.shared + c.adds_exposed * t.adds +
                        c.dropout_exposed * t.draws + c.step_cycles;
     if (t.step - sum > 1e-9 * sum) add("operands from L2", t.step - sum);
 }
@@ -280,8 +280,7 @@ void predict_family(const Question& question, const Family& family, Prediction& 
     else if (question.schedule == Schedule::fa1 && question.pass == Pass::forward) gpu.fa1();
     else gpu.fused();
     if (family.constants.call_us > 0)
-        gpu.account.part("a call", family.constants.call_us * 1e-3, "whatever its size: {:.3g} us",
-                         family.constants.call_us);
+        gpu.account.part("a call", family.constants.call_us * 1e-3, "of any size: {:.3g} us", family.constants.call_us);
     add_roofs(gpu);
     const double dram = static_cast<double>(prediction.cost.work.bytes.dram) / gpu.read_rate();
     gpu.account.at_least("DRAM", dram);

@@ -9,14 +9,14 @@ namespace tessera::model {
 
 /// Clocks of one inner tile per unit, without interference of the others.
 struct TileCycles {
-    double products = 0;
+    double gemms = 0;
     double exps = 0;
     double shared = 0;
-    double adds = 0;   ///< of dQ, in the L2
+    double adds = 0;   ///< additions to dQ in the L2
     double loads = 0;  ///< loads from the L2, a lower bound of the tile
-    double draws = 0;  ///< of dropout's mask
-    double mask = 0;   ///< added for a tile that a mask or an end cuts
-    double step = 0;   ///< total: GEMMs and the exposed shares of the others, never less than loads
+    double draws = 0;  ///< random numbers of dropout
+    double mask = 0;   ///< added for a partial tile
+    double step = 0;   ///< total: GEMMs and the exposed part of the others, never less than loads
 };
 
 /// Predicts with the constants of `family`, which need not be in the table: bench/fit tries others.
@@ -31,11 +31,11 @@ struct MatrixPass;  // gpu_passes.cc
 /// reproducible.
 std::string clocks_text(double clocks);
 
-/// The clocks of a kernel's thread blocks.
-struct Dealt {
-    double share;  ///< even share of a multiprocessor
-    double idle;   ///< clocks beyond the share, until the last block is done
-    double cut;    ///< tiles with mask code
+/// The clocks of a kernel's thread blocks on the multiprocessors.
+struct BlockClocks {
+    double share;  ///< clocks of a multiprocessor if all were equally busy
+    double idle;   ///< clocks beyond that until the last block is done
+    double cut;    ///< partial tiles, which run the mask code
 };
 
 /// The state of one prediction for a GPU.
@@ -47,7 +47,7 @@ struct Gpu {
     Account account;
     Tile tile;
     double d, dv, e;  ///< head_dims as computed, bytes of an element
-    double m, n;      ///< the tile
+    double m, n;      ///< queries and keys of a tile
     double sms;
     schedule::Workload workload;
     Units units;
@@ -56,7 +56,7 @@ struct Gpu {
     Gpu(const Question& question, const Family& f, Prediction& prediction);
 
     /// FLOP/clk of a multiprocessor that the kernel's GEMMs reach.
-    double product_rate() const;
+    double gemm_rate() const;
     double flop_per_pair() const;
     /// Queries of a tile that are computed: fa3's tiles of three warpgroups skip those without rows.
     double rows_at_work() const;
@@ -64,7 +64,7 @@ struct Gpu {
     bool one_warpgroup() const { return m < static_cast<double>(tile.block_q); }
     /// Is each key read by a single tile, because a head has no more rows than that?
     bool streams() const { return q.pass == Pass::forward && q.problem.len_q <= tile.block_q; }
-    /// Constants::exp_exposed, plus the shares for keys that don't fill their tiles.
+    /// Constants::exp_exposed, plus uneven_exposed and padded_exposed as they apply.
     double exp_exposed() const;
     /// Is this fa3's backward with dV and dK split between warpgroups? S and dP are then computed twice, the second
     /// time for dQ.
@@ -103,21 +103,21 @@ struct Gpu {
     double clocks_of_draws(double elements) const;
     Stage stage() const;
     Stage stage_of_fa1() const;
-    double last_done(const Stage& stage, const Units& of, double share) const;
-    std::string last_done_text(const Stage& stage, const Units& of, double share, double last) const;
-    Dealt deal_out(const Stage& stage, const Units& of);
+    double last_done(const Stage& stage, const Units& work, double share) const;
+    std::string last_done_text(const Stage& stage, const Units& work, double share, double last) const;
+    BlockClocks schedule_blocks(const Stage& stage, const Units& work);
     void add_dq_kernel();
     void add_gradient_passes();
-    void add_shares(std::int64_t shares);
-    void add_empty_blocks(std::int64_t shares);
+    void add_head_splits(std::int64_t splits);
+    void add_empty_blocks(std::int64_t splits);
     void add_rows(double elements);
-    void add_pass(const MatrixPass& pass, double elements, double products);
+    void add_pass(const MatrixPass& pass, double elements, double gemm_ms);
     void count_gradient_matrices();
     void note_dram();
     void add_stream(double main_ms);
 };
 
 /// The number of splits of a group's query heads in tessera's backward, each with its own thread blocks.
-std::int64_t shares_of_groups(const schedule::Workload& workload);
+std::int64_t head_splits_of(const schedule::Workload& workload);
 
 }  // namespace tessera::model

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fused kernels on a GPU: units of work (tiles of queries; in the backward tiles of keys) with an inner loop each,
-// dealt to the multiprocessors.
+// Fused kernels on a GPU: units of work (tiles of queries; in the backward tiles of keys) with an inner loop each, and
+// their assignment to multiprocessors.
 #include <algorithm>
 #include <cmath>
 
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/gradient/host/head_split.hpp"
-#include "model/deal.hpp"
 #include "model/gpu.hpp"
+#include "model/makespan.hpp"
 #include "schedule/grid.hpp"
 
 namespace tessera::model {
 
-/// The keys of a unit are dealt to several multiprocessors when units are few. Returns the kernels to launch.
+/// Splits the keys of each unit over several multiprocessors when units are few. Returns the number of kernel launches.
 int Gpu::split_keys() {
     const bool by_flash = family.by == std::string_view("flash-attention");
-    const bool theirs = by_flash || deals_keys(family, q.problem, q.machine);
+    const bool theirs = by_flash || splits_keys(family, q.problem, q.machine);
     if (q.pass != Pass::forward || !theirs || units.count == 0 || units.longest < 2) return c.launches;
     if (by_flash && q.schedule == Schedule::fa2) {
         splits_ = flash2_splits(q.problem, q.machine);
-    } else if (!by_flash) {  // not published: by powers of two its times come out
+    } else if (!by_flash) {  // cuDNN's rule is not published; powers of two reproduce its times
         while (2 * splits_ * units.count <= static_cast<std::int64_t>(sms) && 2 * splits_ <= units.longest)
             splits_ *= 2;
     } else if (static_cast<double>(units.count) <= sms / 2) {
@@ -42,17 +42,17 @@ bool Gpu::masks_all() const {
 }
 
 bool Gpu::adds_dq_in_order() const {
-    return is_ours(family) && q.pass == Pass::backward && q.schedule != Schedule::fa1 && c.turn_cycles > 0;
+    return is_ours(family) && q.pass == Pass::backward && q.schedule != Schedule::fa1 && c.dq_add_cycles > 0;
 }
 
-/// Of fa3's backward over head_dim 128: its key blocks wait for no other.
+/// Stage::heads_longest_first of fa3's backward over head_dim 128, whose key blocks wait for no other; else 0.
 std::int64_t Gpu::heads_longest_first() const {
     const Problem& p = q.problem;
     if (!splits_dv_dk() || !cuda::fa3::backward::starts_longest_first(p)) return 0;
     return cuda::fa3::backward::key_block_rounds(p).heads;
 }
 
-std::int64_t shares_of_groups(const schedule::Workload& w) {
+std::int64_t head_splits_of(const schedule::Workload& w) {
     const Problem& p = w.problem;
     if (w.pass == Pass::forward || p.group() <= 1 || p.heads_kv == 0 || p.dtype == DType::fp32) return 1;
     if (w.schedule == Schedule::fa3) return cuda::fa3::backward::head_splits(p);
@@ -79,53 +79,54 @@ Stage Gpu::stage() const {
             .ends = c.end_cycles + c.end_cycles_per_dim * d,
             .masks_all = masks_all(),
             .ends_cut = is_ours(family),
-            .dq_add = adds_dq_in_order() ? c.turn_cycles : 0,
+            .dq_add = adds_dq_in_order() ? c.dq_add_cycles : 0,
             .fa3_dq_order = q.schedule == Schedule::fa3,
             .heads_longest_first = heads_longest_first()};
 }
 
 /// Clocks until the last block is done.
-double Gpu::last_done(const Stage& stage, const Units& of, double share) const {
-    constexpr std::int64_t kMostBlocks = 1 << 15, kMostTiles = 1 << 19;  // more are not worth going through
-    if (of.count == 0) return 0;
-    if (stage.dq_add > 0 && of.tiles <= kMostTiles) return clocks_in_dq_order(stage, static_cast<int>(sms));
-    if (of.count <= kMostBlocks) {
+double Gpu::last_done(const Stage& stage, const Units& work, double share) const {
+    constexpr std::int64_t kMostBlocks = 1 << 15,
+                           kMostTiles = 1 << 19;  // beyond these a closed formula is close enough
+    if (work.count == 0) return 0;
+    if (stage.dq_add > 0 && work.tiles <= kMostTiles) return clocks_in_dq_order(stage, static_cast<int>(sms));
+    if (work.count <= kMostBlocks) {
         const int each = stage.rows_outer ? blocks_at_a_time(family, q.problem, q.machine) : 1;
-        return dealt(blocks_in_order(stage), {static_cast<int>(sms), each, each > 1 ? c.alone : 1});
+        return makespan(blocks_in_order(stage), {static_cast<int>(sms), each, each > 1 ? c.single_block_factor : 1});
     }
-    const double longest = stage.clocks(of.longest, 0);
-    return of.longest == of.shortest ? std::ceil(static_cast<double>(of.count) / sms) * longest
-                                     : std::max(longest, share);
+    const double longest = stage.clocks(work.longest, 0);
+    return work.longest == work.shortest ? std::ceil(static_cast<double>(work.count) / sms) * longest
+                                         : std::max(longest, share);
 }
 
-std::string Gpu::last_done_text(const Stage& stage, const Units& of, double share, double last) const {
-    if (of.count == 0) return "no blocks: 0";
-    const double longest = stage.clocks(of.longest, 0);
-    const double rounds = std::ceil(static_cast<double>(of.count) / sms);
-    if (of.longest == of.shortest && std::abs(rounds * longest - last) < 0.5) {
+std::string Gpu::last_done_text(const Stage& stage, const Units& work, double share, double last) const {
+    if (work.count == 0) return "no blocks: 0";
+    const double longest = stage.clocks(work.longest, 0);
+    const double rounds = std::ceil(static_cast<double>(work.count) / sms);
+    if (work.longest == work.shortest && std::abs(rounds * longest - last) < 0.5) {
         const std::string whole = fmt::format("{:.0f} * {:.8g} - {}", rounds, longest, clocks_text(share));
-        return fmt::format("whole rounds of equal blocks: {}", last < share ? "max(0, " + whole + ")" : whole);
+        return fmt::format("whole waves of equal blocks: {}", last < share ? "max(0, " + whole + ")" : whole);
     }
-    return fmt::format(
-        "{}, until the last one ends: {} - {}",
-        stage.dq_add > 0 ? "blocks that add to dQ in a fixed order" : "blocks one after the other to who is free",
-        clocks_text(std::max(last, share)), clocks_text(share));
+    return fmt::format("{}, until the last one ends: {} - {}",
+                       stage.dq_add > 0 ? "blocks that add to dQ in a fixed order"
+                                        : "each block goes to the first free multiprocessor",
+                       clocks_text(std::max(last, share)), clocks_text(share));
 }
 
-/// The lines of a kernel's blocks. Returns the clocks of an equal share and those until the last block is done.
-Dealt Gpu::deal_out(const Stage& stage, const Units& of) {
-    const auto count = static_cast<double>(of.count), tiles = static_cast<double>(of.tiles);
-    const auto cut = static_cast<double>(stage.masks_all ? of.tiles : of.cut);
+/// Assigns a kernel's blocks to the multiprocessors and notes the result in the worksheet.
+BlockClocks Gpu::schedule_blocks(const Stage& stage, const Units& work) {
+    const auto count = static_cast<double>(work.count), tiles = static_cast<double>(work.tiles);
+    const auto cut = static_cast<double>(stage.masks_all ? work.tiles : work.cut);
     const double share = (tiles * stage.step + cut * stage.mask + count * stage.ends) / sms;
-    const double last = last_done(stage, of, share);
+    const double last = last_done(stage, work, share);
     account.note("blocks of work",
-                 "{} tiles of {}, each head in rows of {}; the mask leaves {} inner tiles, {} to {} each", of.count,
+                 "{} tiles of {}, each head in rows of {}; the mask leaves {} inner tiles, {} to {} each", work.count,
                  stage.rows_outer ? "queries" : "keys", stage.rows_outer ? stage.tile.block_q : stage.tile.block_kv,
-                 of.tiles, of.shortest, of.longest);
-    account.note("share of a multiprocessor", "({} * {:.6g} + {:.0f} cut * {:.6g} + {} * {:.6g}) / {:.0f} = {} clk",
-                 of.tiles, stage.step, cut, stage.mask, of.count, stage.ends, sms, clocks_text(share));
+                 work.tiles, work.shortest, work.longest);
+    account.note("mean per multiprocessor", "({} * {:.6g} + {:.0f} partial * {:.6g} + {} * {:.6g}) / {:.0f} = {} clk",
+                 work.tiles, stage.step, cut, stage.mask, work.count, stage.ends, sms, clocks_text(share));
     const double idle = last - share > 1e-9 * share ? last - share : 0;  // sums in another order differ by less
-    account.note("until the last one is done", "{} = {} clk more", last_done_text(stage, of, share, last),
+    account.note("until the last one is done", "{} = {} clk more", last_done_text(stage, work, share, last),
                  clocks_text(idle));
     return {share, idle, cut};
 }
@@ -136,8 +137,10 @@ bool Gpu::writes_dq() const {
            cuda::fa3::backward::writes_dq(q.problem);
 }
 
-/// Kernels before and after the main one, bound by memory. Others': D = rowsum(dO * O), dQ = 0; dQ to the dtype.
-/// tessera's: delta = dO . (O + residual), and dQ from its sums, which the first to add writes; fa1 has one.
+/// Adds the kernels before and after the main one, which are bound by memory. Other libraries compute
+/// D = rowsum(dO * O) and set dQ to 0 before it, and convert dQ to the dtype after it. tessera computes
+/// delta = dO . (O + residual) before it, and dQ from its accumulators after it. The first block to add writes an
+/// accumulator; fa1 has a single one.
 void Gpu::add_gradient_passes() {
     if (q.pass != Pass::backward) return;
     const auto rows = static_cast<double>(q.problem.rows_q() * q.problem.heads_q);
@@ -149,24 +152,25 @@ void Gpu::add_gradient_passes() {
         row = dv * (2 * e + 1) + 4 + (writes_dq() ? 0 : sums * 4 * d + d * e);
     }
     const double bytes = rows * row;
-    account.part("before and after", bytes / copy_rate(), "O, dO, D, dQ: {:.0f} * {:.0f} B / {:.5g} GB/s", rows, row,
-                 copy_rate() * 1e-6);
+    account.part("preprocess and postprocess", bytes / copy_rate(), "O, dO, D, dQ: {:.0f} * {:.0f} B / {:.5g} GB/s",
+                 rows, row, copy_rate() * 1e-6);
 }
 
-/// The kernel that sums dK and dV of shares, which the main one writes in fp32.
-void Gpu::add_shares(std::int64_t shares) {
+/// Adds the kernel that sums dK and dV of the head splits, which the main kernel writes in fp32.
+void Gpu::add_head_splits(std::int64_t splits) {
     const auto rows = static_cast<double>(q.problem.rows_kv() * q.problem.heads_kv);
-    const double row = (d + dv) * (4 * static_cast<double>(shares) + e);
-    account.part("shares", rows * row / copy_rate(),
-                 "dK and dV of {} shares of a group: {:.0f} * {:.0f} B / {:.5g} GB/s", shares, rows, row,
+    const double row = (d + dv) * (4 * static_cast<double>(splits) + e);
+    account.part("head splits", rows * row / copy_rate(),
+                 "dK and dV of {} splits of a group: {:.0f} * {:.0f} B / {:.5g} GB/s", splits, rows, row,
                  copy_rate() * 1e-6);
 }
 
-/// Thread blocks of a ragged call whose sequence has no such keys: the grid has as many for each as for the longest.
-void Gpu::add_empty_blocks(std::int64_t shares) {
+/// Adds the thread blocks of a ragged call that have no keys: the grid has as many for each sequence as for the
+/// longest.
+void Gpu::add_empty_blocks(std::int64_t splits) {
     const auto& sequences = q.options.sequences;
     if (sequences.empty() || c.empty_cycles <= 0) return;
-    const std::int64_t heads = q.problem.heads_kv * shares;
+    const std::int64_t heads = q.problem.heads_kv * splits;
     const std::int64_t all =
         static_cast<std::int64_t>(sequences.size()) * heads * schedule::ceil_div(q.problem.len_kv, tile.block_kv);
     std::int64_t own = 0;
@@ -176,15 +180,15 @@ void Gpu::add_empty_blocks(std::int64_t shares) {
                  sms, out.clock_ghz);
 }
 
-/// How the bytes of the forward come about, when every tensor moves once.
+/// Notes the DRAM bytes and their time: tensor by tensor in a forward that moves each tensor once.
 void Gpu::note_dram() {
     const Problem& p = q.problem;
     const std::int64_t row = (p.head_dim + p.head_dim_v) * size_of(p.dtype);
     const std::int64_t queries = p.rows_q() * p.heads_q;
     const std::int64_t keys = p.rows_kv() * p.heads_kv;
     const std::int64_t bytes = out.cost.work.bytes.dram;
-    const double alone = static_cast<double>(bytes) / read_rate();
-    const std::string at_rate = fmt::format("{} B / {:.5g} GB/s = {:.5g} ms", bytes, read_rate() * 1e-6, alone);
+    const double read_alone_ms = static_cast<double>(bytes) / read_rate();
+    const std::string at_rate = fmt::format("{} B / {:.5g} GB/s = {:.5g} ms", bytes, read_rate() * 1e-6, read_alone_ms);
     if (q.pass == Pass::forward && queries * (row + 4) + keys * row == bytes)
         account.note("DRAM alone", "Q, O and LSE, K and V: {} * ({} + 4) + {} * {} = {} B; {}", queries, row, keys, row,
                      bytes, at_rate);
@@ -199,36 +203,38 @@ void Gpu::add_dq_kernel() {
     schedule::Workload rows = workload;
     rows.pass = Pass::forward;
     rows.tile = kTile;
-    const Units of = units_of(rows);
-    const double mma = kElements * 2 * (2 * d + dv) / product_rate();
+    const Units work = units_of(rows);
+    const double mma = kElements * 2 * (2 * d + dv) / gemm_rate();
     const double exps = kElements / q.machine.exp_rate;
     Stage stage = this->stage();
-    stage.tile = kTile, stage.rows_outer = true, stage.whole_groups = false, stage.order = Order::as_they_lie;
+    stage.tile = kTile, stage.rows_outer = true, stage.whole_groups = false, stage.order = Order::grid_order;
     stage.step = mma + c.dq_exp_exposed * exps;  // shapes with dropout have no dQ kernel
     stage.mask = c.mask_exposed * exps, stage.ends = c.dq_end_cycles;
     if (stage.heads_longest_first > 0) {
         stage.heads_longest_first = cuda::fa3::backward::query_heads_per_round(q.problem);
     }
     account.note("a tile of dQ", "{:.0f} * {:.0f} FLOP / {:.5g} FLOP/clk + {:.3g} * {:.0f} = {:.6g} clk", kElements,
-                 2 * (2 * d + dv), product_rate(), c.dq_exp_exposed, exps, stage.step);
-    const Dealt blocks = deal_out(stage, of);
+                 2 * (2 * d + dv), gemm_rate(), c.dq_exp_exposed, exps, stage.step);
+    const BlockClocks blocks = schedule_blocks(stage, work);
     account.part("dQ", (blocks.share + blocks.idle) / (out.clock_ghz * 1e6), "({} + {}) clk / {:.4f} GHz",
                  clocks_text(blocks.share), clocks_text(blocks.idle), out.clock_ghz);
 }
 
-/// Keys that one tile reads come from memory at its pace: work and traffic overlap but for a share of the shorter one.
+/// Adds the DRAM time of keys that only one tile reads. Work and traffic overlap except for `stream_exposed` of the
+/// shorter one.
 void Gpu::add_stream(double main_ms) {
     if (!streams()) return;
     const auto bytes = static_cast<double>(out.cost.work.bytes.dram);
     const double l2 = q.machine.l2_mib * 1048576.0;
     const double written = std::min(kWrittenShare * bytes, kWrittenOfL2 * l2);
-    account.note("written before", "what others left in the L2: min({:.3g} * {:.0f} B, {:.3g} * {:.0f} B) = {:.0f} B",
+    account.note("write-back",
+                 "dirty lines of earlier work in the cache: min({:.3g} * {:.0f} B, {:.3g} * {:.0f} B) = {:.0f} B",
                  kWrittenShare, bytes, kWrittenOfL2, l2, written);
     const double dram = (bytes + written) / read_rate();
     account.note("memory alone", "({:.0f} + {:.0f}) B / {:.5g} GB/s = {:.5g} ms", bytes, written, read_rate() * 1e-6,
                  dram);
     const double longer = std::max(dram - main_ms, 0.0), shorter = c.stream_exposed * std::min(dram, main_ms);
-    account.part("keys from memory", longer + shorter,
+    account.part("K and V from DRAM", longer + shorter,
                  "beside the kernel's work: max({0:.8g} - {1:.8g}, 0) + {2:.3g} * min({0:.8g}, {1:.8g})", dram, main_ms,
                  c.stream_exposed);
 }
@@ -237,28 +243,28 @@ void Gpu::fused() {
     int launches = split_keys();
     if (is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward &&
         cuda::fa3::dynamic_scheduling(q.problem, static_cast<std::int64_t>(sms)))
-        ++launches;  // the counter of tiles is set to 0
+        ++launches;  // one sets the tile scheduler's counter to 0
     if (writes_dq()) --launches;
     const Stage main = stage();
-    account.note("ends of a block", "{:.0f} + {:.3g} * {:.0f} = {:.6g} clk", c.end_cycles, c.end_cycles_per_dim, d,
-                 main.ends);
-    const auto [share, idle, cut] = deal_out(main, units);
+    account.note("prologue and epilogue", "{:.0f} + {:.3g} * {:.0f} = {:.6g} clk", c.end_cycles, c.end_cycles_per_dim,
+                 d, main.ends);
+    const auto [share, idle, cut] = schedule_blocks(main, units);
     const auto count = static_cast<double>(units.count);
     const auto tiles = static_cast<double>(units.tiles);
 
     const double per_ms = set_clock(tiles, share + idle);
     add_tile_parts(tiles, per_ms);
-    account.part("cut tiles", cut * main.mask / sms / per_ms, "{:.0f} * {:.6g} clk / {:.0f} / {:.4f} GHz", cut,
+    account.part("partial tiles", cut * main.mask / sms / per_ms, "{:.0f} * {:.6g} clk / {:.0f} / {:.4f} GHz", cut,
                  main.mask, sms, out.clock_ghz);
-    account.part("ends of tiles", count * main.ends / sms / per_ms, "{:.0f} * {:.6g} clk / {:.0f} / {:.4f} GHz", count,
-                 main.ends, sms, out.clock_ghz);
+    account.part("prologues and epilogues", count * main.ends / sms / per_ms,
+                 "{:.0f} * {:.6g} clk / {:.0f} / {:.4f} GHz", count, main.ends, sms, out.clock_ghz);
     account.part("idle cores", idle / per_ms, "{} clk / {:.4f} GHz", clocks_text(idle), out.clock_ghz);
     account.note("main kernel", "({} + {}) clk / {:.4f} GHz = {:.4g} ms", clocks_text(share), clocks_text(idle),
                  out.clock_ghz, (share + idle) / per_ms);
     if (splits_dv_dk()) add_dq_kernel();
-    const std::int64_t shares = is_ours(family) ? shares_of_groups(workload) : 1;
-    if (shares > 1) add_shares(shares), ++launches;
-    add_empty_blocks(shares);
+    const std::int64_t head_splits = is_ours(family) ? head_splits_of(workload) : 1;
+    if (head_splits > 1) add_head_splits(head_splits), ++launches;
+    add_empty_blocks(head_splits);
     add_gradient_passes();
     note_dram();
     if (c.dram_exposed > 0) {
@@ -270,8 +276,8 @@ void Gpu::fused() {
     }
     add_stream((share + idle) / per_ms);
     if (splits_ > 1 && c.split_us > 0)
-        account.part("parts put together", static_cast<double>(splits_) * c.split_us * 1e-3, "{} * {:.3g} us", splits_,
-                     c.split_us);
+        account.part("combine", static_cast<double>(splits_) * c.split_us * 1e-3, "splits of the keys: {} * {:.3g} us",
+                     splits_, c.split_us);
     if (q.pass == Pass::forward && (one_wave() || streams()))
         account.part("cold start", kColdStart * 1e-3, "of the first tiles: {:.3g} us", kColdStart);
     add_launches(launches);

@@ -24,29 +24,29 @@ constexpr double kRowsForFullRate = 4.1;  // fitted on tessera's standard on H20
 /// One pass over the matrix.
 struct MatrixPass {
     const char* name;
-    const char* part;  ///< of the time
-    double bytes;      ///< bytes read or written per element
-    double rate;       ///< bytes a millisecond
-    double share;      ///< share of all GEMM work
+    const char* part;   ///< name of its part of the time
+    double bytes;       ///< bytes read or written per element
+    double rate;        ///< bytes a millisecond
+    double gemm_share;  ///< fraction of the FLOP of all passes
 };
 
-/// The stage of fa1: a thread block takes a head, and some tiles of queries through the keys side by side. If heads are
+/// The stage of fa1. A thread block goes through the keys of a head with several tiles of queries at once. If heads are
 /// fewer than multiprocessors, a head has several blocks (parts_of in cuda/fa1/kernels.cc).
 Stage Gpu::stage_of_fa1() const {
     const Problem& p = q.problem;
-    const std::int64_t together = cuda::fa1::config_of(p).groups;
+    const std::int64_t interleaved = cuda::fa1::config_of(p).groups;
     const std::int64_t tiles = schedule::ceil_div(p.len_q, tile.block_q);
     const std::int64_t heads = std::max<std::int64_t>(p.batch * p.heads_q, 1);
     Stage stage = this->stage();
     stage.whole_heads = true;
-    stage.together = together;
-    stage.parts = std::clamp<std::int64_t>(static_cast<std::int64_t>(sms) / heads, 1,
-                                           std::max<std::int64_t>(tiles / together, 1));
+    stage.interleaved = interleaved;
+    stage.blocks_per_head = std::clamp<std::int64_t>(static_cast<std::int64_t>(sms) / heads, 1,
+                                                     std::max<std::int64_t>(tiles / interleaved, 1));
     return stage;
 }
 
 void Gpu::fa1() {
-    const auto [share, idle, cut] = deal_out(stage_of_fa1(), units);
+    const auto [share, idle, cut] = schedule_blocks(stage_of_fa1(), units);
     const auto tiles = static_cast<double>(units.tiles);
     const double per_ms = set_clock(tiles, share + idle);
     add_tile_parts(tiles, per_ms);
@@ -68,7 +68,7 @@ void Gpu::add_rows(double elements) {
     const bool forward = q.pass == Pass::forward;
     const char* name = forward ? "softmax" : "rows";
     const double matrices = forward ? 1 : 2;
-    const double most = forward ? cuda::standard::kKeysCached : cuda::standard::kGradientKeysCached;  // keys, of each
+    const double most = forward ? cuda::standard::kKeysCached : cuda::standard::kGradientKeysCached;  // keys per matrix
     const double held = 4 * matrices * std::min(static_cast<double>(q.problem.len_kv), most) + 64;
     const double blocks = std::clamp(std::floor(q.machine.shared_kib * 1024 / held), 1.0, kMostRows);
     const double slowed = std::max(1.0, kRowsForFullRate / blocks);
@@ -85,21 +85,21 @@ void Gpu::add_rows(double elements) {
     account.part(name, std::max(traffic, row_time + c.row_exposed * traffic), "max({:.5g}, {:.5g} + {:.3g} * {:.5g})",
                  traffic, row_time, c.row_exposed, traffic);
     if (const double draws = clocks_of_draws(elements); draws > 0) {
-        const Drawing drawing = drawing_of(family, q.problem);
-        const double drawn = blocks_of_draw(q.problem.dropout.probability, drawing);
+        const PhiloxDraws philox = philox_draws_of(family, q.problem);
+        const double drawn = philox_blocks(q.problem.dropout.probability, philox);
         account.part("dropout", c.dropout_exposed * draws / sms / (q.machine.clock_ghz * 1e6),
                      "{:.3g} * {} / {:.0f} weights * {:.4g} blocks * {:.0f} / {:.4g} per clk / {:.0f} / {:.4g} GHz",
-                     c.dropout_exposed, out.cost.elements, drawing.weights, drawn, kBlockInstructions,
+                     c.dropout_exposed, out.cost.elements, philox.weights, drawn, kBlockInstructions,
                      kInstructionsPerExp * q.machine.exp_rate, sms, q.machine.clock_ghz.value);
     }
 }
 
-/// Adds a GEMM pass: the longer one of traffic and GEMM, and a share of the other.
-void Gpu::add_pass(const MatrixPass& pass, double elements, double products) {
-    const double traffic = elements * pass.bytes / pass.rate, own = products * pass.share;
+/// Adds a GEMM pass: the longer one of traffic and GEMM, and `pass_exposed` of the other.
+void Gpu::add_pass(const MatrixPass& pass, double elements, double gemm_ms) {
+    const double traffic = elements * pass.bytes / pass.rate, own = gemm_ms * pass.gemm_share;
     account.note(pass.name,
-                 "traffic of S and P: {} * {:.0f} B / {:.5g} GB/s = {:.5g} ms; products: {:.3g} * {:.5g} = {:.5g} ms",
-                 out.cost.elements, pass.bytes, pass.rate * 1e-6, traffic, pass.share, products, own);
+                 "traffic of S and P: {} * {:.0f} B / {:.5g} GB/s = {:.5g} ms; GEMM: {:.3g} * {:.5g} = {:.5g} ms",
+                 out.cost.elements, pass.bytes, pass.rate * 1e-6, traffic, pass.gemm_share, gemm_ms, own);
     account.part(pass.part, std::max(traffic, own) + c.pass_exposed * std::min(traffic, own),
                  "the longer and a share of the shorter: {:.5g} + {:.3g} * {:.5g}", std::max(traffic, own),
                  c.pass_exposed, std::min(traffic, own));
@@ -119,25 +119,25 @@ void Gpu::standard() {
     const auto tiles = static_cast<double>(units.tiles);
     const auto elements = static_cast<double>(out.cost.elements);
     const double per_ms = set_clock(tiles, tiles * t.step / sms);
-    // A tile of queries has one block, whatever the length of its row.
+    // Each tile of queries has one block for its whole row.
     const auto longest = static_cast<double>(units.longest);
-    const double products = std::max(tiles / sms, longest) * (t.products + c.shared_exposed * t.shared) / per_ms;
-    account.note("products of all passes",
+    const double gemm_ms = std::max(tiles / sms, longest) * (t.gemms + c.shared_exposed * t.shared) / per_ms;
+    account.note("GEMMs of all passes",
                  "max({} / {:.0f}, {}) * ({:.0f} + {:.3g} * {:.6g}) clk / {:.4f} GHz = {:.5g} ms", units.tiles, sms,
-                 units.longest, t.products, c.shared_exposed, t.shared, out.clock_ghz, products);
+                 units.longest, t.gemms, c.shared_exposed, t.shared, out.clock_ghz, gemm_ms);
     const double write = copy_rate(), read = read_rate();
     if (q.pass == Pass::forward) {
-        add_pass({"pass 1: S = Q K^T", "scores", 4, write, 0.5}, elements, products);
+        add_pass({"pass 1: S = Q K^T", "scores", 4, write, 0.5}, elements, gemm_ms);
         add_rows(elements);
-        add_pass({"pass 3: O = P V", "values", e, read, 0.5}, elements, products);
+        add_pass({"pass 3: O = P V", "values", e, read, 0.5}, elements, gemm_ms);
     } else {
         const double all = 3 * d + 2 * dv;  // columns of the five GEMMs
-        add_pass({"pass 1: S = Q K^T", "scores", 4, write, d / all}, elements, products);
-        add_pass({"pass 2: dP = dO V^T", "dP", 4, write, dv / all}, elements, products);
+        add_pass({"pass 1: S = Q K^T", "scores", 4, write, d / all}, elements, gemm_ms);
+        add_pass({"pass 2: dP = dO V^T", "dP", 4, write, dv / all}, elements, gemm_ms);
         add_rows(elements);
-        add_pass({"pass 4: dQ = dS K", "dQ", e, read, d / all}, elements, products);
-        add_pass({"pass 5: dV = P^T dO", "dV", e, read, dv / all}, elements, products);
-        add_pass({"pass 6: dK = dS^T Q", "dK", e, read, d / all}, elements, products);
+        add_pass({"pass 4: dQ = dS K", "dQ", e, read, d / all}, elements, gemm_ms);
+        add_pass({"pass 5: dV = P^T dO", "dV", e, read, dv / all}, elements, gemm_ms);
+        add_pass({"pass 6: dK = dS^T Q", "dK", e, read, d / all}, elements, gemm_ms);
         count_gradient_matrices();
     }
     add_launches(c.launches);

@@ -13,18 +13,18 @@
 
 namespace tessera {
 
-/// The share of a machine's rates that a kind of CPU kernel reaches, and the costs of a call beside it.
+/// The fractions of a machine's rates that a kind of CPU kernel reaches, and the fixed costs of a call.
 struct KernelShares {
-    double product_share;  ///< of the machine's GEMM rate; over 1 if that rate was measured too low
-    double exp_share;      ///< time of the softmax around the exponentials, in times of the exponentials alone
-    double last;           ///< load imbalance: extra tiles of queries (backward: of keys) of the slowest thread
-    double loops;          ///< parallel loops whose start is charged to a call
-    double call_us;        ///< microseconds of a call of any size: cold code and tables
-    double pack_ns = 0;    ///< nanoseconds to fetch and pack an element
-    double crowd = 1;     ///< contention: share of a thread's speed that is left, beyond the clock, with all cores busy
-    double start_us = 0;  ///< microseconds until sleeping threads run, with all cores
-    double read_share = 1;  ///< of the memory's read rate for cold tensors; over 1 if a cache holds part of them
-    double mask_share = 0;  ///< time of the mask on a matrix unit, in times of the exponentials alone
+    double gemm_share;           ///< fraction of the machine's GEMM rate; over 1 if that rate was measured too low
+    double exp_share;            ///< time of the softmax around the exponentials, in times of the exponentials alone
+    double extra_tiles;          ///< load imbalance: extra tiles of queries (backward: of keys) of the slowest thread
+    double loop_starts;          ///< parallel loops whose start is charged to a call
+    double call_us;              ///< microseconds of a call of any size: cold code and tables
+    double pack_ns = 0;          ///< nanoseconds to fetch and pack an element
+    double contended_speed = 1;  ///< speed per clock of a thread with all cores busy, relative to a thread alone
+    double start_us = 0;         ///< microseconds until sleeping threads run, with all cores
+    double read_share = 1;       ///< fraction of the memory's read rate on cold tensors; over 1 if caches hold a part
+    double mask_share = 0;       ///< time of the mask on a matrix unit, in times of the exponentials alone
 };
 
 struct MeasuredKernels {
@@ -33,11 +33,11 @@ struct MeasuredKernels {
     std::string source;
 };
 
-/// Calls f(name, shares.member) for each number, in the order above.
+/// Calls f(name, shares.member) for each number, in the order above. The names are the keys of machine files.
 template <class S, class F>
 void for_each_share(S& s, F&& f) {
-    f("product_share", s.product_share), f("exp_share", s.exp_share), f("last", s.last), f("loops", s.loops);
-    f("call_us", s.call_us), f("pack_ns", s.pack_ns), f("crowd", s.crowd), f("start_us", s.start_us);
+    f("product_share", s.gemm_share), f("exp_share", s.exp_share), f("last", s.extra_tiles), f("loops", s.loop_starts);
+    f("call_us", s.call_us), f("pack_ns", s.pack_ns), f("crowd", s.contended_speed), f("start_us", s.start_us);
     f("read_share", s.read_share), f("mask_share", s.mask_share);
 }
 

@@ -20,15 +20,15 @@ bool Machine::supports(DType dtype) const {
     return dtype == DType::fp16 || dtype == DType::fp32 || (dtype == DType::bf16 && capability >= kFirstWithBf16);
 }
 
-double Machine::product_flop(DType dtype, bool warp_wide) const {
+double Machine::gemm_flop(DType dtype, bool warp_wide) const {
     if (kind == MachineKind::cpu) return dtype == DType::bf16 ? matrix_flop : fma_flop;  // fp16 is widened
     if (size_of(dtype) > 2) return fma_flop;
     return matrix_flop * (warp_wide ? warp_matrix_share.value : 1.0);
 }
 
 double Machine::peak_tflops(DType dtype) const {
-    double flop = product_flop(dtype, false);
-    if (kind == MachineKind::cpu && dtype == DType::fp32) flop = std::max(flop, matrix_flop / model::kProductsOfParts);
+    double flop = gemm_flop(dtype, false);
+    if (kind == MachineKind::cpu && dtype == DType::fp32) flop = std::max(flop, matrix_flop / model::kMmasPerFp32);
     return flop * cores * rated_clock_ghz * 1e-3;
 }
 
@@ -89,14 +89,14 @@ void validate_kernels(const Machine& machine) {
     };
     const auto measured = measured_kernels(machine);
     if (machine.kind == MachineKind::gpu && !measured.empty())
-        bad("kernels", "nothing of a GPU", measured.front().kernels);
+        bad("kernels", "no kernels in the file of a GPU", measured.front().kernels);
     const auto known = model::cpu_kernel_kinds();
     for (auto one = measured.begin(); one != measured.end(); ++one) {
         if (std::find(known.begin(), known.end(), one->kernels) == known.end())
             bad("kernels", fmt::format("one of {}", fmt::join(known, ", ")), one->kernels);
-        const bool again = std::any_of(measured.begin(), one,
-                                       [&](const MeasuredKernels& before) { return before.kernels == one->kernels; });
-        if (again) bad("kernels", "each kind once", "a second " + one->kernels);
+        const bool repeated = std::any_of(
+            measured.begin(), one, [&](const MeasuredKernels& earlier) { return earlier.kernels == one->kernels; });
+        if (repeated) bad("kernels", "each kind once", "a second " + one->kernels);
         for_each_share(one->shares, [&](const std::string& name, const double& value) {
             const model::ShareRange range = model::range_of_share(name);
             if (range.has(value)) return;
@@ -133,7 +133,7 @@ ShareRange range_of_share(std::string_view name) {
         const char* name;
         ShareRange range;
     };
-    // Shares are relative to the same host's rates in short runs: noise may take them over 1, by a quarter at most.
+    // Shares are relative to the host's rates in short runs. Noise may raise them over 1, by a quarter at most.
     constexpr Known kKnown[] = {
         {"product_share", {0.01, 1.25}}, {"exp_share", {0.01, 20}}, {"last", {0, 20}},       {"loops", {0, 100}},
         {"call_us", {0, 1e5}},           {"pack_ns", {0, 100}},     {"crowd", {0.01, 1.25}}, {"start_us", {0, 1e5}},

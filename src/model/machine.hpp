@@ -19,12 +19,12 @@ using tessera::Quantity;
 using tessera::validate;
 
 /// bf16 MMAs per fp32 MMA on a CPU's matrix unit (cpu/matrix/units.hpp).
-inline constexpr double kProductsOfParts = 6;
+inline constexpr double kMmasPerFp32 = 6;
 
 /// Registers of a multiprocessor: 65,536 of 4 bytes from compute capability 3.0 on (CUDA C++ Programming Guide).
 inline constexpr double kRegisterBytes = 65536 * 4;
 
-/// The valid range of a number of MeasuredKernels; outside it the timing went wrong.
+/// The valid range of a number of MeasuredKernels. A number outside it comes from a failed measurement.
 struct ShareRange {
     double least;
     double most;

@@ -24,7 +24,7 @@ std::vector<Machine> cpu_machines() {
          .rated_clock_ghz = {3.6, kProbed},
          .loaded_clock_ghz = {3.38, kProbed},
          .matrix_flop = {888, kProbed},
-         .warp_matrix_share = {1, "no other product instruction is used"},
+         .warp_matrix_share = {1, "no other MMA instruction is used"},
          .fma_flop = {64, kPorts},
          .exp_rate = {2.1, kProbed},
          .shared_bytes = {48, kUsual},

@@ -11,14 +11,14 @@ constexpr const char* kGuide = "CUDA C++ Programming Guide: arithmetic throughpu
 constexpr const char* kSheet = "NVIDIA datasheet or architecture whitepaper";
 constexpr const char* kRate = "whitepaper: dense peak / (multiprocessors * rated clock)";
 constexpr const char* kMicro = "measured: bench/results/h200/micro.jsonl";
-// The kernels' constants were fitted with these clocks; the later measurements stand beside them.
+// The kernels' constants were fitted with these clocks. A text has the measured value beside its own.
 constexpr const char* kFittedClock = "constants were fitted with it; measured: 1.966, bench/results/h200/micro.jsonl";
 constexpr const char* kFittedLoad = "constants were fitted with it; measured: 1.574, bench/results/h200/micro.jsonl";
 constexpr const char* kFittedL2 = "constants were fitted with it; measured: 47.8, bench/results/h200/micro.jsonl";
 constexpr const char* kSameChip = "as measured on H200: the same chip and power limit";
 constexpr const char* kAsH200 = "estimate: share or rate measured on H200";
 constexpr const char* kBank = "32 banks of 4 bytes";
-constexpr const char* kWarp = "mma.sync is the widest product instruction here";
+constexpr const char* kWarp = "mma.sync is the widest MMA instruction here";
 constexpr const char* kAdds = "about 30 GB/s a multiprocessor when all add: measurements in flash-attention #2889";
 
 }  // namespace

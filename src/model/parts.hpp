@@ -22,18 +22,18 @@ struct Question {
 struct Units {
     std::int64_t count = 0;
     std::int64_t tiles = 0;     ///< inner tiles of all units
-    std::int64_t cut = 0;       ///< inner tiles that a mask or an end cuts
+    std::int64_t cut = 0;       ///< partial inner tiles: a mask or the end of the keys cuts them
     std::int64_t longest = 0;   ///< inner tiles of the largest unit
     std::int64_t shortest = 0;  ///< inner tiles of the smallest unit
 };
-/// Counts the units of a workload. `ends`: a tile that extends beyond the last key (backward: or query) counts as cut.
+/// Counts the units of a workload. `ends`: a tile that extends beyond the last key (backward: or query) is partial.
 Units units_of(const schedule::Workload& workload, bool ends = true);
 
-/// The workload if `at_once` units run at a time and all data that is read again stays in the machine's L2.
+/// The workload with `at_once` units at a time, if all data that is read again stays in the machine's L2.
 schedule::Workload workload_of(const Question& question, const Tile& tile, std::int64_t at_once);
 
-/// The cost of the workload. Of data beyond the L2's capacity a part stays, which shrinks with the excess: bytes grow
-/// smoothly with the length.
+/// The cost of the workload. The L2 holds a part of data that exceeds its capacity; the part shrinks with the excess,
+/// so that bytes grow smoothly with the length.
 schedule::Cost cost_of(const Question& question, const schedule::Workload& workload);
 
 /// Adds a bias to the traffic and the footprint: fp32, [heads_q, len_q, len_kv]. Each sequence reads it, but memory
@@ -72,7 +72,7 @@ class Account {
     bool worksheet_;
 };
 
-/// Is the time of drawing dropout's mask in the prediction?
+/// Does the prediction include the time of drawing dropout's mask?
 bool gpu_knows_dropout(const Question& question);
 bool cpu_knows_dropout(const Question& question);
 

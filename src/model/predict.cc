@@ -20,7 +20,7 @@ std::optional<std::string> refusal_of_machine(const Problem& problem, Schedule s
     if (!machine.supports(problem.dtype))
         return fmt::format("{} does not compute {}", machine.name, name_of(problem.dtype));
     if (schedule == Schedule::fa3 && machine.kind == MachineKind::cpu)
-        return "fa3 is an order for GPUs with asynchronous products";
+        return "fa3 is a schedule for GPUs with asynchronous MMA (wgmma)";
     return std::nullopt;
 }
 
@@ -31,8 +31,8 @@ std::optional<std::string> refusal_of_tile(const Family& family, const Problem& 
         return cuda::refusal(cuda::kernel_entry(family.schedule, family.pass), problem, tile, limits_of(machine));
     const Tile own = tile_of(family, problem, machine);
     if (tile == own) return std::nullopt;
-    return fmt::format("its tiles are {} x {} here, got {} x {}", own.block_q, own.block_kv, tile.block_q,
-                       tile.block_kv);
+    return fmt::format("expected its tile for this problem, {} x {}, got {} x {}", own.block_q, own.block_kv,
+                       tile.block_q, tile.block_kv);
 }
 
 /// The features of a Problem whose cost is not modelled.
@@ -41,7 +41,7 @@ std::string not_modelled(const Problem& p, bool knows_dropout) {
     const auto add = [&](const char* name) { text += (text.empty() ? "" : ", ") + std::string(name); };
     if (p.softcap > 0) add("softcap");
     if (p.alibi) add("ALiBi");
-    if (p.bias) add("bias but for its bytes");
+    if (p.bias) add("bias except its bytes");
     if (p.dropout.probability > 0 && !knows_dropout) add("dropout");
     return text;
 }
@@ -57,11 +57,11 @@ Units units_of(const schedule::Workload& w, bool ends) {
         const std::int64_t heads = times * w.problem.heads_q;
         if (heads == 0) continue;
         units.count += heads * (rows_outer ? grid.rows() : grid.columns());
-        const auto add = [&](std::int64_t n, std::int64_t alike) {
+        const auto add = [&](std::int64_t n, std::int64_t repeats) {
             const std::int64_t inner = (rows_outer ? grid.columns_of(n) : grid.rows_of(n)).size();
             const std::int64_t uncut = (rows_outer ? grid.uncut_columns(n, ends) : grid.uncut_rows(n, ends)).size();
-            units.tiles += heads * alike * inner;
-            units.cut += heads * alike * (inner - uncut);
+            units.tiles += heads * repeats * inner;
+            units.cut += heads * repeats * (inner - uncut);
             units.longest = std::max(units.longest, inner);
             units.shortest = any ? std::min(units.shortest, inner) : inner;
             any = true;
@@ -72,12 +72,12 @@ Units units_of(const schedule::Workload& w, bool ends) {
     return units;
 }
 
-/// The share of each tensor that the L2 holds, among all data that is read again.
-struct Held {
+/// The fraction of each tensor that the L2 holds, among all data that is read again.
+struct L2Fractions {
     double keys = 1, queries = 1, scores = 1;
 };
 
-static Held held_in_l2(const Question& q, const Tile& tile, std::int64_t at_once) {
+static L2Fractions fractions_in_l2(const Question& q, const Tile& tile, std::int64_t at_once) {
     const Problem& p = q.problem;
     const double usable = kL2Usable * q.machine.l2_mib * 1048576.0;
     const double e = static_cast<double>(size_of(p.dtype));
@@ -93,7 +93,7 @@ static Held held_in_l2(const Question& q, const Tile& tile, std::int64_t at_once
     const double keys = active * len_kv * static_cast<double>(p.head_dim + p.head_dim_v) * e;
     double per_query = static_cast<double>(p.head_dim + p.head_dim_v) * e + 4.0 * static_cast<double>(p.head_dim);
     double query_heads = active;
-    if (q.schedule == Schedule::fa1) {  // one block for each head, all heads side by side
+    if (q.schedule == Schedule::fa1) {  // one block per head, all heads at the same time
         query_heads = std::min(static_cast<double>(p.batch * p.heads_q), static_cast<double>(at_once));
         per_query = static_cast<double>(p.head_dim) * e + 4.0 * static_cast<double>(p.head_dim_v) + 8;
     }
@@ -101,11 +101,11 @@ static Held held_in_l2(const Question& q, const Tile& tile, std::int64_t at_once
     // once.
     const bool in_step = q.pass == Pass::forward && p.len_q <= tile.block_q && p.group() > 1 && p.group() <= at_once;
     // Cyclic reads evict data before its reuse: at twice the capacity nothing stays.
-    const auto share = [&](double bytes) { return std::clamp(2 - bytes / usable, 0.0, 1.0); };
+    const auto fraction = [&](double bytes) { return std::clamp(2 - bytes / usable, 0.0, 1.0); };
     return {
-        .keys = in_step ? 1.0 : share(keys),
-        .queries = share(query_heads * len_q * per_query),
-        .scores = share(static_cast<double>(p.batch * p.heads_q) * len_q * len_kv * 4)};  // written as a whole first
+        .keys = in_step ? 1.0 : fraction(keys),
+        .queries = fraction(query_heads * len_q * per_query),
+        .scores = fraction(static_cast<double>(p.batch * p.heads_q) * len_q * len_kv * 4)};  // written as a whole first
 }
 
 schedule::Workload workload_of(const Question& q, const Tile& tile, std::int64_t at_once) {
@@ -115,16 +115,16 @@ schedule::Workload workload_of(const Question& q, const Tile& tile, std::int64_t
     return w;
 }
 
-schedule::Cost cost_of(const Question& q, const schedule::Workload& near) {
-    const Held held = held_in_l2(q, near.tile, near.residency.tiles_at_once);
-    schedule::Cost cost = schedule::cost(near);
+schedule::Cost cost_of(const Question& q, const schedule::Workload& resident) {
+    const L2Fractions held = fractions_in_l2(q, resident.tile, resident.residency.tiles_at_once);
+    schedule::Cost cost = schedule::cost(resident);
     const std::int64_t least = cost.work.bytes.dram;
-    const auto add = [&](double share, bool schedule::Residency::*stays) {
-        if (share >= 1) return;
-        schedule::Workload far = near;
-        far.residency.*stays = false;
-        const auto more = static_cast<double>(schedule::cost(far).work.bytes.dram - least);
-        cost.work.bytes.dram += std::llround((1 - share) * more);
+    const auto add = [&](double fraction, bool schedule::Residency::*resident_part) {
+        if (fraction >= 1) return;
+        schedule::Workload evicted = resident;
+        evicted.residency.*resident_part = false;
+        const auto more = static_cast<double>(schedule::cost(evicted).work.bytes.dram - least);
+        cost.work.bytes.dram += std::llround((1 - fraction) * more);
     };
     add(held.keys, &schedule::Residency::keys);
     add(held.queries, &schedule::Residency::queries);
@@ -144,7 +144,7 @@ void Account::at_least(const char* name, double ms) {
     double sum = 0;
     for (const Part& part : prediction_.parts) sum += part.ms;
     if (ms <= sum) return;
-    note("not faster than", "{}: {:.4g} ms, more than the parts' {:.4g} ms", name, ms, sum);
+    note("lower bound", "{}: {:.4g} ms, more than the parts' {:.4g} ms", name, ms, sum);
     const std::string waiting = std::string("waiting for ") + name;
     prediction_.parts.push_back({waiting, ms - sum});
     note(waiting.c_str(), "{:.8g} - {:.8g} = {:.4g} ms", ms, sum, ms - sum);
@@ -188,14 +188,15 @@ std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pa
                                    const PredictOptions& options) {
     if (auto reason = model::refusal_of_machine(problem, schedule, machine)) return reason;
     if (options.tile && (options.tile->block_q < 1 || options.tile->block_kv < 1))
-        return fmt::format("a tile has at least 1 query and 1 key, got {} x {}", options.tile->block_q,
+        return fmt::format("expected a tile of at least 1 x 1, got {} x {}", options.tile->block_q,
                            options.tile->block_kv);
     if (machine.kind == MachineKind::cpu) {
         constexpr std::int64_t kMostOnCpu = 1024;  // cpu/backend.cc
         if (options.tile && std::max(options.tile->block_q, options.tile->block_kv) > kMostOnCpu)
-            return fmt::format("takes tiles up to {} x {}", kMostOnCpu, kMostOnCpu);
+            return fmt::format("expected a tile of at most {0} x {0}, got {1} x {2}", kMostOnCpu, options.tile->block_q,
+                               options.tile->block_kv);
         if (options.by.empty() || options.by == "tessera") return std::nullopt;
-        return fmt::format("only tessera's kernels are known on CPUs, got {}", options.by);
+        return fmt::format("expected tessera, whose kernels alone are known on CPUs, got {}", options.by);
     }
     if (const model::Family* family = model::find_family(schedule, pass, options.by)) {
         if (auto reason = model::refusal_of(*family, problem, machine)) return reason;
@@ -222,7 +223,7 @@ Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const M
 }
 
 std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine) {
-    const double room = std::min(machine.memory_gib * 1073741824.0, 0x1p56);
+    const double capacity = std::min(machine.memory_gib * 1073741824.0, 0x1p56);
     const bool square = problem.len_q == problem.len_kv;
     const auto fits = [&](std::int64_t len) {
         Problem p = problem;
@@ -230,14 +231,14 @@ std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass p
         p.total_q = p.total_kv = 0;
         p.len_kv = len;
         if (square) p.len_q = len;
-        // First in double, since a too large value need not fit an int64.
+        // Checked in double first, because a value that is too large may not fit an int64.
         const auto sequences = static_cast<double>(p.batch);
         const double queries = sequences * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q);
         const double keys = sequences * static_cast<double>(p.heads_kv) * static_cast<double>(p.len_kv);
-        if ((queries + keys) * static_cast<double>(p.head_dim + p.head_dim_v) > room) return false;
-        if (schedule == Schedule::standard && 4 * queries * static_cast<double>(p.len_kv) > room) return false;
+        if ((queries + keys) * static_cast<double>(p.head_dim + p.head_dim_v) > capacity) return false;
+        if (schedule == Schedule::standard && 4 * queries * static_cast<double>(p.len_kv) > capacity) return false;
         const auto bytes = schedule::footprint({.problem = p, .schedule = schedule, .pass = pass, .tile = {1, 1}});
-        return static_cast<double>(bytes.total()) <= room;
+        return static_cast<double>(bytes.total()) <= capacity;
     };
     std::int64_t low = 0;
     std::int64_t high = std::int64_t{1} << 32;

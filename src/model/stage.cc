@@ -12,7 +12,7 @@ namespace {
 /// Clocks of each thread block of a sequence's head, in the order of the tiles of queries (backward: of keys).
 std::vector<double> blocks_of_head(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
     const schedule::Grid grid{s.problem.mask.bind(len_q, len_kv), s.tile, s.rows_outer};
-    const std::int64_t most = schedule::ceil_div(grid.columns(), s.splits);  // inner tiles of a part
+    const std::int64_t most = schedule::ceil_div(grid.columns(), s.splits);  // inner tiles of a split
     const std::int64_t heads = s.heads_of_block();
     std::vector<double> blocks;
     for (std::int64_t i = 0; i < (s.rows_outer ? grid.rows() : grid.columns()); ++i) {
@@ -20,20 +20,21 @@ std::vector<double> blocks_of_head(const Stage& s, std::int64_t len_q, std::int6
         const std::int64_t uncut =
             (s.rows_outer ? grid.uncut_columns(i, s.ends_cut) : grid.uncut_rows(i, s.ends_cut)).size();
         if (s.splits == 1) blocks.push_back(s.clocks(heads * inner, heads * (inner - uncut)));
-        for (std::int64_t part = 0; s.splits > 1 && part < s.splits; ++part)
-            blocks.push_back(s.clocks(std::clamp<std::int64_t>(inner - part * most, 0, most), 0));
+        for (std::int64_t split = 0; s.splits > 1 && split < s.splits; ++split)
+            blocks.push_back(s.clocks(std::clamp<std::int64_t>(inner - split * most, 0, most), 0));
     }
     return blocks;
 }
 
-/// Clocks of each thread block if a block goes through many tiles.
-std::vector<double> parts_of_head(const Stage& s, const std::vector<double>& tiles) {
-    const auto parts = static_cast<std::size_t>(s.parts), together = static_cast<std::size_t>(s.together);
-    std::vector<double> clocks(parts);
-    for (std::size_t part = 0; part < parts; ++part) {
+/// Clocks of each thread block of a head, if a block goes through many tiles.
+std::vector<double> whole_head_blocks(const Stage& s, const std::vector<double>& tiles) {
+    const auto blocks = static_cast<std::size_t>(s.blocks_per_head);
+    const auto interleaved = static_cast<std::size_t>(s.interleaved);
+    std::vector<double> clocks(blocks);
+    for (std::size_t block = 0; block < blocks; ++block) {
         std::size_t count = 0;
-        for (std::size_t i = part; i < tiles.size(); i += parts, ++count) clocks[part] += tiles[i];
-        if (count % together != 0) clocks[part] += tiles[part + (count - 1) * parts];
+        for (std::size_t i = block; i < tiles.size(); i += blocks, ++count) clocks[block] += tiles[i];
+        if (count % interleaved != 0) clocks[block] += tiles[block + (count - 1) * blocks];
     }
     return clocks;
 }
@@ -48,16 +49,16 @@ std::vector<std::pair<std::int64_t, std::int64_t>> Stage::lengths() const {
 std::vector<double> blocks_in_order(const Stage& s) {
     std::vector<std::vector<double>> sequences;
     for (const auto& [len_q, len_kv] : s.lengths()) {
-        const bool again = !sequences.empty() && s.sequences.empty();
-        sequences.push_back(again ? sequences.front() : blocks_of_head(s, len_q, len_kv));
+        const bool equal = !sequences.empty() && s.sequences.empty();
+        sequences.push_back(equal ? sequences.front() : blocks_of_head(s, len_q, len_kv));
     }
     const std::int64_t heads = s.heads();
     std::vector<double> order;
     const auto add = [&](double clocks) { order.push_back(clocks); };
     if (s.whole_heads) {
         for (const auto& sequence : sequences) {
-            const std::vector<double> parts = parts_of_head(s, sequence);
-            for (std::int64_t head = 0; head < heads; ++head) std::for_each(parts.begin(), parts.end(), add);
+            const std::vector<double> blocks = whole_head_blocks(s, sequence);
+            for (std::int64_t head = 0; head < heads; ++head) std::for_each(blocks.begin(), blocks.end(), add);
         }
         return order;
     }
@@ -66,14 +67,14 @@ std::vector<double> blocks_in_order(const Stage& s) {
         if (s.rows_outer) std::reverse(blocks.begin(), blocks.end());
         const auto all = static_cast<std::int64_t>(sequences.size()) * heads;
         for (std::int64_t first = 0; first < all; first += s.heads_longest_first) {
-            const auto so_many = static_cast<std::size_t>(std::min(s.heads_longest_first, all - first));
-            for (const double clocks : blocks) order.insert(order.end(), so_many, clocks);
+            const auto count = static_cast<std::size_t>(std::min(s.heads_longest_first, all - first));
+            for (const double clocks : blocks) order.insert(order.end(), count, clocks);
         }
         return order;
     }
-    if (s.order == Order::last_first || s.order == Order::first_first) {
+    if (s.order == Order::descending || s.order == Order::ascending) {
         for (auto& sequence : sequences) {
-            if (s.order == Order::last_first) std::reverse(sequence.begin(), sequence.end());
+            if (s.order == Order::descending) std::reverse(sequence.begin(), sequence.end());
             for (std::int64_t head = 0; head < heads; ++head) std::for_each(sequence.begin(), sequence.end(), add);
         }
         return order;

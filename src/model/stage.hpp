@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A kernel as it is dealt out: thread blocks, each of which goes through the tiles of a row (backward: of a column).
+// The thread blocks of a kernel with their clocks, in launch order. A block goes through the inner tiles of a row of
+// tiles (backward: of a column).
 #pragma once
 
 #include <optional>
@@ -14,21 +15,21 @@ namespace tessera::model {
 
 struct Stage {
     const Problem& problem;
-    std::span<const std::pair<std::int64_t, std::int64_t>> sequences;  ///< lengths of each; none: all are alike
+    std::span<const std::pair<std::int64_t, std::int64_t>> sequences;  ///< (queries, keys) of each; empty: all equal
     Tile tile;
-    bool rows_outer = true;     ///< a block has a tile of queries; else a tile of keys, and ...
-    bool whole_groups = false;  ///< ... all query heads of a group
-    bool whole_heads = false;   ///< a block goes through all tiles of a head, one after the other, ...
-    std::int64_t parts = 1;     ///< ... or, where a head has several blocks, through every so manieth
-    std::int64_t together = 1;  ///< tiles that it takes side by side: an odd one takes as long as two
-    Order order = Order::as_they_lie;
-    std::int64_t splits = 1;  ///< parts that the keys of a row are dealt out in
+    bool rows_outer = true;            ///< a block has a tile of queries, else a tile of keys
+    bool whole_groups = false;         ///< a block has all query heads of a group
+    bool whole_heads = false;          ///< a block goes through all tiles of a head
+    std::int64_t blocks_per_head = 1;  ///< with whole_heads: a head's tiles are dealt round robin to so many blocks
+    std::int64_t interleaved = 1;  ///< with whole_heads: tiles that a block runs at once; a single one takes as long
+    Order order = Order::grid_order;
+    std::int64_t splits = 1;  ///< splits of the keys of a row, each in its own block
     double step = 0;          ///< clocks of an inner tile
-    double mask = 0;          ///< more of one that a mask or an end cuts
-    double ends = 0;          ///< of a block beside that
-    bool masks_all = false;   ///< every tile is taken for a cut one
-    bool ends_cut = true;     ///< so is one that reaches over the last key
-    /// Clocks from one addition to a dQ tile to the next, where key blocks add in a fixed order; 0: in any order.
+    double mask = 0;          ///< clocks added for a partial tile
+    double ends = 0;          ///< clocks of a block's prologue and epilogue
+    bool masks_all = false;   ///< every tile runs the mask code
+    bool ends_cut = true;     ///< a tile that extends beyond the last key is partial
+    /// Clocks from one addition to a dQ tile to the next, if key blocks add in a fixed order; 0: in any order.
     double dq_add = 0;
     bool fa3_dq_order = false;  ///< the order of fa3's backward, else of fa2's
     /// Heads of a round in which the longest blocks start first; 0: a head's blocks follow each other.
@@ -44,11 +45,11 @@ struct Stage {
     std::vector<std::pair<std::int64_t, std::int64_t>> lengths() const;
 };
 
-/// Clocks of all thread blocks in the order in which they begin.
+/// Clocks of all thread blocks in launch order.
 std::vector<double> blocks_in_order(const Stage& stage);
 
-/// Clocks until the last key block is done, where dQ is added up in a fixed order: key blocks start in launch order,
-/// one on a multiprocessor, and each waits for those that add to its dQ tiles before it.
+/// Clocks until the last key block is done, if dQ is added up in a fixed order. Key blocks start in launch order, one
+/// per multiprocessor, and each waits for those that add to its dQ tiles before it.
 double clocks_in_dq_order(const Stage& stage, int multiprocessors);
 
 }  // namespace tessera::model

@@ -17,7 +17,7 @@ using schedule::Operation;
 using schedule::Step;
 
 Unit unit_of(const Step& step) {
-    if (step.work.flop > 0) return Unit::products;
+    if (step.work.flop > 0) return Unit::gemms;
     return step.work.exps > 0 ? Unit::exps : Unit::memory;
 }
 
@@ -58,7 +58,7 @@ class Rates {
  public:
     Rates(const Machine& m, DType dtype) {
         const double clocks_per_us = m.rated_clock_ghz * 1e3;
-        flop_ = m.product_flop(dtype, false) * clocks_per_us;
+        flop_ = m.gemm_flop(dtype, false) * clocks_per_us;
         exps_ = m.exp_rate * clocks_per_us;
         l2_ = m.l2_bytes * clocks_per_us;
         dram_ = m.dram_gbs * 1e3 / m.cores;
@@ -69,7 +69,7 @@ class Rates {
             return rate > 0 ? static_cast<double>(amount) / rate : 0;
         };
         switch (unit_of(step)) {
-            case Unit::products: return time(work.flop, flop_);
+            case Unit::gemms: return time(work.flop, flop_);
             case Unit::exps: return time(work.exps, exps_);
             case Unit::memory: break;
         }
@@ -104,7 +104,8 @@ class Layout {
         double ready;
     };
 
-    double place(const Step& step, Unit unit, double ready) {
+    /// Appends the step at the first time from `ready` on at which its unit is free. Returns its end.
+    double append(const Step& step, Unit unit, double ready) {
         double& free = free_[static_cast<std::size_t>(unit)];
         const double begin = std::max(free, ready);
         free = begin + rates_.of(step);
@@ -116,7 +117,7 @@ class Layout {
     void flush_stores(double until) {
         while (!stores_.empty() && stores_.front().ready <= until) {
             const Store& store = stores_.front();
-            stored_[store.step.queries.begin] = store_end_ = place(store.step, Unit::memory, store.ready);
+            stored_[store.step.queries.begin] = store_end_ = append(store.step, Unit::memory, store.ready);
             stores_.pop_front();
         }
     }
@@ -136,7 +137,7 @@ class Layout {
                 ready = std::max(ready, at->second);
         }
         flush_stores(std::max(ready, free_[static_cast<std::size_t>(Unit::memory)]));
-        load_end_ = place(step, Unit::memory, ready);
+        load_end_ = append(step, Unit::memory, ready);
         has_loaded_ = true;
     }
 
@@ -148,7 +149,7 @@ class Layout {
         double ready = std::max(load_end_, work_end_);
         if (overlaps_ && unit == Unit::exps) ready = scores_end_;
         else if (overlaps_) ready = step.operation == Operation::values ? std::max(load_end_, weights_end_) : load_end_;
-        const double end = place(step, unit, ready);
+        const double end = append(step, unit, ready);
         work_end_ = std::max(work_end_, end);
         if (step.operation == Operation::scores) scores_end_ = end;
         if (unit == Unit::exps) weights_end_ = end;
@@ -169,14 +170,13 @@ class Layout {
 
 }  // namespace
 
-const char* name_of(Unit unit) {
-    return unit == Unit::memory ? "memory" : unit == Unit::products ? "products" : "exps";
-}
+const char* name_of(Unit unit) { return unit == Unit::memory ? "memory" : unit == Unit::gemms ? "GEMMs" : "exps"; }
 
 std::vector<TimedStep> timeline(const schedule::Workload& workload, const Machine& machine) {
     if (!machine.supports(workload.problem.dtype))
-        throw Error(ErrorCode::unsupported, machine.name,
-                    std::string("has no products of ") + tessera::name_of(workload.problem.dtype));
+        throw Error(
+            ErrorCode::unsupported, machine.name,
+            std::string("expected a dtype that the machine computes, got ") + tessera::name_of(workload.problem.dtype));
     const Rates rates(machine, workload.problem.dtype);
     Layout layout(workload, rates);
     schedule::for_each_step(workload, [&](const Step& step) { layout.add(step); });

@@ -15,9 +15,9 @@ namespace tessera::model {
 
 /// The unit that a step occupies.
 enum class Unit : std::uint8_t {
-    memory,    ///< loads and stores between slow and fast memory
-    products,  ///< GEMM unit (GPUs: tensor cores)
-    exps,      ///< exponential unit (GPUs: SFU)
+    memory,  ///< loads and stores between slow and fast memory
+    gemms,   ///< GEMM unit (GPUs: tensor cores)
+    exps,    ///< exponential unit (GPUs: SFU)
 };
 const char* name_of(Unit unit);
 
@@ -29,7 +29,7 @@ struct TimedStep {
     double end_us = 0;
 };
 
-/// Rules for every schedule: a unit does one step at a time. Loads run up to one tile ahead of the work. A store waits
+/// Lays out the steps. A unit does one step at a time. Loads run up to one tile ahead of the work. A store waits
 /// for its work and lets loads pass until then; stored data is loaded again after its store. In `standard`, `fa1` and
 /// `fa2`, GEMMs and exponentials alternate step by step. `standard` is three kernels, S, softmax and O, each of which
 /// starts when the previous one has ended. In `fa3` the GEMMs of the next tile overlap the exponentials of this one,

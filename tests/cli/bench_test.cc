@@ -35,9 +35,9 @@ const std::string kSlow = "bench --suite slow.json --repeat 40 --warm-up 200 -o 
 TEST_F(BenchTest, more_threads_than_cores_are_told) {
     const std::string bench = "bench --backend cpu --schedule fa2 --len 16 --repeat 1 --warm-up 0 --threads ";
     const Outcome four = run_on(kUnknownHost, bench + "4");
-    EXPECT_NE(four.err.find("4 threads on 3 cores"), std::string::npos) << four.err;
+    EXPECT_NE(four.err.find("4 threads share 3 cores"), std::string::npos) << four.err;
     const Outcome three = run_on(kUnknownHost, bench + "3");
-    EXPECT_EQ(three.err.find("threads on "), std::string::npos) << three.err;
+    EXPECT_EQ(three.err.find("threads share "), std::string::npos) << three.err;
 }
 
 TEST_F(BenchTest, suites_by_name_are_found_and_valid) {
@@ -77,7 +77,7 @@ TEST_F(BenchTest, mistakes_in_a_suite_name_the_field) {
     expect_bad(R"({"sets": [{"len": []}]})",
                "sets[0].len: expected a text, a number or a list of those that is not empty");
     expect_error("bench --suite ./missing.json", 66, "missing.json");
-    expect_error("bench --len 16 --resume", 2, "--resume: expected with --output");
+    expect_error("bench --len 16 --resume", 2, "--resume: expected --output with it");
     expect_error("bench --len 16 --warm-up -1", 2, "--warm-up: expected 0..60000");
 }
 
@@ -186,7 +186,7 @@ TEST_F(BenchTest, a_killed_run_goes_on_where_it_was) {
     std::ofstream(path("r.jsonl"), std::ios::app)
         << R"({"what":"measured","by":"tess)";  // half a line, as of a power cut
     const Outcome resumed = run_ok(kSlow + " --resume");
-    EXPECT_NE(resumed.err.find(" cases are in r.jsonl already"), std::string::npos) << resumed.err;
+    EXPECT_NE(resumed.err.find(" cases that r.jsonl already holds"), std::string::npos) << resumed.err;
     EXPECT_EQ(text_of(path("r.jsonl")).rfind(kept, 0), 0U) << "records that were there changed";
     std::multiset<std::int64_t> lengths;
     for (const auto& record : measured_records("r.jsonl")) lengths.insert(record.len_q);

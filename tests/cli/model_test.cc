@@ -99,8 +99,7 @@ TEST_F(ModelCommandsTest, roofline_draws) {
     run_ok("roofline --len 512:4096 --svg r.svg");
     const std::string svg = text_of(path("r.svg"));
     EXPECT_NE(svg.find("<svg"), std::string::npos);
-    for (const char* name : {"standard", "fa3", "DRAM", "products"})
-        EXPECT_NE(svg.find(name), std::string::npos) << name;
+    for (const char* name : {"standard", "fa3", "DRAM", "GEMMs"}) EXPECT_NE(svg.find(name), std::string::npos) << name;
     const auto shows = [&](const std::string& options, const std::string& text) {
         run_ok("roofline --svg r.svg " + options);
         std::string drawn = text_of(path("r.svg"));
@@ -114,7 +113,7 @@ TEST_F(ModelCommandsTest, roofline_draws) {
     shows("--tokens 16384 --len 512:16384", "batch 32 to 1");
     shows("--len-q 1 --len-kv 1024:4096", "1 query, 1k to 4k keys");
     shows("--len 300", "length 300");
-    shows("--device b200 --len 512:4096 --schedule fa2", "products 2250 TFLOP/s");
+    shows("--device b200 --len 512:4096 --schedule fa2", "GEMMs 2250 TFLOP/s");
     if (plot::can_draw_png()) {
         run_ok("roofline --len 512:4096 --png r.png");
         EXPECT_EQ(text_of(path("r.png")).substr(1, 3), "PNG");
@@ -126,7 +125,7 @@ TEST_F(ModelCommandsTest, roofline_tells_its_accuracy) {
     const Outcome text = run_ok("roofline --accuracy");
     expect_fits(text);
     expect_says(text, "NVIDIA H200");
-    EXPECT_LT(text.out.find("Held out"), text.out.find("Fitted on")) << "what was not fitted comes first";
+    EXPECT_LT(text.out.find("Held out"), text.out.find("Fitted:")) << "what was not fitted comes first";
     const auto json = run_ok("roofline --accuracy --json").json();
     EXPECT_GE(json.at("fitted").size(), 10U);
     EXPECT_GE(json.at("held_out").size(), 4U);
@@ -166,7 +165,7 @@ TEST_F(ModelCommandsTest, plan_answers_for_a_gpu_that_is_not_here) {
     // fa3 takes no bias, and the next one does.
     const auto with_bias = plan(usual + "h200 --bias --dropout 0.1");
     EXPECT_EQ(with_bias.at("chosen").at("kernel"), "cuda.fa2.forward");
-    EXPECT_EQ(with_bias.at("chosen").at("predicted").at("not_modelled"), "bias but for its bytes, dropout");
+    EXPECT_EQ(with_bias.at("chosen").at("predicted").at("not_modelled"), "bias except its bytes, dropout");
     EXPECT_EQ(with_bias.at("refused").at(0).at("reason"), "takes no additive bias");
     expect_error("plan --len 64 --dtype fp16 --device t4", 69, "needs compute capability 8.0, t4 has 7.5");
     expect_error("plan --device h200 --dtype bf16 --schedule standard --len 100000 --heads 16", 69,
@@ -195,7 +194,7 @@ TEST_F(ModelCommandsTest, kernels_that_do_not_exist_are_not_predicted) {
     expect_error("roofline --device h200 --len 1024 --schedule fa3 --bias", 69, "no bias");
     expect_error("roofline --by tessera --device h200 --len 1024 --schedule fa3 --bias", 69, "no additive bias");
     const Outcome text = run_ok("roofline --device h200 --len 1024 --schedule fa2 --softcap 30 --dropout 0.5");
-    expect_says(text, "not in it");
+    expect_says(text, "not modelled");
     expect_says(text, "softcap, dropout");
     // The bytes of a bias are counted.
     const auto ms = [&](const std::string& more) {
@@ -223,7 +222,7 @@ TEST_F(ModelCommandsTest, a_table_says_of_all_its_rows_how_far_off_they_may_be) 
     expect_says(sheets, "\n\nWorksheet: fa2 forward of flash-attention on h200, 128 long\n");
     // Each kernel lists the features that its time does not contain: a CPU's time contains dropout.
     const Outcome cpu = run_ok("roofline --device xeon-16 --len 512 --schedule fa2 --softcap 30 --dropout 0.5");
-    expect_says(cpu, "not in it  softcap:");
+    expect_says(cpu, "not modelled  softcap:");
 }
 
 TEST_F(ModelCommandsTest, texts_of_files_do_not_steer_a_terminal) {
@@ -271,15 +270,14 @@ TEST_F(ModelCommandsTest, a_timeline_shows_who_waits) {
     const auto fa3 = of(""), fa2 = of(" --schedule fa2");
     EXPECT_EQ(fa3.at("schedule"), "fa3");
     EXPECT_LT(fa3.at("end_us"), fa2.at("end_us"));
-    EXPECT_NEAR(fa3.at("busy_us").at("products").get<double>(), fa2.at("busy_us").at("products").get<double>(), 1e-9);
-    double products = 0;
+    EXPECT_NEAR(fa3.at("busy_us").at("GEMMs").get<double>(), fa2.at("busy_us").at("GEMMs").get<double>(), 1e-9);
+    double gemms = 0;
     for (const auto& step : fa3.at("steps")) {
-        if (step.at("unit") == "products")
-            products += step.at("end_us").get<double>() - step.at("begin_us").get<double>();
+        if (step.at("unit") == "GEMMs") gemms += step.at("end_us").get<double>() - step.at("begin_us").get<double>();
     }
-    EXPECT_NEAR(products, fa3.at("busy_us").at("products").get<double>(), 1e-9);
+    EXPECT_NEAR(gemms, fa3.at("busy_us").at("GEMMs").get<double>(), 1e-9);
     const Outcome text = run_ok(how);
-    for (const char* lane : {"\nmemory ", "\nproducts ", "\nexps "})
+    for (const char* lane : {"\nmemory ", "\nGEMMs ", "\nexps "})
         EXPECT_NE(text.out.find(lane), std::string::npos) << text.out;
     EXPECT_NE(run_ok("roofline --device xeon-16 --len 256 --timeline").out.find("fa2 forward"), std::string::npos);
     expect_error("roofline --timeline --len 1048576", 2, "at most 1,024 tiles");

@@ -69,7 +69,7 @@ TEST_F(OutputsTest, their_own_outputs_are_written_again) {
 /// Tensors of the file that change the result only if an option names them.
 TEST_F(OutputsTest, tensors_that_are_not_used_are_told) {
     run_ok("gen --ragged 3,4,5x6 -o ragged.safetensors");
-    expect_note(run_ok("run ragged.safetensors"), "cu_seqlens_q, which is not used: --cu-seqlens-q cu_seqlens_q");
+    expect_note(run_ok("run ragged.safetensors"), "cu_seqlens_q, which is not used; --cu-seqlens-q cu_seqlens_q");
     const Outcome used = run_ok("run ragged.safetensors --cu-seqlens-q cu_seqlens_q --cu-seqlens-kv cu_seqlens_kv");
     EXPECT_EQ(used.err.find("not used"), std::string::npos) << used.err;
     run_ok("gen --len 8 --bias --alibi -o biased.safetensors");
@@ -84,7 +84,7 @@ TEST_F(OutputsTest, a_machine_of_another_kind_judges_nothing) {
     const Outcome none = run_ok("roofline --accuracy --records r.jsonl --device h200");
     expect_says(none, "measured on another kind of machine than h200");
     EXPECT_EQ(none.out.find("worst row"), std::string::npos) << none.out;
-    expect_error("bench --suite .", 66, "expected a file, it is a folder");
+    expect_error("bench --suite .", 66, "expected a file, got a folder");
     expect_error("bench --suite /dev/zero", 66, "expected a file");
 }
 

@@ -34,12 +34,12 @@ TEST_F(WalkTest, values_on_the_sample_are_those_of_run) {
         run_ok(fmt::format("run {} --backward -o out.safetensors", how));
         const auto walk = fmt::format("walk {} --head 3 --row 700 --json", how);
         const auto forward = run_ok(walk).json();
-        // With a matrix unit a run without an observer takes another kernel of fa2, and the walk says so.
+        // With a matrix unit a run without an observer is another kernel of fa2, and the walk says so.
         const bool other = !forward.at("plan").at("matrix_unit").is_null();
         EXPECT_EQ(forward.at("path"), "cpu/simd");
         EXPECT_EQ(forward.at("path_unobserved"), other ? "cpu/matrix" : "cpu/simd");
         if (!other) {
-            EXPECT_EQ(forward.at("same_bits_as_unwatched"), true);
+            EXPECT_EQ(forward.at("same_bits_as_unobserved"), true);
         }
         const auto expect_as_run = [&](double walked, double ran, bool differs) {
             EXPECT_NEAR(walked, ran, differs ? 2e-6 * std::max(1.0, std::abs(ran)) : 0.0) << schedule;
@@ -51,7 +51,7 @@ TEST_F(WalkTest, values_on_the_sample_are_those_of_run) {
             expect_as_run(last.at("o").at(static_cast<std::size_t>(c)).get<double>(), element("o", 3, 700, c), other);
         }
         const auto backward = run_ok(walk + " --backward").json();
-        EXPECT_EQ(backward.at("same_bits_as_unwatched"), true);  // tiles of 64 x 64 are not what a unit takes
+        EXPECT_EQ(backward.at("same_bits_as_unobserved"), true);  // tiles of 64 x 64 are not what a unit takes
         double dq = 0;
         for (const auto& step : backward.at("steps")) {
             if (step.contains("dq")) dq = step.at("dq").at(17).get<double>();
@@ -171,7 +171,7 @@ TEST_F(WalkTest, bad_options_are_told) {
     expect_error("walk nosuch.safetensors", 66, "nosuch.safetensors");
     expect_error("walk --len 0", 2, "--len");
     EXPECT_NE(run_ok("walk --len 10000 --head-dim 256 --tile 64,64")
-                  .err.find("once, watched, by one; with --len-q 64 only those"),
+                  .err.find("once, observed, by one; with --len-q 64 only those"),
               std::string::npos);
     EXPECT_EQ(run_ok("walk --len 256").err, "");
 }

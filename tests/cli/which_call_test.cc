@@ -33,7 +33,7 @@ TEST_F(WhichCallTest, names_the_option_that_is_wrong) {
     const char* version = "expected a version like 2.11 or 2.5.1, got";
     const char* gpu =
         "expected a compute capability (9.0, sm90) or a GPU that tessera list knows, or one of AMD's (gfx942), got";
-    const char* shape = "expected BATCH,HEADS,LEN,DIM of q, then /k and /v where they differ, got";
+    const char* shape = "expected BATCH,HEADS,LEN,DIM of q, then /k and /v if they differ, got";
     const char* number = "expected a whole number from 0 to 2^63 - 1, got";
     const char* list = "expected values with commas between them, got";
     const char* probability = "expected a probability 0 <= P < 1, got";
@@ -142,18 +142,19 @@ TEST_F(WhichCallTest, words_each_standing) {
     expect_words(command(), {"PyTorch takes cuDNN.", "the first in the order, and its checks pass",
                              "its checks pass, but another one comes first", "Predicted time of the forward"});
     expect_words(command() + " --off cudnn",
-                 {"PyTorch takes flash. FA3, as a rule faster here, could run:", "cuDNN attention has been runtime",
-                  "its checks pass, and those before it are refused"});
-    expect_words(command("--gpu", "a100") + " --mask bool",
-                 {"PyTorch takes memory-efficient. flash, as a rule faster here, is kept out: any mask tensor",
-                  "To get it: drop the mask", "Assumed: attn_mask is [len_q, len_kv];",
-                  "\"Flash Attention does not support non-null"});
+                 {"PyTorch takes flash. FA3, which is usually faster here, could run:",
+                  "cuDNN attention has been runtime", "its checks pass, and PyTorch refuses those before it"});
+    expect_words(
+        command("--gpu", "a100") + " --mask bool",
+        {"PyTorch takes memory-efficient. flash, which is usually faster here, is refused: flash takes no mask tensor",
+         "To get it: drop the mask", "Assumed: attn_mask is [len_q, len_kv];",
+         "\"Flash Attention does not support non-null"});
     expect_words(command() + " --off flash,efficient,cudnn",
                  {"PyTorch takes math.", "[len_q, len_kv] scores to memory"});
     expect_words(command() + " --off flash,efficient,math,cudnn",
                  {"PyTorch aborts: every backend refuses this call (\"No available kernel\")."});
     const std::string unknown = text(command("--gpu"));
-    EXPECT_NE(unknown.find("Which backend PyTorch takes can't be known from what was said."), std::string::npos);
+    EXPECT_NE(unknown.find("The options do not determine which backend PyTorch takes."), std::string::npos);
     EXPECT_NE(unknown.find("can't be known without the GPU's compute capability"), std::string::npos) << unknown;
     EXPECT_EQ(unknown.find("another one comes first"), std::string::npos) << unknown;
 }
@@ -174,7 +175,7 @@ TEST_F(WhichCallTest, tells_programs_the_same) {
     EXPECT_FALSE(json.at("assumed").empty());
     const auto unknown = run_ok(command("--gpu") + " --json").json();
     EXPECT_TRUE(unknown.at("taken").is_null());
-    EXPECT_EQ(unknown.at("backends").at(0).at("wanting"), (nlohmann::json{"the GPU's compute capability"}));
+    EXPECT_EQ(unknown.at("backends").at(0).at("missing_fields"), (nlohmann::json{"the GPU's compute capability"}));
     EXPECT_TRUE(run_ok(command() + " --off flash,efficient,math,cudnn --json").json().at("aborts").get<bool>());
 }
 

@@ -55,7 +55,7 @@ TEST_F(WhichTest, what_a_trace_tells_itself_is_refused_beside_it) {
         expect_error(trace + " --torch 2.11 " + option, 2, name + ": expected no file beside it");
     }
     run_ok(trace + " --torch 2.11 --grad --off cudnn");
-    expect_note(run_ok(trace + " --torch 99.0"), "the checks of PyTorch 99.0 are not known");
+    expect_note(run_ok(trace + " --torch 99.0"), "--torch: expected 2.4 to 2.15, whose checks are known, got 99.0");
     EXPECT_EQ(run_ok(trace + " --torch 2.11").err, "");
     expect_error(trace + " --expect flash,flash", 2, "--expect: expected each value once");
 }

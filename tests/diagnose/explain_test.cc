@@ -103,8 +103,8 @@ TEST(Explain, what_is_unknown_stays_unknown_unless_it_does_not_matter) {
     EXPECT_EQ("unknown", taken(call));
     const Verdict flash = verdict(call, SdpBackend::flash);
     EXPECT_EQ(Standing::unknown, flash.standing);
-    ASSERT_FALSE(flash.wanting.empty());
-    EXPECT_EQ("the GPU's compute capability", flash.wanting.front());
+    ASSERT_FALSE(flash.missing_fields.empty());
+    EXPECT_EQ("the GPU's compute capability", flash.missing_fields.front());
 
     set_mask(call, {512, 512});
     EXPECT_EQ(Standing::refused, verdict(call, SdpBackend::flash).standing) << "a mask keeps flash out on any GPU";
@@ -120,7 +120,8 @@ TEST(Explain, what_is_unknown_stays_unknown_unless_it_does_not_matter) {
 TEST(Explain, a_field_that_is_wanting_is_said_once) {
     Call call = on({2, 11, 0}, 90);
     call.gpu.capability.reset();
-    EXPECT_EQ((std::vector<std::string>{"the GPU's compute capability"}), verdict(call, SdpBackend::fa3).wanting);
+    EXPECT_EQ((std::vector<std::string>{"the GPU's compute capability"}),
+              verdict(call, SdpBackend::fa3).missing_fields);
 }
 
 TEST(Explain, without_the_math_path_a_call_may_abort) {
@@ -162,7 +163,7 @@ TEST(Explain, defaults_are_assumed_in_words) {
     EXPECT_EQ(91900, *call.cudnn);
     EXPECT_EQ(0.5, *call.dropout);
     EXPECT_FALSE(call.mask_kind.has_value());
-    EXPECT_EQ("cuDNN 9.19.0, as PyPI's wheel of 2.11 has it", assumed.front());
+    EXPECT_EQ("cuDNN 9.19.0, the version of PyPI's wheel of 2.11", assumed.front());
 }
 
 }  // namespace

@@ -42,13 +42,13 @@ TEST(Gain, of_a_step_is_amdahls) {
 
 TEST(Gain, says_why_there_is_none) {
     Call call = big_call();
-    EXPECT_EQ("the model has no row for FA4 kernels", gain(call, SdpBackend::fa4, Pass::forward, {}).missing);
+    EXPECT_EQ("the model has no constants for FA4 kernels", gain(call, SdpBackend::fa4, Pass::forward, {}).missing);
     call.gpu.name = "NVIDIA A100-SXM4-80GB";
     EXPECT_NE("", gain(call, SdpBackend::fa3, Pass::forward, {}).missing);
     const Gain elsewhere = gain(call, SdpBackend::flash, Pass::forward, {});
     EXPECT_EQ("", elsewhere.missing);
     ASSERT_FALSE(elsewhere.caveats.empty());
-    EXPECT_NE(std::string::npos, elsewhere.caveats.front().find("never compared on a100")) << elsewhere.caveats.front();
+    EXPECT_NE(std::string::npos, elsewhere.caveats.front().find("not compared with measurements on a100")) << elsewhere.caveats.front();
     call.gpu.name = "Imaginary 9000";
     EXPECT_NE(std::string::npos, gain(call, SdpBackend::flash, Pass::forward, {}).missing.find("Imaginary"));
     call = big_call();

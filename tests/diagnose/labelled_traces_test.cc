@@ -77,7 +77,7 @@ TEST(LabelledTraces, are_read_as_what_ran) {
 
 /// The gradient of a gradient is no attention of its own: it goes to the one whose backward went over the same scores.
 TEST(LabelledTraces, know_the_gradient_of_a_gradient) {
-    const std::vector<std::string> twice = {"gradient of a gradient", "products in fp32, off the tensor cores"};
+    const std::vector<std::string> twice = {"gradient of a gradient", "GEMMs in fp32, without tensor cores"};
     std::int64_t first = 0;
     std::int64_t second = 0;
     for (const AttentionKind& kind : diagnosis_of("step_double_backward_train").kinds) {
@@ -136,7 +136,7 @@ TEST(LabelledTraces, tell_the_math_path_from_a_models_own_code) {
     EXPECT_EQ(diagnosis_of("eager_train").kinds.at(0).reading.library, "the model's own code");
     EXPECT_EQ(only_kind(diagnosis_of("flex_uncompiled")).reading.library, "PyTorch's FlexAttention, not compiled");
     const auto features = diagnosis_of("math_causal").kinds.at(0).reading.features;
-    EXPECT_EQ(features, (std::vector<std::string>{"products in fp32, off the tensor cores"}));
+    EXPECT_EQ(features, (std::vector<std::string>{"GEMMs in fp32, without tensor cores"}));
 }
 
 /// Four calls by each of the four backends, and four by hand: those of the math path look alike here.

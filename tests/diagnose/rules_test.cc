@@ -230,8 +230,8 @@ TEST(Rules, every_row_refuses_its_case_and_not_the_neighbour) {
         if (about_sequences(rule)) {  // the lengths of the sequences are unknown, and so is the verdict
             const Verdict verdict = verdict_of(explain(call), rule.backend);
             EXPECT_EQ(Standing::unknown, verdict.standing) << where;
-            ASSERT_FALSE(verdict.wanting.empty()) << where;
-            EXPECT_NE(std::string::npos, verdict.wanting.front().find("sequences")) << where;
+            ASSERT_FALSE(verdict.missing_fields.empty()) << where;
+            EXPECT_NE(std::string::npos, verdict.missing_fields.front().find("sequences")) << where;
             triggered.insert(&rule);
             continue;
         }

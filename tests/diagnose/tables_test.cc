@@ -110,7 +110,7 @@ TEST(Tables, leave_sentences_out) {
     EXPECT_EQ(d.runs, 2);
     EXPECT_EQ(d.kinds.size(), 1U);
     ASSERT_EQ(d.notes.size(), 1U);
-    EXPECT_EQ(d.notes[0], "lines that are sentences and no names of kernels, left out: 1");
+    EXPECT_EQ(d.notes[0], "lines left out, because they are sentences and not kernel names: 1");
 }
 
 }  // namespace

@@ -120,7 +120,7 @@ TEST(Traces, gathers_the_math_path_in_one_call) {
     EXPECT_EQ(d.kinds[0].calls, 2);
     EXPECT_DOUBLE_EQ(d.kinds[0].us, 250);
     EXPECT_EQ(d.kinds[0].shapes.at(0).call.mask_kind, MaskKind::boolean);
-    EXPECT_EQ(d.kinds[0].reading.features, (std::vector<std::string>{"products in fp32, off the tensor cores"}));
+    EXPECT_EQ(d.kinds[0].reading.features, (std::vector<std::string>{"GEMMs in fp32, without tensor cores"}));
 }
 
 TEST(Traces, finds_attention_by_hand) {

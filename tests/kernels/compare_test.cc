@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "check/case.hpp"
-#include "check/chance.hpp"
+#include "check/compare_tensor.hpp"
 #include "check/gold.hpp"
 #include "check/guarded.hpp"
-#include "check/judge.hpp"
+#include "check/rounding_noise.hpp"
 #include "check/unfused.hpp"
 #include "core/dropout.hpp"
 #include "kernels/support.hpp"
@@ -295,7 +295,7 @@ TEST(Compare, copies_of_columns_round_alike) {
         copies.value.data[c] = 1.01;
     }
     const auto deviation = [](const TensorGold& gold) {
-        return Chance(gold, DType::bf16, DType::bf16).deviation_of_sum({0}, true);
+        return RoundingNoise(gold, DType::bf16, DType::bf16).deviation_of_sum({0}, true);
     };
     const double one = 0x1p-8 / std::sqrt(3.0);  // half a step, evenly spread
     EXPECT_NEAR(deviation(columns), 4 * one, 1e-12);

@@ -44,8 +44,8 @@ class FeatureCases : public testing::TestWithParam<std::tuple<DeviceType, Featur
 
 TEST_P(FeatureCases, are_right_on_every_shape_of_every_kernel) {
     const auto [where, feature] = GetParam();
-    for (const Chosen& chosen : choose_feature_cases(kSeed, kernels_on(where), feature)) {
-        const Case& which = chosen.of.which;
+    for (const SelectedCase& chosen : select_feature_cases(kSeed, kernels_on(where), feature)) {
+        const Case& which = chosen.item.which;
         SCOPED_TRACE(which.describe());
         CaseRunner runner(which);
         for (const KernelInfo* kernel : chosen.kernels) {
@@ -86,7 +86,7 @@ void print(const KernelInfo& kernel, const Counts& counts) {
     for (const std::string& shape : kernel_of(kernel).shapes) {
         std::string line;
         for (const Feature feature : kFeatures) {
-            if (!concerns(feature, kernel.pass)) continue;
+            if (!applies_to(feature, kernel.pass)) continue;
             line += fmt::format("{}{} ", line.empty() ? "" : ", ", name_of(feature));
             for (const DType dtype : kernel.dtypes) {
                 const auto of_shape = counts.find(shape);
@@ -102,15 +102,15 @@ void print(const KernelInfo& kernel, const Counts& counts) {
 /// Counts the runs of FeatureCases. A 0 is right only if the kernel refuses the feature or has another shape for it,
 /// and in fp64, the dtype of the reference.
 TEST_P(FeatureCounts, no_shape_and_no_feature_goes_without_a_case) {
-    const std::vector<Chosen> all = choose_feature_cases(kSeed, kernels_on(GetParam()));
+    const std::vector<SelectedCase> all = select_feature_cases(kSeed, kernels_on(GetParam()));
     for (const KernelInfo* kernel : kernels_on(GetParam())) {
         Counts counts;
         std::set<std::pair<Feature, DType>> seen;
-        for (const Chosen& chosen : all) {
+        for (const SelectedCase& chosen : all) {
             if (std::find(chosen.kernels.begin(), chosen.kernels.end(), kernel) == chosen.kernels.end()) continue;
-            const Problem& p = chosen.of.which.problem;
-            ++counts[ask(*kernel, p).shape][{chosen.of.feature, p.dtype}];
-            seen.insert({chosen.of.feature, p.dtype});
+            const Problem& p = chosen.item.which.problem;
+            ++counts[support_of(*kernel, p).shape][{chosen.item.feature, p.dtype}];
+            seen.insert({chosen.item.feature, p.dtype});
         }
         print(*kernel, counts);
         for (const std::string& shape : kernel_of(*kernel).shapes) {
@@ -118,7 +118,7 @@ TEST_P(FeatureCounts, no_shape_and_no_feature_goes_without_a_case) {
             EXPECT_TRUE(counts.contains(shape)) << kernel->name << ": no case runs on " << shape;
         }
         for (const Feature feature : kFeatures) {
-            if (!concerns(feature, kernel->pass)) continue;
+            if (!applies_to(feature, kernel->pass)) continue;
             for (const DType dtype : kernel->dtypes) {
                 const bool bias = feature == Feature::bias || feature == Feature::bias_gradient;
                 if ((bias && kernel->schedule == Schedule::fa3) || dtype == DType::fp64) continue;
@@ -133,11 +133,12 @@ TEST_P(FeatureCounts, kernels_refuse_what_they_say_and_nothing_else) {
     std::map<std::string, int> refused;
     for (const FeatureCase& c : feature_cases(kSeed)) {
         for (const KernelInfo* kernel : kernels_on(GetParam())) {
-            const Answer answer = ask(*kernel, c.which.problem);
+            const Support support = support_of(*kernel, c.which.problem);
             const std::string expected = expected_refusal(*kernel, c.which.problem);
-            EXPECT_EQ(answer.takes, expected.empty()) << kernel->name << ": " << c.which.describe() << answer.reason;
-            EXPECT_TRUE(answer.reason.starts_with(expected)) << kernel->name << ": " << answer.reason;
-            if (!answer.takes) ++refused[kernel->name + ": " + answer.reason];
+            EXPECT_EQ(support.supported, expected.empty())
+                << kernel->name << ": " << c.which.describe() << support.reason;
+            EXPECT_TRUE(support.reason.starts_with(expected)) << kernel->name << ": " << support.reason;
+            if (!support.supported) ++refused[kernel->name + ": " + support.reason];
         }
     }
     for (const auto& [what, count] : refused) fmt::print("refused {} times: {}\n", count, what);

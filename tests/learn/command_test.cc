@@ -54,7 +54,7 @@ TEST_F(LearnTest, bad_calls_are_refused) {
     EXPECT_EQ(learn("6 --picture /nonexistent/p.svg").code, 73);
     expect_error("learn 6 --picture p.png", 2, "--picture: expected a name that ends in .svg");
     std::ofstream(path("notes.svg")) << "precious";
-    expect_error("learn 6 --picture notes.svg", 73, "notes.svg: expected a new file or drawing of tessera's");
+    expect_error("learn 6 --picture notes.svg", 73, "notes.svg: expected a new file or drawing written by tessera");
     EXPECT_EQ(text_of(path("notes.svg")), "precious");
 }
 
@@ -67,7 +67,7 @@ TEST_F(LearnTest, what_cannot_be_kept_is_told_after_the_answer) {
     EXPECT_EQ(text_of(kept()), "precious");
     const Outcome nowhere = run("learn 6 --answer 23/16", "unset XDG_STATE_HOME HOME;");
     EXPECT_EQ(nowhere.code, 0);
-    EXPECT_NE(nowhere.err.find("not kept"), std::string::npos);
+    EXPECT_NE(nowhere.err.find("not saved"), std::string::npos);
 }
 
 TEST_F(LearnTest, pictures_are_written) {

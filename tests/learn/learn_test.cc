@@ -38,31 +38,32 @@ TEST(Lessons, answers_are_those_of_a_pencil) {
             EXPECT_GT(win, 3);
             answer = std::to_string(1 / (0.6 + 0.4 / win));
         }
-        const Judgement judgement = judge(exercise, answer);
-        EXPECT_TRUE(judgement.right) << lesson.number << ": " << answer << " is told to be wrong: " << exercise.answer;
+        const Grade grade = grade_answer(exercise, answer);
+        EXPECT_TRUE(grade.right) << lesson.number << ": " << answer << " is told to be wrong: " << exercise.answer;
         EXPECT_FALSE(exercise.why.empty());
-        EXPECT_TRUE(judge(exercise, exercise.answer).right) << lesson.number << ": the answer as it is told";
+        EXPECT_TRUE(grade_answer(exercise, exercise.answer).right) << lesson.number << ": the answer as it is told";
     }
 }
 
 TEST(Lessons, wrong_answers_are_told_from_right_ones) {
     for (const Lesson& lesson : lessons()) {
         const Exercise exercise = lesson.exercise();
-        for (const Slip& slip : exercise.slips) {
-            const Judgement judgement = judge(exercise, slip.word.empty() ? std::to_string(slip.value) : slip.word);
-            EXPECT_FALSE(judgement.right) << lesson.number << ": " << slip.text;
-            EXPECT_NE(judgement.text.find(slip.text), std::string::npos) << judgement.text;
-            EXPECT_EQ(judgement.text.find(exercise.why), std::string::npos) << "gives the answer away";
+        for (const Mistake& mistake : exercise.mistakes) {
+            const Grade grade =
+                grade_answer(exercise, mistake.word.empty() ? std::to_string(mistake.value) : mistake.word);
+            EXPECT_FALSE(grade.right) << lesson.number << ": " << mistake.text;
+            EXPECT_NE(grade.text.find(mistake.text), std::string::npos) << grade.text;
+            EXPECT_EQ(grade.text.find(exercise.why), std::string::npos) << "gives the answer away";
         }
         if (!exercise.words.empty()) {
-            EXPECT_FALSE(judge(exercise, "none").right);
+            EXPECT_FALSE(grade_answer(exercise, "none").right);
             continue;
         }
-        EXPECT_FALSE(judge(exercise, std::to_string(exercise.value * 1.05)).right) << lesson.number;
-        EXPECT_THROW(judge(exercise, "a lot"), Error) << lesson.number;
-        EXPECT_THROW(judge(exercise, "12 miles"), Error) << lesson.number;
+        EXPECT_FALSE(grade_answer(exercise, std::to_string(exercise.value * 1.05)).right) << lesson.number;
+        EXPECT_THROW(grade_answer(exercise, "a lot"), Error) << lesson.number;
+        EXPECT_THROW(grade_answer(exercise, "12 miles"), Error) << lesson.number;
     }
-    EXPECT_THROW(judge(lesson(1).exercise(), " "), Error);
+    EXPECT_THROW(grade_answer(lesson(1).exercise(), " "), Error);
     EXPECT_THROW(lesson(0), Error);
     EXPECT_THROW(lesson(15), Error);
 }
@@ -70,16 +71,16 @@ TEST(Lessons, wrong_answers_are_told_from_right_ones) {
 /// Other ways to write the right answer are accepted, and a nearly right answer is distinguished from a wrong one.
 TEST(Answer, other_words_and_units_are_understood) {
     for (const char* fa2 : {"FA2", "FlashAttention 2", "flash attention 2", "flash_attn 2", "FA-2", "v2"})
-        EXPECT_TRUE(judge(lesson(12).exercise(), fa2).right) << fa2;
+        EXPECT_TRUE(grade_answer(lesson(12).exercise(), fa2).right) << fa2;
     for (const char* efficient : {"Memory efficient", "mem_efficient", "EFFICIENT_ATTENTION"})
-        EXPECT_TRUE(judge(lesson(13).exercise(), efficient).right) << efficient;
-    EXPECT_TRUE(judge(lesson(8).exercise(), "+11/16").right);
+        EXPECT_TRUE(grade_answer(lesson(13).exercise(), efficient).right) << efficient;
+    EXPECT_TRUE(grade_answer(lesson(8).exercise(), "+11/16").right);
     const std::pair<int, const char*> near[] = {{1, "12582912"}, {1, "12.58"}, {3, "68.72"}, {6, "1.44"}, {14, "1.67"}};
-    const char* says[] = {"in bytes: a MiB is 2^20", "in MB", "in GB", "But near", "no time at all"};
+    const char* says[] = {"in bytes: a MiB is 2^20", "in MB", "in GB", "It is close", "no time at all"};
     for (std::size_t i = 0; i < std::size(near); ++i) {
-        const Judgement judgement = judge(lesson(near[i].first).exercise(), near[i].second);
-        EXPECT_FALSE(judgement.right) << near[i].second;
-        EXPECT_NE(judgement.text.find(says[i]), std::string::npos) << judgement.text;
+        const Grade grade = grade_answer(lesson(near[i].first).exercise(), near[i].second);
+        EXPECT_FALSE(grade.right) << near[i].second;
+        EXPECT_NE(grade.text.find(says[i]), std::string::npos) << grade.text;
     }
 }
 
@@ -117,11 +118,11 @@ TEST(Answer, small_sums_are_worked_out) {
 }
 
 TEST(Answer, numbers_come_with_their_unit_or_another_of_its_kind) {
-    const auto right = [](int number, const char* text) { return judge(lesson(number).exercise(), text).right; };
+    const auto right = [](int number, const char* text) { return grade_answer(lesson(number).exercise(), text).right; };
     for (const char* twelve : {"12", "12 MiB", "12MiB", "12 mib", "12,288 KiB", "12582912 B", "12 582 912 bytes",
                                "12*2^20 bytes", "12.583 MB", "3*4 MiB", "0.01171875 GiB", "12 MB", "12288 KB"})
         EXPECT_TRUE(right(1, twelve)) << twelve;
-    EXPECT_NE(judge(lesson(1).exercise(), "12 MB").text.find("Taking MB for MiB, which is 2^20 bytes."),
+    EXPECT_NE(grade_answer(lesson(1).exercise(), "12 MB").text.find("Taking MB for MiB, which is 2^20 bytes."),
               std::string::npos);
     for (const char* wrong : {"12 KB", "12 GiB", "13 MB"}) EXPECT_FALSE(right(1, wrong)) << wrong;
     EXPECT_TRUE(right(11, "2x"));
@@ -129,9 +130,9 @@ TEST(Answer, numbers_come_with_their_unit_or_another_of_its_kind) {
     EXPECT_TRUE(right(5, "12*16"));
     EXPECT_TRUE(right(5, "192 key"));
     for (const char* none : {"192 KB", "192 %", "12 MiB 5", "MiB"})
-        EXPECT_THROW(judge(lesson(5).exercise(), none), Error) << none;
+        EXPECT_THROW(grade_answer(lesson(5).exercise(), none), Error) << none;
     try {
-        judge(lesson(5).exercise(), "1,5");
+        grade_answer(lesson(5).exercise(), "1,5");
         ADD_FAILURE() << "1,5 is taken";
     } catch (const Error& error) {
         EXPECT_NE(std::string(error.what()).find("a point before decimals"), std::string::npos) << error.what();

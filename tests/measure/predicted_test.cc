@@ -95,7 +95,7 @@ TEST(Roof, of_a_calibrated_host_is_not_certain) {
     r.threads = 1;
     Problem p = problem_of_h200();
     p.dtype = DType::fp16;
-    r.tflops = 1.5 * machine.product_flop(p.dtype, false) * machine.clock_ghz * 1e-3;
+    r.tflops = 1.5 * machine.gemm_flop(p.dtype, false) * machine.clock_ghz * 1e-3;
     EXPECT_TRUE(above_roof(r, p, machine)->certain);
     set_measured_kernels(machine, {{"fp16 forward", {}, "26 calls timed by tessera calibrate"}});
     EXPECT_FALSE(above_roof(r, p, machine)->certain);

@@ -13,11 +13,11 @@
 namespace tessera::dropout_model_test {
 namespace {
 
-using model::blocks_of_draw;
-using model::Drawing;
+using model::philox_blocks;
+using model::PhiloxDraws;
 
-/// Blocks that a kernel takes until every word is over the threshold, or under it whatever its later bits are.
-double drawn(double probability, const Drawing& drawing) {
+/// Blocks that a kernel takes until every word is over the threshold, or under it whatever comes.
+double drawn(double probability, const PhiloxDraws& philox) {
     constexpr int kTimes = 3000, kBits = 32, kBitsOfBlock = 4;
     const auto last = static_cast<std::uint32_t>(keep_threshold(probability) - 1);
     std::mt19937 random(7);
@@ -27,7 +27,7 @@ double drawn(double probability, const Drawing& drawing) {
         if ((~last << (kBits - rest) >> (kBits - rest)) != 0) ++useful;
     for (int time = 0; time < kTimes; ++time) {
         int most = 0;
-        for (int word = 0; word < static_cast<int>(drawing.together); ++word) {
+        for (int word = 0; word < static_cast<int>(philox.words); ++word) {
             const auto bits = static_cast<std::uint32_t>(random());
             int block = 0;  // the first after which the word differs from the threshold, or is kept in any case
             for (bool level = true; level && block * kBitsOfBlock < kBits; ++block) {
@@ -38,9 +38,9 @@ double drawn(double probability, const Drawing& drawing) {
             }
             most = std::max(most, block);
         }
-        const int first = drawing.spares ? std::min(drawing.first, useful) : drawing.first;
+        const int first = philox.skips_unused ? std::min(philox.first, useful) : philox.first;
         int made = first;
-        while (made < most) made += drawing.further;
+        while (made < most) made += philox.further;
         sum += made;
     }
     return sum / kTimes;
@@ -48,20 +48,20 @@ double drawn(double probability, const Drawing& drawing) {
 
 TEST(DropoutModel, blocks_are_those_that_words_take) {
     for (const double probability : {0.1, 0.5, 0.25, 1.0 / 16, 0.3, 0.999, 1e-9}) {
-        for (const Drawing& drawing :
-             {Drawing{}, Drawing{.first = 3, .further = 3}, Drawing{.weights = 1, .together = 32},
-              Drawing{.together = 512, .first = 3, .spares = true}}) {
-            EXPECT_NEAR(blocks_of_draw(probability, drawing), drawn(probability, drawing), 0.1)
-                << probability << ", " << drawing.together << " words, " << drawing.first << " at once";
+        for (const PhiloxDraws& philox :
+             {PhiloxDraws{}, PhiloxDraws{.first = 3, .further = 3}, PhiloxDraws{.weights = 1, .words = 32},
+              PhiloxDraws{.words = 512, .first = 3, .skips_unused = true}}) {
+            EXPECT_NEAR(philox_blocks(probability, philox), drawn(probability, philox), 0.1)
+                << probability << ", " << philox.words << " words, " << philox.first << " at once";
         }
     }
 }
 
 TEST(DropoutModel, known_values) {
-    EXPECT_EQ(blocks_of_draw(0, {}), 0);
-    EXPECT_EQ(blocks_of_draw(0.5, {}), 1);
-    EXPECT_EQ(blocks_of_draw(0.5, {.first = 3, .further = 3}), 3);
-    EXPECT_NEAR(blocks_of_draw(0.1, {}), 3.22, 0.005);
+    EXPECT_EQ(philox_blocks(0, {}), 0);
+    EXPECT_EQ(philox_blocks(0.5, {}), 1);
+    EXPECT_EQ(philox_blocks(0.5, {.first = 3, .further = 3}), 3);
+    EXPECT_NEAR(philox_blocks(0.1, {}), 3.22, 0.005);
 }
 
 }  // namespace

@@ -105,12 +105,12 @@ TEST_F(MachineFile, round_trip_of_every_machine) {
 TEST_F(MachineFile, may_name_a_known_machine) {
     std::ofstream(path_) << "\"xeon-16\"\n";
     EXPECT_EQ(measure::to_json(measure::read_machine(path_)), measure::to_json(*find_machine("xeon-16")));
-    expect_bad("Intel(R) Xeon(R) Processor", "expected the name of a machine that the model knows, got \"Intel(R)");
+    expect_bad("Intel(R) Xeon(R) Processor", "expected the name of a built-in machine, got \"Intel(R)");
 }
 
 TEST_F(MachineFile, has_the_kernels_that_were_measured) {
     Machine machine = *find_machine("xeon-16");
-    KernelShares shares{.product_share = 0.5, .exp_share = 1.5, .last = 0, .loops = 1, .call_us = 12};
+    KernelShares shares{.gemm_share = 0.5, .exp_share = 1.5, .extra_tiles = 0, .loop_starts = 1, .call_us = 12};
     shares.start_us = 90, shares.read_share = 0.3;
     set_measured_kernels(machine, {{"bf16 forward", shares, "a test"}});
     measure::write_machine(path_, machine);
@@ -124,7 +124,7 @@ TEST_F(MachineFile, has_the_kernels_that_were_measured) {
     expect_bad(json, "kernels[0].crowd: expected a number, got nothing");
     json["kernels"][0]["crowd"] = 1;
     json["kernels"][0].erase("mask_share");
-    expect_bad(json, "kernels[0].mask_share: expected a number (a file of an older tessera: calibrate again)");
+    expect_bad(json, "kernels[0].mask_share: expected a number (an older tessera wrote the file: calibrate again)");
     json["kernels"][0]["mask_share"] = 1;
     json["kernels"][0].erase("crowd");
     json = measure::to_json(machine);
@@ -146,7 +146,7 @@ TEST_F(MachineFile, has_the_kernels_that_were_measured) {
     expect_bad(json, "kernels: expected a list");
     json = measure::to_json(*find_machine("h200"));
     json["kernels"] = measure::to_json(machine)["kernels"];
-    expect_bad(json, "kernels: expected nothing of a GPU, got bf16 forward");
+    expect_bad(json, "kernels: expected no kernels in the file of a GPU, got bf16 forward");
     json["kernels"] = 3;
     expect_bad(json, "kernels: expected a list, got 3");
 }
@@ -212,7 +212,8 @@ TEST(Calibrate, shares_are_fitted_to_times) {
         const Problem held_out = Problem::dense(2, 1500, 12, 128, DType::bf16);
         const Question question{held_out, Schedule::fa2, pass, machine, all};
         KernelShares made = cpu_family_of(question).constants;
-        made.product_share *= 0.6, made.crowd = 0.3, made.start_us = 450, made.call_us = 40, made.read_share = 0.4;
+        made.gemm_share *= 0.6, made.contended_speed = 0.3, made.start_us = 450, made.call_us = 40,
+                                made.read_share = 0.4;
         std::vector<measure::TimedCall> calls;
         for (const measure::KernelProbe& probe : measure::kernel_probes(Schedule::fa2, pass, 16)) {
             measure::TimedCall call{measure::problem_of(probe, DType::bf16), {.threads = probe.threads}};
@@ -230,7 +231,7 @@ TEST(Calibrate, shares_are_fitted_to_times) {
         EXPECT_GT(std::abs(ms(cpu_family_of(question).constants) / ms(made) - 1), 0.1);
         EXPECT_NEAR(ms(found) / ms(made), 1, 0.06);
         EXPECT_NEAR(found.start_us / made.start_us, 1, 0.25);
-        EXPECT_NEAR(found.crowd / made.crowd, 1, 0.2);
+        EXPECT_NEAR(found.contended_speed / made.contended_speed, 1, 0.2);
         for (measure::TimedCall& call : calls) call.ms *= 1e-3;  // no machine: the fit stays within what can be
         EXPECT_TRUE(in_range(measure::fitted_shares(machine, Schedule::fa2, pass, calls)));
     }
@@ -261,7 +262,7 @@ TEST(Calibrate, a_disturbed_probe_is_no_more_than_that) {
         return x.ms;
     };
     KernelShares made = cpu_family_of({problem, Schedule::fa2, Pass::backward, machine, all}).constants;
-    made.product_share *= 0.7, made.start_us = 200, made.read_share = 0.4;
+    made.gemm_share *= 0.7, made.start_us = 200, made.read_share = 0.4;
     std::vector<measure::TimedCall> calls;
     for (const measure::KernelProbe& probe : measure::kernel_probes(Schedule::fa2, Pass::backward, 16)) {
         const Problem p = measure::problem_of(probe, DType::fp32);
@@ -329,7 +330,7 @@ TEST(Calibrate, cpu_gives_a_machine_that_can_be) {
     EXPECT_EQ(measured_kernels(machine).size(), static_cast<std::size_t>(measure::kKernelKinds));
     for (const MeasuredKernels& one : measured_kernels(machine)) {  // one thread says nothing about others
         EXPECT_EQ(one.shares.start_us, 0) << one.kernels;
-        EXPECT_EQ(one.shares.crowd, 1) << one.kernels;
+        EXPECT_EQ(one.shares.contended_speed, 1) << one.kernels;
     }
     told = 0;
     EXPECT_TRUE(measure::measure_roofs(1, [&](const std::string&) { ++told; }).kernels == nullptr);

@@ -146,7 +146,7 @@ TEST(Predict, measured_kernels_of_a_cpu_count) {
     };
     const double before = ms(Schedule::fa2), other = ms(Schedule::fa1);
     const double on_simd_path = ms(Schedule::fa2, {.tile = Tile{33, 64}});
-    KernelShares shares{.product_share = 0.5, .exp_share = 1, .last = 0, .loops = 0, .call_us = 20};
+    KernelShares shares{.gemm_share = 0.5, .exp_share = 1, .extra_tiles = 0, .loop_starts = 0, .call_us = 20};
     set_measured_kernels(machine, {{"bf16 forward", shares, "a test"}});
     EXPECT_EQ(predict(p, Schedule::fa2, Pass::forward, machine).fitted_on, "a test");
     EXPECT_TRUE(predict(p, Schedule::fa2, Pass::forward, machine).measured);
@@ -154,14 +154,14 @@ TEST(Predict, measured_kernels_of_a_cpu_count) {
         const Schedule schedule = options.tile ? Schedule::fa2 : Schedule::fa1;  // that tile runs in multiply-adds
         EXPECT_FALSE(predict(p, schedule, Pass::forward, machine, options).measured);
     }
-    EXPECT_LT(ms(Schedule::fa1), other);  // crowd is the host's: 1
+    EXPECT_LT(ms(Schedule::fa1), other);  // contended_speed is that of the host: 1
     EXPECT_LT(ms(Schedule::fa2, {.tile = Tile{33, 64}}), on_simd_path);
     const double fast = ms(Schedule::fa2);
     EXPECT_NE(fast, before);
-    KernelShares crowded = shares;
-    crowded.crowd = 0.5;  // all cores at half the speed
-    crowded.start_us = 300;
-    set_measured_kernels(machine, {{"bf16 forward", crowded, "a test"}});
+    KernelShares contended = shares;
+    contended.contended_speed = 0.5;  // all cores at half the speed
+    contended.start_us = 300;
+    set_measured_kernels(machine, {{"bf16 forward", contended, "a test"}});
     const double slow = ms(Schedule::fa2);
     EXPECT_GT(slow, fast + 0.3);
     const double slow_alone = ms(Schedule::fa2, {.threads = 1});
@@ -169,8 +169,8 @@ TEST(Predict, measured_kernels_of_a_cpu_count) {
     EXPECT_EQ(slow_alone, ms(Schedule::fa2, {.threads = 1}));
 }
 
-/// Kinds that a machine has not measured take start_us and crowd from the median of its other kinds, so that no
-/// schedule alone pays for wake-ups. The stated error is that of the requested kernels.
+/// Kinds that a machine has not measured start and contend as its others do in the median, so that no wake-up is one
+/// schedule's alone; and what is said of the error is said of the kernels that were asked for.
 TEST(Predict, what_a_cpu_measured_is_told_of_other_kernels_too) {
     const Problem p = Problem::dense(1, 700, 16, 64, DType::bf16);
     Machine machine = *find_machine("xeon-16");
@@ -179,19 +179,19 @@ TEST(Predict, what_a_cpu_measured_is_told_of_other_kernels_too) {
         return measure::error_bar_text(p, predict(p, schedule, Pass::forward, machine), machine);
     };
     EXPECT_NE(error_of(Schedule::fa1).find("its kernels were not measured"), std::string::npos);
-    KernelShares shares{.product_share = 0.5, .exp_share = 1, .last = 0, .loops = 0, .call_us = 20};
+    KernelShares shares{.gemm_share = 0.5, .exp_share = 1, .extra_tiles = 0, .loop_starts = 0, .call_us = 20};
     std::vector<MeasuredKernels> all;
-    for (const auto& [kernels, start_us, crowd] :
+    for (const auto& [kernels, start_us, contended_speed] :
          {std::tuple{"bf16 forward", 700.0, 0.5}, {"fp32 forward", 100.0, 0.4}, {"bf16 backward", 300.0, 0.9}}) {
-        shares.start_us = start_us, shares.crowd = crowd;
+        shares.start_us = start_us, shares.contended_speed = contended_speed;
         all.push_back({kernels, shares, "a test"});
     }
     set_measured_kernels(machine, all);
     const PredictOptions options;
     const Question fa1{p, Schedule::fa1, Pass::forward, machine, options};
     EXPECT_EQ(shares_of(fa1).start_us, 300);
-    EXPECT_EQ(shares_of(fa1).crowd, 0.5);
-    EXPECT_EQ(shares_of(fa1).product_share, cpu_family_of(fa1).constants.product_share);
+    EXPECT_EQ(shares_of(fa1).contended_speed, 0.5);
+    EXPECT_EQ(shares_of(fa1).gemm_share, cpu_family_of(fa1).constants.gemm_share);
     all.pop_back();
     set_measured_kernels(machine, all);
     EXPECT_EQ(shares_of(fa1).start_us, 400);
@@ -316,9 +316,9 @@ TEST(Sweep, wins_and_crossings) {
             EXPECT_LE(win(range.end), 1);
         }
     }
-    EXPECT_NEAR(measure::whole_win(0.5, 2), 1 / 0.75, 1e-12);
-    EXPECT_NEAR(measure::whole_win(0, 9), 1, 1e-12);
-    EXPECT_NEAR(measure::whole_win(1, 9), 9, 1e-12);
+    EXPECT_NEAR(measure::amdahl_speedup(0.5, 2), 1 / 0.75, 1e-12);
+    EXPECT_NEAR(measure::amdahl_speedup(0, 9), 1, 1e-12);
+    EXPECT_NEAR(measure::amdahl_speedup(1, 9), 9, 1e-12);
 }
 
 /// The model's tiles of tessera's CUDA kernels are the kernels' own (in builds that have them). Of the backward there

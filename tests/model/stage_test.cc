@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Thread blocks as the model assigns them: the tiles that a mask or an end cuts, the time of all blocks, and key blocks
+// Kernels as they are makespan out: which tiles a mask or an end cuts, what all blocks take together, and key blocks
 // that add to dQ in a fixed order.
 #include "model/stage.hpp"
 
@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "core/property.hpp"
-#include "model/deal.hpp"
+#include "model/makespan.hpp"
 #include "schedule/grid.hpp"
 
 namespace tessera::model::stage_test {
@@ -59,14 +59,14 @@ TEST(Grid, uncut_tiles_are_the_full_ones) {
     }));
 }
 
-/// An order of additions, and the time of each addition, never shorten the time of the same blocks without an order.
+/// An order of additions, and the time of each, only add to the time of blocks that are makespan out like any others.
 TEST(ClocksInDqOrder, additions_only_add_time) {
     EXPECT_TRUE(test::holds(100, [] {
         const Problem p = any_problem();
         Stage stage{.problem = p, .sequences = {}, .tile = {64, 128}};
         stage.rows_outer = false;
         stage.whole_groups = true;
-        stage.order = Order::last_first;
+        stage.order = Order::descending;
         stage.step = 3, stage.mask = 2, stage.ends = 10;
         stage.fa3_dq_order = *rc::gen::arbitrary<bool>();
         const int multiprocessors = *rc::gen::inRange(1, 9);
@@ -76,7 +76,7 @@ TEST(ClocksInDqOrder, additions_only_add_time) {
         RC_ASSERT(free >= sum / multiprocessors - 1e-9);
         // Otherwise a group's heads are split, the first blocks begin, or heads alternate (few blocks without a mask).
         const bool as_listed = p.group() == 1 && (!stage.fa3_dq_order || !p.mask.trivial());
-        if (as_listed) RC_ASSERT(free >= dealt(blocks, {multiprocessors, 1, 1}) - 1e-9);
+        if (as_listed) RC_ASSERT(free >= makespan(blocks, {multiprocessors, 1, 1}) - 1e-9);
         stage.dq_add = 5;
         RC_ASSERT(clocks_in_dq_order(stage, multiprocessors) >= free - 1e-9);
     }));
@@ -106,7 +106,7 @@ Stage longest_first(const Problem& p) {
     Stage stage{.problem = p, .sequences = {}, .tile = {64, 128}};
     stage.rows_outer = false;
     stage.whole_groups = true;
-    stage.order = Order::last_first;
+    stage.order = Order::descending;
     stage.step = 1, stage.ends = 1.5;
     return stage;
 }
@@ -118,7 +118,7 @@ TEST(ClocksInDqOrder, long_blocks_begin_first) {
     Stage stage = longest_first(p);
     const std::vector<double> blocks = blocks_in_order(stage);
     const double share = std::accumulate(blocks.begin(), blocks.end(), 0.0) / kMultiprocessors;
-    EXPECT_GT(dealt(blocks, {kMultiprocessors, 1, 1}), 1.05 * share);
+    EXPECT_GT(makespan(blocks, {kMultiprocessors, 1, 1}), 1.05 * share);
     EXPECT_LT(clocks_in_dq_order(stage, kMultiprocessors), 1.03 * share);
     p.len_q = 4095;  // not as many queries as keys: one head's blocks after another's
     EXPECT_GT(clocks_in_dq_order(stage, kMultiprocessors), 1.05 * share);
@@ -133,7 +133,7 @@ TEST(ClocksInDqOrder, groups_are_shared_out) {
     Stage stage = longest_first(p);
     const std::vector<double> blocks = blocks_in_order(stage);
     const double share = std::accumulate(blocks.begin(), blocks.end(), 0.0) / kMultiprocessors;
-    EXPECT_GT(dealt(blocks, {kMultiprocessors, 1, 1}), 1.8 * share);
+    EXPECT_GT(makespan(blocks, {kMultiprocessors, 1, 1}), 1.8 * share);
     for (const bool of_fa3 : {true, false}) {
         stage.fa3_dq_order = of_fa3;
         EXPECT_LT(clocks_in_dq_order(stage, kMultiprocessors), 1.4 * share);
@@ -146,10 +146,10 @@ TEST(Stage, parts_of_heads) {
     const Problem p = Problem::dense(1, 5 * 64, 1, 64, DType::bf16);
     Stage stage{.problem = p, .sequences = {}, .tile = {64, 64}};
     stage.whole_heads = true;
-    stage.together = 2;
+    stage.interleaved = 2;
     stage.step = 1;
     EXPECT_EQ(blocks_in_order(stage), std::vector<double>{30});
-    stage.parts = 2;
+    stage.blocks_per_head = 2;
     EXPECT_EQ(blocks_in_order(stage), (std::vector<double>{20, 10}));
 }
 

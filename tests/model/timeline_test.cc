@@ -55,7 +55,7 @@ double overlap_of(const std::vector<TimedStep>& steps) {
     double overlap = 0;
     for (const TimedStep& a : steps) {
         for (const TimedStep& b : steps) {
-            if (a.unit == Unit::products && b.unit == Unit::exps)
+            if (a.unit == Unit::gemms && b.unit == Unit::exps)
                 overlap += std::max(0.0, std::min(a.end_us, b.end_us) - std::max(a.begin_us, b.begin_us));
         }
     }
@@ -76,7 +76,7 @@ TEST(Timeline, standard_waits_for_memory_most) {
     const auto steps = timeline(workload(Schedule::standard), h200());
     std::map<Unit, double> busy;
     for (const TimedStep& s : steps) busy[s.unit] += s.end_us - s.begin_us;
-    EXPECT_GT(busy[Unit::memory], busy[Unit::products] + busy[Unit::exps]);
+    EXPECT_GT(busy[Unit::memory], busy[Unit::gemms] + busy[Unit::exps]);
     EXPECT_GT(end_of(steps), 2 * end_of(timeline(workload(Schedule::fa2), h200())));
 }
 

@@ -57,7 +57,7 @@ TEST(Sorted, groups_what_differs_in_length_and_in_who) {
     const DeviceRows& device = all.devices[0];
     ASSERT_EQ(device.groups.size(), 1U);
     EXPECT_EQ(device.count(), 18U);
-    EXPECT_EQ(device.who, (std::vector<std::string>{"tessera fa3", "tessera standard", "cuDNN"}));
+    EXPECT_EQ(device.labels, (std::vector<std::string>{"tessera fa3", "tessera standard", "cuDNN"}));
     const auto rows = device.groups[0].of("tessera fa3");
     EXPECT_NEAR(rows[0]->record.ms, 0.3, 1e-9);  // the newer one
     EXPECT_EQ(rows[1]->record.ms, 9);
@@ -94,7 +94,7 @@ TEST(Sorted, autograd_is_a_name_and_no_feature) {
     }
     const Sorted all = sorted(records);
     ASSERT_EQ(all.devices[0].groups.size(), 1U);
-    EXPECT_EQ(all.devices[0].who.back(), "cuDNN by autograd");
+    EXPECT_EQ(all.devices[0].labels.back(), "cuDNN by autograd");
     const auto verdict = verdicts(all.devices[0]);
     ASSERT_EQ(verdict.size(), 1U);
     EXPECT_NE(verdict[0].find("tessera fa3 is the fastest in 6 of 6 cases"), std::string::npos) << verdict[0];
@@ -116,7 +116,7 @@ TEST(Sorted, a_length_with_two_batches_makes_two_groups) {
     for (const Group& group : all.devices[0].groups) {
         for (const Row& row : group.rows) {
             const auto twins = std::count_if(group.rows.begin(), group.rows.end(), [&](const Row& other) {
-                return other.who == row.who && other.record.len_q == row.record.len_q;
+                return other.label == row.label && other.record.len_q == row.record.len_q;
             });
             EXPECT_EQ(twins, 1);
         }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A walk shows the kernel of the SIMD path. On a machine with a matrix unit a call without an observer runs another
-// one, and the plan and the walk say so. The test multiplies no tile on a unit, so it can pretend on every machine that
-// there is one.
+// A walk shows the kernel in lanes. On a machine with a matrix unit a call without an observer runs another one, and
+// the plan and the walk say so. No tile is multiplied here on a unit, so every machine can be told that it has one.
 #include <gtest/gtest.h>
 
 #include "core/case.hpp"
@@ -41,7 +40,7 @@ TEST_P(WhatRan, the_plan_names_the_unit_that_multiplies) {
         EXPECT_EQ(plan_of(DType::fp16, pass).matrix_unit, "");
         EXPECT_EQ(plan_of(DType::bf16, pass, Schedule::fa1).matrix_unit, "");
         const std::string text = plan_of(DType::bf16, pass).describe();
-        EXPECT_EQ(text.find("products on " + unit) != std::string::npos, !unit.empty()) << text;
+        EXPECT_EQ(text.find("GEMMs on " + unit) != std::string::npos, !unit.empty()) << text;
     }
 }
 
@@ -50,7 +49,7 @@ TEST_P(WhatRan, a_walk_says_which_words_it_shows_and_which_run_otherwise) {
     test::Case c(how.problem);
     const Trace trace = trace_forward(how, c.forward_args(), {});
     EXPECT_FALSE(trace.steps.empty()) << "an observed call runs in lanes on every machine";
-    const std::string text = what_ran(trace.plan);
+    const std::string text = describe_run(trace.plan);
     EXPECT_NE(text.find("cpu/simd"), std::string::npos);
     EXPECT_EQ(text.find("cpu/matrix") != std::string::npos, GetParam() == Unit::amx) << text;
     EXPECT_EQ(text.find("on AMX") != std::string::npos, GetParam() == Unit::amx) << text;

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "check/compare_tensor.hpp"
 #include "check/gold.hpp"
-#include "check/judge.hpp"
 #include "check/unfused.hpp"
 #include "tessera/plan.hpp"
 
@@ -51,8 +51,9 @@ const TensorView& ForwardGold::lse() const { return state_->lse.value.view; }
 
 Report ForwardGold::compare(const ForwardArgs& finished) const {
     Report report;
-    report.tensors.push_back(judge(state_->o, finished.o, state_->dtype, Role::output));
-    if (finished.lse.given()) report.tensors.push_back(judge(state_->lse, finished.lse, state_->dtype, Role::lse));
+    report.tensors.push_back(compare_tensor(state_->o, finished.o, state_->dtype, Role::output));
+    if (finished.lse.given())
+        report.tensors.push_back(compare_tensor(state_->lse, finished.lse, state_->dtype, Role::lse));
     return report;
 }
 
@@ -100,11 +101,11 @@ const TensorView& BackwardGold::dbias() const { return state_->dbias.value.view;
 
 Report BackwardGold::compare(const BackwardArgs& finished) const {
     Report report;
-    report.tensors.push_back(judge(state_->dq, finished.dq, state_->dtype, Role::gradient));
-    report.tensors.push_back(judge(state_->dk, finished.dk, state_->dtype, Role::gradient));
-    report.tensors.push_back(judge(state_->dv, finished.dv, state_->dtype, Role::gradient));
+    report.tensors.push_back(compare_tensor(state_->dq, finished.dq, state_->dtype, Role::gradient));
+    report.tensors.push_back(compare_tensor(state_->dk, finished.dk, state_->dtype, Role::gradient));
+    report.tensors.push_back(compare_tensor(state_->dv, finished.dv, state_->dtype, Role::gradient));
     if (finished.dbias.given()) {
-        report.tensors.push_back(judge(state_->dbias, finished.dbias, state_->dtype, Role::gradient));
+        report.tensors.push_back(compare_tensor(state_->dbias, finished.dbias, state_->dtype, Role::gradient));
     }
     return report;
 }

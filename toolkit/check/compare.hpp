@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Judges a result against the fp64 reference. docs/numerics.md, "Accuracy", states the rules, the allowances and their
+// Compares a result with the fp64 reference. docs/numerics.md, "Accuracy", states the rules, the allowances and their
 // numbers; tolerances.hpp repeats the numbers.
 //
 // NaN and infinities are compared first and exactly: NaN exactly where the reference has NaN, and equal infinities.

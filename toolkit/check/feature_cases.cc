@@ -134,8 +134,8 @@ Case make_case(Feature feature, DType dtype, Dims dims, Size size, std::uint64_t
 }
 
 /// Returns the number of cases like this one that a shape of a kernel gets. Kernels that are compiled for one shape
-/// meet every head_dim and size in the random cases. They get one case of each feature and dtype here.
-int most(const KernelInfo& kernel, const FeatureCase& c) {
+/// run every head_dim and size in the random cases. They get one case of each feature and dtype here.
+int most_cases(const KernelInfo& kernel, const FeatureCase& c) {
     if (kernel_of(kernel).shapes.size() > 1) return c.padded ? 1 : 2;
     return c.padded ? 0 : 1;
 }
@@ -168,7 +168,7 @@ const char* name_of(Feature feature) {
     return kNames[static_cast<std::size_t>(feature)];
 }
 
-bool concerns(Feature feature, Pass pass) {
+bool applies_to(Feature feature, Pass pass) {
     if (feature == Feature::dlse || feature == Feature::bias_gradient) return pass == Pass::backward;
     return feature != Feature::no_lse || pass == Pass::forward;
 }
@@ -189,7 +189,7 @@ std::vector<FeatureCase> feature_cases(std::uint64_t seed) {
     return cases;
 }
 
-Answer ask(const KernelInfo& kernel, const Problem& problem) {
+Support support_of(const KernelInfo& kernel, const Problem& problem) {
     const Kernel& row = kernel_of(kernel);
     const Device device{kernel.backend == Backend::cuda ? DeviceType::cuda : DeviceType::cpu, 0};
     if (const auto reason = unavailable(device)) return {.unavailable = true, .reason = *reason};
@@ -197,23 +197,23 @@ Answer ask(const KernelInfo& kernel, const Problem& problem) {
         return {.reason = fmt::format("does not take {}", tessera::name_of(problem.dtype))};
     }
     if (auto reason = row.refuse(problem, {}, device)) return {.reason = std::move(*reason)};
-    return {.takes = true, .shape = row.shape_name(problem)};
+    return {.supported = true, .shape = row.shape_name(problem)};
 }
 
-std::vector<Chosen> choose_feature_cases(std::uint64_t seed, const std::vector<const KernelInfo*>& kernels,
-                                         std::optional<Feature> only) {
+std::vector<SelectedCase> select_feature_cases(std::uint64_t seed, const std::vector<const KernelInfo*>& kernels,
+                                               std::optional<Feature> only) {
     std::map<std::tuple<const KernelInfo*, std::string, Feature, DType, bool>, int> counts;
-    std::vector<Chosen> chosen;
+    std::vector<SelectedCase> chosen;
     for (FeatureCase& candidate : feature_cases(seed)) {
         if (only && candidate.feature != *only) continue;
-        Chosen choice{.of = std::move(candidate)};
-        const Problem& p = choice.of.which.problem;
+        SelectedCase choice{.item = std::move(candidate)};
+        const Problem& p = choice.item.which.problem;
         for (const KernelInfo* kernel : kernels) {
-            if (!concerns(choice.of.feature, kernel->pass)) continue;
-            const Answer answer = ask(*kernel, p);
-            if (!answer.takes) continue;
-            int& count = counts[{kernel, answer.shape, choice.of.feature, p.dtype, choice.of.padded}];
-            if (++count <= most(*kernel, choice.of)) choice.kernels.push_back(kernel);
+            if (!applies_to(choice.item.feature, kernel->pass)) continue;
+            const Support support = support_of(*kernel, p);
+            if (!support.supported) continue;
+            int& count = counts[{kernel, support.shape, choice.item.feature, p.dtype, choice.item.padded}];
+            if (++count <= most_cases(*kernel, choice.item)) choice.kernels.push_back(kernel);
         }
         if (!choice.kernels.empty()) chosen.push_back(std::move(choice));
     }

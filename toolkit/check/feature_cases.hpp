@@ -67,7 +67,7 @@ inline constexpr std::array kFeatures{
 const char* name_of(Feature feature);
 
 /// True if this feature affects a pass. dlse and bias_gradient are inputs of the backward, no_lse of the forward.
-bool concerns(Feature feature, Pass pass);
+bool applies_to(Feature feature, Pass pass);
 
 struct FeatureCase {
     Feature feature = Feature::plain;
@@ -80,25 +80,25 @@ struct FeatureCase {
 /// queries and keys depend on the seed.
 std::vector<FeatureCase> feature_cases(std::uint64_t seed);
 
-/// The answer of a kernel to a Problem on this machine.
-struct Answer {
-    bool takes = false;
+/// The support of a Problem by a kernel on this machine.
+struct Support {
+    bool supported = false;
     bool unavailable = false;  ///< its device is missing, which says nothing about the Problem
     std::string reason;        ///< the reason for refusing the Problem or failing to run it
     std::string shape;         ///< the compiled shape that runs it
 };
-Answer ask(const KernelInfo& kernel, const Problem& problem);
+Support support_of(const KernelInfo& kernel, const Problem& problem);
 
-/// A case and the kernels that run it.
-struct Chosen {
-    FeatureCase of;
+/// A selected case and the kernels that run it.
+struct SelectedCase {
+    FeatureCase item;
     std::vector<const KernelInfo*> kernels;
 };
 
-/// Chooses enough of feature_cases() that each kernel gets two cases for every compiled shape, feature and dtype that
+/// Selects enough of feature_cases() that each kernel gets two cases for every compiled shape, feature and dtype that
 /// it supports, and one with a padded head_dim. Kernels of one shape get one. Kernels without their device get none.
 /// `only` selects one feature.
-std::vector<Chosen> choose_feature_cases(std::uint64_t seed, const std::vector<const KernelInfo*>& kernels,
-                                         std::optional<Feature> only = {});
+std::vector<SelectedCase> select_feature_cases(std::uint64_t seed, const std::vector<const KernelInfo*>& kernels,
+                                               std::optional<Feature> only = {});
 
 }  // namespace tessera::check

@@ -61,7 +61,7 @@ class RoundingsByValue {
     std::vector<Largest> largest_;
 };
 
-/// The dimension of a tensor that counts queries or keys. Blocks of 64 neighbouring rows in it are also judged alone.
+/// The dimension of a tensor that counts queries or keys. Blocks of 64 neighbouring rows in it are also compared alone.
 enum class Positions : std::uint8_t { before_heads, last_but_one };
 
 /// One output: the right values and, for each element, how far a kernel may deviate and why (see compare.hpp).

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// States a second time what each kernel supports and may refuse. A kernel that refuses anything else fails the tests
-// and `tessera check`, so that no case is skipped in silence.
+// A second statement of the problems that each kernel supports and may refuse. A kernel that refuses any other problem
+// fails the tests and `tessera check`, so that no case is skipped unnoticed.
 #pragma once
 
 #include <algorithm>

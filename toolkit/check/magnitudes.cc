@@ -49,8 +49,9 @@ struct Row {
 };
 
 /// Returns the part of a rounding's square that a weight takes; a weight that rounds to 1 errs by 1 minus its value.
-double share_rounded(double weight, double drop, DType dtype) {
-    const double missing = (1 - weight) / (0.425 * unit_roundoff(dtype));  // 0.425 u: the mean rounding, chance.cc
+double rounded_fraction(double weight, double drop, DType dtype) {
+    const double missing =
+        (1 - weight) / (0.425 * unit_roundoff(dtype));  // 0.425 u: the mean rounding, rounding_noise.cc
     return drop == 1 ? std::min(1.0, missing * missing) : 1;
 }
 
@@ -246,8 +247,8 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
         dq.by_value.add(dx.value, dx.value * dx.value * k_squares[static_cast<std::size_t>(j)]);
         dk.by_value.add(dx.value, dx.value * dx.value * query_squares);
         const double drop = head.dropout_factor(i, j);
-        const double root_of_share = std::sqrt(share_rounded(row.weight(j), drop, g.dtype));
-        const Factor weight{root_of_share * row.weight(j) * drop, row.weight(j) * drop, error * drop};
+        const double root_of_fraction = std::sqrt(rounded_fraction(row.weight(j), drop, g.dtype));
+        const Factor weight{root_of_fraction * row.weight(j) * drop, row.weight(j) * drop, error * drop};
         add_terms(dv, j, weight, g.d_o.data(), p.head_dim_v);
         dv.by_value.add(row.weight(j), weight.value * weight.value * d_o_squares);
         if (dbias == nullptr) continue;
@@ -296,7 +297,7 @@ struct ValueSums {
 void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, const Row& row, DType dtype,
                     const std::vector<double>& signs, std::size_t draw, const Target& to) {
     const std::int64_t dim = head.problem.head_dim_v;
-    bool ordinary = true;  // no kept weight has an allowance, so that the judge counts the row's signed errors
+    bool ordinary = true;  // no kept weight has an allowance, so that compare_tensor() counts the row's signed errors
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j)
         ordinary = ordinary && (row.error(j) == 0 || head.dropout_factor(i, j) == 0);
     const auto largest = std::max_element(row.weights.begin() + row.keys.begin, row.weights.begin() + row.keys.end);
@@ -307,9 +308,9 @@ void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, c
         const double* const v = head.v + j * dim;
         const double drop = head.dropout_factor(i, j);
         const double kept = row.weight(j) * drop;
-        const double root_of_share = std::sqrt(share_rounded(row.weight(j), drop, dtype));
+        const double root_of_fraction = std::sqrt(rounded_fraction(row.weight(j), drop, dtype));
         // M includes the terms of dropped keys.
-        const Factor weight{root_of_share * kept, row.weight(j) * (drop > 0 ? drop : 1), row.error(j) * drop};
+        const Factor weight{root_of_fraction * kept, row.weight(j) * (drop > 0 ? drop : 1), row.error(j) * drop};
         add_terms(to, i, weight, v, dim);
         if (dtype == DType::fp16) {
             const double lost = kSubnormalWeight * top * drop;

@@ -43,7 +43,7 @@ enum Tensor : std::uint64_t {
     kOResidual
 };
 
-constexpr double kHoleShare = 0.2;
+constexpr double kHoleProbability = 0.2;
 
 std::uint64_t seed_of(const Case& c, Tensor tensor) {
     std::uint64_t id = 0;  // the id enters, so that corner cases of one seed differ too
@@ -90,9 +90,9 @@ void punch_holes(const TensorView& bias, BiasHoles holes, std::uint64_t seed) {
         const std::int64_t row = flat / columns;
         const std::int64_t column = flat % columns;
         bool hole = false;
-        if (holes == BiasHoles::scattered) hole = random.uniform(static_cast<std::uint64_t>(flat)) < kHoleShare;
+        if (holes == BiasHoles::scattered) hole = random.uniform(static_cast<std::uint64_t>(flat)) < kHoleProbability;
         if (holes == BiasHoles::prefix) hole = column < columns * 9 / 10;
-        if (holes == BiasHoles::rows) hole = random.uniform(static_cast<std::uint64_t>(row)) < kHoleShare;
+        if (holes == BiasHoles::rows) hole = random.uniform(static_cast<std::uint64_t>(row)) < kHoleProbability;
         if (hole) store_from_double(element, bias.dtype, -std::numeric_limits<double>::infinity());
     });
 }
@@ -164,8 +164,8 @@ bool may_refuse(const Case& c, const KernelInfo& kernel, const Error& reason) {
     const auto says = [&](std::string_view text) {
         return !text.empty() && std::string_view(reason.what()).find(text) != std::string_view::npos;
     };
-    const bool lacks = says("needs compute capability") || says("bytes of shared memory");  // an unsupported GPU
-    return (kernel.backend == Backend::cuda && lacks) || says(expected_refusal(kernel, c.problem));
+    const bool unsupported_gpu = says("needs compute capability") || says("bytes of shared memory");
+    return (kernel.backend == Backend::cuda && unsupported_gpu) || says(expected_refusal(kernel, c.problem));
 }
 
 /// Returns a Plan, or an Outcome that says why there is none.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a Case on kernels and judges every effect: the results, and the memory that must not change.
+// Runs a Case on kernels and checks every effect: the results, and the memory that must not change.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every number that the judge compares a result with. docs/numerics.md has these numbers and their meaning in the table
+// Every tolerance of compare_tensor(). docs/numerics.md has these numbers and their meaning in the table
 // "Tolerances" under the same names; a test compares the two.
 #pragma once
 

@@ -13,25 +13,25 @@ bool trains(const Diagnosis& diagnosis) {
                        [](const AttentionKind& kind) { return kind.reading.pass == KernelPass::backward; });
 }
 
-/// The call of the trace, completed with the fields that the user stated.
-Call completed(const Diagnosis& diagnosis, Call call, const Call& said) {
-    call.torch = said.torch ? said.torch : diagnosis.torch;
+/// The call of the trace, completed with the fields that the user gave.
+Call completed(const Diagnosis& diagnosis, Call call, const Call& stated) {
+    call.torch = stated.torch ? stated.torch : diagnosis.torch;
     if (!diagnosis.gpus.empty()) call.gpu = diagnosis.gpus.front();
-    if (!said.gpu.name.empty() || said.gpu.capability || said.gpu.rocm == true) call.gpu = said.gpu;
+    if (!stated.gpu.name.empty() || stated.gpu.capability || stated.gpu.rocm == true) call.gpu = stated.gpu;
     recognise_amd(call.gpu);
     if (!call.gpu.rocm) call.gpu.rocm = false;
-    call.cudnn = said.cudnn;
-    call.cuda = said.cuda;
-    call.enabled = said.enabled;
-    if (said.deterministic == true) call.deterministic = true;
-    const bool grad = trains(diagnosis) || said.q.requires_grad.value_or(false);
+    call.cudnn = stated.cudnn;
+    call.cuda = stated.cuda;
+    call.enabled = stated.enabled;
+    if (stated.deterministic == true) call.deterministic = true;
+    const bool grad = trains(diagnosis) || stated.q.requires_grad.value_or(false);
     for (Operand* operand : {&call.q, &call.k, &call.v}) operand->requires_grad = grad;
     call.mask.requires_grad = false;
     return call;
 }
 
-/// Whether the call did not go through PyTorch's SDPA: its rules choose among the backends of that function only.
-bool goes_past_sdpa(const AttentionKind& kind) {
+/// True if the call did not go through PyTorch's SDPA, whose rules choose among its own backends only.
+bool bypasses_sdpa(const AttentionKind& kind) {
     if (kind.reading.library == kFlexUncompiled) return true;
     const std::optional<Sizes>& q = kind.shapes.front().call.q.shape;
     const bool packed = q && q->size() == 3;  // [tokens, heads, head_dim] of a ragged batch
@@ -65,11 +65,11 @@ std::optional<SdpBackend> backend_of(Family family) {
     }
 }
 
-std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& kind, const Call& said) {
+std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& kind, const Call& stated) {
     const auto ran = backend_of(kind.reading.family);
-    if (!ran || kind.shapes.empty() || kind.reading.amd || goes_past_sdpa(kind)) return std::nullopt;
+    if (!ran || kind.shapes.empty() || kind.reading.amd || bypasses_sdpa(kind)) return std::nullopt;
     Advice advice{.ran = *ran, .by_hand = kind.reading.family == Family::eager, .shape = kind.shapes.front()};
-    Call call = completed(diagnosis, advice.shape.call, said);
+    Call call = completed(diagnosis, advice.shape.call, stated);
     if (advice.by_hand) complete_by_hand(call);
     std::vector<std::string> assumed;
     if (call.mask_kind && *call.mask_kind != MaskKind::none) assumed.emplace_back("attn_mask requires no gradient");

@@ -30,10 +30,10 @@ struct Advice {
     bool surprising() const { return !by_hand && explanation.taken && *explanation.taken != ran; }
 };
 
-/// Applies PyTorch's rules to a kind of calls. `said` fills in PyTorch's version, the GPU and whatever else the trace
-/// does not tell. Returns nothing in three cases: the kind's shapes are unknown, PyTorch's SDPA did not choose its
-/// kernel, or the rules do not cover this PyTorch or GPU.
-std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& kind, const Call& said);
+/// Applies PyTorch's rules to a kind of calls. `stated` has PyTorch's version, the GPU and other fields that the trace
+/// lacks. Returns nothing in three cases: the kind's shapes are unknown, PyTorch's SDPA did not choose its kernel, or
+/// the rules do not cover this PyTorch or GPU.
+std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& kind, const Call& stated);
 
 /// The backend of PyTorch that a family's kernels belong to.
 std::optional<SdpBackend> backend_of(Family family);

@@ -26,7 +26,7 @@ const Wheel* wheel_of(const Version& version) {
     return found;
 }
 
-/// Sets a field that is unset, and adds the words for it to `assumed` unless they are empty.
+/// Sets a field that is unset, and adds `words`, which describe the value, to `assumed` unless they are empty.
 template <class T>
 void set(std::optional<T>& field, const T& value, const std::string& words, std::vector<std::string>& assumed) {
     if (field) return;
@@ -55,7 +55,8 @@ Call assume_defaults(Call call, std::vector<std::string>& assumed) {
     const bool rocm = call.gpu.rocm == true;
     if (rocm) set(call.prefers_ck, false, "flash is AOTriton's (preferred_rocm_fa_library is not \"ck\")", assumed);
     if (const Wheel* wheel = call.torch && !rocm ? wheel_of(*call.torch) : nullptr) {
-        const std::string of = fmt::format("as PyPI's wheel of {}.{} has it", call.torch->major, call.torch->minor);
+        const std::string of =
+            fmt::format("the version of PyPI's wheel of {}.{}", call.torch->major, call.torch->minor);
         set(call.cudnn, wheel->cudnn,
             fmt::format("cuDNN {}.{}.{}, {}", wheel->cudnn / 10000, wheel->cudnn / 100 % 100, wheel->cudnn % 100, of),
             assumed);
@@ -71,7 +72,7 @@ Call assume_defaults(Call call, std::vector<std::string>& assumed) {
         rocm ? "" : "flash is PyTorch's own (neither FA3 nor FA4 is active)", assumed);
     bool any = false;
     for (Operand* tensor : {&call.q, &call.k, &call.v, &call.mask}) assume_layout(*tensor, any);
-    if (any) assumed.emplace_back("tensors are packed");
+    if (any) assumed.emplace_back("tensors are contiguous");
     return call;
 }
 

@@ -10,26 +10,27 @@
 namespace tessera::diagnose {
 namespace {
 
-// A model that fuses nothing runs one kernel each for scale, mask, softcap and changes of dtype.
+// The most elementwise kernels between a GEMM and the softmax. A model that fuses nothing runs one kernel each for
+// scale, mask, softcap and changes of dtype.
 constexpr std::size_t kMostBetween = 8;
-// PyTorch's FlexAttention without a compiler runs 22 kernels between the first GEMM and the softmax.
+// The most kernels of any kind between a GEMM and the softmax. PyTorch's FlexAttention without a compiler runs 22.
 constexpr std::size_t kFarthest = 64;
-constexpr std::size_t kOfBias = 4;
-// the most kernels from the first GEMM to the softmax
+constexpr std::size_t kGemmsOfBias = 4;  // GEMMs of a learned position bias
+// The most kernels from the first GEMM to the softmax.
 constexpr std::size_t kWidest = 2 * (kFarthest + kMostBetween + 2);
 
 using Order = std::vector<std::uint32_t>;  // runs of one stream, by start
 
 /// Finds the next GEMM from `at` in steps of `step`, across elementwise kernels only. If shapes are known, the GEMM
 /// must be batched: a plain one belongs to a layer that chooses experts, words or clusters by a softmax.
-std::optional<std::size_t> product_beside(const Order& order, std::size_t at, int step, const RunFacts& facts,
-                                          bool told) {
+std::optional<std::size_t> gemm_beside(const Order& order, std::size_t at, int step, const RunFacts& facts,
+                                       bool has_shapes) {
     for (std::size_t between = 0; between <= kMostBetween; ++between) {
         if (step < 0 ? at == 0 : at + 1 >= order.size()) return std::nullopt;
         at = step < 0 ? at - 1 : at + 1;
         if (facts.taken(order[at])) return std::nullopt;
         const Role role = facts.role(order[at]);
-        if (role == Role::gemm) return told && !facts.batched(order[at]) ? std::nullopt : std::optional(at);
+        if (role == Role::gemm) return has_shapes && !facts.batched(order[at]) ? std::nullopt : std::optional(at);
         if (role != Role::elementwise) return std::nullopt;
     }
     return std::nullopt;
@@ -37,8 +38,8 @@ std::optional<std::size_t> product_beside(const Order& order, std::size_t at, in
 
 /// Finds the next GEMM from `at` that `fits`, across kernels of any kind except another softmax. It skips up to
 /// `others` GEMMs that do not fit, because a learned position bias has its own (Swin V2).
-std::optional<std::size_t> product_with(const Order& order, std::size_t at, int step, const RunFacts& facts,
-                                        std::size_t others, const std::function<bool(std::uint32_t)>& fits) {
+std::optional<std::size_t> gemm_with(const Order& order, std::size_t at, int step, const RunFacts& facts,
+                                     std::size_t others, const std::function<bool(std::uint32_t)>& fits) {
     for (std::size_t between = 0; between <= kFarthest; ++between) {
         if (step < 0 ? at == 0 : at + 1 >= order.size()) return std::nullopt;
         at = step < 0 ? at - 1 : at + 1;
@@ -66,24 +67,24 @@ std::size_t last_piece(const Order& order, std::size_t softmax, const RunFacts& 
 std::optional<ByHand> around(const Order& order, std::size_t softmax, std::size_t free_from, const RunFacts& facts) {
     const bool backward = facts.role(order[softmax]) == Role::softmax_backward;
     const Sizes scores = facts.softmax_input(order[softmax]);
-    const bool told = !scores.empty();
+    const bool has_shapes = !scores.empty();
     const auto writes = [&](std::uint32_t run) { return facts.writes(run, scores); };
     const auto reads = [&](std::uint32_t run) { return facts.reads(run, scores); };
-    auto first = product_beside(order, softmax, -1, facts, told);
-    if (!first) first = product_with(order, softmax, -1, facts, kOfBias, writes);
+    auto first = gemm_beside(order, softmax, -1, facts, has_shapes);
+    if (!first) first = gemm_with(order, softmax, -1, facts, kGemmsOfBias, writes);
     const std::size_t end = last_piece(order, softmax, facts);
-    auto last = product_beside(order, end, 1, facts, told);
-    if (!last) last = product_with(order, end, 1, facts, backward ? kOfBias : 0, reads);
+    auto last = gemm_beside(order, end, 1, facts, has_shapes);
+    if (!last) last = gemm_with(order, end, 1, facts, backward ? kGemmsOfBias : 0, reads);
     if (!first || !last || *first < free_from) return std::nullopt;
     if (backward) {  // dP and dV come before it, dQ and dK after it
-        const auto earlier = product_beside(order, *first, -1, facts, told);
-        const auto later = product_beside(order, *last, 1, facts, told);
+        const auto earlier = gemm_beside(order, *first, -1, facts, has_shapes);
+        const auto later = gemm_beside(order, *last, 1, facts, has_shapes);
         if (earlier && *earlier >= free_from) first = earlier;
         if (later) last = later;
     }
     ByHand found;
     found.pass = backward ? KernelPass::backward : KernelPass::forward;
-    found.first_product = order[*first];
+    found.first_gemm = order[*first];
     found.softmax = order[softmax];
     for (std::size_t at = *first; at <= *last; ++at) found.runs.push_back(order[at]);
     return found;
@@ -106,9 +107,9 @@ NameReading ByHandReader::read(KernelPass pass, const SoftmaxSigns& signs) {
     constexpr std::size_t kMostShapes = 4096;
     NameReading reading = standard_attention(Family::eager, pass, Confidence::likely);
     reading.library = "the model's own code";
-    reading.evidence.emplace_back("a product, a softmax and a product follow each other on one stream");
+    reading.evidence.emplace_back("a GEMM, a softmax and a GEMM follow each other on one stream");
     if (signs.scores.size() >= 3)
-        reading.evidence.emplace_back("the softmax is over a tensor of rank 3 or 4, as scores are");
+        reading.evidence.emplace_back("the softmax is over a tensor of rank 3 or 4, like scores");
     if (signs.twice) return of_second_order(std::move(reading), signs.scores);
     if (signs.safe) {
         reading.evidence.emplace_back("its softmax is PyTorch's for rows without a key, _safe_softmax");
@@ -130,7 +131,7 @@ NameReading ByHandReader::of_second_order(NameReading reading, const Sizes& scor
     }
     reading.family = of_same_scores->second.family;
     reading.library = of_same_scores->second.library;
-    reading.evidence.emplace_back("a backward went over scores of the same shape before it");
+    reading.evidence.emplace_back("an earlier backward has scores of the same shape");
     return reading;
 }
 

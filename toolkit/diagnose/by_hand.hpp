@@ -15,7 +15,7 @@ namespace tessera::diagnose {
 struct ByHand {
     KernelPass pass = KernelPass::forward;
     std::vector<std::uint32_t> runs;  ///< indices into Trace::runs, in the order of time
-    std::uint32_t first_product = 0;  ///< index of the run: Q K^T in the forward
+    std::uint32_t first_gemm = 0;     ///< index of the run: Q K^T in the forward
     std::uint32_t softmax = 0;
 };
 
@@ -26,10 +26,10 @@ struct RunFacts {
     std::function<bool(std::uint32_t run)> taken;  ///< the run belongs to another call already
     /// Inductor wrote the kernel: one of its operators may be many kernels
     std::function<bool(std::uint32_t run)> compiled;
-    /// Whether a GEMM is batched, if known. A layer's weights are multiplied by another operator.
+    /// True if a GEMM is known to be batched. A layer's weights are multiplied by another operator.
     std::function<bool(std::uint32_t run)> batched;
     std::function<Sizes(std::uint32_t run)> softmax_input;
-    /// Whether a GEMM has a matrix of the scores' shape [len_q, len_kv] among its inputs, or as its output.
+    /// True if a GEMM has a matrix of the scores' shape [len_q, len_kv] among its inputs, or as its output.
     std::function<bool(std::uint32_t run, const Sizes& scores)> reads;
     std::function<bool(std::uint32_t run, const Sizes& scores)> writes;
 };

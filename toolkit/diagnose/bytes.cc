@@ -81,9 +81,9 @@ class MemoryStream final : public ByteStream {
 };
 
 /// Streams `head`, then the remainder of `rest`.
-class Joined final : public ByteStream {
+class Concatenated final : public ByteStream {
  public:
-    Joined(std::string head, std::unique_ptr<ByteStream> rest) : head_(std::move(head)), rest_(std::move(rest)) {}
+    Concatenated(std::string head, std::unique_ptr<ByteStream> rest) : head_(std::move(head)), rest_(std::move(rest)) {}
     std::size_t read(std::span<char> into) override {
         if (at_ == head_.size()) return rest_->read(into);
         const std::size_t count = std::min(into.size(), head_.size() - at_);
@@ -173,10 +173,10 @@ std::unique_ptr<ByteStream> bytes_of(std::string_view memory) { return std::make
 Sniffed::Sniffed(std::unique_ptr<ByteStream> stream) : rest_(std::move(stream)) {
     head_ = read_head(*rest_);
     if (head_.size() < 2 || head_[0] != '\x1f' || head_[1] != '\x8b') return;
-    rest_ = std::make_unique<GzipStream>(std::make_unique<Joined>(std::move(head_), std::move(rest_)));
+    rest_ = std::make_unique<GzipStream>(std::make_unique<Concatenated>(std::move(head_), std::move(rest_)));
     head_ = read_head(*rest_);
 }
 
-std::unique_ptr<ByteStream> Sniffed::take() { return std::make_unique<Joined>(head_, std::move(rest_)); }
+std::unique_ptr<ByteStream> Sniffed::take() { return std::make_unique<Concatenated>(head_, std::move(rest_)); }
 
 }  // namespace tessera::diagnose

@@ -88,7 +88,7 @@ std::optional<double> real(const std::string& text) {
 }
 
 /// Reads [batch heads, len_q, head_dim] x [batch heads, head_dim, len_kv] as Q and K of one batch.
-std::optional<Call> call_of_product(const Json& json) {
+std::optional<Call> call_of_gemm(const Json& json) {
     const auto a = sizes_at(json.value("dims", Json()), 0);
     const auto b = sizes_at(json.value("dims", Json()), 1);
     if (!a || !b || a->size() != 3 || b->size() != 3) return std::nullopt;
@@ -107,7 +107,7 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
     if (signature == std::end(kSignatures) || inputs.empty()) return std::nullopt;
     const Json json = Json::parse(inputs, nullptr, false);
     if (!json.is_object()) return std::nullopt;
-    if (op == "aten::bmm") return call_of_product(json);
+    if (op == "aten::bmm") return call_of_gemm(json);
     Call call;
     call.q = operand(json, signature->q, signature->heads_last);
     call.k = operand(json, signature->q + 1, signature->heads_last);
@@ -155,7 +155,7 @@ Sizes shape_of_largest_input(const std::string& inputs) {
     return largest;
 }
 
-Product product_of(std::string_view op, const std::string& inputs) {
+GemmShapes gemm_shapes_of(std::string_view op, const std::string& inputs) {
     if (op != "aten::bmm" && op != "aten::baddbmm") return {};
     const int left = op == "aten::bmm" ? 0 : 1;  // baddbmm's first input is the addend
     const Sizes a = shape_of_input(inputs, left);

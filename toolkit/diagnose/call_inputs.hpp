@@ -22,12 +22,12 @@ Sizes shape_of_input(const std::string& inputs, int index);
 Sizes shape_of_largest_input(const std::string& inputs);
 
 /// The shapes of a GEMM's matrices.
-struct Product {
+struct GemmShapes {
     Sizes left{}, right{}, output{};  ///< [rows, columns]; empty: unknown
 };
 
 /// Reads the inputs of `aten::bmm` or `aten::baddbmm`; returns empty shapes for another operator.
-Product product_of(std::string_view op, const std::string& inputs);
+GemmShapes gemm_shapes_of(std::string_view op, const std::string& inputs);
 
 /// Describes the known fields for people: "batch 1, heads 32, len 4096, head_dim 128, bf16, is_causal".
 std::string text_of(const Call& call);

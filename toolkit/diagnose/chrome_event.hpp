@@ -29,7 +29,7 @@ class EventSink {
     void argument_text(std::string_view key, std::string_view value);
     void argument_number(std::string_view key, std::int64_t whole);
 
-    /// Whether the list at this key of the arguments is needed. If so, argument_list() gets its text, with a comma
+    /// True if the list at this key of the arguments is needed. If so, argument_list() gets its text, with a comma
     /// behind each value.
     bool wants(std::string_view key) const;
     void argument_list(std::string_view key, std::string_view list);
@@ -76,7 +76,7 @@ class EventSink {
 /// Parses "2.11.0+cu130" as a version; none for any other text.
 std::optional<Version> version_of(std::string_view text);
 
-/// Whether an operator's launches are recorded.
+/// True if an operator's launches are recorded.
 bool is_kept_op(std::string_view name);
 
 }  // namespace tessera::diagnose

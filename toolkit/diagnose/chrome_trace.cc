@@ -14,7 +14,7 @@ namespace tessera::diagnose {
 namespace {
 
 constexpr std::size_t kPiece = std::size_t{1} << 18;
-// the most bytes between two values; a file that is one text is no trace
+// The most bytes between two values. A file with a longer text is no trace.
 constexpr std::size_t kLongestValue = std::size_t{64} << 20;
 
 /// Passes the bytes to the parser, and ends the stream before a single value fills the memory.
@@ -204,11 +204,10 @@ Trace read_chrome_trace(ByteStream& stream, const std::string& origin) {
     }
     if (!whole) {
         const std::string trouble = stream.trouble();
-        trace.notes.push_back((trouble.empty() ? buffer.value_too_long()
-                                                     ? "a value of more than 64 MB stands in the file"
-                                                     : "the file is cut off or damaged"
+        trace.notes.push_back((trouble.empty() ? buffer.value_too_long() ? "the file has a value of more than 64 MB"
+                                                                         : "the file is cut off or damaged"
                                                : trouble) +
-                              ": what stands before byte " + std::to_string(walker.error_at) + " was read");
+                              ": the part before byte " + std::to_string(walker.error_at) + " was read");
     }
     return trace;
 }

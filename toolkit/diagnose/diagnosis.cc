@@ -35,7 +35,7 @@ std::string joined(const std::vector<std::string>& parts) {
     return text;
 }
 
-/// Whether the kernel is code that Inductor fused, not a template: "triton_per_fused__softmax_2".
+/// True if the kernel is code that Inductor fused, not a template: "triton_per_fused__softmax_2".
 bool by_inductor(std::string_view kernel) {
     return begins_any(kernel, {"triton_per_fused", "triton_red_fused", "triton_poi_fused"});
 }
@@ -166,7 +166,7 @@ class Sorter {
         const bool multiply_adds = contains(lower, "sgemm") || (contains(lower, "gemm") && contains(lower, "_ffma_"));
         if (!multiply_adds || contains(lower, "tf32")) return;
         std::vector<std::string>& features = diagnosis_.kinds[kind].reading.features;
-        const std::string feature = "products in fp32, off the tensor cores";
+        const std::string feature = "GEMMs in fp32, without tensor cores";
         if (std::find(features.begin(), features.end(), feature) == features.end()) features.push_back(feature);
     }
 
@@ -196,18 +196,19 @@ class Sorter {
             // A fused softmax may have the scores anywhere among its inputs, beside masks and row sums.
             return compiled(run) ? largest_input_of(op) : left_input_of(op);
         };
-        const auto product = [&](std::uint32_t run) {
-            return ops_[run] == OpTree::kNone ? Product{} : product_of(tree_.name(ops_[run]), tree_.inputs(ops_[run]));
+        const auto shapes = [&](std::uint32_t run) {
+            return ops_[run] == OpTree::kNone ? GemmShapes{}
+                                              : gemm_shapes_of(tree_.name(ops_[run]), tree_.inputs(ops_[run]));
         };
-        const auto alike = [](const Sizes& matrix, const Sizes& scores) {
+        const auto matches = [](const Sizes& matrix, const Sizes& scores) {
             return matrix.size() == 2 && scores.size() >= 2 &&
                    std::equal(matrix.begin(), matrix.end(), scores.end() - 2);
         };
         facts.reads = [=](std::uint32_t run, const Sizes& scores) {
-            const Product p = product(run);
-            return alike(p.left, scores) || alike(p.right, scores);
+            const GemmShapes gemm = shapes(run);
+            return matches(gemm.left, scores) || matches(gemm.right, scores);
         };
-        facts.writes = [=](std::uint32_t run, const Sizes& scores) { return alike(product(run).output, scores); };
+        facts.writes = [=](std::uint32_t run, const Sizes& scores) { return matches(shapes(run).output, scores); };
         return facts;
     }
 
@@ -238,7 +239,7 @@ class Sorter {
         ByHandReader reader;
         for (const ByHand& found : find_by_hand(trace_, facts)) {
             const std::optional<Call>& call =
-                found.pass == KernelPass::forward ? call_of(ops_[found.first_product]) : call_of(OpTree::kNone);
+                found.pass == KernelPass::forward ? call_of(ops_[found.first_gemm]) : call_of(OpTree::kNone);
             const std::size_t kind =
                 kind_with(reader.read(found.pass, signs_of(found.softmax, facts)), OpTree::kNone, call);
             double us = 0;
@@ -337,7 +338,7 @@ class Sorter {
         for (const auto& [text, sum] : shapes_[index]) kind.shapes.push_back(sum);
         std::stable_sort(kind.shapes.begin(), kind.shapes.end(),
                          [](const ShapeSum& a, const ShapeSum& b) { return a.us > b.us; });
-        if (!kind.asked_by.empty()) kind.reading.evidence.push_back("asked for by the operator " + kind.asked_by);
+        if (!kind.asked_by.empty()) kind.reading.evidence.push_back("called by the operator " + kind.asked_by);
     }
 
     void list_cpu_ops() {

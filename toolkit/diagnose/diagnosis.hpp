@@ -34,7 +34,7 @@ struct ShapeSum {
 /// Calls of attention that ran the same kernel in the same way.
 struct AttentionKind {
     NameReading reading{};
-    std::string asked_by{};  ///< the operator of PyTorch; empty: unknown
+    std::string asked_by{};  ///< the operator of PyTorch that called it; empty: unknown
     std::int64_t calls = 0;
     double us = 0;                     ///< sum over all its kernels
     double beside_us = 0;              ///< part of `us`: helpers, copies and fills within the calls
@@ -66,7 +66,7 @@ struct Diagnosis {
     std::vector<std::string> cpu_ops{};  ///< attention operators in a trace without kernels
     std::vector<std::string> notes{};
 
-    /// The share of runs whose operator is known, 0 to 1; 0 if there are none.
+    /// The fraction of runs whose operator is known, 0 to 1; 0 if there are none.
     double linked = 0;
 };
 

@@ -19,15 +19,15 @@ class Fact {
     /// A fact that is unknown because this field of the Call is.
     static Fact unknown(const std::string& field) {
         Fact fact(false);
-        fact.wanting_ = {field};
+        fact.missing_fields_ = {field};
         return fact;
     }
 
-    bool is_true() const { return wanting_.empty() && holds_; }
-    bool is_false() const { return wanting_.empty() && !holds_; }
-    bool is_unknown() const { return !wanting_.empty(); }
+    bool is_true() const { return missing_fields_.empty() && holds_; }
+    bool is_false() const { return missing_fields_.empty() && !holds_; }
+    bool is_unknown() const { return !missing_fields_.empty(); }
     /// The unknown fields that would decide the fact; empty if it is known.
-    const std::vector<std::string>& wanting() const { return wanting_; }
+    const std::vector<std::string>& missing_fields() const { return missing_fields_; }
 
     Fact operator!() const { return is_unknown() ? *this : Fact(!holds_); }
     friend Fact operator&&(const Fact& a, const Fact& b) {
@@ -38,14 +38,15 @@ class Fact {
 
  private:
     static Fact joined(Fact a, const Fact& b) {
-        for (const std::string& field : b.wanting_) {
-            if (std::find(a.wanting_.begin(), a.wanting_.end(), field) == a.wanting_.end()) a.wanting_.push_back(field);
+        for (const std::string& field : b.missing_fields_) {
+            if (std::find(a.missing_fields_.begin(), a.missing_fields_.end(), field) == a.missing_fields_.end())
+                a.missing_fields_.push_back(field);
         }
         return a;
     }
 
     bool holds_;
-    std::vector<std::string> wanting_{};
+    std::vector<std::string> missing_fields_{};
 };
 
 /// A field of a Call, with its name for messages.
@@ -72,14 +73,14 @@ struct Value {
     Fact operator<=(const T& other) const { return !(*this > other); }
 };
 
-/// Whether two fields have the same value.
+/// True if two fields have the same value.
 template <class T>
 Fact same(const Value<T>& a, const Value<T>& b) {
     if (!b.value) return a.value ? Fact::unknown(b.field) : (Fact::unknown(a.field) && Fact::unknown(b.field));
     return a == *b.value;
 }
 
-/// Whether a field lies in a range that includes both bounds.
+/// True if a field lies in a range that includes both bounds.
 template <class T>
 Fact between(const Value<T>& value, const T& low, const T& high) {
     return (value >= low) && (value <= high);

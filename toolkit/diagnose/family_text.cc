@@ -60,11 +60,11 @@ std::string cell(std::string_view text) {
 }  // namespace
 
 std::string family_text() {
-    std::string text = "Who descends from whom\n\n";
+    std::string text = "Family tree\n\n";
     add_branch("", text);
-    text += "\nA kernel of each, to be pasted behind: tessera which -\n\n";
+    text += "\nA kernel name of each, which can be pasted to: tessera which -\n\n";
     for (const Relative& r : relatives()) text += fmt::format("{}\n", r.kernel);
-    text += "\nWhich library can end in which of them\n";
+    text += "\nKernels that each library can run\n";
     for (const Chooser& c : choosers()) {
         text += '\n';
         text += filled(fmt::format("{} {}", c.name, c.since), 0) + filled(c.ends_in, 2) + filled(c.how, 2);
@@ -77,13 +77,13 @@ std::string family_markdown() {
         "# The family of attention kernels\n\n"
         "`tessera which --family` prints this page's data. A kernel's name can be pasted to `tessera which -`. "
         "A year without a\nmonth was not looked up.\n\n"
-        "## Who descends from whom\n\n```\n";
+        "## Family tree\n\n```\n";
     add_branch("", text);
     text += "```\n\n| name | since | lives in | a kernel of it |\n|---|---|---|---|\n";
     for (const Relative& r : relatives())
         text += fmt::format("| {} | {} | {} | `{}` |\n", r.name, r.since, cell(r.by), cell(r.kernel));
     text +=
-        "\n## Which library can end in which of them\n\n| library | of | ends in | how it chooses | source "
+        "\n## Kernels that each library can run\n\n| library | release | kernels | how it chooses | source "
         "|\n|---|---|---|---|---|\n";
     for (const Chooser& c : choosers())
         text += fmt::format("| {} | {} | {} | {} | {} |\n", c.name, cell(c.since), c.ends_in, cell(c.how), c.source);

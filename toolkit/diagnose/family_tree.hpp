@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The family tree of attention kernels: which descends from which, and which library can choose which.
+// The family tree of attention kernels, and the kernels that each library can choose.
 #pragma once
 
 #include <span>

@@ -41,17 +41,17 @@ std::optional<DType> dtype_of(const Call& call) {
 
 bool has_four(const Operand& operand) { return operand.shape && operand.shape->size() == 4; }
 
-/// Whether the constants were fitted on another machine, by their path: "bench/results/h200/..." means "h200".
+/// True if the constants were fitted on another machine, by their path: "bench/results/h200/..." means "h200".
 bool fitted_elsewhere(const std::string& fitted_on, const model::Machine& machine) {
     return fitted_on.find("/" + machine.name + "/") == std::string::npos;
 }
 
 void add_caveats(Gain& gain, const Call& call, const model::Prediction& prediction, const model::Machine& machine) {
     if (prediction.fitted_on.empty())
-        gain.caveats.emplace_back("the model's constants for this kernel are those of a relative");
+        gain.caveats.emplace_back("the model's constants for this kernel are those of a related kernel");
     else if (fitted_elsewhere(prediction.fitted_on, machine))
-        gain.caveats.push_back(
-            fmt::format("the model was fitted on {} and never compared on {}", prediction.fitted_on, machine.name));
+        gain.caveats.push_back(fmt::format("the model was fitted on {} and not compared with measurements on {}",
+                                           prediction.fitted_on, machine.name));
     if (call.mask_kind && *call.mask_kind != MaskKind::none)
         gain.caveats.emplace_back("as if the mask hid nothing (a causal one halves the work)");
 }
@@ -113,7 +113,7 @@ Gain gain(const Call& call, SdpBackend better, Pass pass, const Measured& measur
     Gain result{.backend = better};
     const std::optional<ModelKernel> kernel = model_kernel(better);
     if (!kernel) {
-        result.missing = fmt::format("the model has no row for {} kernels", name_of(better));
+        result.missing = fmt::format("the model has no constants for {} kernels", name_of(better));
         return result;
     }
     const model::Machine* machine = machine_of(call.gpu);

@@ -29,11 +29,11 @@ struct Gain {
     /// the time of the whole step divided by its predicted time (Amdahl); 0: not measured
     double step_factor = 0;
     std::string missing{};               ///< why there is no prediction; empty if there is one
-    std::vector<std::string> caveats{};  ///< "never compared on this GPU", ...
+    std::vector<std::string> caveats{};  ///< limits of the prediction, in words
 };
 
-/// Backends that are usually faster than `taken` on such a GPU, the fastest first. The order rests on the records of an
-/// H200 and on the architectures the kernels are compiled for. For one shape ask gain().
+/// Backends that are usually faster than `taken` on such a GPU, the fastest first. The order comes from the Records of
+/// an H200 and from the architectures that the kernels are compiled for. gain() predicts a single shape.
 std::vector<SdpBackend> faster_than(SdpBackend taken, const Gpu& gpu);
 
 /// The model's machine for a GPU, found by its name; null if the model knows none.

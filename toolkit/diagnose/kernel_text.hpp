@@ -12,7 +12,7 @@
 
 namespace tessera::diagnose {
 
-/// Longer names are cut at this length; no kernel needs more, and a trace may hold anything.
+/// Longer names are cut at this length. No kernel needs more, and a trace may hold any text.
 inline constexpr std::size_t kLongestName = 16384;
 
 /// Brings a name to one spelling. It demangles, also if the mangled name is cut off. It drops "void", casts, needless
@@ -21,10 +21,10 @@ inline constexpr std::size_t kLongestName = 16384;
 ///     "void f<(int)128, (bool)1>(T1)" -> "f<128,true>(T1)"
 std::string normalised(std::string_view name);
 
-/// Whether a tool cut the name: it ends in dots or before its brackets close.
+/// True if a tool cut the name: it ends in dots or before its brackets close.
 bool looks_cut(std::string_view normalised_name);
 
-/// Whether a name that is cut off ends in a beginning of `word`, as "...::FlashAttnFwdCombi..." does for
+/// True if a name that is cut off ends in a beginning of `word`, as "...::FlashAttnFwdCombi..." does for
 /// FlashAttnFwdCombine. Beginnings shorter than `least` do not count, because other words share them.
 bool cut_inside(std::string_view normalised_name, std::string_view word, std::size_t least);
 
@@ -52,9 +52,9 @@ std::optional<bool> boolean(std::string_view argument);
 std::vector<bool> bools_from(const std::vector<std::string>& arguments, std::size_t first);
 
 bool contains(std::string_view text, std::string_view part);
-/// Whether the text contains one of the pieces.
+/// True if the text contains one of the pieces.
 bool contains_any(std::string_view text, std::initializer_list<std::string_view> parts);
-/// Whether one of the pieces begins an identifier: "f_kernel" does in "a::f_kernel<1>", but not in "my_f_kernel".
+/// True if one of the pieces begins an identifier: "f_kernel" does in "a::f_kernel<1>", but not in "my_f_kernel".
 bool begins_any(std::string_view text, std::initializer_list<std::string_view> parts);
 std::string lower_case(std::string_view text);
 

@@ -85,7 +85,7 @@ class MangledReader {
         last_name_depth_ = open_.size();
     }
 
-    /// Whether this level has read no name.
+    /// True if this level has read no name.
     bool nested_begins() const { return last_name_depth_ < open_.size(); }
 
     /// Reads a literal: "Li128E", "Lb1E", "Lj8E", "LN5cute4C...E128E".

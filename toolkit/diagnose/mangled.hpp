@@ -17,7 +17,7 @@ namespace tessera::diagnose {
 std::string read_mangled(std::string_view mangled);
 
 /// Estimates how many characters a demangler would write. Back references can double the length every few characters,
-/// so that a name of 500 bytes fills the memory: ask first.
+/// so that demangling a name of 500 bytes can fill the memory.
 double demangled_size(std::string_view mangled);
 
 /// The lengths of all prefixes of the name that end after a whole piece: a word, a literal, a bracket.

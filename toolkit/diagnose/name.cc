@@ -110,7 +110,7 @@ NameReading read_name(std::string_view name) {
     reading.cut = looks_cut(text);
     if (reading.dtype.empty() && reading.role == Role::attention) reading.dtype = dtype_in(text);
     if (reading.head_dim_v == reading.head_dim) reading.head_dim_v = 0;
-    keep_honest(reading, text);
+    limit_confidence(reading, text);
     return reading;
 }
 
@@ -145,7 +145,7 @@ const char* name_of(Role role) {
         case Role::attention: return "attention";
         case Role::helper: return "helper";
         case Role::look_alike: return "look-alike";
-        case Role::gemm: return "matrix product";
+        case Role::gemm: return "GEMM";
         case Role::softmax: return "softmax";
         case Role::softmax_backward: return "softmax backward";
         case Role::elementwise: return "elementwise";

@@ -97,7 +97,7 @@ const Field kFields[] = {
       "unary", "binary",  "ternary", "trinary", "elementwise", "element", "pointwise", "vectorized",
       "where", "clamp",   "pow",     "exp",     "sqrt",        "square",  "dropout",   "operator"}},
     {"a sum", Role::other, {"sum", "mean", "reduce", "reduction", "max", "min", "aggregate", "average"}},
-    {"a product of matrices", Role::gemm, {"matmul", "gemm", "gemv", "bmm", "mm", "gett", "mma", "wmma", "mfma"}},
+    {"a matrix multiplication", Role::gemm, {"matmul", "gemm", "gemv", "bmm", "mm", "gett", "mma", "wmma", "mfma"}},
     {"a Fourier transform", Role::other, {"fft", "ifft", "rfft", "irfft", "dft"}},
     {"an embedding", Role::other, {"embedding", "embed", "onehot", "lookup"}},
     {"a trial or a delay",
@@ -106,7 +106,7 @@ const Field kFields[] = {
 };
 
 /// The first of `words` that is in the vocabulary, or "".
-std::string spoken(const std::vector<std::string>& words, Vocabulary vocabulary) {
+std::string first_word_in(const std::vector<std::string>& words, Vocabulary vocabulary) {
     for (const std::string& word : words) {
         if (std::find(vocabulary.begin(), vocabulary.end(), word) != vocabulary.end()) return word;
     }
@@ -125,36 +125,38 @@ NameReading without_attention(Role role, const std::string& word, const char* wh
 
 MaybeReading read_linear_attention(std::string_view name) {
     const std::vector<std::string> words = words_of(function_of(name));
-    constexpr const char* kWhat = "linear attention or a state-space model: there is no softmax in it";
+    constexpr const char* kWhat = "linear attention or a state-space model, which has no softmax";
     if (std::find(words.begin(), words.end(), "softmax") != words.end()) return std::nullopt;
     if (contains_any(name, {"at::native::", "cub::", "rocprim::", "thrust::"})) return std::nullopt;
-    if (const std::string model = spoken(words, kLinearModels); !model.empty())
+    if (const std::string model = first_word_in(words, kLinearModels); !model.empty())
         return without_attention(Role::look_alike, model, kWhat);
     constexpr std::string_view kPasses[] = {"fwd",   "bwd",    "forward", "backward",
                                             "state", "states", "update",  "prefill"};
-    const bool computes =
-        !spoken(words, kPasses).empty() || !spoken(words, kChunks).empty() || !spoken(words, kScans).empty();
-    if (const std::string model = spoken(words, kShortNames); computes && !model.empty())
+    const bool computes = !first_word_in(words, kPasses).empty() || !first_word_in(words, kChunks).empty() ||
+                          !first_word_in(words, kScans).empty();
+    if (const std::string model = first_word_in(words, kShortNames); computes && !model.empty())
         return without_attention(Role::look_alike, model, kWhat);
-    if (!spoken(words, kSoftmaxAttention).empty()) return std::nullopt;
-    if (const std::string chunk = spoken(words, kChunks); !chunk.empty() && !spoken(words, kPasses).empty())
+    if (!first_word_in(words, kSoftmaxAttention).empty()) return std::nullopt;
+    if (const std::string chunk = first_word_in(words, kChunks);
+        !chunk.empty() && !first_word_in(words, kPasses).empty())
         return without_attention(Role::look_alike, chunk, kWhat);
     constexpr std::string_view kStates[] = {"state", "states"};
-    const std::string scan = spoken(words, kScans);
-    if (!scan.empty() && !spoken(words, kStates).empty()) return without_attention(Role::look_alike, scan, kWhat);
+    const std::string scan = first_word_in(words, kScans);
+    if (!scan.empty() && !first_word_in(words, kStates).empty())
+        return without_attention(Role::look_alike, scan, kWhat);
     return std::nullopt;
 }
 
 MaybeReading read_elsewhere(std::string_view name) {
     const std::vector<std::string> words = words_of(function_of(name));
     // A remaining name that mentions serving or the cache may stand beside attention, or be attention.
-    if (speaks_of_serving(words) || speaks_of_cache(words)) return std::nullopt;
+    if (mentions_serving(words) || mentions_cache(words)) return std::nullopt;
     for (const std::string_view word : {"flash", "query", "queries", "qk", "qkv", "softmax"}) {
         if (std::find(words.begin(), words.end(), word) != words.end()) return std::nullopt;
     }
-    const bool has_pass = !spoken(words, kPassWords).empty();
+    const bool has_pass = !first_word_in(words, kPassWords).empty();
     for (const Field& field : kFields) {
-        const std::string word = spoken(words, Vocabulary(field.words.begin(), field.words.size()));
+        const std::string word = first_word_in(words, Vocabulary(field.words.begin(), field.words.size()));
         if (word == "split" && has_pass) continue;  // "split_d_fwd" is a pass over parts
         if (!word.empty()) return without_attention(field.role, word, field.what);
     }

@@ -79,20 +79,20 @@ void set_library(NameReading& reading, std::string_view name, bool whole) {
         reading.evidence.emplace_back("namespace pytorch_flash: built into PyTorch");
         if (contains(reading.release, "2.6"))
             reading.evidence.emplace_back(
-                "torch.nn.attention._get_flash_version() says 2.5.7 of it, which is out of date");
+                "torch.nn.attention._get_flash_version() reports 2.5.7 for it, which is out of date");
     } else if (contains(name, "onnxruntime::")) {
         reading.library = "ONNX Runtime's copy";
     } else if (!contains(name, "<") && !contains(name, "::")) {
         reading.library = "PyTorch's copy or the package flash-attn";
         reading.confidence = Confidence::likely;
-        reading.evidence.emplace_back("the tool left out the namespace, which tells the two apart");
+        reading.evidence.emplace_back("the tool left out the namespace, which distinguishes the two");
     } else {
         reading.library = "package flash-attn, or a copy of it (vLLM, SGLang)";
         if (whole && contains(reading.release, "or later")) {
             const bool inside = contains(name, "flash::flash_");
             if (inside) reading.release = "2.7.4 or later";
             else reading.release.replace(reading.release.find("or later"), 8, "to 2.7.3");
-            reading.evidence.push_back(std::string("the kernel stands ") + (inside ? "inside" : "outside") +
+            reading.evidence.push_back(std::string("the kernel is ") + (inside ? "inside" : "outside") +
                                        " namespace flash: release " + reading.release);
         }
     }
@@ -120,7 +120,7 @@ constexpr Fa2Kernel kFa2Kernels[] = {
 
 bool in_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-/// Whether `word` is an identifier of its own in `text`: no letter, digit or underscore touches it.
+/// True if `word` is an identifier of its own in `text`: no letter, digit or underscore touches it.
 bool has_word(std::string_view text, std::string_view word) {
     const std::size_t at = text.find(word);
     if (at == std::string_view::npos || (at > 0 && in_word(text[at - 1]))) return false;
@@ -141,9 +141,9 @@ const Fa2Kernel* fa2_kernel(std::string_view name) {
         if (at == std::string_view::npos) continue;
         const std::string_view word = head.substr(at);
         const bool qualified = contains(name, "flash::");
-        const bool telling = word.size() >= 24;  // longer than any beginning that other names share
+        const bool unambiguous = word.size() >= 24;  // longer than any beginning that other names share
         if (word.size() >= 12 && full.substr(0, word.size()) == word &&
-            (qualified || telling || dots != std::string_view::npos))
+            (qualified || unambiguous || dots != std::string_view::npos))
             return &kernel;
     }
     return nullptr;
@@ -210,7 +210,7 @@ MaybeReading read_fa2(std::string_view name) {
         attention(Family::fa2, spelled_out ? Confidence::certain : Confidence::likely, kernel->name, kernel->pass);
     reading.role = kernel->role;
     reading.arch = kAmpere;
-    reading.evidence.emplace_back("FlashAttention-2's code is written for Ampere (sm80), whatever the GPU");
+    reading.evidence.emplace_back("FlashAttention-2's code is written for Ampere (sm80), on any GPU");
     set_traits(reading, name, "Flash_fwd_kernel_traits");
     set_traits(reading, name, "Flash_bwd_kernel_traits");
     const bool cut = looks_cut(name);
@@ -234,7 +234,7 @@ MaybeReading read_fa2(std::string_view name) {
     if (!traits && own_parameters && !contains(name, "flash::")) {
         reading.confidence = Confidence::unsure;
         reading.library.clear();
-        reading.evidence.emplace_back("without FlashAttention-2's traits and parameters: perhaps somebody else's");
+        reading.evidence.emplace_back("it lacks FlashAttention-2's traits and parameters: it may be another library's");
     }
     return reading;
 }

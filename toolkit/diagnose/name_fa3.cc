@@ -23,7 +23,7 @@ std::vector<int> extents(std::string_view tuple) {
     return result;
 }
 
-/// Whether the template is MagiAttention's, by the number of arguments behind the architecture. Its forward has nine
+/// True if the template is MagiAttention's, by the number of arguments behind the architecture. Its forward has nine
 /// and no head_dim_v; FlashAttention-3's has at least twelve, or eleven without head_dim_v. Its backward has 15,
 /// FlashAttention-3's 13.
 bool is_magi(const NameReading& reading, std::size_t behind_arch) {
@@ -175,13 +175,13 @@ MaybeReading read_fa3(std::string_view name) {
     reading.arch = ampere ? 80 : 90;
     const bool cut_word = cut_inside(name, "FlashAttnFwd", 1) || cut_inside(name, "FlashAttnBwd", 1);
     if (wrapped && !hopper && !spelled_80) {
-        reading.evidence.emplace_back("of FlashAttention-3's kernels only the main ones stand in that wrapper");
+        reading.evidence.emplace_back("only the main kernels of FlashAttention-3 have that wrapper");
     } else if (!wrapped && cut_word) {
         reading.confidence = Confidence::unsure;
         reading.arch = 0;
         if (contains(name, "device_kernel<flash::")) {
             reading.role = Role::helper;
-            reading.evidence.emplace_back("its main kernels stand in a wrapper, so a helper begins here");
+            reading.evidence.emplace_back("the main kernels have a wrapper, so this is a helper");
         }
     }
     if (ampere) {
@@ -191,7 +191,7 @@ MaybeReading read_fa3(std::string_view name) {
     }
     if (contains(name, "enable_sm90_or_later")) reading.release = "2.7.3 to March 2026";
     else if (contains(name, "enable_sm90<")) reading.release = "since March 2026";
-    if (!reading.release.empty()) reading.evidence.push_back("its wrapper is of the releases " + reading.release);
+    if (!reading.release.empty()) reading.evidence.push_back("its wrapper is that of the releases " + reading.release);
     const bool cut = looks_cut(name);
     const bool closed = !cut || contains(name, "CollectiveEpilogue");
     for (const char* mainloop : {"CollectiveMainloopFwdSm90", "CollectiveMainloopBwdSm90", "CollectiveMainloopFwdSm80",

@@ -52,8 +52,7 @@ MaybeReading read_mem_efficient(std::string_view name) {
         reading.tile_kv = tile->second;
     }
     if (reading.arch != 0) {
-        reading.evidence.push_back("_sm" + std::to_string(reading.arch) +
-                                   ": there is no newer code of it than for sm80, whatever the GPU");
+        reading.evidence.push_back("_sm" + std::to_string(reading.arch) + ": its newest code is for sm80, on any GPU");
     }
     if (contains(name, "cutlassF_f32") || contains(name, "cutlassB_f32")) reading.dtype = "fp32";
     if (contains(name, "_dropout")) reading.features.emplace_back("dropout");
@@ -97,7 +96,7 @@ MaybeReading read_flashinfer(std::string_view name) {
         reading.algorithm = "FlashAttention-3";
         reading.arch = 90;
         reading.evidence.emplace_back(
-            "FlashInfer's Hopper kernels carry no Single or Batch: schedule of FlashAttention-3");
+            "FlashInfer's Hopper kernels have no Single or Batch in their names: schedule of FlashAttention-3");
     } else if (prefill) {
         reading.arch = 80;
         reading.evidence.emplace_back("Single/BatchPrefill: FlashInfer's schedule of FlashAttention-2, Ampere's code");

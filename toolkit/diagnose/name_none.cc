@@ -74,9 +74,9 @@ const LookAlike kLookAlikes[] = {
       "mamba",
       "causal_conv1d",
       "selective_scan"},
-     "linear attention or a state-space model: there is no softmax in it"},
-    {{"kv_indices", "vertical_slash_index"}, "lists the pages of the cache for an attention that comes after it"},
-    {{"mqa_logits", "indexer"}, "scores that choose keys for a sparse attention; the attention itself comes after it"},
+     "linear attention or a state-space model, which has no softmax"},
+    {{"kv_indices", "vertical_slash_index"}, "lists the pages of the cache for a later attention kernel"},
+    {{"mqa_logits", "indexer"}, "computes scores that choose keys for a later sparse attention kernel"},
     {{"flashinfer::sampling", "topksampling", "toppsampling", "flashinfer::activation"},
      "one of FlashInfer's other kernels, no attention"},
     {{"attn_res_", "attnres"}, "a sum over the outputs of earlier layers (attention residuals), not over tokens"},
@@ -103,8 +103,8 @@ MaybeReading read_xla_fusion(std::string_view lower) {
 
 bool begins_with_letter(std::string_view text) { return !text.empty() && text[0] >= 'a' && text[0] <= 'z'; }
 
-/// Whether "gemm" appears apart from the model Gemma: "_gemma_rmsnorm" is not a GEMM.
-bool speaks_of_gemm(std::string_view lower) {
+/// True if "gemm" appears apart from the model Gemma: "_gemma_rmsnorm" is not a GEMM.
+bool mentions_gemm(std::string_view lower) {
     for (std::size_t at = lower.find("gemm"); at != std::string_view::npos; at = lower.find("gemm", at + 1)) {
         const std::string_view behind = lower.substr(at + 4);
         const bool model = begins_with_letter(behind) && behind[0] == 'a' && !begins_with_letter(behind.substr(1));
@@ -130,11 +130,11 @@ MaybeReading read_look_alike(std::string_view name) {
     const std::string lower = lower_case(name);
     const bool fused_pointwise = contains_any(lower, {"triton_poi_", "triton_red_", "triton_per_", "triton_for_"});
     // Inductor's names include operators around the ones it fused.
-    const bool speaks_of_attention =
+    const bool mentions_attention =
         contains_any(lower, {"scaled_dot_product", "attention", "attn", "fmha", "sdpa", "mha_"});
-    if (fused_pointwise && speaks_of_attention && !contains_any(lower, {"softmax", "flex_attention"})) {
+    if (fused_pointwise && mentions_attention && !contains_any(lower, {"softmax", "flex_attention"})) {
         return none(Role::look_alike, Confidence::likely,
-                    "a pointwise kernel that Inductor fused with what stands beside an attention, and computes none");
+                    "a pointwise kernel that Inductor fused beside an attention, and computes no attention");
     }
     const std::vector<std::string> words = words_of(function_of(name));
     const bool rotates_too = begins_any(name, {"_fwd_grouped_kernel_stage1", "_fwd_kernel_stage1"});
@@ -149,7 +149,7 @@ MaybeReading read_look_alike(std::string_view name) {
         }
     }
     const std::string moves = cache_word(words);
-    const bool sure = speaks_of_cache(words) && !speaks_of_serving(words);
+    const bool sure = mentions_cache(words) && !mentions_serving(words);
     if (!moves.empty())
         return none(Role::look_alike, sure ? Confidence::likely : Confidence::unsure,
                     fmt::format("\"{}\" and a word for keys, values or their cache: it moves or lists them, and "
@@ -160,8 +160,8 @@ MaybeReading read_look_alike(std::string_view name) {
 
 namespace {
 
-constexpr Confidence kOfLibrary = Confidence::likely;  // names and namespaces that only one library has
-constexpr Confidence kWord = Confidence::unsure;       // words that anybody may use in a kernel's name
+constexpr Confidence kUniqueName = Confidence::likely;  // names and namespaces that only one library has
+constexpr Confidence kCommonWord = Confidence::unsure;  // words that anybody may use in a kernel's name
 
 /// A reading based on the first of these pieces that is in the name.
 MaybeReading row(std::string_view lower, Role role, Confidence sure, std::initializer_list<std::string_view> pieces) {
@@ -180,9 +180,9 @@ MaybeReading read_softmax(std::string_view name, const std::string& lower) {
                         fmt::format("\"{}\" of a logarithm: a loss, no attention", kernel));
     }
     if (contains(lower, "softmax") && contains_any(lower, {"moe", "expert"}))
-        return none(Role::other, kWord, "\"softmax\" and a word for experts: it chooses among them");
+        return none(Role::other, kCommonWord, "\"softmax\" and a word for experts: it chooses among them");
     if (contains_any(lower, {"softmax_ce_", "softmax_xent", "softmax_loss"}))
-        return none(Role::other, kWord, "\"softmax\" and a word for a loss");
+        return none(Role::other, kCommonWord, "\"softmax\" and a word for a loss");
     if (contains_any(lower, {"softmax", "soft_max"})) {
         const bool backward =
             contains_any(lower, {"softmaxbackward", "softmax_backward", "softmax_warp_backward",
@@ -195,38 +195,39 @@ MaybeReading read_softmax(std::string_view name, const std::string& lower) {
 MaybeReading read_convolution(const std::string& lower) {
     // A convolution contains GEMMs, but none of attention's.
     if (MaybeReading found =
-            row(lower, Role::other, kOfLibrary, {"implicit_gemm", "implicitgemm", "xmma_fprop", "fprop_optimized"}))
+            row(lower, Role::other, kUniqueName, {"implicit_gemm", "implicitgemm", "xmma_fprop", "fprop_optimized"}))
         return found;
     if (begins_any(lower, {"igemm_fwd_gtc", "igemm_bwd_gtc", "igemm_wrw_gtc"}))
-        return none(Role::other, kOfLibrary, "\"igemm_..._gtc\" in the name: a convolution of MIOpen");
-    if (MaybeReading found = row(lower, Role::other, kWord, {"grouped_conv", "conv_fwd", "conv_bwd"})) return found;
+        return none(Role::other, kUniqueName, "\"igemm_..._gtc\" in the name: a convolution of MIOpen");
+    if (MaybeReading found = row(lower, Role::other, kCommonWord, {"grouped_conv", "conv_fwd", "conv_bwd"}))
+        return found;
     return std::nullopt;
 }
 
-MaybeReading read_product(std::string_view name, const std::string& lower) {
+MaybeReading read_gemm(std::string_view name, const std::string& lower) {
     // A GEMM's namespace may hold other kernels too: "group_gemm::update_descriptors".
-    if (speaks_of_gemm(lower)) {
+    if (mentions_gemm(lower)) {
         const std::string function = lower_case(function_of(name));
-        const bool own = speaks_of_gemm(function) || contains(function, "mma") || contains(lower, "cutlass");
+        const bool own = mentions_gemm(function) || contains(function, "mma") || contains(lower, "cutlass");
         for (const std::string& word : words_of(function)) {  // "grouped_gemm_args" prepares a GEMM
             for (const char* beside : {"args", "preprocess", "postprocess", "prepare", "setup", "metadata",
                                        "descriptors", "offsets", "problems"}) {
-                if (word == beside) return none(Role::other, kWord, fmt::format("\"gemm\" and \"{}\"", word));
+                if (word == beside) return none(Role::other, kCommonWord, fmt::format("\"gemm\" and \"{}\"", word));
             }
         }
         MaybeReading found = own ? std::nullopt : read_elsewhere(function_of(name));
-        return found ? found : none(Role::gemm, own ? kOfLibrary : kWord, "\"gemm\" in the name");
+        return found ? found : none(Role::gemm, own ? kUniqueName : kCommonWord, "\"gemm\" in the name");
     }
     if (MaybeReading found =
-            row(lower, Role::gemm, kOfLibrary, {"nvjet", "cutlass::kernel", "cijk_", "xmma", "cublaslt", "tensorop"}))
+            row(lower, Role::gemm, kUniqueName, {"nvjet", "cutlass::kernel", "cijk_", "xmma", "cublaslt", "tensorop"}))
         return found;
     for (const std::string_view product : {"triton_mm", "triton_bmm"}) {  // Inductor's names end in a number
         const bool numbered =
             lower.rfind(product, 0) == 0 && lower.find_first_not_of("_0123456789", product.size()) == std::string::npos;
         if (contains(lower, product))
-            return none(Role::gemm, numbered ? kOfLibrary : kWord, fmt::format("\"{}\" in the name", product));
+            return none(Role::gemm, numbered ? kUniqueName : kCommonWord, fmt::format("\"{}\" in the name", product));
     }
-    if (MaybeReading found = row(lower, Role::gemm, kWord,
+    if (MaybeReading found = row(lower, Role::gemm, kCommonWord,
                                  {"gemv", "matmul", "dot_kernel", "_mm_", "marlin", "wvsplitk", "bmm_", "mul_mat",
                                   "lora_shrink", "lora_expand", "mm_kernel", "mfma_"}))
         return found;
@@ -238,11 +239,11 @@ MaybeReading read_product(std::string_view name, const std::string& lower) {
 MaybeReading read_plain_kernel(std::string_view name) {
     const bool of_cute = name.substr(0, 14) == "kernel_cutlass";  // its arguments contain names of copies and GEMMs
     const std::string lower = lower_case(of_cute ? function_of(name) : without_parameters(name));
-    if (MaybeReading found = row(lower, Role::other, kOfLibrary,
+    if (MaybeReading found = row(lower, Role::other, kUniqueName,
                                  {"nccl", "rccl", "log_softmax", "logsoftmax", "cross_entropy", "nll_loss", "radixsort",
                                   "devicescan", "splitkreduce", "multi_tensor_apply"}))
         return found;
-    if (MaybeReading found = row(lower, Role::other, kWord,
+    if (MaybeReading found = row(lower, Role::other, kCommonWord,
                                  {"topk", "broadcast", "allgather", "all_gather", "allreduce", "all_reduce",
                                   "reduce_scatter", "all_to_all", "alltoall"}))
         return found;
@@ -250,7 +251,8 @@ MaybeReading read_plain_kernel(std::string_view name) {
     if (contains(lower, "triton_tem_")) {  // a user's own template may compute anything
         const bool product =
             contains_any(lower, {"mm_", "bmm", "conv", "linear"}) || lower.substr(lower.size() - 2) == "mm";
-        return none(Role::gemm, product ? kOfLibrary : kWord, "\"triton_tem_\" in the name: a template of Inductor");
+        return none(Role::gemm, product ? kUniqueName : kCommonWord,
+                    "\"triton_tem_\" in the name: a template of Inductor");
     }
     if (MaybeReading softmax = read_softmax(name, lower)) return softmax;
     // Inductor's names include operators around the ones it fused; only "tem" marks the kernel of a GEMM.
@@ -259,20 +261,20 @@ MaybeReading read_plain_kernel(std::string_view name) {
     if (contains_any(lower, {"triton_red_", "triton_per_"}))
         return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
     if (MaybeReading convolution = read_convolution(lower)) return convolution;
-    if (MaybeReading product = read_product(name, lower)) return product;
+    if (MaybeReading product = read_gemm(name, lower)) return product;
     const bool of_pytorch = contains_any(lower, {"at::native", "at::cuda", "at_cuda_detail"});
     if (MaybeReading found =
-            row(lower, Role::elementwise, of_pytorch ? kOfLibrary : kWord,
+            row(lower, Role::elementwise, of_pytorch ? kUniqueName : kCommonWord,
                 {"elementwise", "catarray", "copy", "fillfunctor", "_fill", "triu_tril", "dropout", "memcpy", "memset",
                  "where", "masked", "transpose", "cast", "cpy_", "nchwtonhwc", "nhwctonchw"}))
         return found;
     if (MaybeReading found =
-            row(lower, Role::other, kOfLibrary,
+            row(lower, Role::other, kUniqueName,
                 {"at::native", "at::cuda", "at_cuda_detail", "cub::", "rocprim::", "triton_for_", "triton_spl",
                  "triton_fused", "triton__", "thrust::", "cudnn", "transformer_engine::", "deep_ep", "rocclr"}))
         return found;
     return row(
-        lower, Role::other, kWord,
+        lower, Role::other, kCommonWord,
         {"reduce",      "norm",     "embedding",    "index",      "conv",    "adam",   "sort",           "moe",
          "cutlass",     "loop_",    "act_and_mul",  "gated_act",  "silu",    "gelu",   "swiglu",         "quant",
          "expert",      "dispatch", "cumsum",       "argmax",     "sampl",   "gating", "shuffle",        "hadamard",

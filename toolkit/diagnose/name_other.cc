@@ -35,7 +35,7 @@ MaybeReading read_attention_words(std::string_view name) {
     NameReading reading = attention(Family::unknown, Confidence::unsure, words.found, words.pass);
     reading.role = words.role;
     reading.arch = number_after(name, "arch::Sm").value_or(0);
-    reading.evidence = {"\"" + words.found + "\" stands in the name, and nothing else in it is known"};
+    reading.evidence = {"\"" + words.found + "\" is in the name, and nothing else in it is known"};
     return reading;
 }
 
@@ -43,9 +43,10 @@ MaybeReading read_attention_words(std::string_view name) {
 
 MaybeReading read_paged(std::string_view name) {
     const std::size_t plain = name.find("paged_attention_kernel");
-    const bool somebodys = plain != std::string_view::npos && plain > 0 &&
-                           (name[plain - 1] == '_' || std::isalnum(static_cast<unsigned char>(name[plain - 1])) != 0);
-    if (somebodys) return std::nullopt;  // "ragged_paged_attention_kernel" is not vLLM's
+    const bool of_other_library =
+        plain != std::string_view::npos && plain > 0 &&
+        (name[plain - 1] == '_' || std::isalnum(static_cast<unsigned char>(name[plain - 1])) != 0);
+    if (of_other_library) return std::nullopt;  // "ragged_paged_attention_kernel" is not vLLM's
     const bool paged = plain != std::string_view::npos ||
                        begins_any(name, {"paged_attention_v1_kernel", "paged_attention_v2_kernel",
                                          "paged_attention_ll4mi", "single_query_cached_kv_attention"});

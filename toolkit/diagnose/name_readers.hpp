@@ -48,7 +48,7 @@ MaybeReading read_linear_attention(std::string_view name);
 MaybeReading read_elsewhere(std::string_view name);
 // name_sure.cc
 /// Lowers the confidence to unsure if only words support the reading; `name` is normalised.
-void keep_honest(NameReading& reading, std::string_view name);
+void limit_confidence(NameReading& reading, std::string_view name);
 
 /// The reading of a family's kernel; `found` is the piece of the name that indicates it.
 NameReading attention(Family family, Confidence confidence, std::string_view found,

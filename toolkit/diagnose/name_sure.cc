@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Decides when a reading may be called likely or certain. A reader says what a name means. This file checks whether
-// only one library writes that name, or whether the name uses words open to anybody. Words alone are never more than
-// unsure, however rarely they were wrong.
+// only one library writes that name, or whether it consists of common words. A reading by common words alone is unsure.
 #include <algorithm>
 
 #include "diagnose/name_readers.hpp"
@@ -11,7 +10,7 @@
 namespace tessera::diagnose {
 namespace {
 
-/// Whether the text has a tile such as "128x64", which generated GEMMs carry.
+/// True if the text has a tile such as "128x64", which generated GEMMs carry.
 bool has_tile(std::string_view text) {
     const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
     for (std::size_t at = text.find('x', 1); at != std::string_view::npos; at = text.find('x', at + 1)) {
@@ -20,23 +19,23 @@ bool has_tile(std::string_view text) {
     return false;
 }
 
-/// Whether the name has an Inductor operator that is a GEMM, as a whole word:
+/// True if the name has an Inductor operator that is a GEMM, as a whole word:
 /// "triton_tem_fused__to_copy_addmm_gelu_t_view_9".
-bool names_a_product(std::string_view name) {
+bool names_a_gemm(std::string_view name) {
     const std::vector<std::string> words = words_of(function_of(name));
     return std::any_of(words.begin(), words.end(), [](const std::string& word) {
         return word == "mm" || word == "bmm" || word == "addmm" || word == "baddbmm";
     });
 }
 
-/// Whether the name is one of Inductor's, which end in a number: "triton_mm_7".
+/// True if the name is one of Inductor's, which end in a number: "triton_mm_7".
 bool is_numbered(std::string_view lower, std::string_view name) {
     return lower.substr(0, name.size()) == name &&
            lower.find_first_not_of("_0123456789", name.size()) == std::string_view::npos;
 }
 
-/// Whether the name is a GEMM of cuBLAS, CUTLASS, hipBLASLt, DeepGEMM, Inductor or XLA.
-bool is_product_of_library(std::string_view name, std::string_view lower) {
+/// True if the name is a GEMM of cuBLAS, CUTLASS, hipBLASLt, DeepGEMM, Inductor or XLA.
+bool is_gemm_of_library(std::string_view name, std::string_view lower) {
     if (begins_any(lower, {"nvjet_", "cijk_", "custom_cijk_", "gemm_fusion_dot", "gemv2t_kernel", "gemv2n_kernel",
                            "gemvnsp_kernel", "gemmsn_", "gemmk1_kernel", "magma_sgemm", "rocblas_gem"}))
         return true;
@@ -44,7 +43,7 @@ bool is_product_of_library(std::string_view name, std::string_view lower) {
     if (contains_any(lower, {"internal::gemvx::kernel", "_xmma_gemm_"})) return true;
     if (begins_any(lower, {"ampere_", "volta_", "turing_", "maxwell_", "pascal_", "hopper_"}))
         return contains(lower, "gemm");
-    if (begins_any(lower, {"triton_tem_fused"})) return names_a_product(name);
+    if (begins_any(lower, {"triton_tem_fused"})) return names_a_gemm(name);
     const bool convolves = contains_any(lower, {"fprop", "dgrad", "wgrad", "conv", "implicit"});
     const bool generated = contains_any(lower, {"_tensorop", "_simt_", "_wmma_"}) &&
                            begins_any(lower, {"cutlass_", "cutlass::", "cutlass3x_"});
@@ -67,7 +66,7 @@ bool is_elementwise_of_library(std::string_view name, std::string_view lower) {
     return contains(function, "elementwise") || begins_any(function, {"CatArrayBatc", "triu_tril_kernel"});
 }
 
-/// Whether the name is a kernel of PyTorch, NCCL or an algorithm library that is no part of attention.
+/// True if the name is a kernel of PyTorch, NCCL or an algorithm library that is no part of attention.
 bool is_other_of_library(std::string_view name, std::string_view lower) {
     return begins_any(name, {"ncclDevKernel", "ncclKernel", "rcclGeneric", "triton_red_fused", "triton_per_fused",
                              "multi_tensor_apply_kernel", "splitKreduce_kernel", "DeviceRadixSort", "DeviceScan",
@@ -80,7 +79,7 @@ bool is_other_of_library(std::string_view name, std::string_view lower) {
            begins_any(lower, {"input_"});
 }
 
-/// Whether the name is a kernel of vLLM, FlashInfer, SGLang, flash-linear-attention or Mamba that runs beside
+/// True if the name is a kernel of vLLM, FlashInfer, SGLang, flash-linear-attention or Mamba that runs beside
 /// attention. It compares whole names, or beginnings that only they have.
 bool is_look_alike_of_library(std::string_view name) {
     if (begins_any(name, {"triton_poi_fused", "triton_red_fused", "triton_per_fused"})) return true;
@@ -120,7 +119,7 @@ bool is_look_alike_of_library(std::string_view name) {
 
 bool is_of_library(Role role, std::string_view name, std::string_view lower) {
     switch (role) {
-        case Role::gemm: return is_product_of_library(name, lower);
+        case Role::gemm: return is_gemm_of_library(name, lower);
         case Role::softmax:
         case Role::softmax_backward: return is_softmax_of_library(name);
         case Role::elementwise: return is_elementwise_of_library(name, lower);
@@ -131,7 +130,7 @@ bool is_of_library(Role role, std::string_view name, std::string_view lower) {
 }
 
 /// The head_dim in a function's name: "_dk576", "_hd128", "hdim64".
-int spoken_head_dim(std::string_view function) {
+int head_dim_in(std::string_view function) {
     for (const char* prefix : {"_dk", "_hd", "hdim", "_d", "_h", "head_dim_", "headdim"}) {
         const int size = number_after(function, prefix).value_or(0);
         if (size >= 16 && size <= 1024 && size % 8 == 0) return size;
@@ -139,7 +138,7 @@ int spoken_head_dim(std::string_view function) {
     return 0;
 }
 
-/// Whether a family is recognised by a single name, which other libraries may have extended.
+/// True if a family is recognised by a single name, which other libraries may have extended.
 bool is_own_name(Family family, std::string_view name) {
     if (family == Family::natten) return contains_any(name, {"natten", "flash_fna::"}) || begins_any(name, {"fna_"});
     if (family == Family::other)
@@ -149,27 +148,27 @@ bool is_own_name(Family family, std::string_view name) {
 
 /// The reason to doubt a family's reading; "" if there is none.
 std::string doubt(const NameReading& reading, std::string_view name) {
-    if (!is_own_name(reading.family, name)) return "others may call theirs so";
+    if (!is_own_name(reading.family, name)) return "other libraries may use this name";
     // A grammar reads these names as a whole; their other words are masks or fused operators.
     if (reading.family == Family::flex || contains_any(name, {"fmha_v2_", "mhaSm"})) return "";
     const std::string_view function = function_of(name);
     const std::vector<std::string> words = words_of(function);
-    const Role said = read_words(words).role;
-    const bool beside = said == Role::helper || said == Role::look_alike || speaks_of_help(words);
-    if (reading.role == Role::attention && beside) return "its words speak of something beside an attention";
-    if (reading.role == Role::attention && reading.head_dim == 0 && spoken_head_dim(function) != 0)
-        return "a size stands in the name that was not read";
+    const Role role = read_words(words).role;
+    const bool beside = role == Role::helper || role == Role::look_alike || mentions_helper(words);
+    if (reading.role == Role::attention && beside) return "its words describe a helper of attention";
+    if (reading.role == Role::attention && reading.head_dim == 0 && head_dim_in(function) != 0)
+        return "the name has a head_dim that was not read";
     return "";
 }
 
 }  // namespace
 
-void keep_honest(NameReading& reading, std::string_view name) {
+void limit_confidence(NameReading& reading, std::string_view name) {
     if (reading.confidence <= Confidence::unsure) return;
     if (reading.family == Family::unknown) {
         if (is_of_library(reading.role, name, lower_case(name))) return;
         reading.confidence = Confidence::unsure;
-        reading.evidence.emplace_back("a word, and no name that only one library has");
+        reading.evidence.emplace_back("the evidence is a word that several libraries use");
     } else if (const std::string why = doubt(reading, name); !why.empty()) {
         reading.confidence = Confidence::unsure;
         reading.evidence.push_back(why);

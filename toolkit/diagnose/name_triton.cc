@@ -82,7 +82,7 @@ MaybeReading read_row(Family family, const std::array<TritonRow, N>& rows, std::
         reading.role = row.role;
         reading.library = row.library;
         if (row.confidence == Confidence::unsure)
-            reading.evidence.emplace_back("others use that name too, for other things");
+            reading.evidence.emplace_back("other libraries use that name for other kernels");
         return reading;
     }
     return std::nullopt;
@@ -110,7 +110,7 @@ MaybeReading read_variant(std::string_view name) {
     const WordReading words = read_words(words_of(function));
     reading.role = words.role == Role::helper || contains(function, "stage2") ? Role::helper : row->role;
     if (words.pass != KernelPass::unknown) reading.pass = words.pass;
-    reading.evidence.emplace_back("the name goes on: a variant of that kernel, or another's");
+    reading.evidence.emplace_back("the name is longer: a variant of that kernel, or another kernel");
     return reading;
 }
 
@@ -187,8 +187,7 @@ MaybeReading read_triton(std::string_view name) {
     reading->role = contains(function, "stage2") ? Role::helper : words.role;
     if (written_in_triton && words.pass == KernelPass::unknown) reading->pass = KernelPass::forward;
     if (of_python && !written_in_triton)
-        reading->evidence.emplace_back(
-            "it is called as functions in Python are, which are kernels of Triton as a rule");
+        reading->evidence.emplace_back("it is named like a Python function, as Triton kernels are");
     if (contains(function, "sparse")) reading->exactness = Exactness::unknown;
     return reading;
 }

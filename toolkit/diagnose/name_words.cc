@@ -96,7 +96,7 @@ Role role_of(const Words& words) {
     const bool prepares = has(words, kPrepares) && !has(words, kPass) && !has(words, kPhase) && !has(words, kShape);
     if (has(words, kBeside) || prepares) return Role::look_alike;
     const std::string help = first_of(words, kHelper);
-    // "compress_attn_fwd" attends to compressed keys; without a pass, such a kernel may compress or attend.
+    // "compress_attn_fwd" is_attention_op to compressed keys; without a pass, such a kernel may compress or attend.
     if (help.empty() && has(words, kPicks) && !has(words, kPass) && !has(words, kPhase)) return Role::look_alike;
     if (help.empty()) return Role::attention;
     const bool on_the_way =
@@ -109,7 +109,7 @@ KernelPass pass_of(const Words& words) {
     return has(words, kForwardWords) ? KernelPass::forward : KernelPass::unknown;
 }
 
-/// Whether the parts of attention over split keys are merged: "merge_state", "correct_out_lse" (a loss has an LSE too).
+/// True if the parts of attention over split keys are merged: "merge_state", "correct_out_lse" (a loss has an LSE too).
 /// Transformer Engine's kernels in its layout `thd` merge the parts of several GPUs.
 bool merges_states(const Words& words) {
     constexpr std::string_view merge[] = {"merge"};
@@ -176,14 +176,14 @@ WordReading read_words(const std::vector<std::string>& words) {
     return reading;
 }
 
-bool speaks_of_help(const std::vector<std::string>& words) {
+bool mentions_helper(const std::vector<std::string>& words) {
     const std::string help = first_of(words, kHelper);
     return !help.empty() && !(has(words, kGradient) && has(words, kOnTheWay));
 }
 
-bool speaks_of_cache(const std::vector<std::string>& words) { return has(words, kCache); }
+bool mentions_cache(const std::vector<std::string>& words) { return has(words, kCache); }
 
-bool speaks_of_serving(const std::vector<std::string>& words) { return has(words, kPhase) || has(words, kPages); }
+bool mentions_serving(const std::vector<std::string>& words) { return has(words, kPhase) || has(words, kPages); }
 
 std::string cache_word(const std::vector<std::string>& words) {
     // "mla" describes the cache only, if the kernel does something else with it.

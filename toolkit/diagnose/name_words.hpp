@@ -30,14 +30,14 @@ struct WordReading {
 
 WordReading read_words(const std::vector<std::string>& words);
 
-/// Whether they name the work of a helper kernel: "combine", "preprocess", "metadata".
-bool speaks_of_help(const std::vector<std::string>& words);
+/// True if the words name the work of a helper kernel: "combine", "preprocess", "metadata".
+bool mentions_helper(const std::vector<std::string>& words);
 
-/// Whether they mention the cache of keys and values.
-bool speaks_of_cache(const std::vector<std::string>& words);
+/// True if the words mention the cache of keys and values.
+bool mentions_cache(const std::vector<std::string>& words);
 
-/// Whether they mention pages or a phase of serving, so that other words may mean attention too.
-bool speaks_of_serving(const std::vector<std::string>& words);
+/// True if the words mention pages or a phase of serving, so that other words may mean attention too.
+bool mentions_serving(const std::vector<std::string>& words);
 
 /// The word for moving or listing queries, keys, values or pages of a cache; "" if there is none or the words mention
 /// attention.

@@ -105,7 +105,7 @@ class Names {
         if (const auto found = known_.find(id); found != known_.end()) return found->second;
         ::sqlite3_reset(query_.get());
         ::sqlite3_bind_int64(query_.get(), 1, id);
-        const std::string name = database_.step(query_) ? Database::text(query_, 0) : "(a name that is missing)";
+        const std::string name = database_.step(query_) ? Database::text(query_, 0) : "(missing name)";
         const std::uint32_t number = trace_.kernels.number_of(name);
         if (known_.size() < 1'000'000) known_.emplace(id, number);
         return number;
@@ -138,7 +138,7 @@ Trace read_nsys_sqlite(const std::string& path, const OnProgress& on_progress) {
     if (name_column.empty() || columns.count("start") == 0 || columns.count("end") == 0)
         throw Error(ErrorCode::bad_data, path, "expected columns start, end and demangledName of kernels, got others");
     if (name_column == "shortName")
-        trace.notes.emplace_back("names are short: without namespaces and templates, which tell releases apart");
+        trace.notes.emplace_back("names are short: they lack the namespaces and templates that distinguish releases");
     read_gpus(database, trace);
 
     const auto optional = [&](const char* column) { return columns.count(column) != 0 ? column : "0"; };

@@ -8,9 +8,9 @@ namespace {
 
 constexpr std::size_t kDeepest = 256;  // most nested operators; it bounds the walk to the outermost
 
-/// Whether an operator computes attention. Parts of attention by hand, wrappers, and the kernel names that Inductor
+/// True if an operator computes attention. Parts of attention by hand, wrappers, and the kernel names that Inductor
 /// gives its launches do not count.
-bool attends(std::string_view name) {
+bool is_attention_op(std::string_view name) {
     for (const char* part : {"oftmax", "bmm", "autograd::", "ScaledDotProduct", "triton_"}) {
         if (name.find(part) != std::string_view::npos) return false;
     }
@@ -23,7 +23,7 @@ OpTree::OpTree(Trace& trace) : trace_(trace), parent_(trace.ops.size(), kNone) {
     std::sort(trace.sites.begin(), trace.sites.end(),
               [](const LaunchSite& a, const LaunchSite& b) { return a.correlation < b.correlation; });
     for (std::size_t name = 0; name < trace.ops_named.size(); ++name)
-        attends_.push_back(attends(trace.ops_named[static_cast<std::uint32_t>(name)]));
+        is_attention_op_.push_back(is_attention_op(trace.ops_named[static_cast<std::uint32_t>(name)]));
     for (std::uint32_t i = 0; i < trace.ops.size(); ++i) {
         by_thread_[trace.ops[i].thread].push_back(i);
         if (trace.ops[i].external >= 0) by_external_.emplace(trace.ops[i].external, i);
@@ -70,7 +70,7 @@ std::int64_t OpTree::launched_by(const KernelRun& kernel) const {
 std::int64_t OpTree::attention_around(std::int64_t op) const {
     std::int64_t outermost = kNone;
     for (; op != kNone; op = parent_[static_cast<std::size_t>(op)]) {
-        if (attends_[run(op).name]) outermost = op;
+        if (is_attention_op_[run(op).name]) outermost = op;
     }
     return outermost;
 }

@@ -27,7 +27,7 @@ class OpTree {
     /// The outermost operator around `op`, or `op` itself, that fits; kNone if there is none.
     std::int64_t outermost(std::int64_t op, const std::function<bool(std::int64_t)>& fits) const;
 
-    /// Whether the operator or one around it has this name.
+    /// True if the operator or one around it has this name.
     bool inside(std::int64_t op, std::string_view name) const;
 
     const OpRun& run(std::int64_t op) const { return trace_.ops[static_cast<std::size_t>(op)]; }
@@ -41,7 +41,7 @@ class OpTree {
     std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> by_thread_;  // operators, by their start
     std::vector<std::int64_t> parent_;                                         // [ops]
     std::unordered_map<std::int64_t, std::uint32_t> by_external_;
-    std::vector<bool> attends_;  // [names of ops]
+    std::vector<bool> is_attention_op_;  // [names of ops]
 };
 
 }  // namespace tessera::diagnose

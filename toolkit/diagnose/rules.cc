@@ -52,17 +52,18 @@ void apply(const Call& call, SdpBackend of, Verdict& verdict) {
         refused = refused || fact;
     }
     if (!refused.is_unknown()) return;
-    for (const std::string& field : refused.wanting()) {
-        const bool listed = std::find(verdict.wanting.begin(), verdict.wanting.end(), field) != verdict.wanting.end();
-        if (!listed) verdict.wanting.push_back(field);
+    for (const std::string& field : refused.missing_fields()) {
+        const bool listed = std::find(verdict.missing_fields.begin(), verdict.missing_fields.end(), field) !=
+                            verdict.missing_fields.end();
+        if (!listed) verdict.missing_fields.push_back(field);
     }
 }
 
 /// Returns refused, unknown, or could_run; `taken` needs the verdicts of all backends. The release must be known.
-Verdict judge_in_release(const Call& call, SdpBackend backend) {
+Verdict verdict_in_release(const Call& call, SdpBackend backend) {
     Verdict verdict{.backend = backend, .standing = Standing::could_run};
     Call as_called = call;
-    if (backend == SdpBackend::fa3 || backend == SdpBackend::fa4) {  // they are chosen as flash is
+    if (backend == SdpBackend::fa3 || backend == SdpBackend::fa4) {  // they must also pass the checks of flash
         as_called.flash_implementation =
             backend == SdpBackend::fa3 ? FlashImplementation::fa3 : FlashImplementation::fa4;
         apply(as_called, kFlash, verdict);
@@ -70,8 +71,8 @@ Verdict judge_in_release(const Call& call, SdpBackend backend) {
     apply(as_called, backend, verdict);
     if (!verdict.refusals.empty()) {
         verdict.standing = Standing::refused;
-        verdict.wanting.clear();
-    } else if (!verdict.wanting.empty()) {
+        verdict.missing_fields.clear();
+    } else if (!verdict.missing_fields.empty()) {
         verdict.standing = Standing::unknown;
     }
     return verdict;
@@ -86,16 +87,16 @@ std::set<Version> releases() {
     return found;
 }
 
-/// Judges a backend; without a release, the result is the one that all releases share, in the words of the newest.
-Verdict judge(const Call& call, SdpBackend backend) {
-    if (call.torch) return judge_in_release(call, backend);
+/// The verdict on a backend. Without a release it is the one that all releases share, with the texts of the newest.
+Verdict verdict_of(const Call& call, SdpBackend backend) {
+    if (call.torch) return verdict_in_release(call, backend);
     std::optional<Verdict> newest;
     for (const Version& version : releases()) {
         Call in_release = call;
         in_release.torch = version;
-        const Verdict verdict = judge_in_release(in_release, backend);
+        const Verdict verdict = verdict_in_release(in_release, backend);
         if (newest && newest->standing != verdict.standing) {
-            return {.backend = backend, .standing = Standing::unknown, .wanting = {torch(call).field}};
+            return {.backend = backend, .standing = Standing::unknown, .missing_fields = {torch(call).field}};
         }
         newest = verdict;
     }
@@ -113,16 +114,16 @@ Ordered order_of(const Call& call) {
     const Order cudnn_second = {kFlash, kCudnn, kEfficient, kMath};
     if (call.gpu.rocm == true) return {cudnn_last, "on ROCm flash comes first, and there is no cuDNN"};
     const Fact first = prefers_cudnn(call);
-    if (first.is_unknown()) return {{}, fmt::format("depends on {}", first.wanting().front())};
+    if (first.is_unknown()) return {{}, fmt::format("depends on {}", first.missing_fields().front())};
     const Version& v = *call.torch;
-    if (v < Version{2, 5, 0}) return {cudnn_first, "2.4 has cuDNN first, where TORCH_CUDNN_SDPA_ENABLED=1 is set"};
+    if (v < Version{2, 5, 0}) return {cudnn_first, "2.4 tries cuDNN first if TORCH_CUDNN_SDPA_ENABLED=1 is set"};
     if (v < Version{2, 5, 1}) {
         return first.is_true() ? Ordered{cudnn_first, "2.5.0 prefers cuDNN from compute capability 9.0 on"}
                                : Ordered{cudnn_second, "2.5.0 prefers flash before compute capability 9.0"};
     }
-    if (v < Version{2, 10, 0}) return {cudnn_last, "2.5.1 to 2.9 have cuDNN behind math, so it is never reached"};
+    if (v < Version{2, 10, 0}) return {cudnn_last, "2.5.1 to 2.9 try cuDNN after math, so it is never reached"};
     if (first.is_true()) return {cudnn_first, "cuDNN after 9.15 comes first on compute capability 9.x and 10.x"};
-    return {cudnn_last, "cuDNN comes first only after 9.15 and on compute capability 9.x and 10.x; else behind math"};
+    return {cudnn_last, "cuDNN comes first only after 9.15 and on compute capability 9.x and 10.x; else after math"};
 }
 
 /// Marks the first backend that runs, if all before it are known to refuse.
@@ -170,12 +171,12 @@ void add_remarks(const Call& call, Explanation& explanation) {
     });
     if (has_cudnn && !order.empty() && order.back() == kCudnn && explanation.taken && explanation.taken != kCudnn) {
         explanation.remarks.emplace_back(
-            "cuDNN stands behind math in this order, which takes everything: only "
-            "sdpa_kernel([SDPBackend.CUDNN_ATTENTION]) reaches it.");
+            "In this order cuDNN comes after math, which takes every call: only "
+            "sdpa_kernel([SDPBackend.CUDNN_ATTENTION]) selects it.");
     }
     if (explanation.taken == kCudnn) {
         explanation.remarks.emplace_back(
-            "FA3 or FA4 would be asked only behind cuDNN: with sdpa_kernel([SDPBackend.FLASH_ATTENTION]).");
+            "PyTorch tries FA3 or FA4 only after cuDNN: sdpa_kernel([SDPBackend.FLASH_ATTENTION]) selects them.");
         for (std::string& fault : cudnn_faults(call)) explanation.remarks.push_back(std::move(fault));
     }
 }
@@ -232,10 +233,10 @@ Explanation explain(const Call& given) {
     Explanation explanation{.order = ordered.order, .order_because = ordered.because};
     Order sequence = ordered.order;
     if (sequence.empty()) sequence = {kFlash, kEfficient, kMath, kCudnn};
-    for (const SdpBackend backend : sequence) explanation.verdicts.push_back(judge(call, backend));
+    for (const SdpBackend backend : sequence) explanation.verdicts.push_back(verdict_of(call, backend));
     ordered.order.empty() ? take_without_order(explanation) : take_first(explanation);
     for (const SdpBackend backend : {SdpBackend::fa3, SdpBackend::fa4})
-        explanation.verdicts.push_back(judge(call, backend));
+        explanation.verdicts.push_back(verdict_of(call, backend));
     add_remarks(call, explanation);
     return explanation;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Explains which backend PyTorch's scaled_dot_product_attention takes for a Call, and what rules out the others.
+// Explains which backend PyTorch's scaled_dot_product_attention takes for a Call, and why not the others.
 // PyTorch takes the first backend of an ordered list whose checks all pass. The checks are a table by release (2.4 to
 // 2.15), with a second table for ROCm.
 #pragma once
@@ -55,8 +55,8 @@ const char* name_of(Standing standing);
 struct Verdict {
     SdpBackend backend{};
     Standing standing{};
-    std::vector<const Rule*> refusals{};  ///< all that apply; PyTorch would print the first
-    std::vector<std::string> wanting{};   ///< unknown fields that would decide it
+    std::vector<const Rule*> refusals{};        ///< all that apply; PyTorch would print the first
+    std::vector<std::string> missing_fields{};  ///< unknown fields that would decide it
 };
 
 struct Explanation {
@@ -70,7 +70,7 @@ struct Explanation {
     std::vector<std::string> remarks{};
 };
 
-/// Whether cuDNN stands before flash in the default order.
+/// True if cuDNN stands before flash in the default order.
 Fact prefers_cudnn(const Call& call);
 
 /// Fills unset fields with PyTorch's defaults, and cuDNN and CUDA with the versions that PyPI's wheel of this release

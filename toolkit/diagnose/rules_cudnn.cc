@@ -41,7 +41,7 @@ Fact gradient_not_finite(const Call& c) {
 
 Fact mask_gradient(const Call& c) { return has_mask(c) && (grad(c.mask, "attn_mask") == true); }
 
-/// Whether the mask is {1, len_q} x {1, len_kv}, optionally preceded by {1, batch} x {1, heads}.
+/// True if the mask is {1, len_q} x {1, len_kv}, optionally preceded by {1, batch} x {1, heads}.
 bool mask_fits(const Sizes& mask, const Sizes& q, const Sizes& k) {
     if (mask.size() != 2 && mask.size() != 4) return false;
     const auto fits = [](std::int64_t size, std::int64_t whole) { return size == 1 || size == whole; };
@@ -77,7 +77,7 @@ Fact over_192_on_blackwell(const Call& c) {
     return over_256_on_hopper<91000>(c) && !(blackwell(c) && (cudnn(c) >= 91100) && is_192_128(c));
 }
 
-/// Whether cuDNN takes head_dim up to 256 forward and backward; capability 10.7 needs a later release.
+/// True if cuDNN takes head_dim up to 256 forward and backward; capability 10.7 needs a later release.
 Fact takes_256(const Call& c) {
     return (hopper(c) || blackwell(c)) && (cudnn(c) > 92200) && !((capability(c) == 107) && (cudnn(c) <= 92500));
 }
@@ -108,14 +108,14 @@ constexpr const char* kHeadDim = "head_dim should be no more than";
 constexpr const char* kGpu = "take the flash backend on older GPUs";
 constexpr const char* kSameHeads =
     "For dense input, both fused kernels require query, key and value to have the same num_heads.";
-constexpr const char* kUngrouped = "k and v have other heads than q, and nobody said that they are grouped";
-constexpr const char* kNested = "pad the batch, or take flash, which has nested tensors";
+constexpr const char* kUngrouped = "k and v have other heads than q, and enable_gqa is not set";
+constexpr const char* kNested = "pad the batch, or take flash, which supports nested tensors";
 
 constexpr Rule kRules[] = {
     {"cudnn-opt-in", kCudnn, k24, k25, opt_in,
      "The CUDNN backend needs to be enabled by setting the enviornment variable",
-     "in 2.4 cuDNN runs only where TORCH_CUDNN_SDPA_ENABLED=1 is set",
-     "set TORCH_CUDNN_SDPA_ENABLED=1 before the start", kCuda},
+     "in 2.4 cuDNN runs only if TORCH_CUDNN_SDPA_ENABLED=1 is set", "set TORCH_CUDNN_SDPA_ENABLED=1 before the start",
+     kCuda},
     {"cudnn-off", kCudnn, k24, k29, switched_off, "CuDNN attention has been runtime disabled.",
      "the cuDNN backend is switched off", "remove enable_cudnn_sdp(False), or name CUDNN_ATTENTION in sdpa_kernel()",
      kCuda},
@@ -141,7 +141,7 @@ constexpr Rule kRules[] = {
     {"cudnn-mask-gradient", kCudnn, k25, kEnd, mask_gradient, "", "the mask requires a gradient",
      "detach the mask, or take the memory-efficient backend", kCommon},
     {"cudnn-mask-shape", kCudnn, k25, kEnd, mask_shape, "Please use the following attn mask shapes:",
-     "the mask is not [len_q, len_kv] or [batch, heads, len_q, len_kv], with 1 in the place of any",
+     "the mask is not [len_q, len_kv] or [batch, heads, len_q, len_kv], in which any size may be 1",
      "unsqueeze the mask to two or four dimensions", kCommon},
     {"cudnn-gpu", kCudnn, k25, k27, checks::gpu_outside<80, 90>,
      "cuDNN MHA only supports gpu architectures in the range [sm80, sm90].",
@@ -171,7 +171,7 @@ constexpr Rule kRules[] = {
      "set enable_gqa=True", kCommon},
     {"cudnn-heads-divide", kCudnn, kCudnnChecksHeads, kEnd, heads_do_not_divide,
      "The number of heads in key/value must divide number of heads in query.",
-     "the heads of q cannot be dealt out to those of k and v", "make q's heads a multiple of theirs", kCommon},
+     "the heads of q are no multiple of those of k and v", "make q's heads a multiple of theirs", kCommon},
     {"cudnn-too-many", kCudnn, kTooMany, kEnd, checks::too_many,
      "cuDNN SDPA does not support batch size or num_heads greater than", "batch or heads over 65535",
      "cut the batch into several calls", kCuda},
@@ -180,22 +180,22 @@ constexpr Rule kRules[] = {
      "take cuDNN 9.24.1, or 9.25.1 and later", kCuda},
     {"cudnn-query-gradient", kCudnn, kGradientGuard, kEnd, gradient_not_finite,
      "cuDNN SDPA before version 9.26 can produce non-finite query gradients on SM90",
-     "the gradient of q may be NaN before cuDNN 9.26 where the keys are 64 more than a multiple of 128 "
+     "the gradient of q may be NaN before cuDNN 9.26 if the keys are 64 more than a multiple of 128 "
      "(pytorch#196678)",
      "take cuDNN 9.26, or another number of keys", kCuda},
     {"cudnn-head-dim", kCudnn, k25, kHopperTakes256, over_128, kHeadDim, "head_dim is over 128",
-     "take flash, which has 256", kCuda},
+     "take flash, which supports 256", kCuda},
     {"cudnn-head-dim", kCudnn, kHopperTakes256, k29, over_256_on_hopper<90501>, kHeadDim,
-     "head_dim is over 128 (256 on compute capability 9.0 with cuDNN 9.5.1)", "take flash, which has 256", kCuda},
+     "head_dim is over 128 (256 on compute capability 9.0 with cuDNN 9.5.1)", "take flash, which supports 256", kCuda},
     {"cudnn-head-dim", kCudnn, k29, k211, over_256_on_hopper<91000>, kHeadDim,
-     "head_dim is over 128 (256 on compute capability 9.0 with cuDNN 9.10)", "take flash, which has 256", kCuda},
+     "head_dim is over 128 (256 on compute capability 9.0 with cuDNN 9.10)", "take flash, which supports 256", kCuda},
     {"cudnn-head-dim", kCudnn, k211, kWide, over_192_on_blackwell, kHeadDim,
      "head_dim is over 128 (256 on compute capability 9.0 with cuDNN 9.10, 192 with v of 128 on 10.x with 9.11)",
-     "take flash, which has 256", kCuda},
+     "take flash, which supports 256", kCuda},
     {"cudnn-head-dim", kCudnn, kWide, kEnd, over_256, kHeadDim,
      "head_dim is over 128 (on compute capability 9.0 and 10.x: 256 with cuDNN after 9.22, 192 with v of 128 from 9.11 "
      "on)",
-     "take flash, which has 256, or a newer cuDNN", kCuda},
+     "take flash, which supports 256, or a newer cuDNN", kCuda},
     {"cudnn-head-dim-8", kCudnn, k25, kEnd, head_dim_misaligned, "head_dim should be a multiple of 8",
      "head_dim is no multiple of 8", "pad head_dim with zeros to a multiple of 8", kCuda},
     {"cudnn-length-1", kCudnn, k26, k29, length_1, "cudnn SDPA does not support sequence length 1.",
@@ -205,7 +205,7 @@ constexpr Rule kRules[] = {
      "there is one key only", "with one key the result is v: skip the call", kCuda},
     {"cudnn-one-query-dropout", kCudnn, k29, kEnd, one_query_with_dropout,
      "cudnn SDPA does not support query sequence length 1 with dropout.",
-     "one query and dropout do not go together here", "leave dropout out where one query comes at a time", kCuda},
+     "this backend takes no dropout with one query", "leave dropout out when decoding", kCuda},
     {"cudnn-backward-head-dim", kCudnn, kWide, kEnd, backward_head_dim,
      "cuDNN SDPA on SM 9.0/10.x does not support backward with these head dimensions.",
      "the backward has head_dim up to 128, 192 with v of 128, and 256 with v of 256", "pad q, k, v to 256", kCuda},
@@ -219,11 +219,11 @@ std::vector<std::string> cudnn_faults(const Call& call) {
     std::vector<std::string> found;
     if (call.torch && *call.torch < kDecodeGuard && decodes_wrongly(call).is_true())
         found.emplace_back(
-            "Mind that cuDNN 9.19 to 9.25.0 may decode wrongly on compute capability 10.x and 11.x (pytorch#193893): "
+            "Note that cuDNN 9.19 to 9.25.0 may decode wrongly on compute capability 10.x and 11.x (pytorch#193893): "
             "PyTorch 2.14 refuses it, this release does not.");
     if (call.torch && *call.torch < kGradientGuard && gradient_not_finite(call).is_true())
         found.emplace_back(
-            "Mind that the gradient of q may be NaN here before cuDNN 9.26 (pytorch#196678): PyTorch 2.15 refuses it, "
+            "Note that the gradient of q may be NaN here before cuDNN 9.26 (pytorch#196678): PyTorch 2.15 refuses it, "
             "this release does not.");
     return found;
 }

@@ -20,7 +20,7 @@ Fact switched_off(const Call& c) {
 constexpr std::int64_t kHalfAlignment = 8;
 constexpr std::int64_t kFloatAlignment = 4;
 
-/// Whether a size is not a multiple of the dtype's alignment on this GPU, for any sizes that `multiple` tests.
+/// True if a size is not a multiple of the dtype's alignment on this GPU, for any sizes that `multiple` tests.
 template <class Test>
 Fact misaligned(const Call& c, Test&& multiple) {
     const Fact half = half_precision(c);
@@ -61,7 +61,7 @@ Fact math_switched_off(const Call& c) {
 }
 
 constexpr const char* kGpu = "this release's memory-efficient kernels run on compute capability 5.0 to 9.0 only";
-constexpr const char* kHeads = "k and v have other heads than q, and this release's kernels know no grouped heads";
+constexpr const char* kHeads = "k and v have other heads than q, and this release's kernels support no grouped heads";
 
 constexpr Rule kRules[] = {
     {"efficient-off", kEfficient, k24, kEnd, switched_off, "Memory Efficient attention has been runtime disabled.",
@@ -86,7 +86,7 @@ constexpr Rule kRules[] = {
      kCommon},
     {"efficient-head-dim", kEfficient, k24, kEnd, head_dim_misaligned,
      "Mem efficient attention requires last dimension of inputs to be divisible by",
-     "rows of q, k, v must be multiples of 16 bytes (head_dim: 8 elements of 16 bits, 4 of 32), and q's and k's alike",
+     "rows of q, k, v must be multiples of 16 bytes (head_dim: 8 elements of 16 bits, 4 of 32), and equal for q and k",
      "pad head_dim with zeros to a multiple of 8", kCuda},
     {"efficient-offset", kEfficient, kAligned, kEnd, offset_misaligned,
      "Mem efficient attention on sm80 or newer requires q, k, and v storage offsets",
@@ -124,13 +124,13 @@ constexpr Rule kRules[] = {
      "repeat the heads of k and v (repeat_interleave) instead of enable_gqa", kCuda},
     {"efficient-heads", kEfficient, kGrouped, kEnd, checks::heads_differ_and_not_one,
      "For dense input, both fused kernels require query, key and value to have the same num_heads.",
-     "k and v have other heads than q, and nobody said that they are grouped", "set enable_gqa=True", kCommon},
+     "k and v have other heads than q, and enable_gqa is not set", "set enable_gqa=True", kCommon},
     {"efficient-heads-k-v", kEfficient, kGrouped, kEnd, checks::heads_k_and_v_differ,
      "Both fused kernels require key and value to have the same num_heads", "k and v differ in heads",
      "give k and v as many heads", kCommon},
     {"efficient-heads-divide", kEfficient, kGrouped, kEnd, checks::heads_do_not_divide,
      "The number of heads in key/value must divide number of heads in query.",
-     "the heads of q cannot be dealt out to those of k", "make q's heads a multiple of k's", kCommon},
+     "the heads of q are no multiple of those of k", "make q's heads a multiple of k's", kCommon},
     {"efficient-dtype", kEfficient, k24, kEnd, dtype_unsupported, "Expected query, key and value to all be of dtype:",
      "q, k, v are not all fp16, all fp32 or all bf16 (bf16 from compute capability 8.0 on)",
      "cast all three to one of them", kCuda},

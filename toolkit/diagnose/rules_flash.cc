@@ -43,11 +43,11 @@ Fact nested_head_dim(const Call& c) { return is_nested(c) && !multiple_of(head_d
 
 constexpr const char* kStrideCure = "call .contiguous() on the tensor whose last dimension is strided";
 constexpr const char* kMaskCure =
-    "drop the mask and set is_causal=True where it is causal; for padding take nested tensors, varlen or FlexAttention";
+    "drop the mask and set is_causal=True if it is causal; for padding take nested tensors, varlen or FlexAttention";
 
 constexpr const char* kSameHeads =
     "For dense input, both fused kernels require query, key and value to have the same num_heads.";
-constexpr const char* kUngrouped = "k and v have other heads than q, and nobody said that they are grouped";
+constexpr const char* kUngrouped = "k and v have other heads than q, and enable_gqa is not set";
 
 constexpr Rule kRules[] = {
     {"flash-off", kFlash, k24, kEnd, switched_off, "Flash attention has been runtime disabled.",
@@ -62,7 +62,7 @@ constexpr Rule kRules[] = {
      "q, k, v are not [batch, heads, len, head_dim]", "give tensors of four dimensions: unsqueeze the missing ones",
      kCommon},
     {"flash-mask", kFlash, k24, kEnd, has_mask, "Flash Attention does not support non-null attn_mask.",
-     "any mask tensor keeps flash out, even one that is causal or hides nothing", kMaskCure, kCommon},
+     "flash takes no mask tensor, not even one that is causal or hides nothing", kMaskCure, kCommon},
     {"flash-head-dim", kFlash, k24, kEnd, head_dim_too_wide,
      "Flash attention requires q,k,v to have the same last dimension and to be less than or equal to 256.",
      "q, k and v differ in head_dim, or it is over 256",
@@ -70,15 +70,13 @@ constexpr Rule kRules[] = {
     {"flash-gpu", kFlash, k24, k27, checks::gpu_outside<80, 90>,
      "Flash attention only supports gpu architectures in the range [sm80, sm90].",
      "this release's flash runs on compute capability 8.0 to 9.0 only",
-     "on an older GPU nothing but another backend; on a newer one PyTorch 2.7 or later", kCuda},
+     "take another backend on an older GPU, or PyTorch 2.7 or later on a newer one", kCuda},
     {"flash-gpu", kFlash, k27, k28, checks::gpu_outside<80, 120>,
      "Flash attention only supports gpu architectures in the range [sm80, sm120].",
-     "flash runs on compute capability 8.0 to 12.0 only", "on an older GPU nothing: take the memory-efficient backend",
-     kCuda},
+     "flash runs on compute capability 8.0 to 12.0 only", "take the memory-efficient backend on an older GPU", kCuda},
     {"flash-gpu", kFlash, k28, kEnd, checks::gpu_outside<80, 121>,
      "Flash attention only supports gpu architectures in the range [sm80, sm121].",
-     "flash runs on compute capability 8.0 to 12.1 only", "on an older GPU nothing: take the memory-efficient backend",
-     kCuda},
+     "flash runs on compute capability 8.0 to 12.1 only", "take the memory-efficient backend on an older GPU", kCuda},
     {"flash-wide-training", kFlash, k24, k27, wide_training_sm86,
      "Flash attention currently doesn't support training with head_dim",
      "the backward of such wide heads does not fit the shared memory of compute capability 8.6 to 8.9",
@@ -119,7 +117,7 @@ constexpr Rule kRules[] = {
      "give k and v as many heads", kCommon},
     {"flash-heads-divide", kFlash, k25, kEnd, checks::heads_do_not_divide,
      "The number of heads in key/value must divide number of heads in query.",
-     "the heads of q cannot be dealt out to those of k", "make q's heads a multiple of k's", kCommon},
+     "the heads of q are no multiple of those of k", "make q's heads a multiple of k's", kCommon},
     {"flash-zero-length", kFlash, k24, k25, checks::zero_length,
      "Both fused kernels do not support zero seq_len_q or seq_len_kv.", "there are no queries, or no keys",
      "skip the call when a length is 0", kCommon},

@@ -51,8 +51,8 @@ Fact gpu_without_kernels(const Call& c) {
 Fact wider_than_aotriton(const Call& c, const Size& width) {
     const Fact may_be_wider = (width > kNarrow) && (width <= kWide);
     const Fact gfx11 = gfx(c).is([](const std::string& of) { return of.substr(0, 5) == "gfx11"; });
-    const Fact told = (torch(c) < k27) || ((torch(c) >= k29) && (!gfx11 || (torch(c) >= k213)));
-    const Fact limit_unknown = may_be_wider && !told && Fact::unknown(kAotriton);
+    const Fact limit_known = (torch(c) < k27) || ((torch(c) >= k29) && (!gfx11 || (torch(c) >= k213)));
+    const Fact limit_unknown = may_be_wider && !limit_known && Fact::unknown(kAotriton);
     return (width > kWide) || ((torch(c) < k27) && may_be_wider) || limit_unknown;
 }
 
@@ -91,16 +91,16 @@ Fact efficient_dtype(const Call& c) {
 
 Fact always(const Call&) { return true; }
 
-constexpr const char* kGpuMeaning = "AOTriton, whose kernels these are, has none for this GPU";
+constexpr const char* kGpuMeaning = "AOTriton has no kernels for this GPU";
 constexpr const char* kGpuCure =
-    "on a GPU of CDNA 2 or later nothing is needed; some others want TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1";
+    "take a GPU of CDNA 2 or later; some others need TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1";
 constexpr const char* kDtype = "Expected query, key and value to all be of dtype:";
-constexpr const char* kHeads = "the memory-efficient backend knows no grouped heads on ROCm";
+constexpr const char* kHeads = "the memory-efficient backend supports no grouped heads on ROCm";
 
 constexpr Rule kRules[] = {
     {"rocm-flash-head-dim", kFlash, k24, kEnd, flash_head_dim,
      "Flash attention requires q,k,v to have the same last dimension and to be less than or equal to 256.",
-     "q, k and v differ in head_dim, or it is over 256 (over 512 from AOTriton 0.9 on, whatever the text says)",
+     "q, k and v differ in head_dim, or it is over 256 (512 from AOTriton 0.9 on, although the text says 256)",
      "pad v with zeros to q's head_dim", kSource},
     {"rocm-flash-gpu", kFlash, k24, kEnd, gpu_without_kernels,
      "Flash attention was not compiled for current AMD GPU architecture.", kGpuMeaning, kGpuCure, kSource},
@@ -133,7 +133,7 @@ constexpr Rule kRules[] = {
      "Efficient attention on ROCM requires attn_mask be boolean, or has the same datatype as of q,k,v",
      "attn_mask is of another dtype than q", "cast attn_mask to q's dtype", kSource},
     {"rocm-efficient-dtype", kEfficient, k24, kEnd, efficient_dtype, kDtype,
-     "q, k, v are not all fp16, all bf16 or all fp32 (no fp32 where Composable Kernel is preferred)",
+     "q, k, v are not all fp16, all bf16 or all fp32 (no fp32 if Composable Kernel is preferred)",
      "cast all three to one of them", kSource},
     {"rocm-cudnn", SdpBackend::cudnn, k24, kEnd, always, "Torch was not compiled with cuDNN attention.",
      "cuDNN is NVIDIA's", "none: there is no cuDNN on AMD's GPUs", kSource},

@@ -183,7 +183,7 @@ class TextReader {
                                    : "Nsight Systems";
         if (!table_ && prose_ > 0 && !trace_.runs.empty())
             trace_.notes.push_back(
-                fmt::format("lines that are sentences and no names of kernels, left out: {}", prose_));
+                fmt::format("lines left out, because they are sentences and not kernel names: {}", prose_));
         trace_.timed = table_;
         trace_.ordered = compute || (table_ && columns_.start >= 0);
     }
@@ -215,7 +215,7 @@ class TextReader {
         }
     }
 
-    /// Whether a line is a sentence: it has many words and no characters that are typical of a kernel's name.
+    /// True if a line is a sentence: it has many words and no characters that are typical of a kernel's name.
     static bool is_prose(const std::string& line) {
         constexpr std::int64_t kManySpaces = 5;  // "Memcpy DtoD (Device -> Device)" has four
         return std::count(line.begin(), line.end(), ' ') >= kManySpaces && !contains_any(line, {"_", "::", "<"});

@@ -79,7 +79,7 @@ void Trace::add(const KernelRun& run) {
         KernelRun first = run;
         first.correlation = first.external = -1;
         runs.push_back(first);
-        if (sums_.size() == 1) notes.emplace_back("more than 5,000,000 runs: those after them are summed by name only");
+        if (sums_.size() == 1) notes.emplace_back("more than 5,000,000 runs: the later ones are summed by name only");
         return;
     }
     runs[sum->second].us += run.us;

@@ -65,7 +65,7 @@ inline Fact half_precision(const Call& c) {
     return (element(c.q, "q") == Element::fp16) || (element(c.q, "q") == Element::bf16);
 }
 
-/// Whether q, k and v share one dtype, which is among these.
+/// True if q, k and v share one dtype, which is among these.
 inline Fact dtype_among(const Call& c, std::initializer_list<Element> allowed) {
     const Value<Element> q = element(c.q, "q");
     const Fact one = q.is([&](Element e) { return std::find(allowed.begin(), allowed.end(), e) != allowed.end(); });

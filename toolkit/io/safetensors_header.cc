@@ -62,11 +62,11 @@ class HeaderHandler {
         if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
             fail(fmt::format("expected numbers below 2^63, came {}", value));
         }
-        if (place_ == Place::shape) {
+        if (context_ == Context::shape) {
             auto& shape = entry().tensor.shape;
             if (shape.size() == kMaxFileRank) fail(fmt::format("expected rank <= {}, came more", kMaxFileRank));
             shape.push_back(static_cast<std::int64_t>(value));
-        } else if (place_ == Place::offsets) {
+        } else if (context_ == Context::offsets) {
             if (offsets_ == 2) fail("expected 2 data_offsets, came more");
             (offsets_ == 0 ? entry().begin : entry().end) = value;
             ++offsets_;
@@ -77,9 +77,9 @@ class HeaderHandler {
     }
 
     bool string(Json::string_t& value) {
-        if (place_ == Place::metadata) {
+        if (context_ == Context::metadata) {
             header_.metadata[key_] = value;
-        } else if (place_ == Place::tensor && key_ == "dtype") {
+        } else if (context_ == Context::tensor && key_ == "dtype") {
             entry().tensor.file_dtype = value;
         } else {
             unexpected(fmt::format("the string {}", printable(value)));
@@ -91,14 +91,14 @@ class HeaderHandler {
         if (name.size() > limits_.name_bytes) {
             fail(fmt::format("expected names of at most {} bytes, came {}", limits_.name_bytes, printable(name)));
         }
-        const bool fresh = place_ == Place::metadata ? !header_.metadata.contains(name)
-                           : place_ == Place::root   ? root_keys_.insert(name).second
-                                                     : tensor_keys_.insert(name).second;
+        const bool fresh = context_ == Context::metadata ? !header_.metadata.contains(name)
+                           : context_ == Context::root   ? root_keys_.insert(name).second
+                                                         : tensor_keys_.insert(name).second;
         if (!fresh) fail(fmt::format("expected each key once, came twice {}", printable(name)));
-        if (place_ == Place::metadata && header_.metadata.size() == limits_.metadata) {
+        if (context_ == Context::metadata && header_.metadata.size() == limits_.metadata) {
             fail(fmt::format("expected at most {} entries in __metadata__, came more", limits_.metadata));
         }
-        if (place_ == Place::tensor && name != "dtype" && name != "shape" && name != "data_offsets") {
+        if (context_ == Context::tensor && name != "dtype" && name != "shape" && name != "data_offsets") {
             fail(fmt::format("expected the keys dtype, shape and data_offsets, came {}", printable(name)));
         }
         key_ = name;
@@ -106,17 +106,17 @@ class HeaderHandler {
     }
 
     bool start_object(std::size_t) {
-        if (place_ == Place::document) {
-            place_ = Place::root;
-        } else if (place_ == Place::root && key_ == "__metadata__") {
-            place_ = Place::metadata;
-        } else if (place_ == Place::root) {
+        if (context_ == Context::document) {
+            context_ = Context::root;
+        } else if (context_ == Context::root && key_ == "__metadata__") {
+            context_ = Context::metadata;
+        } else if (context_ == Context::root) {
             if (header_.entries.size() == limits_.tensors) {
                 fail(fmt::format("expected at most {} tensors, came more", limits_.tensors));
             }
             header_.entries.emplace_back().tensor.name = key_;
             tensor_keys_.clear();
-            place_ = Place::tensor;
+            context_ = Context::tensor;
         } else {
             unexpected("an object");
         }
@@ -125,18 +125,18 @@ class HeaderHandler {
 
     bool end_object() {
         // Three keys, all known and distinct, are all that a tensor has.
-        if (place_ == Place::tensor && tensor_keys_.size() != 3) {
+        if (context_ == Context::tensor && tensor_keys_.size() != 3) {
             fail("expected the keys dtype, shape and data_offsets, came fewer");
         }
-        place_ = place_ == Place::root ? Place::document : Place::root;
+        context_ = context_ == Context::root ? Context::document : Context::root;
         return true;
     }
 
     bool start_array(std::size_t) {
-        if (place_ == Place::tensor && key_ == "shape") {
-            place_ = Place::shape;
-        } else if (place_ == Place::tensor && key_ == "data_offsets") {
-            place_ = Place::offsets;
+        if (context_ == Context::tensor && key_ == "shape") {
+            context_ = Context::shape;
+        } else if (context_ == Context::tensor && key_ == "data_offsets") {
+            context_ = Context::offsets;
             offsets_ = 0;
         } else {
             unexpected("an array");
@@ -145,8 +145,9 @@ class HeaderHandler {
     }
 
     bool end_array() {
-        if (place_ == Place::offsets && offsets_ != 2) fail(fmt::format("expected 2 data_offsets, came {}", offsets_));
-        place_ = Place::tensor;
+        if (context_ == Context::offsets && offsets_ != 2)
+            fail(fmt::format("expected 2 data_offsets, came {}", offsets_));
+        context_ = Context::tensor;
         return true;
     }
 
@@ -155,27 +156,28 @@ class HeaderHandler {
     }
 
  private:
-    enum class Place { document, root, metadata, tensor, shape, offsets };
+    enum class Context { document, root, metadata, tensor, shape, offsets };
 
     HeaderEntry& entry() { return header_.entries.back(); }
 
     [[noreturn]] void fail(const std::string& message) const {
-        const bool in_tensor = place_ == Place::tensor || place_ == Place::shape || place_ == Place::offsets;
+        const bool in_tensor =
+            context_ == Context::tensor || context_ == Context::shape || context_ == Context::offsets;
         const std::string where =
             in_tensor ? fmt::format("tensor {}", printable(header_.entries.back().tensor.name)) : std::string("header");
         bad_data(origin_, where + ": " + message);
     }
 
     [[noreturn]] void unexpected(const std::string& what) const {
-        switch (place_) {
-            case Place::document: fail("expected an object, came " + what);
-            case Place::root: fail(fmt::format("expected an object for {}, came {}", printable(key_), what));
-            case Place::metadata:
+        switch (context_) {
+            case Context::document: fail("expected an object, came " + what);
+            case Context::root: fail(fmt::format("expected an object for {}, came {}", printable(key_), what));
+            case Context::metadata:
                 fail(fmt::format("expected a string for {} of __metadata__, came {}", printable(key_), what));
-            case Place::tensor:
+            case Context::tensor:
                 fail(fmt::format("expected {} for {}, came {}", key_ == "dtype" ? "a string" : "an array", key_, what));
-            case Place::shape:
-            case Place::offsets:
+            case Context::shape:
+            case Context::offsets:
                 fail(fmt::format("expected non-negative integers below 2^63 in {}, came {}", key_, what));
         }
         fail("came " + what);
@@ -184,7 +186,7 @@ class HeaderHandler {
     Header& header_;
     const std::string& origin_;
     const SafetensorsLimits& limits_;
-    Place place_ = Place::document;
+    Context context_ = Context::document;
     std::string key_;  // the last key
     int offsets_ = 0;  // numbers seen in data_offsets
     std::set<std::string> root_keys_, tensor_keys_;

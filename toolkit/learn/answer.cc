@@ -72,7 +72,7 @@ bool same_unit(const std::string& asked, const std::string& given) {
 /// One possible value of an answer in the requested unit, with the assumption that leads to it.
 struct Reading {
     double value;
-    std::string granted{};
+    std::string assumption{};
 };
 
 std::vector<Reading> readings_of(const Exercise& exercise, const std::string& text) {
@@ -100,7 +100,7 @@ std::vector<Reading> readings_of(const Exercise& exercise, const std::string& te
 bool close(double a, double b, double tolerance) { return std::abs(a - b) <= tolerance * std::abs(b) + 1e-12; }
 
 /// The reply for a right amount in another unit or with too few digits; otherwise empty.
-std::string nearly(const Exercise& exercise, double value) {
+std::string near_miss(const Exercise& exercise, double value) {
     for (const auto& [unit, bytes, decimal, name] : {std::tuple("MiB", 0x1p20, 1e6, "MB, millions of bytes"),
                                                      std::tuple("GiB", 0x1p30, 1e9, "GB, billions of bytes")}) {
         if (exercise.unit != unit) continue;
@@ -110,19 +110,19 @@ std::string nearly(const Exercise& exercise, double value) {
             return fmt::format("That is in {}: a {} is 2^{:.0f} bytes.", name, unit, std::log2(bytes));
     }
     if (exercise.unit.empty() && close(value, exercise.value, 0.01))
-        return "But near: give a fraction, or more digits.";
+        return "It is close: give a fraction, or more digits.";
     return "";
 }
 
-std::string slip_of(const Exercise& exercise, double value) {
-    for (const Slip& one : exercise.slips) {
+std::string mistake_of(const Exercise& exercise, double value) {
+    for (const Mistake& one : exercise.mistakes) {
         if (close(value, one.value, 5e-3)) return one.text;
     }
-    return nearly(exercise, value);
+    return near_miss(exercise, value);
 }
 
-std::string slip_of(const Exercise& exercise, const std::string& word) {
-    for (const Slip& one : exercise.slips) {
+std::string mistake_of(const Exercise& exercise, const std::string& word) {
+    for (const Mistake& one : exercise.mistakes) {
         if (bare(one.word) == bare(word)) return one.text;
     }
     return "";
@@ -130,26 +130,26 @@ std::string slip_of(const Exercise& exercise, const std::string& word) {
 
 }  // namespace
 
-Judgement judge(const Exercise& exercise, const std::string& answer) {
+Grade grade_answer(const Exercise& exercise, const std::string& answer) {
     const std::string text = trimmed(answer);
     if (text.empty()) refuse(exercise.words.empty() ? "a number" : "a word", text);
     bool right = false;
-    std::string slip, granted;
+    std::string mistake, assumption;
     if (!exercise.words.empty()) {
         right = std::any_of(exercise.words.begin(), exercise.words.end(),
                             [&](const std::string& word) { return bare(word) == bare(text); });
-        slip = slip_of(exercise, text);
+        mistake = mistake_of(exercise, text);
     } else {
         const std::vector<Reading> readings = readings_of(exercise, text);
         const auto fits = std::find_if(readings.begin(), readings.end(), [&](const Reading& one) {
             return close(one.value, exercise.value, exercise.tolerance);
         });
         right = fits != readings.end();
-        if (right) granted = fits->granted;
-        else slip = slip_of(exercise, readings.front().value);
+        if (right) assumption = fits->assumption;
+        else mistake = mistake_of(exercise, readings.front().value);
     }
-    if (right) return {true, fmt::format("Right: {}.{} {}", exercise.answer, granted, exercise.why)};
-    return {false, fmt::format("Not {}.{}{}", text, slip.empty() ? "" : " ", slip)};
+    if (right) return {true, fmt::format("Right: {}.{} {}", exercise.answer, assumption, exercise.why)};
+    return {false, fmt::format("Not {}.{}{}", text, mistake.empty() ? "" : " ", mistake)};
 }
 
 }  // namespace tessera::learn

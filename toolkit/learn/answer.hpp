@@ -7,14 +7,15 @@
 
 namespace tessera::learn {
 
-struct Judgement {
+/// The grade of an answer.
+struct Grade {
     bool right = false;
-    std::string text;  ///< why a right answer is right; for a wrong one its likely cause, without the right answer
+    std::string text;  ///< for a right answer the derivation, for a wrong one its likely cause
 };
 
-/// Judges an answer. A number may be an expression (number_of) with its unit. Amounts of bytes may have any unit of
+/// Grades an answer. A number may be an expression (number_of) with its unit. Amounts of bytes may have any unit of
 /// bytes; KB, MB and GB count as decimal or binary. Throws Error(invalid_argument) naming "answer" for an empty text, a
 /// word instead of a number, or another unit.
-Judgement judge(const Exercise& exercise, const std::string& answer);
+Grade grade_answer(const Exercise& exercise, const std::string& answer);
 
 }  // namespace tessera::learn

@@ -29,8 +29,8 @@ Exercise traffic_exercise() {
         .why = fmt::format("1024 * 1024 = 2^20 elements, each 4 + 4 + 2 + 2 = 12 bytes. Q, K, V, O and the LSE, once "
                            "each, are {:.2f} MiB.",
                            rest / kMiB),
-        .slips = {{matrices / kMiB / 2, "That is one way only: each element is written and read."},
-                  {matrices / kMiB * 2 / 3, "Those are the bytes of S alone; P comes on top."}}};
+        .mistakes = {{matrices / kMiB / 2, "That counts one direction only: each element is written and read."},
+                     {matrices / kMiB * 2 / 3, "Those are the bytes of S alone; P comes on top."}}};
 }
 
 Exercise scratchpad_exercise() {
@@ -48,7 +48,7 @@ Exercise scratchpad_exercise() {
         .why = fmt::format("{:g} * {:g} B * {:g} GHz = {:.0f} GB/s, and {:.0f} / {:g} = {:.2f}.", m.cores.value,
                            m.shared_bytes.value, m.rated_clock_ghz.value, shared, shared, m.dram_gbs.value,
                            shared / m.dram_gbs),
-        .slips = {{shared / m.dram_gbs / m.cores, "That is the scratchpad of one multiprocessor."}}};
+        .mistakes = {{shared / m.dram_gbs / m.cores, "That is the scratchpad of one multiprocessor."}}};
 }
 
 Exercise matrix_exercise() {
@@ -67,8 +67,8 @@ Exercise matrix_exercise() {
                 "N * N = 2^30 elements a head, 4 bytes each, 16 heads. The tensors that the caller asked for, with "
                 "head_dim 128 in 2 bytes, and the LSE are {:.2f} GiB: that is all that fa2 needs.",
                 tensors / kGiB),
-            .slips = {{standard / kGiB / 16, "That is one head."},
-                      {standard / kGiB * 1.5, "P is written over S: it has no room of its own."}}};
+            .mistakes = {{standard / kGiB / 16, "That is one head."},
+                         {standard / kGiB * 1.5, "P overwrites S and needs no memory of its own."}}};
 }
 
 Exercise reorder_exercise() {
@@ -86,8 +86,8 @@ Exercise reorder_exercise() {
             "1024 / 128 = 8 tiles of queries, and K with V is 2 * 1024 * 64 * 2 bytes = 1/4 MiB. Standard attention "
             "over the same tiles loads K and V as often, and S and P are 12 MiB on top (lesson 1). The FLOP are the "
             "same.",
-        .slips = {{keys / kMiB / 8, "That is K and V once; each of the 8 tiles of queries loads them."},
-                  {keys / kMiB / 2, "That is K alone."}}};
+        .mistakes = {{keys / kMiB / 8, "That is K and V once; each of the 8 tiles of queries loads them."},
+                     {keys / kMiB / 2, "That is K alone."}}};
 }
 
 }  // namespace tessera::learn

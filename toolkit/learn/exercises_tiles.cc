@@ -32,8 +32,8 @@ Exercise tile_size_exercise() {
             "Q takes 128 * 128 * 2 bytes = {} KiB and leaves {:g}. A key takes 2 (K and V) * 2 (twice) * 128 * 2 "
             "bytes = 1 KiB. With {} keys the tile takes {} KiB; 16 more do not fit.",
             config.q_bytes() / 1024, kib - config.q_bytes() / kKiB, block, config.shared_bytes() / 1024),
-        .slips = {{static_cast<double>(single), "That is with one pair of K and V: here there are two."},
-                  {kib - config.q_bytes() / kKiB, "Right so far; now the multiple of 16 below it."}}};
+        .mistakes = {{static_cast<double>(single), "That counts one pair of K and V; there are two."},
+                     {kib - config.q_bytes() / kKiB, "Right so far; now the multiple of 16 below it."}}};
 }
 
 Exercise running_maximum_exercise() {
@@ -52,8 +52,8 @@ Exercise running_maximum_exercise() {
             "{}.",
             *first.m, *second.m, *first.m, *second.m, second.rescale.text(), second.rescale.text(), first.l.text(),
             (second.rescale * first.l).text(), fresh.text()),
-        .slips = {{(first.l + fresh).value(), "The old sum was left as it was: it belongs to the old maximum."},
-                  {fresh.value(), "The old sum was thrown away: it shrinks, and stays."}}};
+        .mistakes = {{(first.l + fresh).value(), "The old sum was left as it was: it belongs to the old maximum."},
+                     {fresh.value(), "The old sum was thrown away: it shrinks, and stays."}}};
 }
 
 Exercise one_tile_exercise() {
@@ -71,9 +71,9 @@ Exercise one_tile_exercise() {
             "= {}.",
             *last.m, last.rescale.text(), last.rescale.text(), last.old_l.text(), last.l.text(), last.rescale.text(),
             last.o[0].text(), last.o[0].text(), last.l.text(), hand.rows[1].o[0].text()),
-        .slips = {{last.o[0].value(), "That is O before the division by l."},
-                  {(last.old_o[0] + last.add_o[0]).value(), "O was not rescaled, and not divided by l."},
-                  {((last.old_o[0] + last.add_o[0]) / last.l).value(), "O was not rescaled when m rose."}}};
+        .mistakes = {{last.o[0].value(), "That is O before the division by l."},
+                     {(last.old_o[0] + last.add_o[0]).value(), "O was not rescaled, and not divided by l."},
+                     {((last.old_o[0] + last.add_o[0]) / last.l).value(), "O was not rescaled when m rose."}}};
 }
 
 Exercise backward_exercise() {
@@ -84,10 +84,10 @@ Exercise backward_exercise() {
                 "8. What is dS = P (dO . v - D)?",
             .value = row.ds[3].value(),
             .answer = row.ds[3].text(),
-            .why = fmt::format("P = 2^(0 - 2) / 2 = {}, made again from s, m and l. {} * (8 - 5/2) = {}.",
+            .why = fmt::format("P = 2^(0 - 2) / 2 = {}, recomputed from s, m and l. {} * (8 - 5/2) = {}.",
                                row.p[3].text(), row.p[3].text(), row.ds[3].text()),
-            .slips = {{(row.ds[3] * row.l).value(), "P was not divided by l."},
-                      {(row.p[3] * row.dp[3]).value(), "D was not taken off."}}};
+            .mistakes = {{(row.ds[3] * row.l).value(), "P was not divided by l."},
+                         {(row.p[3] * row.dp[3]).value(), "D was not taken off."}}};
 }
 
 Exercise causal_exercise() {
@@ -105,9 +105,9 @@ Exercise causal_exercise() {
                 "Below the diagonal 16 * 15 / 2 = {} tiles are full; the {} on the diagonal are partial and run with "
                 "the mask; {} above it are skipped. {} of 256 is {:.1f} %.",
                 cost.full, cost.partial, cost.skipped, run, static_cast<double>(run) / 2.56),
-            .slips = {{128, "Half of 256 forgets half of the diagonal: its tiles run too."},
-                      {static_cast<double>(cost.full), "Those are the full ones; the diagonal runs too."},
-                      {256, "Those are all; tiles above the diagonal hold nothing visible."}}};
+            .mistakes = {{128, "Half of 256 counts half of the diagonal; all of its tiles run."},
+                         {static_cast<double>(cost.full), "Those are the full ones; the diagonal runs too."},
+                         {256, "Those are all; tiles above the diagonal hold nothing visible."}}};
 }
 
 }  // namespace tessera::learn

@@ -31,29 +31,30 @@ Exercise loops_exercise() {
             "64 * 4 + 8 = 264 bytes a query, read and written: 528. Times 1024 queries, times 1024 / 64 = 16 tiles: "
             "{:g} MiB. fa2 keeps O, m and l near until they are done, and moves 0 of this.",
             2 * written / kMiB),
-        .slips = {{written / kMiB, "That is one way: they are read and written."},
-                  {2 * written / kMiB / 16, "That is one tile of keys; there are 16."},
-                  {8, "m and l are missing: 8 bytes a query."}}};
+        .mistakes = {{written / kMiB, "That counts one direction only: they are read and written."},
+                     {2 * written / kMiB / 16, "That is one tile of keys; there are 16."},
+                     {8, "m and l are missing: 8 bytes a query."}}};
 }
 
 Exercise overlap_exercise() {
     const OverlapClocks narrow = overlap_clocks(64), wide = overlap_clocks(128);
-    const double win = (narrow.products + narrow.exponentials) / narrow.products;
-    return {.task = fmt::format(
-                "The page's tile is 128 queries x 176 keys with head_dim 128: {:g} clocks of products, {:g} of "
-                "exponentials. With head_dim 64 the products are half, the exponentials the same. How many times as "
-                "fast is perfect overlap as one after the other?",
-                wide.products, wide.exponentials),
-            .unit = "times",
-            .value = win,
-            .tolerance = 0.01,
-            .answer = fmt::format("{:g} times", win),
-            .why = fmt::format(
-                "One after the other {:g} + {:g} = {:g} clocks, side by side the longer of both: {:g}. With head_dim "
-                "128 it is {:g} / {:g} = {:g}.",
-                narrow.products, narrow.exponentials, narrow.products + narrow.exponentials, narrow.products,
-                wide.products + wide.exponentials, wide.products, (wide.products + wide.exponentials) / wide.products),
-            .slips = {{(wide.products + wide.exponentials) / wide.products, "That is head_dim 128."}}};
+    const double win = (narrow.gemms + narrow.exponentials) / narrow.gemms;
+    return {
+        .task = fmt::format(
+            "The page's tile is 128 queries x 176 keys with head_dim 128: {:g} clocks of multiplications, {:g} of "
+            "exponentials. With head_dim 64 the multiplications are half, the exponentials the same. How many times as "
+            "fast is perfect overlap as one after the other?",
+            wide.gemms, wide.exponentials),
+        .unit = "times",
+        .value = win,
+        .tolerance = 0.01,
+        .answer = fmt::format("{:g} times", win),
+        .why = fmt::format(
+            "One after the other {:g} + {:g} = {:g} clocks, side by side the longer of both: {:g}. With head_dim "
+            "128 it is {:g} / {:g} = {:g}.",
+            narrow.gemms, narrow.exponentials, narrow.gemms + narrow.exponentials, narrow.gemms,
+            wide.gemms + wide.exponentials, wide.gemms, (wide.gemms + wide.exponentials) / wide.gemms),
+        .mistakes = {{(wide.gemms + wide.exponentials) / wide.gemms, "That is head_dim 128."}}};
 }
 
 Exercise kernel_name_exercise() {
@@ -73,7 +74,7 @@ Exercise kernel_name_exercise() {
             "flash_fwd_kernel and its traits are {}'s, and the namespace is {}. It is written for sm{}: a Hopper "
             "runs it, without what Hopper has. head_dim is {}, the tile {} x {}.",
             reading.algorithm, reading.library, reading.arch, reading.head_dim, reading.tile_q, reading.tile_kv),
-        .slips = {
+        .mistakes = {
             {.text = "FlashAttention-3's names say FlashAttnFwdSm90; a Hopper runs older kernels too.", .word = "fa3"},
             {.text = "FlashAttention-1's forward is called fmha_fwd_loop_kernel.", .word = "fa1"},
             {.text = "flash_fwd_kernel is one: look at the table of names.", .word = "none"}}};
@@ -109,10 +110,10 @@ Exercise family_exercise() {
         .words = {taken, "efficient", "efficient attention", "mem-efficient"},
         .answer = taken,
         .why = fmt::format("flash comes first on an A100, but: {}. The next in the order takes it.", because),
-        .slips = {{.text = "Look at what it asks for: may there be a mask tensor?", .word = "flash"},
-                  {.text = "It takes everything, but one that comes before it takes this too.", .word = "math"},
-                  {.text = "On an A100 it is not the first in the order.", .word = "cudnn"},
-                  {.text = "It came from there; what does PyTorch call it?", .word = "xformers"}}};
+        .mistakes = {{.text = "Look at what it asks for: may there be a mask tensor?", .word = "flash"},
+                     {.text = "It takes everything, but one that comes before it takes this too.", .word = "math"},
+                     {.text = "On an A100 it is not the first in the order.", .word = "cudnn"},
+                     {.text = "It came from there; what does PyTorch call it?", .word = "xformers"}}};
 }
 
 Exercise prediction_exercise() {
@@ -120,7 +121,7 @@ Exercise prediction_exercise() {
         h200(), {Schedule::standard, Schedule::fa3}, {Pass::forward}, {.by = "published"}};
     const measure::SweepRow row = measure::sweep_one(problem_of(4096, 16, 128), question);
     const double win = row.win(row.of(Schedule::fa3));
-    const double whole = measure::whole_win(0.4, win);
+    const double whole = measure::amdahl_speedup(0.4, win);
     return {
         .task = fmt::format(
             "On an H200, 16 heads of 128, N = 4096, the model gives {:.2f} as fa3's win over standard attention. In "
@@ -134,8 +135,8 @@ Exercise prediction_exercise() {
             "60 % stays, 40 % becomes 40 / {:.2f} = {:.1f} %: 1 / (0.6 + {:.3f}) = {:.2f}. Were attention free, it "
             "would be 1 / 0.6 = {:.2f}.",
             win, 40 / win, 0.4 / win, whole, 1 / 0.6),
-        .slips = {{win, "That is attention alone; the other 60 % stays as it is."},
-                  {1 / 0.6, "That is the limit, when attention takes no time at all."}}};
+        .mistakes = {{win, "That is attention alone; the other 60 % stays as it is."},
+                     {1 / 0.6, "That is the limit, when attention takes no time at all."}}};
 }
 
 }  // namespace tessera::learn

@@ -101,12 +101,12 @@ class Reader {
         skip_spaces();
         std::size_t length = digits(0);
         std::string plain(rest_.substr(0, length));
-        const bool may_part =
+        const bool may_group =
             length >= 1 && length <= 3 && length < rest_.size() && rest_[0] != '0';  // "0,176" is not 176
-        const char parting = may_part ? rest_[length] : '\0';
-        if (parting == ',' || parting == '\'' || parting == '_' || parting == ' ') {
+        const char separator = may_group ? rest_[length] : '\0';
+        if (separator == ',' || separator == '\'' || separator == '_' || separator == ' ') {
             // Groups have three digits, so "1,5" is not fifteen.
-            while (length < rest_.size() && rest_[length] == parting && digits(length + 1) == 3) {
+            while (length < rest_.size() && rest_[length] == separator && digits(length + 1) == 3) {
                 plain += rest_.substr(length + 1, 3);
                 length += 4;
             }

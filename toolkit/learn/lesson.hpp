@@ -11,7 +11,7 @@
 namespace tessera::learn {
 
 /// A common wrong answer, and the misunderstanding behind it.
-struct Slip {
+struct Mistake {
     double value = 0;
     std::string text;
     std::string word{};  ///< set if the answer is a word
@@ -25,7 +25,7 @@ struct Exercise {
     std::vector<std::string> words{};  ///< accepted words; if there are any, the answer is a word
     std::string answer;                ///< the answer in its printed form: "23/16"
     std::string why;                   ///< the derivation
-    std::vector<Slip> slips{};
+    std::vector<Mistake> mistakes{};
 };
 
 struct Lesson {

@@ -12,7 +12,7 @@ std::string picture(int lesson);
 
 /// Clocks of one inner tile of flash-attention's fa3 on an H200, 128 queries x 176 keys.
 struct OverlapClocks {
-    double products = 0;
+    double gemms = 0;
     double exponentials = 0;
     double exposed = 0;  ///< share of the exponentials' time that the model does not overlap
 };

@@ -28,9 +28,9 @@ std::string traffic_picture() {
                         {"P written", mib({Operation::store_weights}), 3},
                         {"P read", mib({Operation::load_weights}), 3},
                         {"O and LSE written", mib({Operation::store_o}), 0}};
-    Canvas canvas("What standard attention moves through memory",
-                  "One head, N = 1024, head_dim 64, 2 bytes an element, S in 4. Blue is what any way must move.", 620,
-                  270);
+    Canvas canvas("Memory traffic of standard attention",
+                  "One head, N = 1024, head_dim 64, 2 bytes an element, S in 4. Blue: bytes that every schedule moves.",
+                  620, 270);
     double y = canvas.top();
     for (const Bar& bar : bars) {
         canvas.words(142, y + 18, bar.name, Anchor::end, Canvas::kQuiet);
@@ -57,7 +57,7 @@ std::string scratchpad_picture() {
          per_byte * m.shared_bytes, 2},
         {"L2, shared by all", fmt::format("{:g} MiB", m.l2_mib.value), per_byte * m.l2_bytes, 0},
         {"device memory (DRAM)", fmt::format("{:g} GiB", m.memory_gib.value), m.dram_gbs / 1000, 1}};
-    Canvas canvas("The nearer, the faster and the smaller",
+    Canvas canvas("Closer memory is faster and smaller",
                   "An H200 at 1.83 GHz. Bars: terabytes a second of all multiprocessors together.", 620, 240);
     double y = canvas.top();
     for (const Level& level : levels) {
@@ -119,16 +119,17 @@ void order_square(Canvas& canvas, double left, double top, Schedule schedule, co
 }  // namespace
 
 std::string order_picture() {
-    Canvas canvas("The same sixteen tiles, in three orders",
-                  "Rows are tiles of queries, columns are tiles of keys. The number says when the tile of S is made.",
-                  620, 310);
+    Canvas canvas(
+        "Sixteen tiles in three orders",
+        "Rows are tiles of queries, columns are tiles of keys. The number says when the tile of S is computed.", 620,
+        310);
     const double top = canvas.top() + 12;
     order_square(canvas, 16, top, Schedule::standard,
                  "All of S goes to memory; the softmax and P V are two more passes over it.", 1);
     order_square(canvas, 222, top, Schedule::fa1,
-                 "Column by column: K, V stay near; O, m, l of every query come and go.", 3);
+                 "Column by column: K, V stay in fast memory; O, m, l of every query are loaded and stored.", 3);
     order_square(canvas, 428, top, Schedule::fa2,
-                 "Row by row: Q, O, m, l stay near until the row is done; K, V pass by.", 0);
+                 "Row by row: Q, O, m, l stay in fast memory until the row is done; K, V are loaded.", 0);
     return canvas.svg();
 }
 

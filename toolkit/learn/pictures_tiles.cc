@@ -19,7 +19,7 @@ using schedule::Operation;
 std::string tile_size_picture() {
     cuda::fa2::Config config = cuda::fa2::HeadDim128::kConfig;
     config.rows_in_shared = false;
-    Canvas canvas("What lies in the scratchpad",
+    Canvas canvas("Contents of the scratchpad",
                   "head_dim 128, 2 bytes an element, a tile of 128 queries, K and V twice. Lines: an A100's and an "
                   "H200's scratchpad.",
                   620, 330);
@@ -91,8 +91,8 @@ void cell(Canvas& canvas, double x, double y, const std::string& text, int color
 
 std::string one_tile_picture() {
     const walk::Hand hand = walk::work_by_hand(pencil_example(), Schedule::fa2, {});
-    Canvas canvas("Queries 0 and 1 meet all keys, two at a time",
-                  "m, l and O stay near from left to right; s and p are gone when the next tile comes.", 640, 300);
+    Canvas canvas("Queries 0 and 1 with all keys, two at a time",
+                  "m, l and O stay in fast memory from left to right; s and p last for one tile.", 640, 300);
     const double top = canvas.top();
     for (int tile = 0; tile < 2; ++tile) {
         const double left = 20 + tile * 230;
@@ -125,10 +125,11 @@ std::string one_tile_picture() {
 std::string backward_picture() {
     constexpr int kTiles = 4, kSize = 52;
     constexpr std::int64_t kBlock = 16;
-    Canvas canvas("The backward goes down the columns",
-                  "Numbers: when a tile is made again. dK and dV of a column stay near; every column adds to dQ of all "
-                  "rows.",
-                  620, 330);
+    Canvas canvas(
+        "The backward goes down the columns",
+        "The numbers give the order in which tiles are recomputed. dK and dV of a column stay in fast memory; "
+        "every column adds to dQ of all rows.",
+        620, 330);
     const double left = 78, top = canvas.top() + 28;
     const auto workload =
         workload_of(problem_of(kTiles * kBlock, 1, 16), Schedule::fa2, {kBlock, kBlock}, Pass::backward);
@@ -192,7 +193,7 @@ std::string causal_picture() {
     row(top + 80, 1, 0.6, fmt::format("{} partial", counts[static_cast<int>(Coverage::partial)]),
         "each score is compared with the diagonal");
     row(top + 140, Canvas::kQuiet, 0, fmt::format("{} skipped", counts[static_cast<int>(Coverage::empty)]),
-        "never loaded, never made");
+        "neither loaded nor computed");
     return canvas.svg();
 }
 

@@ -31,7 +31,7 @@ std::string loops_picture() {
         {"O, m, l between tiles of keys", 1, {Operation::init_state, Operation::load_state, Operation::store_state}},
         {"O and LSE at the end", 6, {Operation::store_o}}};
     Canvas canvas(
-        "What the order of the loops moves",
+        "Bytes moved by each order of the loops",
         "Forward, one head, N = 1024, head_dim 64, 2 bytes an element, O between tiles in 4; tiles of 64 x 64.", 620,
         250);
     const double left = 60, scale = 42;
@@ -65,7 +65,7 @@ OverlapClocks overlap_clocks(int head_dim) {
     constexpr double kQueries = 128, kKeys = 176;
     const model::Machine& m = h200();
     const model::Family* family = model::find_family(Schedule::fa3, Pass::forward, "flash-attention");
-    return {.products = kQueries * kKeys * 4 * head_dim / m.matrix_flop,
+    return {.gemms = kQueries * kKeys * 4 * head_dim / m.matrix_flop,
             .exponentials = kQueries * kKeys / m.exp_rate,
             .exposed = family->constants.exp_exposed};
 }
@@ -73,7 +73,7 @@ OverlapClocks overlap_clocks(int head_dim) {
 namespace {
 
 /// Draws an interval of one unit's time.
-void stretch(Canvas& canvas, double x, double y, double width, int color, const char* name) {
+void draw_interval(Canvas& canvas, double x, double y, double width, int color, const char* name) {
     canvas.box(x, y, width, 28, color, 0.45);
     canvas.words(x + width / 2, y + 19, name, Anchor::middle, Canvas::kInk, 12, true);
 }
@@ -84,16 +84,16 @@ std::string overlap_picture() {
     const OverlapClocks clocks = overlap_clocks(128);
     Canvas canvas(
         "One after the other, and side by side",
-        fmt::format("A tile of 128 queries x 176 keys, head_dim 128, on an H200: {:g} clocks of products, {:g} "
+        fmt::format("A tile of 128 queries x 176 keys, head_dim 128, on an H200: {:g} clocks of multiplications, {:g} "
                     "of exponentials. A and B are its halves, 64 queries each, of two groups of warps.",
-                    clocks.products, clocks.exponentials),
+                    clocks.gemms, clocks.exponentials),
         640, 330);
     const double left = 112, scale = 0.112;
-    const double half = clocks.products / 4 * scale, exps = clocks.exponentials / 2 * scale;
+    const double half = clocks.gemms / 4 * scale, exps = clocks.exponentials / 2 * scale;
     double y = canvas.top() + 18;
     const auto lanes = [&](const std::string& title, double end) {
         canvas.words(8, y - 6, title, Anchor::start, Canvas::kInk, 13, true);
-        canvas.words(left - 8, y + 19, "products", Anchor::end, Canvas::kQuiet);
+        canvas.words(left - 8, y + 19, "multiplications", Anchor::end, Canvas::kQuiet);
         canvas.words(left - 8, y + 53, "exponentials", Anchor::end, Canvas::kQuiet);
         canvas.line(left + end, y - 4, left + end, y + 70, Canvas::kInk);
         canvas.words(left + end, y + 84, fmt::format("{:.0f} clk", end / scale), Anchor::middle, Canvas::kInk, 12,
@@ -103,19 +103,19 @@ std::string overlap_picture() {
     double x = left;
     for (const int tile : {0, 1}) {
         const int color = tile == 0 ? 0 : 1;
-        stretch(canvas, x, y, half, color, tile == 0 ? "S A" : "S B");
-        stretch(canvas, x + half, y + 34, exps, color, tile == 0 ? "exp A" : "exp B");
-        stretch(canvas, x + half + exps, y, half, color, tile == 0 ? "P V A" : "P V B");
+        draw_interval(canvas, x, y, half, color, tile == 0 ? "S A" : "S B");
+        draw_interval(canvas, x + half, y + 34, exps, color, tile == 0 ? "exp A" : "exp B");
+        draw_interval(canvas, x + half + exps, y, half, color, tile == 0 ? "P V A" : "P V B");
         x += 2 * half + exps;
     }
     y += 126;
-    lanes("Side by side: exponentials of A beside products of B", 4 * half);
-    stretch(canvas, left, y, half, 0, "S A");
-    stretch(canvas, left + half, y + 34, exps, 0, "exp A");
-    stretch(canvas, left + half, y, half, 1, "S B");
-    stretch(canvas, left + 2 * half, y + 34, exps, 1, "exp B");
-    stretch(canvas, left + 2 * half, y, half, 0, "P V A");
-    stretch(canvas, left + 3 * half, y, half, 1, "P V B");
+    lanes("Side by side: exponentials of A beside multiplications of B", 4 * half);
+    draw_interval(canvas, left, y, half, 0, "S A");
+    draw_interval(canvas, left + half, y + 34, exps, 0, "exp A");
+    draw_interval(canvas, left + half, y, half, 1, "S B");
+    draw_interval(canvas, left + 2 * half, y + 34, exps, 1, "exp B");
+    draw_interval(canvas, left + 2 * half, y, half, 0, "P V A");
+    draw_interval(canvas, left + 3 * half, y, half, 1, "P V B");
     return canvas.svg();
 }
 
@@ -148,16 +148,17 @@ std::string kernel_name_picture() {
 
 std::string family_picture() {
     const auto relatives = diagnose::relatives();
-    Canvas canvas("The family tree of attention kernels", "Who descends from whom, and since when.", 560,
+    Canvas canvas("The family tree of attention kernels",
+                  "Each kernel stands below the one it is derived from, with its date.", 560,
                   70 + 25 * static_cast<double>(relatives.size()));
-    std::map<std::string_view, std::pair<double, double>> places;
+    std::map<std::string_view, std::pair<double, double>> positions;
     // Children are drawn below their parents, depth first.
     double y = canvas.top();
     const auto add = [&](const auto& self, const diagnose::Relative& one, int depth) -> void {
         const double x = 16 + depth * 34.0;
-        places[one.name] = {x, y};
-        const auto parent = places.find(one.parent);
-        if (parent != places.end()) {
+        positions[one.name] = {x, y};
+        const auto parent = positions.find(one.parent);
+        if (parent != positions.end()) {
             canvas.line(parent->second.first + 5, parent->second.second + 14, parent->second.first + 5, y + 9,
                         Canvas::kQuiet);
             canvas.line(parent->second.first + 5, y + 9, x, y + 9, Canvas::kQuiet);

@@ -35,7 +35,8 @@ nlohmann::ordered_json read_document(const std::string& path) {
     if (!document.is_object() || document.value("format", "") != kFormat || !document.contains("answers") ||
         !document["answers"].is_array()) {
         throw Error(ErrorCode::bad_data, path,
-                    "expected the answers of tessera learn; it is left as it is: move it away to begin anew");
+                    "expected the answers of tessera learn, got another document; the file is unchanged: move it away "
+                    "to start again");
     }
     return document;
 }
@@ -78,9 +79,9 @@ std::optional<std::string> progress_path() {
     return {};
 }
 
-std::vector<Given> read_progress(const std::string& path) {
+std::vector<SavedAnswer> read_progress(const std::string& path) {
     const auto document = read_document(path);
-    std::vector<Given> given;
+    std::vector<SavedAnswer> given;
     try {
         for (const auto& one : document["answers"]) {
             given.push_back({.lesson = one.at("lesson").get<int>(),
@@ -90,13 +91,14 @@ std::vector<Given> read_progress(const std::string& path) {
         }
     } catch (const nlohmann::json::exception& error) {
         throw Error(ErrorCode::bad_data, path,
-                    fmt::format("expected answers of tessera learn, got one that is none; it is left as it is: {}",
+                    fmt::format("expected answers of tessera learn, got an entry of another form ({}); the file is "
+                                "unchanged",
                                 error.what()));
     }
     return given;
 }
 
-void add_answer(const std::string& path, Given given) {
+void add_answer(const std::string& path, SavedAnswer given) {
     std::error_code error;
     std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
     if (error) throw Error(ErrorCode::cannot_write, path, error.message());
@@ -112,16 +114,16 @@ void add_answer(const std::string& path, Given given) {
     file.commit();
 }
 
-bool done(const std::vector<Given>& given, int lesson) {
-    for (const Given& one : given) {
+bool done(const std::vector<SavedAnswer>& given, int lesson) {
+    for (const SavedAnswer& one : given) {
         if (one.lesson == lesson && one.right) return true;
     }
     return false;
 }
 
-int tries(const std::vector<Given>& given, int lesson) {
+int tries(const std::vector<SavedAnswer>& given, int lesson) {
     int count = 0;
-    for (const Given& one : given) {
+    for (const SavedAnswer& one : given) {
         if (one.lesson != lesson) continue;
         ++count;
         if (one.right) break;

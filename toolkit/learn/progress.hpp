@@ -9,7 +9,8 @@
 
 namespace tessera::learn {
 
-struct Given {
+/// A saved answer.
+struct SavedAnswer {
     int lesson = 0;
     std::string answer;
     bool right = false;
@@ -21,16 +22,16 @@ std::optional<std::string> progress_path();
 
 /// Reads all answers, oldest first; none if there is no file. Throws Error(cannot_open). Throws Error(bad_data) naming
 /// the file if add_answer() did not write it; the file is left unchanged.
-std::vector<Given> read_progress(const std::string& path);
+std::vector<SavedAnswer> read_progress(const std::string& path);
 
 /// Adds one answer and keeps all others, including those that another process adds meanwhile. The file is replaced
 /// atomically. Throws as read_progress() does, and Error(cannot_write).
-void add_answer(const std::string& path, Given given);
+void add_answer(const std::string& path, SavedAnswer given);
 
-/// Whether the lesson was ever answered right.
-bool done(const std::vector<Given>& given, int lesson);
+/// True if the lesson was ever answered right.
+bool done(const std::vector<SavedAnswer>& given, int lesson);
 
 /// The number of answers up to the first right one, or of all answers if none is right.
-int tries(const std::vector<Given>& given, int lesson);
+int tries(const std::vector<SavedAnswer>& given, int lesson);
 
 }  // namespace tessera::learn

@@ -77,7 +77,7 @@ std::string family_of(const std::string& by) { return by == "fa2" || by == "fa3"
 
 std::string file_name(const Record& record) { return record.file.substr(record.file.find_last_of('/') + 1); }
 
-/// Commits whose kernels of tessera on an H200 differ from today's kernels. bench/fit/refit.py adds to it.
+/// Commits whose H200 kernels differ from the current ones. bench/fit/refit.py adds to the list.
 struct Retired {
     Schedule schedule;
     Pass pass;
@@ -145,7 +145,7 @@ bool is_modelled(const Record& record) {
     });
 }
 
-/// True if tessera's dropout drew all 32 bits of every word, as it did until this day (core/dropout.hpp).
+/// True if tessera's dropout drew all 32 bits of every word: Records before this date (core/dropout.hpp).
 bool drew_whole_words(const Record& record) {
     return record.by == "tessera" && record.features.find(kDropout) != std::string::npos && record.date < "2026-11-26";
 }
@@ -155,7 +155,7 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     const auto schedule = schedule_of(record);
     if (record.what != "measured") return "predictions";
     if (record.pass != "forward" && record.pass != "backward") return "neither forward nor backward";
-    if (!schedule) return fmt::format("no schedule is known of {}", record.by);
+    if (!schedule) return fmt::format("unknown schedule of {}", record.by);
     if (record.kernel.starts_with("reference.")) return "the reference, which is not modelled";
     if (record.versions.contains("ncu")) return "timed under a profiler";
     if (!is_modelled(record)) return "features that are not modelled";
@@ -164,12 +164,13 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     if (backward && record.deterministic && record.by != "tessera")
         return "deterministic backward of a peer: another kernel";
     if (machine == nullptr) machine = model::machine_of_device(record.device);
-    if (machine == nullptr) return fmt::format("no machine is known for \"{}\"", record.device);
+    if (machine == nullptr) return fmt::format("the model has no machine for \"{}\"", record.device);
     if (!is_of_kind(record, machine->kind))
         return fmt::format("measured on another kind of machine than {}", machine->name);
-    if (is_of_older_kernel(record, *schedule, *machine)) return "of a kernel that is another one now";
-    if (drew_whole_words(record)) return "dropout of whole words: drawn another way now";
-    if (sums_delta(record, *schedule, *machine)) return "delta is summed: two products more than are modelled";
+    if (is_of_older_kernel(record, *schedule, *machine)) return "measured with a kernel that has been replaced";
+    if (drew_whole_words(record)) return "dropout drew whole words, unlike the current kernels";
+    if (sums_delta(record, *schedule, *machine))
+        return "delta is summed over all pairs: two GEMMs more than are modelled";
     const Problem problem = problem_of(record);
     const Pass pass = backward ? Pass::backward : Pass::forward;
     const model::PredictOptions options{
@@ -180,7 +181,7 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     if (result.kernels.back() == ' ') result.kernels.pop_back();
     result.prediction = model::predict(problem, *schedule, pass, *machine, options);
     if (!result.prediction.not_modelled.empty()) return "features that are not modelled";
-    if (had_another_tile(record, result.prediction)) return "of a tile that is another one now";
+    if (had_another_tile(record, result.prediction)) return "measured with another tile than the current kernel's";
     result.predicted_ms = result.prediction.ms;
     result.kind = kind_of(problem);
     result.held_out = is_held_out(record, *machine);

@@ -48,7 +48,7 @@ double expected_error(const std::string& kind, Pass pass, bool is_short);
 bool is_short(const model::Prediction& prediction);
 
 /// Returns the expected error of standard and fa1 over all kinds together, because few of each were measured.
-double expected_error_of_plain(Schedule schedule, Pass pass, bool is_short);
+double expected_error_of_standard_and_fa1(Schedule schedule, Pass pass, bool is_short);
 
 /// Describes the error bar of a prediction: its kind and the error of that kind. It also says whether the device, or a
 /// CPU's kernels of that kind, were ever measured.

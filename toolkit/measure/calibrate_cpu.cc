@@ -36,12 +36,12 @@ constexpr int kRuns = 5;
 using Work = std::function<double()>;
 
 /// Returns the best rate of kRuns (work per second of all threads together); make(thread) prepares a thread's work.
-/// `had` falls to the lowest fraction of CPU time that a thread got in the run that counts.
-double best_rate(int threads, const std::function<Work(int)>& make, double& had) {
-    double best = 0, had_then = 1;
+/// `cpu_fraction` falls to the lowest fraction of CPU time that a thread got in the best run.
+double best_rate(int threads, const std::function<Work(int)>& make, double& cpu_fraction) {
+    double best = 0, fraction_of_best = 1;
     for (int run = 0; run < kRuns; ++run) {
         std::atomic<int> ready{0};
-        std::vector<double> rates(static_cast<std::size_t>(threads)), shares(rates);
+        std::vector<double> rates(static_cast<std::size_t>(threads)), fractions(rates);
         std::vector<std::thread> pool;
         for (int t = 0; t < threads; ++t) {
             pool.emplace_back([&, t] {
@@ -55,20 +55,20 @@ double best_rate(int threads, const std::function<Work(int)>& make, double& had)
                 while (timer.seconds() < kSeconds) done += work();
                 const double ran = std::max(own.seconds(), 1e-6);
                 rates[static_cast<std::size_t>(t)] = done / ran;
-                shares[static_cast<std::size_t>(t)] = std::min(1.0, ran / timer.seconds());
+                fractions[static_cast<std::size_t>(t)] = std::min(1.0, ran / timer.seconds());
             });
         }
         for (std::thread& thread : pool) thread.join();
         double sum = 0;
         for (const double rate : rates) sum += rate;
-        if (sum > best) best = sum, had_then = *std::min_element(shares.begin(), shares.end());
+        if (sum > best) best = sum, fraction_of_best = *std::min_element(fractions.begin(), fractions.end());
     }
-    had = std::min(had, had_then);
+    cpu_fraction = std::min(cpu_fraction, fraction_of_best);
     return best;
 }
 
-/// Computes x = x a + b, where each step waits for the one before: 4 clocks on x86-64 (3 for the product, 1 for the
-/// sum).
+/// Computes x = x a + b, where each step waits for the one before: 4 clocks on x86-64 (3 for the multiplication, 1 for
+/// the addition).
 Work dependent_steps() {
     return [x = std::uint64_t{1}]() mutable {
         constexpr int kSteps = 100'000;
@@ -90,7 +90,7 @@ std::shared_ptr<float[]> floats(std::int64_t n, float value) {
 }
 
 /// Returns FLOP of the library's own tile GEMM with operands in the first-level cache.
-Work products() {
+Work gemms() {
     constexpr std::int64_t kRows = 64, kLanes = 64, kDepth = 64;
     return [a = floats(kRows * kDepth, 0.5F), b = floats(kDepth * kLanes, 0.25F),
             c = floats(kRows * kLanes, 0.0F)]() mutable {
@@ -159,28 +159,28 @@ model::Machine measure_roofs(int threads, const CalibrationProgress& progress) {
     if (threads > cores)
         throw Error(ErrorCode::invalid_argument, "threads",
                     fmt::format("expected up to {}, the cores of this process, got {}", cores, threads));
-    double had = 1;
+    double cpu_fraction = 1;
     const auto rate = [&](const char* what, int workers, const std::function<Work(int)>& make) {
         progress(fmt::format("{}, {} thread{}", what, workers, workers == 1 ? "" : "s"));
-        return best_rate(workers, make, had);
+        return best_rate(workers, make, cpu_fraction);
     };
     const double hertz = rate("clock", 1, [](int) { return dependent_steps(); });
-    const double product_1 = rate("products", 1, [](int) { return products(); });
-    const double product_n = rate("products", threads, [](int) { return products(); });
-    progress("products of bf16 tiles, 1 thread");
+    const double gemm_1 = rate("GEMMs", 1, [](int) { return gemms(); });
+    const double gemm_n = rate("GEMMs", threads, [](int) { return gemms(); });
+    progress("GEMMs of bf16 tiles, 1 thread");
     // Another thread may hold the unit for seconds, which cuts the rate to a third. So it is measured three times.
     const auto tile_rate = [&] {
         return best_rate(
-            1, [](int) { return [] { return cpu::matrix::peak_tile_products(100); }; }, had);
+            1, [](int) { return [] { return cpu::matrix::peak_tile_products(100); }; }, cpu_fraction);
     };
     double tiles = tile_rate();
     const double exps = rate("exponentials", 1, [](int) { return exponentials(); });
     constexpr std::size_t kSecondLevel = std::size_t{384} << 10;
-    const double near = rate("second-level cache", 1, [](int) { return reading(kSecondLevel); });
+    const double second_level = rate("second-level cache", 1, [](int) { return reading(kSecondLevel); });
     const std::size_t last = std::max<std::size_t>(static_cast<std::size_t>(last_level_cache()), std::size_t{4} << 20);
-    const auto share = last / 2 / static_cast<std::size_t>(threads);
+    const auto bytes_per_thread = last / 2 / static_cast<std::size_t>(threads);
     tiles = std::max(tiles, tile_rate());
-    const double far = rate("last-level cache", threads, [&](int) { return reading(share); });
+    const double last_level = rate("last-level cache", threads, [&](int) { return reading(bytes_per_thread); });
     const std::size_t beyond = std::max(last * 4 / static_cast<std::size_t>(threads), std::size_t{64} << 20);
     const double memory = rate("memory", threads, [&](int) { return reading(beyond); });
     tiles = std::max(tiles, tile_rate());
@@ -193,29 +193,32 @@ model::Machine measure_roofs(int threads, const CalibrationProgress& progress) {
     m.kind = model::MachineKind::cpu;
     m.capability = {0, "none"};
     m.cores = {static_cast<double>(threads), "the threads that were measured"};
-    const double loaded = hertz * std::min(1.0, product_n / threads / product_1);
+    const double loaded = hertz * std::min(1.0, gemm_n / threads / gemm_1);
     m.clock_ghz = measured(rounded(hertz * 1e-9));
     m.rated_clock_ghz = m.clock_ghz;
-    constexpr double kAlone = 0.9;
+    constexpr double kUndisturbed = 0.9;  // fraction of CPU time above which no other work disturbed a thread
     m.loaded_clock_ghz = {
         rounded(loaded * 1e-9),
-        "measured: what products lose per thread when all threads run" +
-            (had >= kAlone ? std::string()
-                           : fmt::format("; in doubt: others ran, a thread had {:.0f} % of the time", 100 * had))};
-    m.fma_flop = measured(rounded(product_1 / hertz));
+        "measured: rate of GEMMs per thread with all threads over that with one" +
+            (cpu_fraction >= kUndisturbed
+                 ? std::string()
+                 : fmt::format("; uncertain, because other programs left a thread {:.0f} % of the CPU time",
+                               100 * cpu_fraction))};
+    m.fma_flop = measured(rounded(gemm_1 / hertz));
     m.matrix_flop =
-        tiles > product_1 ? measured(rounded(tiles / hertz)) : m.fma_flop;  // without such a unit bf16 is widened
-    m.warp_matrix_share = {1, "no other product instruction is used"};
+        tiles > gemm_1 ? measured(rounded(tiles / hertz)) : m.fma_flop;  // without such a unit bf16 is widened
+    m.warp_matrix_share = {1, "the kernels use no other MMA instruction"};
     m.exp_rate = measured(rounded(exps / hertz));
-    m.shared_bytes = measured(rounded(near / hertz));
+    m.shared_bytes = measured(rounded(second_level / hertz));
     m.shared_kib = {static_cast<double>(kSecondLevel >> 10), "the size that was read"};
-    m.l2_bytes = measured(rounded(far / threads / loaded));
-    m.l2_mib = {static_cast<double>(last) / 1048576.0, "as the system tells"};
+    m.l2_bytes = measured(rounded(last_level / threads / loaded));
+    m.l2_mib = {static_cast<double>(last) / 1048576.0, "as the operating system reports"};
     m.reduce_bytes = {0, "no such unit"};
     m.dram_gbs = measured(rounded(memory * 1e-9));
     m.dram_read_share = {1, "the rate is that of reading"};
     m.dram_copy_share = {0.8, "estimate: usual"};
-    m.memory_gib = {rounded(static_cast<double>(io::memory_state().limit) / 1073741824.0), "as the system tells"};
+    m.memory_gib = {rounded(static_cast<double>(io::memory_state().limit) / 1073741824.0),
+                    "as the operating system reports"};
     m.launch_us = measured(rounded(loop));
     validate(m);
     return m;

@@ -19,13 +19,13 @@ struct Best {
 };
 
 /// True if no other unit works beside the measured one.
-bool alone(const Record& r) { return r.features.find("copies") == std::string::npos; }
+bool is_single_unit(const Record& r) { return r.features.find("copies") == std::string::npos; }
 
 template <class Rate>
 Best best(std::span<const Record> records, const std::string& name, const Rate& rate) {
     Best result;
     for (const Record& r : records) {
-        if (r.kernel.rfind("micro: " + name, 0) != 0 || !(r.ms > 0) || !alone(r)) continue;
+        if (r.kernel.rfind("micro: " + name, 0) != 0 || !(r.ms > 0) || !is_single_unit(r)) continue;
         const double value = rate(r);
         if (value > result.value) result = {value, r.clock_mhz * 1e-3};
     }
@@ -44,7 +44,8 @@ void set_clocks(model::Machine& m, std::span<const Record> micro, const std::str
     double loaded = 0;
     for (const Record& r : micro) {
         highest = std::max(highest, r.clock_mhz * 1e-3);
-        const bool full = r.kernel.rfind("micro: wgmma", 0) == 0 && alone(r) && r.percent_of_bound.value_or(0) > 99;
+        const bool full =
+            r.kernel.rfind("micro: wgmma", 0) == 0 && is_single_unit(r) && r.percent_of_bound.value_or(0) > 99;
         if (full && r.clock_mhz > 0) loaded = loaded > 0 ? std::min(loaded, r.clock_mhz * 1e-3) : r.clock_mhz * 1e-3;
     }
     if (highest > 0) m.clock_ghz = {highest, provenance};
@@ -56,7 +57,7 @@ void set_clocks(model::Machine& m, std::span<const Record> micro, const std::str
 model::Machine calibrate_gpu(const model::Machine& start, std::span<const Record> micro) {
     if (start.kind != model::MachineKind::gpu)
         throw Error(ErrorCode::invalid_argument, "--device",
-                    fmt::format("expected the GPU that the Records are of, {} is a CPU", start.name));
+                    fmt::format("expected the GPU that the Records were measured on, got {}, a CPU", start.name));
     model::Machine m = start;
     std::string provenance;
     std::string device;

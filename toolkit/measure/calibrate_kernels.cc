@@ -38,9 +38,9 @@ std::vector<std::byte> pattern_of(DType dtype) {
 }
 
 /// A dense tensor in its own memory. A call writes it before anything reads it, unless it is filled.
-class Owned {
+class OwnedTensor {
  public:
-    Owned(DType dtype, std::int64_t heads, std::int64_t len, std::int64_t dim)
+    OwnedTensor(DType dtype, std::int64_t heads, std::int64_t len, std::int64_t dim)
         : bytes_(std::make_unique_for_overwrite<std::byte[]>(
               static_cast<std::size_t>(heads * len * dim) * size_of(dtype) + kLine)) {
         const auto at = reinterpret_cast<std::uintptr_t>(bytes_.get());
@@ -70,8 +70,8 @@ class Owned {
 
 /// The tensors that a probe's calls read and write; gradients exist in a backward only.
 struct ProbeTensors {
-    Owned q, k, v, o, lse;
-    std::vector<Owned> gradients;  // dO, dQ, dK, dV
+    OwnedTensor q, k, v, o, lse;
+    std::vector<OwnedTensor> gradients;  // dO, dQ, dK, dV
 
     ProbeTensors(const KernelProbe& p, Pass pass, DType dtype)
         : q(dtype, p.heads, p.len_q, p.head_dim),
@@ -101,7 +101,7 @@ struct ProbeTensors {
     }
     std::vector<TensorView> views() const {
         std::vector<TensorView> all{q.view, k.view, v.view, o.view, lse.view};
-        for (const Owned& one : gradients) all.push_back(one.view);
+        for (const OwnedTensor& one : gradients) all.push_back(one.view);
         return all;
     }
 };
@@ -148,7 +148,7 @@ std::vector<KernelProbe> kernel_probes(Schedule schedule, Pass pass, int cores) 
         probes.push_back({heads_of(1.5 * n), 320, 320, 224, threads});
         probes.push_back({heads_of(4 * n), 448, 448, 64, threads, true});
         probes.push_back({heads_of(3 * n), 80, 640, 128, threads});
-        // This call is as large as those of one thread: in small calls, threads meet in caches instead of memory.
+        // This call is as large as those of one thread: in small calls, threads compete for caches instead of memory.
         probes.push_back({heads_of(12 * n), 368, 368, 128, threads});
         probes.push_back({heads_of(16 * n), 200, 520, 64, threads});
         if (!forward) continue;
@@ -198,19 +198,19 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
         double KernelShares::*member;
         double spread;
     };
-    static constexpr Free kFree[] = {{&KernelShares::product_share, 0.5}, {&KernelShares::exp_share, 0.7},
-                                     {&KernelShares::call_us, 0.7},       {&KernelShares::start_us, 1.0},
-                                     {&KernelShares::crowd, 0.5},         {&KernelShares::read_share, 0.7},
-                                     {&KernelShares::pack_ns, 0.4},       {&KernelShares::mask_share, 0.4}};
+    static constexpr Free kFree[] = {{&KernelShares::gemm_share, 0.5},      {&KernelShares::exp_share, 0.7},
+                                     {&KernelShares::call_us, 0.7},         {&KernelShares::start_us, 1.0},
+                                     {&KernelShares::contended_speed, 0.5}, {&KernelShares::read_share, 0.7},
+                                     {&KernelShares::pack_ns, 0.4},         {&KernelShares::mask_share, 0.4}};
     constexpr double kNoise = 0.05;  // relative noise of a measured time and of the model
-    constexpr double kStray = 3;     // multiple of the noise beyond which an outlier weighs less and less
+    constexpr double kOutlier = 3;   // multiple of the noise beyond which an outlier weighs less and less
     const PredictOptions any;
     KernelShares start = model::cpu_family_of({calls.front().problem, schedule, pass, machine, any}).constants;
     start.call_us = std::max(start.call_us, 15.0);
-    // One core cannot measure the effect of other threads, which start at once and do not crowd.
-    const bool alone = machine.cores <= 1;
-    start.start_us = alone ? 0 : 100;
-    if (alone) start.crowd = 1;
+    // One core cannot measure the effect of other threads, which start at once and do not contend.
+    const bool single_core = machine.cores <= 1;
+    start.start_us = single_core ? 0 : 100;
+    if (single_core) start.contended_speed = 1;
     const auto loss = [&](const KernelShares& shares) {
         if (!model::in_range(shares)) return std::numeric_limits<double>::infinity();
         double sum = 0;
@@ -219,7 +219,7 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
             prediction.schedule = schedule, prediction.pass = pass;
             model::predict_cpu_family({call.problem, schedule, pass, machine, call.options}, shares, prediction);
             const double error = std::log(prediction.ms / call.ms) / kNoise;
-            sum += kStray * kStray * std::log1p(error * error / (kStray * kStray));
+            sum += kOutlier * kOutlier * std::log1p(error * error / (kOutlier * kOutlier));
         }
         for (const Free& free : kFree) {
             if (start.*free.member == 0) continue;
@@ -230,7 +230,7 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
     };
     std::vector<double KernelShares::*> members;
     for (const Free& free : kFree) {
-        if (!alone || free.member != &KernelShares::crowd) members.push_back(free.member);
+        if (!single_core || free.member != &KernelShares::contended_speed) members.push_back(free.member);
     }
     return descend<KernelShares>(start, members, loss);
 }
@@ -249,7 +249,7 @@ std::vector<MeasuredKernels> measure_kernels(const model::Machine& machine,
     std::vector<Kind> kinds;
     for (const ProbedKind& kernels : kProbedKinds) {
         for (const Pass pass : {Pass::forward, Pass::backward})
-            kinds.push_back({kernels, pass, model::cpu_kernels_of(kernels.schedule, pass, kernels.dtype), {}});
+            kinds.push_back({kernels, pass, model::cpu_kernel_kind(kernels.schedule, pass, kernels.dtype), {}});
     }
     const int cores = static_cast<int>(machine.cores.value);
     std::vector<std::pair<Kind*, KernelProbe>> all;

@@ -59,7 +59,7 @@ struct TimedCall {
 std::vector<TimedCall> medians_of(const std::vector<TimedCall>& calls);
 
 /// Fits the shares of a kind of kernels so that the model reproduces these times, each within model::range_of_share. On
-/// one core start_us is 0 and crowd 1, because no call measures them.
+/// one core start_us is 0 and contended_speed 1, because no call measures them.
 KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pass pass,
                            const std::vector<TimedCall>& calls);
 

@@ -30,7 +30,7 @@ double expected_error(const std::string& kind, Pass pass, bool is_short) {
     return 1;
 }
 
-double expected_error_of_plain(Schedule schedule, Pass pass, bool is_short) {
+double expected_error_of_standard_and_fa1(Schedule schedule, Pass pass, bool is_short) {
     const bool forward = pass == Pass::forward;
     if (schedule == Schedule::standard) return is_short ? (forward ? 0.31 : 0.23) : (forward ? 0.19 : 0.16);
     return is_short ? (forward ? 0.15 : 0.13) : (forward ? 0.13 : 0.12);
@@ -40,35 +40,34 @@ std::string error_bar_text(const Problem& problem, const model::Prediction& pred
     const std::string kind = kind_of(problem);
     const Pass pass = prediction.pass;
     if (prediction.measured)
-        return "on hosts after a calibration, blind: 6 % in the median on two cores (86 % of the rows by 15 % at "
-               "most), "
-               "8 % on sixteen that others use (79 %), where tessera calibrate's half minute gave 10 to 12 % and a "
-               "single run is 3 to 12 % off its own median; 78 % at worst";
+        return "error of blind predictions on calibrated hosts: 6 % in the median on two cores (86 % of the rows "
+               "within 15 %), 8 % on sixteen shared cores (79 %; 10 to 12 % after the half minute of tessera "
+               "calibrate, while a single run is 3 to 12 % off its own median), 78 % at worst";
     if (machine.kind == model::MachineKind::cpu) {
         if (machine.name == "xeon-16" && measured_kernels(machine).empty())
-            return "on its Records that no constant was fitted on: 20 % in the median, 69 % at worst";
+            return "error on its Records that no constant was fitted to: 20 % in the median, 69 % at worst";
         return fmt::format(
-            "{} not measured (tessera calibrate does): hosts of which none were, were 13, 18 and 58 % off in the "
-            "median, "
-            "159 % at worst",
+            "{} not measured (tessera calibrate measures them): the median error on three hosts without measured "
+            "kernels was 13, 18 and 58 %, 159 % at worst",
             measured_kernels(machine).empty() ? "its kernels were" : "such kernels were");
     }
     const Schedule schedule = prediction.schedule;
-    const bool plain = schedule == Schedule::standard || schedule == Schedule::fa1;
+    const bool standard_or_fa1 = schedule == Schedule::standard || schedule == Schedule::fa1;
     const bool small = is_short(prediction) && kind != "decode";
     const char* size = small ? ", short calls" : "";
     const std::string bar =
-        plain
-            ? fmt::format("+-{:.0f} %: so far off were nine of ten held-out rows of {} ({}{}) on an H200",
-                          100 * expected_error_of_plain(schedule, pass, small), name_of(schedule), name_of(pass), size)
+        standard_or_fa1
+            ? fmt::format("+-{:.0f} %, which nine of ten held-out rows of {} ({}{}) on an H200 stay within",
+                          100 * expected_error_of_standard_and_fa1(schedule, pass, small), name_of(schedule),
+                          name_of(pass), size)
             : fmt::format(
-                  "+-{:.0f} %: so far off were nine of ten held-out rows of fa2 and fa3 of this kind ({}, "
-                  "{}{}) on an H200",
+                  "+-{:.0f} %, which nine of ten held-out rows of fa2 and fa3 of this kind ({}, {}{}) on an H200 "
+                  "stay within",
                   100 * expected_error(kind, pass, small), kind, name_of(pass), size);
     constexpr const char* kMeasured[] = {"h200", "h100", "b200", "rtxa5000"};
     const bool measured = std::find(std::begin(kMeasured), std::end(kMeasured), machine.name) != std::end(kMeasured);
     const bool has_tcgen05 = machine.capability >= 10 && machine.capability < 12;
-    return bar + (measured ? "" : fmt::format("; {} itself was never measured here", machine.name)) +
+    return bar + (measured ? "" : fmt::format("; no Records of {} itself exist", machine.name)) +
            (has_tcgen05 ? "; kernels made for it (tcgen05) are not in the model" : "");
 }
 

@@ -62,7 +62,7 @@ std::vector<MeasuredKernels> kernels_of(const Json& json) {
             known.insert(name);
             const Json& value = member(list[i], name);
             if (value.is_null() && std::string_view(name) == "mask_share")  // absent in files of older versions
-                bad(at + "." + name, "a number (a file of an older tessera: calibrate again)", value);
+                bad(at + "." + name, "a number (an older tessera wrote the file: calibrate again)", value);
             if (!value.is_number()) bad(at + "." + name, "a number", value);
             share = value.get<double>();
         });
@@ -123,7 +123,7 @@ model::Machine read_machine(const std::string& path) {
     if (json.is_string()) {
         if (const model::Machine* known = model::find_machine(json.get<std::string>())) return *known;
         throw Error(ErrorCode::bad_data, path,
-                    fmt::format("expected the name of a machine that the model knows, got {}", json.dump()));
+                    fmt::format("expected the name of a built-in machine, got {}", json.dump()));
     }
     try {
         return machine_from_json(json);

@@ -32,7 +32,7 @@ std::optional<model::Prediction> predict(const Record& measured, const model::Ma
         Comparisons comparisons = compare({&measured, 1}, machine);
         if (comparisons.rows.empty()) return std::nullopt;
         return std::move(comparisons.rows.front().prediction);
-    } catch (const Error&) {  // a mask or a dtype in unknown words
+    } catch (const Error&) {  // an unknown mask or dtype
         return std::nullopt;
     }
 }
@@ -56,14 +56,14 @@ std::optional<AboveRoof> above_roof(const Record& measured, const Problem& probl
     const bool is_cpu = machine.kind == model::MachineKind::cpu;
     const double cores =
         is_cpu && measured.threads > 0 ? std::min<double>(measured.threads, machine.cores) : machine.cores;
-    const double roof = machine.product_flop(problem.dtype, false) * cores * machine.clock_ghz * 1e-3;  // TFLOP/s
+    const double roof = machine.gemm_flop(problem.dtype, false) * cores * machine.clock_ghz * 1e-3;  // TFLOP/s
     // A rate that tessera calibrate timed for less than a second is no datasheet value; shared cores can also speed up.
     constexpr double kDoubtful = 2;
     const bool timed = is_cpu && !measured_kernels(machine).empty();
     if (measured.tflops > roof) {
         const bool estimate = is_estimate(machine.matrix_flop) || is_estimate(machine.fma_flop) ||
                               is_estimate(machine.clock_ghz) || (timed && measured.tflops < kDoubtful * roof);
-        return AboveRoof{fmt::format("{:.4g} TFLOP/s is above the {:.4g} TFLOP/s that the products of {} can reach",
+        return AboveRoof{fmt::format("{:.4g} TFLOP/s is above the {:.4g} TFLOP/s that GEMMs on {} can reach",
                                      measured.tflops, roof, machine.name),
                          !estimate};
     }

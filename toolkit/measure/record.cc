@@ -63,21 +63,21 @@ struct Reader {
             if (required) throw Error(ErrorCode::bad_data, name, "expected this field in a record, got none");
             return;
         }
-        bool right = true;
+        bool valid = true;
         try {
-            right = is_whole_enough(*found, field);
-            if (right) read(*found, field);
+            valid = is_exact(*found, field);
+            if (valid) read(*found, field);
         } catch (const Json::exception&) {
-            right = false;
+            valid = false;
         }
-        if (!right) {
+        if (!valid) {
             const std::string got = found->dump(-1, ' ', true, Json::error_handler_t::replace);
             throw Error(ErrorCode::bad_data, name, fmt::format("expected {}, got {}", type_text(field), got));
         }
     }
     /// Rejects values that the JSON library would round, such as 1.5 as a size.
     template <class T>
-    static bool is_whole_enough(const Json& value, const T&) {
+    static bool is_exact(const Json& value, const T&) {
         if (!std::is_integral_v<T> || std::is_same_v<T, bool> || !value.is_number_float()) return true;
         constexpr double kExact = 0x1p53;
         const double number = value.get<double>();

@@ -83,8 +83,8 @@ SweepRow sweep_one(const Problem& problem, const SweepQuestion& question) {
                 break;
             }
             cell.passes.push_back(model::predict(problem, schedule, pass, question.machine, options));
-            const double room = question.machine.memory_gib * 1073741824.0;
-            cell.fits = cell.fits && static_cast<double>(cell.passes.back().memory.total()) <= room;
+            const double capacity = question.machine.memory_gib * 1073741824.0;
+            cell.fits = cell.fits && static_cast<double>(cell.passes.back().memory.total()) <= capacity;
         }
         row.cells.push_back(std::move(cell));
     }
@@ -124,7 +124,7 @@ std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedul
     return ranges;
 }
 
-double whole_win(double part, double win) { return 1 / (1 - part + part / win); }
+double amdahl_speedup(double fraction, double speedup) { return 1 / (1 - fraction + fraction / speedup); }
 
 namespace {
 
@@ -231,16 +231,16 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
         {{least, least * slope}, {ridge, peak}, fmt::format("DRAM {:.0f} GB/s", machine.dram_gbs.value), 0.55});
     const double exp_roof = machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e-3 * flop_per_exp;
     constexpr double kOneLine = 1.3;  // ratio below which two roofs share a label
-    const bool together = flop_per_exp > 0 && exp_roof < kOneLine * peak && exp_roof * kOneLine > peak;
+    const bool one_label = flop_per_exp > 0 && exp_roof < kOneLine * peak && exp_roof * kOneLine > peak;
     figure.guides.push_back({{ridge, peak},
                              {most, peak},
-                             together ? fmt::format("products, exp unit {}", rate_text(std::min(peak, exp_roof)))
-                                      : fmt::format("products {} TFLOP/s", rate_text(peak)),
+                             one_label ? fmt::format("GEMMs, exp unit {}", rate_text(std::min(peak, exp_roof)))
+                                       : fmt::format("GEMMs {} TFLOP/s", rate_text(peak)),
                              0.7});
     if (flop_per_exp > 0 && exp_roof < peak * 1.5 && exp_roof > 1.02 * lowest) {
         figure.guides.push_back({{exp_roof / slope, exp_roof},
                                  {most, exp_roof},
-                                 together ? "" : fmt::format("exp unit {} TFLOP/s", rate_text(exp_roof)),
+                                 one_label ? "" : fmt::format("exp unit {} TFLOP/s", rate_text(exp_roof)),
                                  0.5});
     }
     return figure;

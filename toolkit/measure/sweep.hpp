@@ -52,9 +52,9 @@ SweepRow sweep_one(const Problem& problem, const SweepQuestion& question);
 /// standard fits. An `end` of 0 means no end.
 std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedule, const SweepQuestion& question);
 
-/// Returns the speedup of a model of whose time `part` is attention, if attention becomes `win` times as fast: 1 / (1 -
-/// part + part / win) (Amdahl 1967).
-double whole_win(double part, double win);
+/// Returns the speedup of a model whose attention takes a `fraction` of the time and becomes `speedup` times as fast:
+/// 1 / (1 - fraction + fraction / speedup) (Amdahl 1967).
+double amdahl_speedup(double fraction, double speedup);
 
 /// Plots FLOP per byte of DRAM against TFLOP/s, log-log: the machine's roofs, and one line through its lengths per
 /// schedule.

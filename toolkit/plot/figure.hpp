@@ -25,7 +25,7 @@ struct Axis {
 };
 
 /// A position in data coordinates.
-struct Place {
+struct Position {
     double x = 0;
     double y = 0;
 };
@@ -51,15 +51,15 @@ struct Series {
 
 /// A straight line in data coordinates behind the series, in a muted colour: a roof, or the diagonal of equality.
 struct Guide {
-    Place from;
-    Place to;
+    Position from;
+    Position to;
     std::string label{};
     double label_at = 0.5;  ///< position of the label along the visible line, 0..1
 };
 
 /// Text at a position in data coordinates.
 struct Note {
-    Place at;
+    Position at;
     std::string text;
     bool below = false;  ///< under its position instead of over it, if a line passes above
 };

@@ -88,17 +88,17 @@ Frame::Frame(const Figure& figure)
     left = kEdge + widest + 8;
     right = figure.width - kEdge - (names == Names::at_lines ? widest_name(figure) + 10 : 6);
     const double per_power = figure.dense ? kDensePerPower : kPixelsPerPower;
-    const double apart = x_scale_ == Scale::linear ? kPixelsPerX : per_power;
-    x_ticks = ticks(x, x_scale_, std::max(2, static_cast<int>((right - left) / apart)));
+    const double spacing = x_scale_ == Scale::linear ? kPixelsPerX : per_power;
+    x_ticks = ticks(x, x_scale_, std::max(2, static_cast<int>((right - left) / spacing)));
     if (names == Names::at_lines) place_end_labels(figure);
     place_notes(figure);
 }
 
 /// Places title, subtitle, legend, and the label of the y axis, which stands horizontally above the axis.
 void Frame::place_heading(const Figure& figure, bool with_legend) {
-    const double room = figure.width - 2 * kEdge;
-    title = wrapped_to(figure.title, figure.title_size * kBold, room);
-    subtitle = wrapped_to(figure.subtitle, kTextSize, room);
+    const double available = figure.width - 2 * kEdge;
+    title = wrapped_to(figure.title, figure.title_size * kBold, available);
+    subtitle = wrapped_to(figure.subtitle, kTextSize, available);
     double baseline = kEdge - 2 + kLine * static_cast<double>(title.size() + subtitle.size());
     if (with_legend) {
         double at = kEdge;
@@ -159,7 +159,7 @@ double Frame::hidden_by(const Figure& figure, double from, double to, double bas
 void Frame::place_notes(const Figure& figure) {
     constexpr double kBeside = 8, kShared = 30;
     constexpr double kOtherSide = 1;  // penalty of the other side, equal to one hidden line
-    std::vector<NoteLabel> places;
+    std::vector<NoteLabel> labelled;
     const auto free = [&](double from, double to, double baseline) {
         if (from < left - 1 || to > right + 1 || baseline - kAscent < top || baseline > bottom) return false;
         return std::none_of(notes.begin(), notes.end(), [&](const NoteLabel& other) {
@@ -169,7 +169,7 @@ void Frame::place_notes(const Figure& figure) {
     };
     for (const Note& note : figure.notes) {
         const double at = px(note.at.x), height_of = py(note.at.y), width = text_width(note.text, kTextSize);
-        const bool shared = std::any_of(places.begin(), places.end(), [&](const NoteLabel& other) {
+        const bool shared = std::any_of(labelled.begin(), labelled.end(), [&](const NoteLabel& other) {
             return other.text == note.text && std::hypot(other.x - at, other.y - height_of) < kShared;
         });
         if (shared) continue;
@@ -186,7 +186,7 @@ void Frame::place_notes(const Figure& figure) {
         }
         if (!best) continue;
         notes.push_back(*best);
-        places.push_back({note.text, at, height_of});
+        labelled.push_back({note.text, at, height_of});
     }
 }
 

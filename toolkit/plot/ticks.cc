@@ -94,8 +94,8 @@ Limits limits_of(const Axis& axis, const std::string& name, const std::vector<do
         limits.least = *std::min_element(values.begin(), values.end());
         limits.most = *std::max_element(values.begin(), values.end());
         if (is_log) {
-            const double room = std::max(1.06, std::pow(limits.most / limits.least, 0.04));
-            limits = {limits.least / room, limits.most * room};
+            const double margin = std::max(1.06, std::pow(limits.most / limits.least, 0.04));
+            limits = {limits.least / margin, limits.most * margin};
         } else {
             if (axis.from_zero) limits = {std::min(0.0, limits.least), std::max(0.0, limits.most)};
             if (limits.least == limits.most) limits = {limits.least - 0.5, limits.most + 0.5};

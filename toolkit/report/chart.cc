@@ -58,11 +58,11 @@ std::vector<const Group*> wanted_of(const DeviceRows& device, const ChartOptions
 }
 
 std::vector<std::string> present_in(const DeviceRows& device, const std::vector<const Group*>& groups) {
-    const auto measured = [&](const std::string& who) {
-        return std::any_of(groups.begin(), groups.end(), [&](const Group* g) { return !g->of(who).empty(); });
+    const auto measured = [&](const std::string& label) {
+        return std::any_of(groups.begin(), groups.end(), [&](const Group* g) { return !g->of(label).empty(); });
     };
     std::vector<std::string> present;
-    std::copy_if(device.who.begin(), device.who.end(), std::back_inserter(present), measured);
+    std::copy_if(device.labels.begin(), device.labels.end(), std::back_inserter(present), measured);
     return present;
 }
 
@@ -166,11 +166,11 @@ std::string batch_text(const std::vector<const Group*>& groups) {
 std::string joined(const std::set<std::string>& texts) { return fmt::format("{}", fmt::join(texts, ", ")); }
 
 /// Returns the commit or versions, and the date, of a line's measurements. The cuDNN version appears for cuDNN only.
-std::string source_of(const std::vector<const Group*>& groups, const std::string& who) {
+std::string source_of(const std::vector<const Group*>& groups, const std::string& label) {
     static const std::set<std::string> surroundings = {"tessera", "driver", "cuda", "nvcc"};
     std::set<std::string> days, sources;
     for (const Group* group : groups) {
-        for (const Row* row : group->of(who)) {
+        for (const Row* row : group->of(label)) {
             const measure::Record& r = row->record;
             days.insert(r.date.substr(0, 10));
             if (r.by == "tessera") {
@@ -183,14 +183,14 @@ std::string source_of(const std::vector<const Group*>& groups, const std::string
             }
         }
     }
-    return fmt::format("{}: {}{}{}", who, joined(sources), sources.empty() ? "" : "; ", joined(days));
+    return fmt::format("{}: {}{}{}", label, joined(sources), sources.empty() ? "" : "; ", joined(days));
 }
 
 double highest_rate(const std::vector<const Group*>& groups, const std::vector<std::string>& lines) {
     double most = 0;
     for (const Group* group : groups) {
-        for (const std::string& who : lines) {
-            for (const Row* row : group->of(who)) most = std::max(most, row->record.tflops);
+        for (const std::string& label : lines) {
+            for (const Row* row : group->of(label)) most = std::max(most, row->record.tflops);
         }
     }
     return most;
@@ -209,13 +209,13 @@ Figure panel_of(const DeviceRows& device, const Group& group, const std::vector<
     Figure figure;
     figure.x.scale = plot::Scale::log2;
     figure.y.from_zero = true;
-    for (const std::string& who : lines) {
-        Series series = line_style(device, who);
-        for (const Row* row : group.of(who)) {
+    for (const std::string& label : lines) {
+        Series series = line_style(device, label);
+        for (const Row* row : group.of(label)) {
             const measure::Record& r = row->record;
             const double rate = r.tflops * unit.per_tflops;
             series.points.push_back({static_cast<double>(r.len_kv), rate,
-                                     fmt::format("{}, {} x {}: {:.4g} {}", who, r.batch, r.len_kv, rate, unit.name)});
+                                     fmt::format("{}, {} x {}: {:.4g} {}", label, r.batch, r.len_kv, rate, unit.name)});
         }
         if (!series.points.empty()) figure.series.push_back(std::move(series));
     }
@@ -257,9 +257,9 @@ Panels chart(const Sorted& sorted, const ChartOptions& options) {
         panels.panels.push_back(std::move(figure));
     }
     if (!options.note.empty()) panels.footer.push_back(options.note);
-    for (const std::string& who : lines) {
-        panels.legend.push_back(line_style(*device, who));
-        panels.footer.push_back(source_of(groups, who));
+    for (const std::string& label : lines) {
+        panels.legend.push_back(line_style(*device, label));
+        panels.footer.push_back(source_of(groups, label));
     }
     return panels;
 }

@@ -18,28 +18,28 @@ using plot::Series;
 
 constexpr const char* kDeterministic = ", deterministic";
 
-/// Gives each `who` one colour and shape in all plots of a device. Those that often share a plot have distant colours;
-/// an unlisted one gets a colour that is free on the device.
-int color_of(const DeviceRows& device, const std::string& who) {
+/// The colour of a line, which is the same in all plots of a device. Lines that often share a plot have distant
+/// colours; an unlisted one gets a colour that no other line of the device has.
+int color_of(const DeviceRows& device, const std::string& label) {
     static const std::vector<std::string> preferred = {
         "tessera fa3",      "cuDNN",       "FlashAttention-3", "tessera fa1",
         "FlashAttention-2", "tessera fa2", "tessera standard"};
-    std::string name = who.substr(0, who.find(kDeterministic));
+    std::string name = label.substr(0, label.find(kDeterministic));
     if (name == "cuDNN by autograd") name = "cuDNN";
     if (name == "FlashAttention-4") name = "tessera fa1";  // they seldom share a plot
     const auto at = std::find(preferred.begin(), preferred.end(), name);
     if (at != preferred.end()) return static_cast<int>(at - preferred.begin());
     int color = 1;
-    for (const std::string& other : device.who) {
-        if (other == who) break;
+    for (const std::string& other : device.labels) {
+        if (other == label) break;
         if (std::find(preferred.begin(), preferred.end(), other) == preferred.end()) ++color;
     }
     return color;
 }
 
-Series series_of(const DeviceRows& device, const std::string& who, Mark mark = Mark::line_and_points) {
-    Series series{.name = who, .mark = mark, .color = color_of(device, who)};
-    series.dashed = who.ends_with(kDeterministic);
+Series series_of(const DeviceRows& device, const std::string& label, Mark mark = Mark::line_and_points) {
+    Series series{.name = label, .mark = mark, .color = color_of(device, label)};
+    series.dashed = label.ends_with(kDeterministic);
     return series;
 }
 
@@ -50,7 +50,7 @@ std::size_t lengths_of(const Group& group) {
 }
 
 std::string note_of(const Row& row, const Unit& unit) {
-    return fmt::format("{}, batch {}, {} x {}: {:.4g} ms, {:.4g} {}", row.who, row.record.batch, row.record.len_q,
+    return fmt::format("{}, batch {}, {} x {}: {:.4g} ms, {:.4g} {}", row.label, row.record.batch, row.record.len_q,
                        row.record.len_kv, row.record.ms, row.record.tflops * unit.per_tflops, unit.name);
 }
 
@@ -60,13 +60,13 @@ plot::Axis length_axis() { return {.label = "length (tokens)", .scale = Scale::l
 std::string strongest_peer(const DeviceRows& device, const Group& group) {
     std::string best;
     double least = INFINITY;
-    for (const std::string& who : device.who) {
-        if (who.starts_with("tessera")) continue;
-        const auto rows = group.of(who);
+    for (const std::string& label : device.labels) {
+        if (label.starts_with("tessera")) continue;
+        const auto rows = group.of(label);
         if (rows.size() < lengths_of(group)) continue;
         double sum = 0;
         for (const Row* row : rows) sum += std::log(row->record.ms);
-        if (sum < least) least = sum, best = who;
+        if (sum < least) least = sum, best = label;
     }
     return best;
 }
@@ -78,9 +78,9 @@ std::optional<Figure> speed_up_over(const DeviceRows& device, const Group& group
     figure.x = length_axis();
     figure.y = {.label = fmt::format("time of {} / time", base), .from_zero = true};
     double first = INFINITY, last = 0, highest = 0;
-    for (const std::string& who : device.who) {
-        Series series = series_of(device, who);
-        for (const Row* row : who == base ? std::vector<const Row*>{} : group.of(who)) {
+    for (const std::string& label : device.labels) {
+        Series series = series_of(device, label);
+        for (const Row* row : label == base ? std::vector<const Row*>{} : group.of(label)) {
             const auto same = std::find_if(bases.begin(), bases.end(), [&](const Row* b) {
                 return b->record.len_q == row->record.len_q && b->record.len_kv == row->record.len_kv;
             });
@@ -88,7 +88,7 @@ std::optional<Figure> speed_up_over(const DeviceRows& device, const Group& group
             const auto length = static_cast<double>(row->record.len_kv);
             const double ratio = (*same)->record.ms / row->record.ms;
             series.points.push_back(
-                {length, ratio, fmt::format("{}, {} tokens: {:.3g} times as fast", who, length, ratio)});
+                {length, ratio, fmt::format("{}, {} tokens: {:.3g} times as fast", label, length, ratio)});
             first = std::min(first, length), last = std::max(last, length), highest = std::max(highest, ratio);
         }
         if (!series.points.empty()) figure.series.push_back(std::move(series));
@@ -129,22 +129,22 @@ void add_roofs(Figure& figure, const model::Machine& machine, const Row& any, do
     const double exps =
         machine.exp_rate * machine.cores * machine.rated_clock_ghz * 1e-3 * unit.per_tflops * flop_per_exp;
     constexpr double kOneLine = 1.3;  // ratio below which two roofs share a label
-    const bool together = exps < peak && exps * kOneLine > peak;
+    const bool one_label = exps < peak && exps * kOneLine > peak;
     figure.guides.push_back({{ridge, peak},
                              {most_x, peak},
-                             together ? fmt::format("products {:.4g}, exp unit {:.4g}", peak, exps)
-                                      : fmt::format("products {:.4g} {}", peak, unit.name),
+                             one_label ? fmt::format("GEMMs {:.4g}, exp unit {:.4g}", peak, exps)
+                                       : fmt::format("GEMMs {:.4g} {}", peak, unit.name),
                              1.0});
     if (exps < peak)
         figure.guides.push_back(
-            {{exps / slope, exps}, {most_x, exps}, together ? "" : fmt::format("exp unit {:.4g}", exps), 1.0});
+            {{exps / slope, exps}, {most_x, exps}, one_label ? "" : fmt::format("exp unit {:.4g}", exps), 1.0});
 }
 
 }  // namespace
 
-plot::Series line_style(const DeviceRows& device, const std::string& who) {
-    Series series = series_of(device, who);
-    series.strong = who.starts_with("tessera");
+plot::Series line_style(const DeviceRows& device, const std::string& label) {
+    Series series = series_of(device, label);
+    series.strong = label.starts_with("tessera");
     return series;
 }
 
@@ -164,13 +164,13 @@ std::vector<Figure> speed_figures(const DeviceRows& device) {
         Figure figure{.title = group.title(), .subtitle = group.subtitle()};
         figure.x = length_axis();
         figure.y = {.label = unit.name, .from_zero = true};
-        for (const std::string& who : device.who) {
-            Series series = series_of(device, who);
-            for (const Row* row : group.of(who)) {
+        for (const std::string& label : device.labels) {
+            Series series = series_of(device, label);
+            for (const Row* row : group.of(label)) {
                 const measure::Record& r = row->record;
                 const double rate = r.tflops * unit.per_tflops;
                 plot::Point point{static_cast<double>(r.len_kv), rate, note_of(*row, unit)};
-                if (measure::is_noisy(r.ms, r.ms_spread)) {  // the marks of other points would hide behind these
+                if (measure::is_noisy(r.ms, r.ms_spread)) {  // error bars of precise points would only hide marks
                     point.low = rate * r.ms / (r.ms + r.ms_spread / 2);
                     point.high = rate * r.ms / std::max(r.ms / 4, r.ms - r.ms_spread / 2);
                 }
@@ -187,7 +187,7 @@ std::vector<Figure> speed_up_figures(const DeviceRows& device) {
     std::vector<Figure> figures;
     for (const Group& group : device.groups) {
         const bool ours = std::any_of(group.rows.begin(), group.rows.end(),
-                                      [](const Row& row) { return row.who.starts_with("tessera"); });
+                                      [](const Row& row) { return row.label.starts_with("tessera"); });
         if (!ours) continue;  // the report does not compare peers with each other
         for (const std::string& base : {std::string("tessera standard"), strongest_peer(device, group)}) {
             if (auto figure = speed_up_over(device, group, base)) figures.push_back(std::move(*figure));
@@ -214,10 +214,10 @@ std::vector<Figure> roofline_figures(const DeviceRows& device) {
         figure.x = {.label = "FLOP per byte of DRAM (the model's bytes)", .scale = Scale::log10};
         figure.y = {.label = unit.name, .scale = Scale::log10};
         double least = INFINITY, most = 0;
-        for (const std::string& who : device.who) {
-            Series series = series_of(device, who, Mark::points);
+        for (const std::string& label : device.labels) {
+            Series series = series_of(device, label, Mark::points);
             for (const Row* row : rows) {
-                if (row->who != who) continue;
+                if (row->label != label) continue;
                 series.points.push_back(
                     {row->prediction->intensity, row->record.tflops * unit.per_tflops, note_of(*row, unit)});
                 least = std::min(least, row->prediction->intensity), most = std::max(most, row->prediction->intensity);
@@ -264,12 +264,12 @@ Figure prediction_figure(const DeviceRows& device, const std::vector<const Row*>
                          double (*y)(const Row&)) {
     Figure figure{.title = std::move(title), .subtitle = accuracy_text(rows)};
     figure.x = {.label = "predicted (ms)", .scale = Scale::log10};
-    for (const std::string& who : device.who) {
-        Series series = series_of(device, who, Mark::points);
+    for (const std::string& label : device.labels) {
+        Series series = series_of(device, label, Mark::points);
         for (const Row* row : rows) {
-            if (row->who != who) continue;
+            if (row->label != label) continue;
             const std::string note =
-                fmt::format("{}, {} x {}: predicted {:.4g} ms, measured {:.4g} ms", who, row->record.len_q,
+                fmt::format("{}, {} x {}: predicted {:.4g} ms, measured {:.4g} ms", label, row->record.len_q,
                             row->record.len_kv, row->prediction->ms, row->record.ms);
             series.points.push_back({row->prediction->ms, y(*row), note});
         }
@@ -299,11 +299,11 @@ std::vector<Figure> prediction_figures(const DeviceRows& device) {
         times.x.least = least, times.x.most = most;
         times.guides = {{{least, least}, {most, most}, "equal", 1.0}};
         figures.push_back(std::move(times));
-        Figure errors = prediction_figure(device, rows, fmt::format("How far off: {}", pass), percent_off);
-        constexpr double kRoom = 0.08;  // margin that keeps points off the edges
-        const double room = kRoom * (highest - lowest);
+        Figure errors = prediction_figure(device, rows, fmt::format("Error of the prediction: {}", pass), percent_off);
+        constexpr double kMargin = 0.08;  // keeps points off the edges
+        const double margin = kMargin * (highest - lowest);
         errors.y = {.label = "predicted - measured (% of measured)"};
-        errors.y.least = lowest - room, errors.y.most = highest + room;
+        errors.y.least = lowest - margin, errors.y.most = highest + margin;
         errors.x.least = least, errors.x.most = most;
         errors.guides = {{{least, 0}, {most, 0}},
                          {{least, 20}, {most, 20}, "+20 %", 1.0},

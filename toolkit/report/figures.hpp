@@ -10,7 +10,7 @@
 
 namespace tessera::report {
 
-/// Plots speed by length, one line for each `who`; empty if a group has a single length.
+/// Plots speed by length, one line for each label; empty if a group has a single length.
 std::vector<plot::Figure> speed_figures(const DeviceRows& device);
 
 /// Plots times of a base divided by those of the others. The bases are tessera's `standard` and the strongest peer, if
@@ -36,6 +36,6 @@ struct Unit {
 Unit unit_of(const DeviceRows& device);
 
 /// Returns name, colour and dash of a line without points; tessera's lines are thicker.
-plot::Series line_style(const DeviceRows& device, const std::string& who);
+plot::Series line_style(const DeviceRows& device, const std::string& label);
 
 }  // namespace tessera::report

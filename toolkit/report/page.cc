@@ -65,13 +65,13 @@ std::vector<plot::Figure> fullest_first(std::vector<plot::Figure> figures) {
 
 std::vector<Part> parts_of(const DeviceRows& device) {
     return {
-        {"speed", "Speed by length", "Only pairs that the mask leaves count. Higher is faster.",
+        {"speed", "Speed by length", "Only visible pairs of a query and a key count. Higher is faster.",
          fullest_first(speed_figures(device))},
-        {"speed-up", "Speed-up", "How many times as fast as the one named at the line of 1.",
+        {"speed-up", "Speed-up", "The speed relative to the kernel named in the title, which is the line at 1.",
          fullest_first(speed_up_figures(device))},
         {"roofline", "Roofline",
-         "Measured rates under what the device could do at most: left of the ridge memory sets the limit, right of it "
-         "the products, or the exponentials where their line is lower.",
+         "Measured rates under the limits of the device. Left of the ridge the limit is memory, right of it the GEMMs, "
+         "or the exponentials if their line is lower.",
          fullest_first(roofline_figures(device))},
         {"predicted", "Predicted against measured", "The model's time for the same call. On the line they agree.",
          prediction_figures(device)}};
@@ -158,7 +158,7 @@ std::string html_page(const Sorted& sorted, const std::string& title) {
     for (std::size_t i = 0; i < sorted.devices.size(); ++i)
         text += device_text(sorted.devices[i], fmt::format("d{}", i));
     text +=
-        "<footer>Times are medians. Rates count the matrix products of visible pairs: forward 2 (d + dv), backward "
+        "<footer>Times are medians. Rates count the GEMMs of visible pairs: forward 2 (d + dv), backward "
         "2 (3 d + 2 dv) for each.</footer>\n</main></body></html>\n";
     return text;
 }

@@ -24,7 +24,7 @@ bool on_gpu(const Record& r) {
 constexpr const char* kAutograd = "autograd";
 
 /// Returns the common name of a peer.
-std::string who_of(const Record& r) {
+std::string label_of(const Record& r) {
     static const std::map<std::string, std::string> known = {{"cudnn", "cuDNN"},
                                                              {"fa2", "FlashAttention-2"},
                                                              {"fa3", "FlashAttention-3"},
@@ -32,19 +32,19 @@ std::string who_of(const Record& r) {
                                                              {"torch_cpu", "PyTorch"}};
     if (r.by == "tessera") return "tessera " + r.schedule;
     const auto found = known.find(r.by);
-    std::string who = found == known.end() ? r.by : found->second;
-    if (r.features.find(kAutograd) != std::string::npos) who += " by autograd";
-    if (r.pass == "backward" && r.deterministic && on_gpu(r)) who += ", deterministic";
-    return who;
+    std::string label = found == known.end() ? r.by : found->second;
+    if (r.features.find(kAutograd) != std::string::npos) label += " by autograd";
+    if (r.pass == "backward" && r.deterministic && on_gpu(r)) label += ", deterministic";
+    return label;
 }
 
-/// Ranks tessera's own first, from the newest schedule on, then the others by name.
-auto rank_of(const std::string& who) {
-    const bool other = !who.starts_with("tessera");
+/// Ranks tessera's kernels first, from the newest schedule on, then the others by name.
+auto rank_of(const std::string& label) {
+    const bool other = !label.starts_with("tessera");
     const auto at = std::find_if(std::rbegin(kSchedules), std::rend(kSchedules), [&](Schedule schedule) {
-        return who == fmt::format("tessera {}", name_of(schedule));
+        return label == fmt::format("tessera {}", name_of(schedule));
     });
-    return std::make_tuple(other, at - std::rbegin(kSchedules), who);
+    return std::make_tuple(other, at - std::rbegin(kSchedules), label);
 }
 
 std::string mask_of(const Record& r) {
@@ -95,7 +95,7 @@ auto key_of(const Group& g) {
 /// True if both rows are of one case, under any name of the mask.
 bool same_row(const Row& a, const Row& b) {
     const auto key = [](const Row& r) {
-        return std::make_tuple(r.who, r.record.batch, r.record.len_q, r.record.len_kv);
+        return std::make_tuple(r.label, r.record.batch, r.record.len_q, r.record.len_kv);
     };
     return key(a) == key(b);
 }
@@ -112,7 +112,7 @@ void take(Group& group, Row row) {
 std::vector<Group> split_by_batch(const Group& group) {
     std::set<std::tuple<std::string, std::int64_t, std::int64_t>> seen;
     const bool split = std::any_of(group.rows.begin(), group.rows.end(), [&](const Row& r) {
-        return !seen.insert({r.who, r.record.len_q, r.record.len_kv}).second;
+        return !seen.insert({r.label, r.record.len_q, r.record.len_kv}).second;
     });
     if (!split) return {group};
     std::map<std::int64_t, Group> parts;
@@ -137,7 +137,7 @@ std::optional<std::string> reason_against(const Record& r) {
 }
 
 /// Returns the last prediction of this case among the Records, with the fields that a plot needs.
-std::optional<model::Prediction> told(const Record& measured, std::span<const Record> predicted) {
+std::optional<model::Prediction> recorded_prediction(const Record& measured, std::span<const Record> predicted) {
     Record wanted = measured;
     wanted.what = "predicted";
     std::optional<model::Prediction> result;
@@ -159,20 +159,22 @@ DeviceRows device_of(const std::string& name, std::map<decltype(key_of(Group()))
     DeviceRows device{.name = name};
     if (const model::Machine* known = model::machine_of_device(name)) machine = known;
     if (machine != nullptr) device.machine = *machine;
-    std::set<std::string> who;
+    std::set<std::string> labels;
     for (auto& [key, group] : groups) {
         device.replaced += group.replaced;
         std::stable_sort(group.rows.begin(), group.rows.end(), [](const Row& a, const Row& b) {
-            return std::make_tuple(rank_of(a.who), a.record.len_kv) < std::make_tuple(rank_of(b.who), b.record.len_kv);
+            return std::make_tuple(rank_of(a.label), a.record.len_kv) <
+                   std::make_tuple(rank_of(b.label), b.record.len_kv);
         });
         for (Row& row : group.rows) {
-            who.insert(row.who);
-            row.prediction = machine == nullptr ? told(row.record, predicted) : measure::predict(row.record, machine);
+            labels.insert(row.label);
+            row.prediction =
+                machine == nullptr ? recorded_prediction(row.record, predicted) : measure::predict(row.record, machine);
         }
         for (Group& part : split_by_batch(group)) device.groups.push_back(std::move(part));
     }
-    device.who.assign(who.begin(), who.end());
-    std::sort(device.who.begin(), device.who.end(),
+    device.labels.assign(labels.begin(), labels.end());
+    std::sort(device.labels.begin(), device.labels.end(),
               [](const std::string& a, const std::string& b) { return rank_of(a) < rank_of(b); });
     return device;
 }
@@ -187,10 +189,10 @@ std::string Group::subtitle() const {
     return fmt::format("{}, {} head{}{}{}", dtype, heads, heads == "1" ? "" : "s", others.empty() ? "" : ", ", others);
 }
 
-std::vector<const Row*> Group::of(const std::string& who) const {
+std::vector<const Row*> Group::of(const std::string& label) const {
     std::vector<const Row*> result;
     for (const Row& row : rows) {
-        if (row.who == who) result.push_back(&row);
+        if (row.label == label) result.push_back(&row);
     }
     return result;
 }
@@ -215,7 +217,7 @@ Sorted sorted(std::span<const Record> records, const model::Machine* machine) {
             continue;
         }
         const Group group = group_of(record);
-        take(devices[record.device].try_emplace(key_of(group), group).first->second, {record, who_of(record), {}});
+        take(devices[record.device].try_emplace(key_of(group), group).first->second, {record, label_of(record), {}});
     }
     for (auto& [name, groups] : devices) result.devices.push_back(device_of(name, groups, predicted, machine));
     // The device with most measurements comes first.

@@ -17,7 +17,7 @@ namespace tessera::report {
 /// A measurement and its prediction by the model.
 struct Row {
     measure::Record record;
-    std::string who;  ///< "tessera fa3", "cuDNN"
+    std::string label;  ///< library and schedule: "tessera fa3", "cuDNN"
     std::optional<model::Prediction> prediction;
     double off_by() const { return prediction->ms / record.ms - 1; }
 };
@@ -30,18 +30,18 @@ struct Group {
     std::string heads;
     std::string head_dim;
     std::string others;     ///< threads, batch, features, queries: everything else that is unusual
-    std::vector<Row> rows;  ///< sorted by who, then by length
+    std::vector<Row> rows;  ///< sorted by the label, then by length
     int replaced = 0;       ///< measurements replaced by a newer one of the same case
 
     std::string title() const;     ///< "forward, causal, head_dim 128"
     std::string subtitle() const;  ///< "bf16, 16 heads, 8 threads"
-    std::vector<const Row*> of(const std::string& who) const;
+    std::vector<const Row*> of(const std::string& label) const;
 };
 
 struct DeviceRows {
     std::string name;
     std::optional<model::Machine> machine{};  ///< empty: unknown to the model
-    std::vector<std::string> who;             ///< tessera's schedules first
+    std::vector<std::string> labels;          ///< tessera's schedules first
     std::vector<Group> groups;                ///< forward first
     int replaced = 0;                         ///< sum over all groups
     std::size_t count() const;

@@ -47,7 +47,7 @@ std::vector<std::string> table_cells(const DeviceRows& device, const Group& grou
     const measure::Record& r = row.record;
     const std::string length =
         r.len_q == r.len_kv ? fmt::format("{}", r.len_q) : fmt::format("{} x {}", r.len_q, r.len_kv);
-    std::vector<std::string> cells = {row.who,
+    std::vector<std::string> cells = {row.label,
                                       group.mask,
                                       group.head_dim,
                                       group.heads,

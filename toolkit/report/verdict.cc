@@ -31,7 +31,7 @@ std::map<Key, Case> cases_of(const DeviceRows& device, const std::string& pass) 
         if (group.pass != pass) continue;
         for (const Row& row : group.rows) {
             Case& c = cases[{&group, row.record.batch, row.record.len_q, row.record.len_kv}];
-            const Row*& best = row.who.starts_with("tessera") ? c.ours : c.others;
+            const Row*& best = row.label.starts_with("tessera") ? c.ours : c.others;
             if (best == nullptr || row.record.ms < best->record.ms) best = &row;
         }
     }
@@ -40,12 +40,12 @@ std::map<Key, Case> cases_of(const DeviceRows& device, const std::string& pass) 
 
 /// True if more than one kernel was measured.
 bool compared(const DeviceRows& device, const std::string& pass) {
-    std::set<std::string> who;
+    std::set<std::string> labels;
     for (const Group& group : device.groups) {
         if (group.pass != pass) continue;
-        for (const Row& row : group.rows) who.insert(row.who);
+        for (const Row& row : group.rows) labels.insert(row.label);
     }
-    return who.size() > 1;
+    return labels.size() > 1;
 }
 
 std::string beside_others(const std::map<Key, Case>& cases) {
@@ -72,7 +72,7 @@ std::vector<std::string> verdicts(const DeviceRows& device) {
         const auto cases = cases_of(device, pass);
         if (cases.empty()) continue;
         std::map<std::string, int> wins;
-        for (const auto& [key, c] : cases) ++wins[c.best()->who];
+        for (const auto& [key, c] : cases) ++wins[c.best()->label];
         const auto first = std::max_element(wins.begin(), wins.end(),
                                             [](const auto& a, const auto& b) { return a.second < b.second; });
         int rows = 0, noisy = 0;
@@ -88,7 +88,7 @@ std::vector<std::string> verdicts(const DeviceRows& device) {
                                              first->second, cases.size(), beside_others(cases))
                                : fmt::format("{}: only {} was measured, {} cases", pass, first->first, cases.size());
         if (noisy > 0)
-            text += fmt::format("; {} of {} figures spread over {:.0f} % and have bars", noisy, rows,
+            text += fmt::format("; {} of {} measurements spread by more than {:.0f} % and have error bars", noisy, rows,
                                 100 * measure::kNoisySpread);
         result.push_back(text + ".");
     }

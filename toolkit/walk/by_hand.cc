@@ -74,12 +74,12 @@ HandStep step_of(const HandExample& example, const Band& band, std::int64_t row,
     for (std::size_t x = 0; x < kHandDim; ++x) {
         for (std::int64_t j = keys.begin; j < keys.end; ++j)
             step.add_o[x] = step.add_o[x] + step.p[at(j - keys.begin)] * example.v[at(j)][x];
-        Fraction share = step.rescale;
+        Fraction factor = step.rescale;  // of the old O
         if (divided && !(step.l == 0)) {
-            share = share * step.old_l / step.l;
+            factor = factor * step.old_l / step.l;
             step.add_o[x] = step.add_o[x] / step.l;
         }
-        step.o[x] = share * step.old_o[x] + step.add_o[x];
+        step.o[x] = factor * step.old_o[x] + step.add_o[x];
     }
     return step;
 }
@@ -90,8 +90,8 @@ void take(HandRow& row, const HandStep& step) {
     row.o = step.o;
 }
 
-/// Runs the steps of the queries of one tile against one tile of keys, unless the mask empties it.
-void meet(Hand& hand, const Band& band, Range queries, Range keys, bool divided) {
+/// Runs the steps of a tile of queries and a tile of keys, unless the mask hides all of it.
+void process_tile(Hand& hand, const Band& band, Range queries, Range keys, bool divided) {
     if (band.coverage(queries.begin, queries.end, keys.begin, keys.end) == Coverage::empty) return;
     for (std::int64_t row = queries.begin; row < queries.end; ++row) {
         if (band.coverage(row, row + 1, keys.begin, keys.end) == Coverage::empty) continue;
@@ -117,7 +117,7 @@ void add_score_gradients(Hand& hand, const Band& band) {
 
 /// Adds dS K to dQ, dS^T Q to dK and P^T dO to dV for one tile (FlashAttention paper, appendix B, Algorithm 4).
 /// Gradients that contain the scale are in units of ln 2.
-void meet_backward(Hand& hand, const Band& band, Range queries, Range keys) {
+void process_backward_tile(Hand& hand, const Band& band, Range queries, Range keys) {
     const HandExample& e = hand.example;
     HandGradientStep step{.queries = queries, .keys = keys};
     step.coverage = band.coverage(queries.begin, queries.end, keys.begin, keys.end);
@@ -172,14 +172,14 @@ Hand work_by_hand(const HandExample& example, Schedule schedule, const Mask& mas
     const std::vector<Range> of_queries = tiles(example.len_q(), example.tile.block_q);
     const std::vector<Range> of_keys = tiles(example.len_kv(), example.tile.block_kv);
     if (schedule == Schedule::standard) {
-        for (const Range& queries : of_queries) meet(hand, band, queries, all, false);
+        for (const Range& queries : of_queries) process_tile(hand, band, queries, all, false);
     } else if (schedule == Schedule::fa1) {
         for (const Range& keys : of_keys) {
-            for (const Range& queries : of_queries) meet(hand, band, queries, keys, true);
+            for (const Range& queries : of_queries) process_tile(hand, band, queries, keys, true);
         }
     } else {
         for (const Range& queries : of_queries) {
-            for (const Range& keys : of_keys) meet(hand, band, queries, keys, false);
+            for (const Range& keys : of_keys) process_tile(hand, band, queries, keys, false);
         }
     }
     if (schedule != Schedule::fa1) {
@@ -189,10 +189,10 @@ Hand work_by_hand(const HandExample& example, Schedule schedule, const Mask& mas
     }
     add_score_gradients(hand, band);
     if (schedule == Schedule::standard) {
-        meet_backward(hand, band, {0, example.len_q()}, all);
+        process_backward_tile(hand, band, {0, example.len_q()}, all);
     } else {
         for (const Range& keys : of_keys) {
-            for (const Range& queries : of_queries) meet_backward(hand, band, queries, keys);
+            for (const Range& queries : of_queries) process_backward_tile(hand, band, queries, keys);
         }
     }
     return hand;

@@ -41,12 +41,12 @@ struct HandExample {
     void validate() const;
 };
 
-/// One query against one tile of keys.
+/// One step of the online softmax: a query and a tile of keys.
 struct HandStep {
     std::int64_t row = 0;
     Range keys;
     Coverage coverage = Coverage::full;
-    std::vector<std::optional<std::int64_t>> s{};  ///< q.k of each key, in units of ln 2; none where hidden
+    std::vector<std::optional<std::int64_t>> s{};  ///< q.k of each key, in units of ln 2; none for hidden keys
     std::optional<std::int64_t> old_m{};           ///< before the step, in units of ln 2; empty: no key seen yet
     std::optional<std::int64_t> m{};               ///< after the step
     Fraction rescale{};                            ///< 2^(old m - m), 0 at the first
@@ -62,10 +62,9 @@ struct HandStep {
 struct HandRow {
     std::optional<std::int64_t> m{};  ///< empty: the query sees no key
     Fraction l{};
-    HandVector o{};             ///< final
-    std::vector<Fraction> p{};  ///< [len_kv] weights, 0 where hidden
-    // Backward, with D = dO . O:
-    Fraction delta{};
+    HandVector o{};              ///< final
+    std::vector<Fraction> p{};   ///< [len_kv] P, 0 for hidden keys
+    Fraction delta{};            ///< backward: D = dO . O
     std::vector<Fraction> dp{};  ///< [len_kv] dO . v
     std::vector<Fraction> ds{};  ///< [len_kv] p (dP - D)
     HandVector dq{};             ///< in units of ln 2

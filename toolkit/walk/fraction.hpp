@@ -9,8 +9,7 @@
 
 namespace tessera::walk {
 
-/// An exact fraction in lowest terms, for numbers that a person could write down. Arithmetic beyond 64 bits throws
-/// Error(invalid_argument), so that a wrong fraction never comes out.
+/// An exact fraction in lowest terms. Arithmetic beyond 64 bits throws Error(invalid_argument) instead of overflowing.
 class Fraction {
  public:
     Fraction(std::int64_t whole = 0) : numerator_(whole) {}
@@ -50,7 +49,7 @@ class Fraction {
 
  private:
     [[noreturn]] static void refuse() {
-        throw Error(ErrorCode::invalid_argument, "numbers", "expected smaller ones: a fraction of 64 bits overflows");
+        throw Error(ErrorCode::invalid_argument, "numbers", "expected smaller numbers: a fraction exceeds 64 bits");
     }
     static std::int64_t product(std::int64_t a, std::int64_t b) {
         std::int64_t result = 0;

@@ -19,7 +19,7 @@ void expect_within(const char* what, std::int64_t index, std::int64_t count) {
 }
 
 /// Transposes [n, lanes] to rows [queries, n].
-Matrix turned(const float* lanes_first, std::int64_t n, std::int64_t lanes, std::int64_t queries) {
+Matrix transposed(const float* lanes_first, std::int64_t n, std::int64_t lanes, std::int64_t queries) {
     if (lanes_first == nullptr) return {};
     Matrix result{queries, n, std::vector<float>(static_cast<std::size_t>(queries * n))};
     for (std::int64_t q = 0; q < queries; ++q) {
@@ -59,9 +59,10 @@ class Recorder : public TileObserver {
         if (report.queries.begin > at.row || report.queries.end <= at.row) return;
         const std::scoped_lock lock(mutex_);
         if (!(report.queries == trace_.queries)) {
-            throw Error(ErrorCode::internal, "walk",
-                        fmt::format("expected the tile of queries {}..{}, the kernel ran {}..{}", trace_.queries.begin,
-                                    trace_.queries.end, report.queries.begin, report.queries.end));
+            throw Error(
+                ErrorCode::internal, "walk",
+                fmt::format("expected the tile of queries {}..{}, got {}..{} from the kernel", trace_.queries.begin,
+                            trace_.queries.end, report.queries.begin, report.queries.end));
         }
         record(report);
     }
@@ -75,11 +76,11 @@ class Recorder : public TileObserver {
         step.m = copied(r.m, queries);
         step.l = copied(r.l, queries);
         step.rescale = copied(r.rescale, queries);
-        step.o = turned(r.o, p.head_dim_v, r.lanes, queries);
-        step.s = turned(r.s, keys, r.lanes, queries);
-        step.p = turned(r.p, keys, r.lanes, queries);
-        step.ds = turned(r.ds, keys, r.lanes, queries);
-        step.dq = turned(r.dq, p.head_dim, r.lanes, queries);
+        step.o = transposed(r.o, p.head_dim_v, r.lanes, queries);
+        step.s = transposed(r.s, keys, r.lanes, queries);
+        step.p = transposed(r.p, keys, r.lanes, queries);
+        step.ds = transposed(r.ds, keys, r.lanes, queries);
+        step.dq = transposed(r.dq, p.head_dim, r.lanes, queries);
         step.dk = copied(r.dk, keys, p.head_dim, r.dk_stride);
         step.dv = copied(r.dv, keys, p.head_dim_v, r.dv_stride);
         if (r.lse != nullptr) trace_.lse = copied(r.lse, queries);
@@ -91,7 +92,7 @@ class Recorder : public TileObserver {
     std::mutex mutex_;
 };
 
-/// Returns the first kind of step that meets each tile of keys once.
+/// Returns the first kind of step that processes each tile of keys once.
 TileStep sweep_of(const Trace& trace) {
     if (trace.plan.pass == Pass::forward) {
         return trace.plan.kernel->schedule == Schedule::standard ? TileStep::scores : TileStep::values;
@@ -113,15 +114,15 @@ std::vector<Range> key_tiles(const Trace& trace) {
     return tiles;
 }
 
-/// Inserts the tiles that the kernel never touched among the steps that meet each tile of keys once. Each goes before
-/// the first step with larger keys, or after the last step.
+/// Inserts the tiles that the kernel skipped among the steps that process each tile of keys once. Each goes before the
+/// first step with larger keys, or after the last step.
 void add_skipped(Trace& trace) {
     std::vector<Step>& steps = trace.steps;
     const TileStep sweep = sweep_of(trace);
     const auto touched = [&](const Step& s) { return s.step == sweep && s.coverage != Coverage::empty; };
     for (const Range& keys : key_tiles(trace)) {
-        const auto meets = [&](const Step& s) { return touched(s) && s.keys.begin == keys.begin; };
-        if (std::any_of(steps.begin(), steps.end(), meets)) continue;
+        const auto has_keys = [&](const Step& s) { return touched(s) && s.keys.begin == keys.begin; };
+        if (std::any_of(steps.begin(), steps.end(), has_keys)) continue;
         auto at = std::find_if(steps.begin(), steps.end(),
                                [&](const Step& s) { return touched(s) && s.keys.begin > keys.begin; });
         if (at == steps.end()) {
@@ -160,7 +161,7 @@ template <class Args>
 Sequence selected_sequence(const Plan& plan, const Args& args, const Selection& selection) {
     if (plan.kernel == nullptr || plan.kernel->backend != Backend::cpu) {
         throw Error(ErrorCode::invalid_argument, "plan",
-                    "expected one of a CPU kernel, since only those tell their steps");
+                    "expected a plan of a CPU kernel, because only CPU kernels report their steps");
     }
     if (plan.threads != 1) {
         throw Error(ErrorCode::invalid_argument, "threads", fmt::format("expected 1, got {}", plan.threads));
@@ -182,9 +183,9 @@ Trace traced(const Plan& plan, const Args& args, const Selection& selection, Exe
     const Workspace workspace(plan);
     run(plan, args, workspace, how);
     if (trace.steps.empty() && touches_keys(trace)) {
-        throw Error(ErrorCode::unsupported, plan.kernel->name,
-                    fmt::format("does not tell its steps when it computes {} like this; in fp32 it does",
-                                name_of(plan.problem.dtype)));
+        throw Error(
+            ErrorCode::unsupported, plan.kernel->name,
+            fmt::format("reports no steps when it computes {} this way; in fp32 it does", name_of(plan.problem.dtype)));
     }
     add_skipped(trace);
     add_traffic(trace);
@@ -199,12 +200,12 @@ std::int64_t Trace::count(Coverage coverage) const {
                          [&](const Step& s) { return s.step == sweep && s.coverage == coverage; });
 }
 
-std::string what_ran(const Plan& plan) {
+std::string describe_run(const Plan& plan) {
     constexpr const char* kHere = "the SIMD path (cpu/simd): fp32, one query per lane";
     if (plan.matrix_unit.empty()) return fmt::format("{}; a call without an observer runs the same path", kHere);
     return fmt::format(
-        "{}; NOT what runs otherwise: a call without an observer takes the matrix path (cpu/matrix), bf16 tiles "
-        "on {}, and has other bits",
+        "{}; a call without an observer runs ANOTHER path with other bits: the matrix path (cpu/matrix), bf16 tiles on "
+        "{}",
         kHere, plan.matrix_unit);
 }
 

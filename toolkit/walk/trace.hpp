@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A trace records step by step, in the kernel's own numbers, what a CPU kernel does with one tile of queries. The
-// ordinary kernel runs with an observer that copies. If the plan has no matrix unit, every value has the bits of
-// forward() and backward(). With a matrix unit, an unobserved call runs another kernel of the schedule, which
-// what_ran() says.
+// A trace records the steps of a CPU kernel on one tile of queries, with the kernel's own numbers. The ordinary kernel
+// runs with an observer that copies them. If the plan has no matrix unit, every value has the bits of forward() and
+// backward(). With a matrix unit, an unobserved call runs another kernel of the schedule, which describe_run() names.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +67,7 @@ struct Trace {
 };
 
 /// Names the code path that the trace ran and the path of an unobserved call, in one line for people.
-std::string what_ran(const Plan& plan);
+std::string describe_run(const Plan& plan);
 
 /// Runs forward(plan, args, ...) and follows one tile of queries; `args.o` and `args.lse` receive the results of
 /// forward(). The plan must be of a CPU kernel with one thread, so that steps come in the order of the algorithm;

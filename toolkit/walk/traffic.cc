@@ -14,7 +14,7 @@ double overlap(const Range& a, const Range& b) {
     return static_cast<double>(Range{std::max(a.begin, b.begin), std::min(a.end, b.end)}.size());
 }
 
-/// Returns the workload of one head of one sequence, which is all that a tile of queries meets.
+/// Returns the workload of one head of one sequence, which contains all keys of a tile of queries.
 schedule::Workload one_head(const Plan& plan, Schedule schedule, std::int64_t len_q, std::int64_t len_kv) {
     Problem p;
     p.dtype = plan.problem.dtype;
@@ -27,8 +27,8 @@ schedule::Workload one_head(const Plan& plan, Schedule schedule, std::int64_t le
     return {.problem = p, .schedule = schedule, .pass = plan.pass, .tile = plan.tile};
 }
 
-/// Returns the number of tiles of queries that meet these keys.
-std::int64_t rows_that_meet(const schedule::Workload& w, const Range& keys) {
+/// Returns the number of tiles of queries that see some of these keys.
+std::int64_t query_tiles_of(const schedule::Workload& w, const Range& keys) {
     const Band band = w.problem.mask.bind(w.problem.len_q, w.problem.len_kv);
     const Range seen = band.q_range(keys.begin, keys.end);
     if (seen.empty()) return 1;
@@ -69,7 +69,7 @@ void RowBytes::add(TileStep kind, const Range& keys, double bytes) {
     else same->second += bytes;
 }
 
-void Pile::add(const Moved& moved) {
+void TrafficSum::add(const Moved& moved) {
     if (moved.bytes == 0) return;
     const auto same = std::find_if(moved_.begin(), moved_.end(), [&](const Moved& m) {
         return m.operation == moved.operation && m.shared_by == moved.shared_by;
@@ -81,11 +81,11 @@ void Pile::add(const Moved& moved) {
     same->most = std::max(same->most, moved.most);
 }
 
-void Pile::add(const Pile& other) {
+void TrafficSum::add(const TrafficSum& other) {
     for (const Moved& moved : other.moved_) add(moved);
 }
 
-double Pile::bytes() const {
+double TrafficSum::bytes() const {
     double sum = 0;
     for (const Moved& moved : moved_) sum += moved.bytes;
     return sum;
@@ -94,31 +94,31 @@ double Pile::bytes() const {
 void RowBytes::visit(const schedule::Step& step) {
     const auto bytes = static_cast<double>(step.work.bytes.l2);
     const auto moved = [&](std::int64_t shared_by = 1) {
-        const double share = bytes / static_cast<double>(shared_by);
-        return Moved{step.operation, 1, share, share, share, shared_by};
+        const double per_tile = bytes / static_cast<double>(shared_by);
+        return Moved{step.operation, 1, per_tile, per_tile, per_tile, shared_by};
     };
     const TileStep kind = kind_of(step.operation);
     if (step.queries.empty()) {
         if (step.operation == Operation::store_dkv) {
-            const bool met = !last_keys_.empty() && last_keys_.begin == step.keys.begin;
+            const bool is_last = !last_keys_.empty() && last_keys_.begin == step.keys.begin;
             const auto& parts = parts_[kind];
-            const bool meets = met || std::any_of(parts.begin(), parts.end(), [&](const auto& part) {
-                                   return part.first.begin == step.keys.begin;
-                               });
-            const std::int64_t rows = rows_that_meet(workload_, step.keys);
-            if (meets) add(kind, step.keys, bytes / static_cast<double>(rows)), all_.add(moved(rows));
+            const bool uses_keys = is_last || std::any_of(parts.begin(), parts.end(), [&](const auto& part) {
+                                       return part.first.begin == step.keys.begin;
+                                   });
+            const std::int64_t rows = query_tiles_of(workload_, step.keys);
+            if (uses_keys) add(kind, step.keys, bytes / static_cast<double>(rows)), all_.add(moved(rows));
         } else if (keys_outer_) {
-            if (!(column_ == step.keys)) column_ = step.keys, column_share_ = {};
-            column_share_.add(moved(rows_that_meet(workload_, step.keys)));
+            if (!(column_ == step.keys)) column_ = step.keys, column_part_ = {};
+            column_part_.add(moved(query_tiles_of(workload_, step.keys)));
         } else {
             without_row_.add(moved());
         }
         return;
     }
-    const bool mine = step.queries == queries_;
-    if (mine) pending_ += without_row_.bytes(), all_.add(without_row_);
+    const bool own = step.queries == queries_;
+    if (own) pending_ += without_row_.bytes(), all_.add(without_row_);
     without_row_ = {};
-    if (!mine) return;
+    if (!own) return;
     all_.add(moved());
     if (step.operation == Operation::store_state || step.operation == Operation::add_dq) {
         add(last_kind_, last_keys_, bytes);
@@ -128,9 +128,9 @@ void RowBytes::visit(const schedule::Step& step) {
         pending_ += bytes;
     } else {
         if (keys_outer_ && column_.begin == step.keys.begin) {
-            pending_ += column_share_.bytes();
-            all_.add(column_share_);
-            column_share_ = {};
+            pending_ += column_part_.bytes();
+            all_.add(column_part_);
+            column_part_ = {};
         }
         add(kind, step.keys, pending_ + bytes);
         pending_ = 0;

@@ -10,8 +10,8 @@
 
 namespace tessera::walk {
 
-/// Bytes between slow and fast memory for one tile of queries, counted as in src/schedule. K and V (dK and dV) that are
-/// moved once for all tiles of queries count in equal parts.
+/// Bytes between slow and fast memory for one tile of queries, counted as in src/schedule. The bytes of K and V (dK and
+/// dV) that move once for several tiles of queries are divided equally among these tiles.
 struct Traffic {
     double schedule = 0;  ///< the schedule of the plan
     double standard = 0;  ///< standard attention over these tiles: S and P (dS too) through slow memory
@@ -27,10 +27,10 @@ struct Moved {
 };
 
 /// A sum of Moved.
-class Pile {
+class TrafficSum {
  public:
     void add(const Moved& moved);
-    void add(const Pile& other);
+    void add(const TrafficSum& other);
     double bytes() const;
     const std::vector<Moved>& moved() const { return moved_; }
 
@@ -43,7 +43,7 @@ class RowBytes {
  public:
     RowBytes(const schedule::Workload& workload, const Range& queries);
 
-    /// Returns the bytes of a step of this kind with these keys; a part of a tile gets its part.
+    /// Returns the bytes of a step of this kind with these keys, in proportion for a part of a tile.
     double of(TileStep step, const Range& keys) const;
     /// Returns the bytes of all steps with these keys, except `at_end`.
     double of(const Range& keys) const;
@@ -67,10 +67,10 @@ class RowBytes {
     bool keys_outer_;
     bool in_columns_ = false;  ///< standard backward: the GEMMs that run over the queries
     double pending_ = 0;       ///< bytes of this tile of queries, for its next step with keys
-    Pile all_;
-    Pile without_row_;   ///< K or V for the next step with queries
-    Range column_{};     ///< keys that are loaded for all queries
-    Pile column_share_;  ///< the part of each tile of queries that meets these keys
+    TrafficSum all_;
+    TrafficSum without_row_;  ///< K or V for the next step with queries
+    Range column_{};          ///< keys that are loaded for all queries
+    TrafficSum column_part_;  ///< bytes of these keys that each tile of queries which sees them counts
     TileStep last_kind_{};
     Range last_keys_{};
 };

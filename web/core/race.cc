@@ -31,7 +31,7 @@ Json row_of(const model::TimedStep& timed) {
 Json lane_of(const Json& question, Schedule schedule, Pass pass, const model::Machine& machine) {
     const schedule::Workload w = workload_of(question, schedule, pass);
     Json steps = Json::array();
-    Json busy{{"memory", 0.0}, {"products", 0.0}, {"exps", 0.0}};
+    Json busy{{"memory", 0.0}, {"GEMMs", 0.0}, {"exps", 0.0}};
     double end = 0;
     for (const model::TimedStep& timed : model::timeline(w, machine)) {
         steps.push_back(row_of(timed));

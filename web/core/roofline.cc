@@ -65,7 +65,7 @@ Json ask_roofline(const Json& question) {
         Json wins = Json::array();
         for (const measure::SweepRow& row : rows) {
             const double win = row.win(row.best());
-            wins.push_back(win > 0 ? measure::whole_win(*share, win) : 0);
+            wins.push_back(win > 0 ? measure::amdahl_speedup(*share, win) : 0);
         }
         answer["model_wins"] = wins;
     }

@@ -66,7 +66,7 @@ export const backward = {
     return [fig, time.node, sentence,
       facts([
         ['steps with a collision', number('clashes', clashes, `${count(clashes)} of ${count(answer.rounds.length)}`)],
-        ['FLOP', number('flop', answer.work.flop, short(answer.work.flop)), ` — the forward takes ${short(answer.forward_work.flop)}; S is made again, and five products instead of two`],
+        ['FLOP', number('flop', answer.work.flop, short(answer.work.flop)), ` — the forward takes ${short(answer.forward_work.flop)}; S is made again, and five GEMMs instead of two`],
         ['exponentials', number('exps', answer.work.exps, short(answer.work.exps)), ' — as many as forward, a second time'],
         ['beyond the multiprocessor', number('l2', answer.work.l2, bytes(answer.work.l2)), ` — standard moves ${bytes(answer.standard_work.l2)}`],
         ['memory beside the tensors', number('workspace', answer.workspace, bytes(answer.workspace)), ` — standard keeps P and dS: ${bytes(answer.standard_workspace)}`],

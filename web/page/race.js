@@ -8,7 +8,7 @@ import {line, picture, rect, text} from './picture.js';
 import {gpus, MASKS} from './choices.js';
 import {player} from './player.js';
 
-const UNITS = [['memory', 'memory'], ['products', 'products'], ['exps', 'exponentials']];
+const UNITS = [['memory', 'memory'], ['GEMMs', 'GEMMs'], ['exps', 'exponentials']];
 const COUNTED = {dram: 9, l2: 10, shared: 11, flop: 12, exps: 13};  // indices into a step
 const STRIDES = 200;
 
@@ -72,15 +72,15 @@ function counters(answer, runs, time) {
     const key = (name) => `${lane.schedule}.${name}`;
     const cells = [['dram', bytes], ['l2', bytes], ['shared', bytes], ['flop', short], ['exps', short]].map(([name, show]) => number(key(name), now[name], show(now[name])));
     const waits = (unit) => `${Math.round(100 * (1 - lane.busy_us[unit] / lane.end_us))} %`;
-    return [lane.schedule, ...cells, waits('memory'), waits('products'), waits('exps')];
+    return [lane.schedule, ...cells, waits('memory'), waits('GEMMs'), waits('exps')];
   });
-  return table('Moved and computed so far; how much of the whole time each unit waits', ['schedule', 'DRAM', 'L2', 'shared memory', 'FLOP', 'exponentials', 'memory waits', 'products wait', 'exponentials wait'], rows);
+  return table('Moved and computed so far; how much of the whole time each unit waits', ['schedule', 'DRAM', 'L2', 'shared memory', 'FLOP', 'exponentials', 'memory waits', 'GEMMs wait', 'exponentials wait'], rows);
 }
 
 export const race = {
   id: 'race',
   title: 'Race',
-  lead: 'The same sums, four orders. Standard attention writes the matrix of scores out and reads it back. FA1 keeps tiles near but carries O to and fro. FA2 turns the loops round: O stays. FA3 starts the next products while the exponentials run.',
+  lead: 'The same sums, four orders. Standard attention writes the matrix of scores out and reads it back. FA1 keeps tiles near but carries O to and fro. FA2 turns the loops round: O stays. FA3 starts the next GEMMs while the exponentials run.',
   controls: [
     {name: 'len', label: 'Length', options: ['256', '512', '1024', '2048', '4096']}, {name: 'head_dim', label: 'head_dim', options: ['64', '128', '256']},
     {name: 'block_q', label: 'Tile: queries', options: ['64', '128', '192', '256']}, {name: 'block_kv', label: 'Tile: keys', options: ['64', '96', '128', '176', '256']},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "model/deal.hpp"
+#include "model/makespan.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace tessera::model {
 namespace {
 
-/// A multiprocessor and the remaining work of its blocks.
+/// A multiprocessor and the remaining clocks of its blocks.
 class Multiprocessor {
  public:
     /// Starts a block of `clocks` clocks.
@@ -20,22 +20,22 @@ class Multiprocessor {
     double now() const { return now_; }
 
     /// The time at which the next of its blocks is done.
-    double next_done(double alone) const {
-        return now_ + *std::min_element(left_.begin(), left_.end()) * clocks_per_clock(alone);
+    double next_done(double single_block_factor) const {
+        return now_ + *std::min_element(left_.begin(), left_.end()) * clocks_per_clock(single_block_factor);
     }
     /// Advances to that time and removes the block.
-    void finish_next(double alone) {
+    void finish_next(double single_block_factor) {
         const auto first = std::min_element(left_.begin(), left_.end());
         const double done = *first;
-        now_ += done * clocks_per_clock(alone);
+        now_ += done * clocks_per_clock(single_block_factor);
         left_.erase(first);
         for (double& left : left_) left -= done;
     }
 
  private:
-    /// The time of one clock's work of one block.
-    double clocks_per_clock(double alone) const {
-        return left_.size() == 1 ? alone : static_cast<double>(left_.size());
+    /// The time in which each resident block advances by one clock.
+    double clocks_per_clock(double single_block_factor) const {
+        return left_.size() == 1 ? single_block_factor : static_cast<double>(left_.size());
     }
 
     std::vector<double> left_;
@@ -44,21 +44,21 @@ class Multiprocessor {
 
 }  // namespace
 
-double dealt(std::span<const double> blocks, const Seats& seats) {
-    std::vector<Multiprocessor> all(static_cast<std::size_t>(seats.multiprocessors));
-    const std::size_t first = std::min(blocks.size(), all.size() * static_cast<std::size_t>(seats.each));
+double makespan(std::span<const double> blocks, const SmSlots& slots) {
+    std::vector<Multiprocessor> all(static_cast<std::size_t>(slots.multiprocessors));
+    const std::size_t first = std::min(blocks.size(), all.size() * static_cast<std::size_t>(slots.per_sm));
     for (std::size_t i = 0; i < first; ++i) all[i % all.size()].begin(blocks[i]);
     using Event = std::pair<double, std::size_t>;  // time at which the next block is done, and its multiprocessor
     std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
     const auto expect = [&](std::size_t which) {
-        if (!all[which].idle()) events.emplace(all[which].next_done(seats.alone), which);
+        if (!all[which].idle()) events.emplace(all[which].next_done(slots.single_block_factor), which);
     };
     for (std::size_t i = 0; i < all.size(); ++i) expect(i);
     double last = 0;
     for (std::size_t next = first; !events.empty();) {
         const std::size_t which = events.top().second;
         events.pop();
-        all[which].finish_next(seats.alone);
+        all[which].finish_next(slots.single_block_factor);
         last = std::max(last, all[which].now());
         if (next < blocks.size()) all[which].begin(blocks[next++]);
         expect(which);

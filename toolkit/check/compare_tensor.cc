@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "check/judge.hpp"
+#include "check/compare_tensor.hpp"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "check/chance.hpp"
+#include "check/rounding_noise.hpp"
 #include "check/tolerances.hpp"
 #include "core/numeric.hpp"
 
@@ -53,7 +53,7 @@ struct Sums {
     }
 };
 
-/// The element that uses up most of its own limit.
+/// The element with the largest error relative to its own limit.
 struct WorstElement {
     double error = 0, limit = 0, ratio = -1;
     std::string text;
@@ -67,9 +67,9 @@ bool same_kind(double expected, double got, DType dtype) {
     return std::signbit(expected) == std::signbit(got) && std::abs(expected) >= 0.99 * largest_finite(dtype);
 }
 
-class Judge {
+class TensorComparison {
  public:
-    Judge(const TensorGold& gold, const TensorView& got, DType dtype, Role role)
+    TensorComparison(const TensorGold& gold, const TensorView& got, DType dtype, Role role)
         : gold_(gold), got_(got), dtype_(dtype), role_(role), unit_(unit_roundoff(dtype)) {
         report_.name = gold.name;
         double largest = 0;
@@ -84,10 +84,10 @@ class Judge {
         report_.relative_rmse =
             squares_of_values_ > 0 ? std::sqrt(squares_of_errors_ / squares_of_values_) : std::sqrt(squares_of_errors_);
         if (element_.ratio < 0) return report_;  // no element is finite
-        hold(role_ == Role::lse ? "lse" : "element", element_.error, element_.limit, element_.text);
+        apply_rule(role_ == Role::lse ? "lse" : "element", element_.error, element_.limit, element_.text);
         if (role_ == Role::lse) return report_;
-        if (in_16_bits()) against_roundings();
-        else relative_rmse();
+        if (in_16_bits()) check_against_unfused();
+        else check_relative_rmse();
         return report_;
     }
 
@@ -195,7 +195,7 @@ class Judge {
     }
 
     /// Compares a value with a limit. The rule closest to its limit stays in the report.
-    void hold(const std::string& rule, double value, double limit, const std::string& worst) {
+    void apply_rule(const std::string& rule, double value, double limit, const std::string& worst) {
         TensorReport next = report_;
         next.rule = rule;
         next.value = value;
@@ -206,7 +206,7 @@ class Judge {
         report_.pass = next.pass;
     }
 
-    /// The rows of each block, and in the last entry all of them.
+    /// Returns the rows of each block and, in the last entry, all rows.
     std::vector<std::vector<std::size_t>> scopes() const {
         const std::vector<std::size_t> block = gold_.blocks();
         std::vector<std::vector<std::size_t>> all;
@@ -229,7 +229,7 @@ class Judge {
                            index_text(got_, static_cast<std::int64_t>(rows.back()) * size));
     }
 
-    void relative_rmse() {
+    void check_relative_rmse() {
         const double relative = (role_ == Role::output ? kOutputRmse : kGradientRmse) * (unit_ / 0x1p-24);
         const auto all = scopes();
         for (const auto& rows : all) {
@@ -244,44 +244,44 @@ class Judge {
             const double few_cancelled = gold_.has_copies ? 1 + kFewElements : few;
             const double cancelled = kCancelled * unit_ * std::sqrt(sums.magnitude);
             const double norm = value > 0 ? value : 1;
-            hold(whole ? "relative rmse" : "relative rmse of a block", std::sqrt(sums.error) / norm,
-                 (whole ? 1 : kBlockRatio) * std::max(few * relative * value, few_cancelled * cancelled) / norm,
-                 scope_text(rows, whole));
+            apply_rule(whole ? "relative rmse" : "relative rmse of a block", std::sqrt(sums.error) / norm,
+                       (whole ? 1 : kBlockRatio) * std::max(few * relative * value, few_cancelled * cancelled) / norm,
+                       scope_text(rows, whole));
         }
     }
 
-    /// Applies the contract's ratios, or the error that unavoidable roundings exceed once in 10^5 tensors (chance.hpp)
-    /// if that is larger. An unfused computation that was lucky sets no standard.
-    void against_roundings() {
-        const Chance chance(gold_, dtype_, got_.dtype);
+    /// Applies the contract's ratios to the unfused computation, or the error that unavoidable roundings exceed once in
+    /// 10^5 tensors (rounding_noise.hpp) if that is larger, because the unfused errors may happen to be small.
+    void check_against_unfused() {
+        const RoundingNoise noise(gold_, dtype_, got_.dtype);
         const auto all = scopes();
         for (const auto& rows : all) {
             const bool whole = &rows == &all.back();
             const Sums sums = sums_of(rows);
             if (sums.count == 0) continue;
-            const Chance::Squares by_chance = chance.squares(rows, static_cast<double>(all.size()));
+            const RoundingNoise::Squares roundings = noise.squares(rows, static_cast<double>(all.size()));
             const double ratio = kRmseRatio * std::sqrt(std::max(sums.unfused, sums.perfect));
             // Correct rounding of equal numbers costs more than expected in every kernel.
-            const double unlucky = std::max(0.0, sums.perfect - by_chance.last);
-            const double sharp = kSharpRatio * std::sqrt(by_chance.expected + unlucky);
+            const double excess = std::max(0.0, sums.perfect - roundings.last);
+            const double sharp = kSharpRatio * std::sqrt(roundings.expected + excess);
             const bool is_sharp = sharp < ratio && !gold_.has_copies;
-            const double limit = std::max(std::sqrt(by_chance.rare + unlucky), is_sharp ? sharp : ratio);
-            hold(std::string(is_sharp ? "rmse / roundings" : "rmse / unfused") + (whole ? "" : " of a block"),
-                 std::sqrt(sums.error / sums.count), limit / std::sqrt(sums.count), scope_text(rows, whole));
-            if (whole) largest(chance, sums);
+            const double limit = std::max(std::sqrt(roundings.rare + excess), is_sharp ? sharp : ratio);
+            apply_rule(std::string(is_sharp ? "rmse / roundings" : "rmse / unfused") + (whole ? "" : " of a block"),
+                       std::sqrt(sums.error / sums.count), limit / std::sqrt(sums.count), scope_text(rows, whole));
+            if (whole) check_largest(noise, sums);
         }
-        if (role_ == Role::output) unbiased(chance);
+        if (role_ == Role::output) check_bias(noise);
     }
 
-    void largest(const Chance& chance, const Sums& sums) {
+    void check_largest(const RoundingNoise& noise, const Sums& sums) {
         const double limit = kMaxRatio * std::max(sums.max_unfused, sums.max_perfect);
-        hold("max error / unfused", sums.max_error, sums.max_error <= limit ? limit : chance.largest(limit),
-             report_.worst);
+        apply_rule("max error / unfused", sums.max_error, sums.max_error <= limit ? limit : noise.largest(limit),
+                   report_.worst);
     }
 
     /// Checks the signed errors over the rows without an allowance for large scores. Their sum, and their sum away from
     /// 0, must stay within five deviations of the effect of roundings.
-    void unbiased(const Chance& chance) {
+    void check_bias(const RoundingNoise& noise) {
         const auto dim = static_cast<std::size_t>(gold_.row_size());
         std::vector<std::size_t> rows;
         for (std::size_t row = 0; row < errors_.size() / dim; ++row) {
@@ -306,9 +306,9 @@ class Judge {
                 }
             }
             perfect = std::isfinite(perfect) ? std::abs(perfect) : 0;
-            const double limit = kBiasErrors * chance.deviation_of_sum(rows, outward) + kBiasPerfect * perfect;
-            hold(outward ? "bias outward" : "bias", std::abs(sum) / n,
-                 limit / n + kBiasFloor * unit_ * std::sqrt(squares / n) + tiny_, report_.worst);
+            const double limit = kBiasErrors * noise.deviation_of_sum(rows, outward) + kBiasPerfect * perfect;
+            apply_rule(outward ? "bias outward" : "bias", std::abs(sum) / n,
+                       limit / n + kBiasFloor * unit_ * std::sqrt(squares / n) + tiny_, report_.worst);
         }
     }
 
@@ -327,8 +327,8 @@ class Judge {
 
 }  // namespace
 
-TensorReport judge(const TensorGold& gold, const TensorView& got, DType dtype, Role role) {
-    return Judge(gold, got, dtype, role).run();
+TensorReport compare_tensor(const TensorGold& gold, const TensorView& got, DType dtype, Role role) {
+    return TensorComparison(gold, got, dtype, role).run();
 }
 
 }  // namespace tessera::check

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Judges one tensor against its gold by the rules that compare.hpp states.
+// Compares one tensor with its gold by the rules that compare.hpp states.
 #pragma once
 
 #include "check/compare.hpp"
@@ -13,6 +13,6 @@ enum class Role { output, lse, gradient };
 
 /// `dtype` is the Problem's and decides the rules. The dtype of `got` (fp32 for lse and some bias gradients) decides
 /// the error that the last rounding may make.
-TensorReport judge(const TensorGold& gold, const TensorView& got, DType dtype, Role role);
+TensorReport compare_tensor(const TensorGold& gold, const TensorView& got, DType dtype, Role role);
 
 }  // namespace tessera::check
