@@ -14,7 +14,7 @@ namespace {
 
 using check::Attention;
 
-constexpr std::int64_t kMany = 70;  // queries, more than a panel
+constexpr std::int64_t kMany = 40;  // queries, more than a panel
 
 struct Call {
     std::string name;
@@ -126,16 +126,13 @@ TEST_P(FewQueries, have_the_bits_of_many) {
     const KernelInfo kernel = forward_kernel();
     on_every_unit([&] {
         for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
-            for (const std::int64_t len_kv : {kMany, std::int64_t{1100}}) {
-                Attention whole(GetParam().problem(kMany, len_kv, dtype));
-                ASSERT_TRUE(whole.forward(kernel));
-                for (std::int64_t queries = 1; queries <= 9; ++queries) {
-                    Attention part = last_queries(whole, queries);
-                    for (const int threads : {1, 16}) {
-                        ASSERT_TRUE(part.forward(kernel, {.threads = threads}));
-                        EXPECT_EQ(others(whole, part), 0) << part.problem.describe() << ", " << threads << " threads";
-                    }
-                }
+            Attention whole(GetParam().problem(kMany, 620, dtype));
+            ASSERT_TRUE(whole.forward(kernel));
+            for (std::int64_t queries = 1; queries <= 9; ++queries) {
+                Attention part = last_queries(whole, queries);
+                const int threads = queries % 2 == 0 ? 1 : 16;
+                ASSERT_TRUE(part.forward(kernel, {.threads = threads}));
+                EXPECT_EQ(others(whole, part), 0) << part.problem.describe() << ", " << threads << " threads";
             }
         }
     });
@@ -167,7 +164,7 @@ TEST_P(FewQueries, are_right) {
     on_every_unit([&] {
         for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
             for (std::int64_t queries = 1; queries <= 8; ++queries) {
-                Attention call(GetParam().problem(queries, 150, dtype));
+                Attention call(GetParam().problem(queries, 100, dtype));
                 ASSERT_TRUE(call.forward(kernel));
                 const check::Report report = call.check_forward();
                 EXPECT_TRUE(report.pass()) << call.problem.describe() << "\n" << report.describe();
