@@ -16,14 +16,20 @@
 
 namespace tessera::cpu::simd {
 
+/// Contiguous rows of K or V in fp32 or bf16, which is widened in registers.
+struct ElementRows {
+    const void* data = nullptr;
+    std::int64_t stride = 0;  ///< elements from row to row
+    DType dtype = DType::fp32;
+};
+
 /// S = Q K^T for one tile of keys. Sums over head_dim are cut where matmul_scores() cuts them. Rows of K after the tile
 /// are prefetched, as a part of the same matrix.
 struct RowScores {
     const float* q = nullptr;  // [queries, q_stride]
     std::int64_t q_stride = 0;
     std::int64_t queries = 0;
-    const float* k = nullptr;  // [keys, k_stride]
-    std::int64_t k_stride = 0;
+    ElementRows k;  // [keys, dim]
     std::int64_t keys = 0;
     std::int64_t dim = 0;
     float* s = nullptr;  // [queries, s_stride], s_stride >= padded(keys)
@@ -45,8 +51,7 @@ struct RowValues {
     std::int64_t p_stride = 0;
     std::int64_t queries = 0;
     const Range* seen = nullptr;  // [queries]
-    const float* v = nullptr;     // [keys, v_stride], padded(dim) elements of each row can be read
-    std::int64_t v_stride = 0;
+    ElementRows v;                // [keys, dim], padded(dim) elements of each row can be read
     std::int64_t dim = 0;
     float* o = nullptr;  // [queries, o_stride]
     std::int64_t o_stride = 0;

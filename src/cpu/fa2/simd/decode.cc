@@ -178,18 +178,15 @@ class DecodeTask {
  private:
     Range chunk_range(std::int64_t chunk) const { return keys_of_chunk(works_.front().head.sequence, chunk); }
 
-    /// K or V of a tile in fp32.
-    struct Rows {
-        const float* data;
-        std::int64_t stride;
-    };
-    Rows rows_of(const HeadRows& x, const Range& keys, std::int64_t dim, float* copy, std::int64_t stride) const {
-        // Vectors read whole rows, so a row must be a whole number of them.
-        if (x.dtype == DType::fp32 && x.column_stride == 1 && dim % simd::kLanes == 0)
-            return {static_cast<const float*>(x.at(keys.begin, 0)), x.row_stride};
+    /// Rows of K or V of a tile: where they lie, or a copy in fp32. `whole`: vectors read whole rows.
+    static simd::ElementRows rows_of(const HeadRows& x, const Range& keys, std::int64_t dim, bool whole, float* copy,
+                                     std::int64_t stride) {
+        const bool in_place = x.dtype != DType::fp16 && x.column_stride == 1 && (!whole || dim % simd::kLanes == 0);
+        if (in_place) return {x.at(keys.begin, 0), x.row_stride, x.dtype};
         simd::load_rows(x, keys.begin, keys.size(), dim, copy, stride);
-        return {copy, stride};
+        return {copy, stride, DType::fp32};
     }
+
     void run_tile(const Range& keys, simd::PanelSums& sums, TileTally& tally) {
         seen_.clear();
         Range needed{keys.end, keys.begin};  // by some row, from a whole vector on
@@ -205,12 +202,10 @@ class DecodeTask {
         }
         if (needed.empty()) return;
         const Head& head = works_.front().head;
-        const Rows k = rows_of(head.k, keys, g_.head_dim, scratch_.tiles.k, g_.k_stride);
         simd::row_scores({.q = scratch_.q,
                           .q_stride = g_.k_stride,
                           .queries = rows_,
-                          .k = k.data,
-                          .k_stride = k.stride,
+                          .k = rows_of(head.k, keys, g_.head_dim, false, scratch_.tiles.k, g_.k_stride),
                           .keys = keys.size(),
                           .dim = g_.head_dim,
                           .s = scratch_.s,
@@ -219,13 +214,11 @@ class DecodeTask {
         if (!sums.started) simd::clear_state(sums.state, layout_.lanes);
         simd::row_softmax(scratch_.s, rows_, layout_.s_stride, keys.size(), seen_.data(), sums.state, scratch_.rescale);
         if (head.dropout.active) drop(keys);
-        const Rows v = rows_of(head.v, keys, g_.head_dim_v, scratch_.tiles.v, g_.v_stride);
         simd::row_values({.p = scratch_.s,
                           .p_stride = layout_.s_stride,
                           .queries = rows_,
                           .seen = seen_.data(),
-                          .v = v.data,
-                          .v_stride = v.stride,
+                          .v = rows_of(head.v, keys, g_.head_dim_v, true, scratch_.tiles.v, g_.v_stride),
                           .dim = g_.head_dim_v,
                           .o = sums.o,
                           .o_stride = layout_.o_stride,
