@@ -17,7 +17,8 @@ __all__ = ["attention", "attention_backward", "plan", "predict", "Plan", "Predic
            "DeviceUnavailable", "Unsupported"]
 
 # Modules that need another package, or are seldom needed, are imported at their first use: tessera.torch, say.
-_MODULES = ("compat", "flash_attn", "flash_attn_3", "jax", "torch", "transformers", "which")
+_MODULES = ("bert_padding", "compat", "flash_attn", "flash_attn_3", "flash_attn_cute", "jax", "rotary", "torch",
+            "transformers", "which", "xformers")
 
 
 def __getattr__(name):
