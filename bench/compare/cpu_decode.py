@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times decoding on the CPU: one query per head, grouped heads, many keys, beside PyTorch and beside plain reading.
+"""Times decoding on the CPU: a few queries per head on many keys, beside PyTorch and beside plain reading.
 
     python3 bench/compare/cpu_decode.py build/src/libtessera.so [--threads 16] [--out records.jsonl]
 
@@ -31,12 +31,12 @@ CACHES = 640 << 20  # bytes of K and V: more than any last-level cache
 def calls_of(lib, dtype, batch, options):
     """{name: call} and the bytes of K and V; checks our result against PyTorch's in fp32."""
     group, heads_kv, keys, dim = options.group, options.heads_kv, options.len_kv, options.head_dim
-    heads = group * heads_kv
-    q = torch.randn(batch, heads, 1, dim).to(DTYPES[dtype])
+    heads, queries = group * heads_kv, options.len_q
+    q = torch.randn(batch, heads, queries, dim).to(DTYPES[dtype])
     k, v = (torch.randn(1, heads_kv, keys, dim).to(DTYPES[dtype]).repeat(batch, 1, 1, 1) for _ in range(2))
     o = torch.full_like(q, math.nan)
-    lse = torch.full((batch, heads, 1), math.nan)
-    size = {"dtype": abi.DTYPES[q.dtype], "batch": batch, "len_q": 1, "len_kv": keys, "heads_q": heads,
+    lse = torch.full((batch, heads, queries), math.nan)
+    size = {"dtype": abi.DTYPES[q.dtype], "batch": batch, "len_q": queries, "len_kv": keys, "heads_q": heads,
             "heads_kv": heads_kv, "head_dim": dim, "head_dim_v": dim}
     how = abi.Options(struct_size=ctypes.sizeof(abi.Options), threads=options.threads)
     ours = lib.prepare(size, how, FORWARD, dict(q=q, k=k, v=v, o=o, lse=lse))
@@ -55,10 +55,10 @@ def record(name, dtype, batch, options, times, size, versions, revision):
     quarters = statistics.quantiles(times, n=4)
     heads = options.group * options.heads_kv
     return {"what": "measured", "by": name, "schedule": "fa2" if name == "tessera" else "", "pass": "forward",
-            "dtype": dtype, "batch": batch, "len_q": 1, "len_kv": options.len_kv, "heads_q": heads,
+            "dtype": dtype, "batch": batch, "len_q": options.len_q, "len_kv": options.len_kv, "heads_q": heads,
             "heads_kv": options.heads_kv, "head_dim": options.head_dim, "head_dim_v": options.head_dim, "mask": "none",
             "deterministic": True, "ms": quarters[1], "ms_spread": quarters[2] - quarters[0],
-            "tflops": 4e-9 * batch * heads * options.len_kv * options.head_dim / quarters[1], "bytes": {"dram": size},
+            "tflops": 4e-9 * batch * heads * options.len_q * options.len_kv * options.head_dim / quarters[1], "bytes": {"dram": size},
             "device": cpu_name(), "threads": options.threads, "versions": versions,
             "date": datetime.date.today().isoformat(), "commit": revision}
 
@@ -70,6 +70,7 @@ def main():
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--heads-kv", type=int, default=4)
     parser.add_argument("--group", type=int, default=8, help="query heads on one of keys")
+    parser.add_argument("--len-q", type=int, default=1, help="queries per head")
     parser.add_argument("--len-kv", type=int, default=32768)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=3, help="per row")
@@ -80,7 +81,7 @@ def main():
     torch.set_num_threads(options.threads)
     versions = {"tessera": lib.version(), "torch": torch.__version__}
     revision = options.commit or commit()
-    print(f"{options.group * options.heads_kv} heads on {options.heads_kv}, {options.len_kv} keys, head_dim "
+    print(f"{options.len_q} queries, {options.group * options.heads_kv} heads on {options.heads_kv}, {options.len_kv} keys, head_dim "
           f"{options.head_dim}, {options.threads} threads; GB/s of K and V, medians")
     print(f"{'dtype':>5} {'batch':>5} {'MiB':>6} {'tessera':>8} {'torch':>8} {'read':>8} {'% of read':>10}")
     for dtype, large in itertools.product(options.dtype.split(","), (False, True)):

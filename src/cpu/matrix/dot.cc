@@ -121,7 +121,8 @@ const Primitives kDotPrimitives = {.pack = pack,
                                    .store_columns = store_columns,
                                    .row_dots = row_dots,
                                    .begin = nothing_to_set_up,
-                                   .end = nothing_to_set_up};
+                                   .end = nothing_to_set_up,
+                                   .of_rows = &kDotRowPrimitives};
 
 }  // namespace tessera::cpu::matrix
 HWY_POP_ATTRIBUTES

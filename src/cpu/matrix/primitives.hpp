@@ -166,6 +166,8 @@ struct GradientJob {
     Tiles ds_pairs;                    ///< [keys / 32][lanes / 16]
 };
 
+struct RowPrimitives;
+
 /// The primitives of one unit.
 struct Primitives {
     bool (*pack)(const PackJob&);
@@ -194,6 +196,8 @@ struct Primitives {
     /// A thread may use the primitives between begin and end; on AMX these set up and release the tile registers.
     void (*begin)();
     void (*end)();
+    /// The primitives for few queries (few_queries.hpp); null: none.
+    const RowPrimitives* of_rows = nullptr;
 };
 
 /// The primitives of unit(); null when there is none.

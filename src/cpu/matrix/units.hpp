@@ -29,6 +29,7 @@ constexpr PairOfParts mirrored_pair(std::size_t i) {
     return {kPairs<kParts>[i].b, kPairs<kParts>[i].a};
 }
 
+extern const RowPrimitives kDotRowPrimitives;
 extern const Primitives kDotPrimitives;
 extern const Primitives kAmxPrimitives;
 

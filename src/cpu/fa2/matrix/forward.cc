@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cpu/fa2/matrix/decode.hpp"
+#include "cpu/fa2/matrix/few_queries.hpp"
 #include "cpu/fa2/matrix/task.hpp"
 
 namespace tessera::cpu::fa2::matrix_path {
@@ -273,6 +274,7 @@ std::size_t forward_workspace(const Plan& plan) {
 
 void forward(const ForwardCall& call) {
     const ForwardRun run(call);
+    if (few_queries(call.plan.problem, run.g)) return forward_few_queries(run);
     if (queries_as_rows(run.work_split, run.g)) return decode(run);
     if (run.work_split.split) run_split(run);
     else run_whole(run);

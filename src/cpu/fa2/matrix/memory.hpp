@@ -6,6 +6,7 @@
 #include <array>
 
 #include "cpu/fa2/work_split.hpp"
+#include "cpu/matrix/few_queries.hpp"
 #include "cpu/steps/matrix/step.hpp"
 
 namespace tessera::cpu::fa2::matrix_path {
@@ -60,6 +61,12 @@ struct ForwardWorkSplit : WorkSplit {
 /// stacked (stack_heads.hpp).
 inline bool queries_as_rows(const ForwardWorkSplit& work_split, const matrix::Layout& g) {
     return g.lanes == matrix::kTileRows && work_split.panels_per_kv_head == 1;
+}
+
+/// Do the primitives with keys in the lanes (matrix/few_queries.hpp) run? They take scores that are only scaled.
+inline bool few_queries(const Problem& p, const matrix::Layout& g) {
+    return matrix::primitives_of_unit()->of_rows != nullptr && g.parts == 1 && g.block_q <= matrix::kMostRows &&
+           p.effective_scale() > 0 && p.softcap == 0 && !p.alibi && !p.bias && p.dropout.probability == 0;
 }
 
 /// The rows of O^T as the GEMMs write it: 16 * dim_tiles_v. bf16 multiplies rounded weights, so it has another tile,
@@ -175,10 +182,33 @@ struct DecodeScratch {
           finish(arena, g) {}
 };
 
+/// Memory of one worker with few_queries(). Rows are the queries of all panels of a task.
+struct FewQueriesScratch {
+    DecodeScratch decode;                     // first, as ForwardRun::decode_scratch() expects
+    Bf16* q;                                  // [rows, depth]
+    float* s;                                 // [rows, block_kv]
+    Bf16* p;                                  // [rows, block_kv]
+    float* row;                               // [head_dim_v]
+    std::array<float*, kMaxPanels> totals{};  // per panel: sums
+    std::array<float*, kMaxPanels> blocks{};  // per panel: sums
+
+    FewQueriesScratch(Arena& arena, const matrix::Layout& g, const ForwardWorkSplit& work_split) : decode(arena, g) {
+        const std::int64_t rows = work_split.panels_per_task * g.block_q;
+        q = arena.take<Bf16>(rows, g.depth_row(g.depth_tiles));
+        s = arena.take<float>(rows, g.block_kv_rows());
+        p = arena.take<Bf16>(rows, g.block_kv_rows());
+        row = arena.take<float>(g.v_stride);
+        for (std::size_t i = 0; i < static_cast<std::size_t>(work_split.panels_per_task); ++i) {
+            totals[i] = arena.take<float>(sums_floats(g));
+            blocks[i] = arena.take<float>(sums_floats(g));
+        }
+    }
+};
+
 struct ForwardWorkspace {
     std::int64_t* ends = nullptr;  // take_task_ends()
     float* partials = nullptr;     // [kv_heads, panels_per_kv_head, chunks, sums], used if keys are split
-    WorkerMemory workers;          // a PanelsScratch or DecodeScratch each
+    WorkerMemory workers;          // a PanelsScratch, DecodeScratch or FewQueriesScratch each
 
     ForwardWorkspace(Arena& arena, const Problem& p, const matrix::Layout& g, const ForwardWorkSplit& work_split)
         : ends(take_task_ends(arena, p)) {
@@ -186,7 +216,8 @@ struct ForwardWorkspace {
             partials = arena.take<float>(work_split.panels(), work_split.chunks, sums_floats(g));
         }
         workers = WorkerMemory(arena, work_split.threads, [&](Arena& one) {
-            if (queries_as_rows(work_split, g)) DecodeScratch(one, g);
+            if (few_queries(p, g)) FewQueriesScratch(one, g, work_split);
+            else if (queries_as_rows(work_split, g)) DecodeScratch(one, g);
             else PanelsScratch(one, g, work_split);
         });
     }

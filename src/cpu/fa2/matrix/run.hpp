@@ -34,6 +34,10 @@ struct ForwardRun {
         Arena memory = workspace.workers.arena(worker);
         return {memory, g};
     }
+    FewQueriesScratch few_queries_scratch(int worker) const {
+        Arena memory = workspace.workers.arena(worker);
+        return {memory, g, work_split};
+    }
     /// Panel `index` of kv head `kv_head` (of all sequences).
     matrix::TilePanel panel(std::int64_t kv_head, std::int64_t index) const {
         const AssignedPanel panel(call, g, kv_head, index);

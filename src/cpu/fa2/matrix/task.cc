@@ -84,10 +84,6 @@ matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::Seen
             .rounded_l = work.head.dropout.active && work.parts == 1 ? at.rounded_l : nullptr};
 }
 
-namespace {
-
-/// Could the row's scores be finite although its state is not? Without a bias, either all are finite or q and k are
-/// not.
 bool may_have_overflowed(const matrix::TilePanel& work, const simd::RowState& state, std::int64_t row) {
     if (std::isfinite(state.m[row]) && std::isfinite(state.l[row])) return false;
     const bool all_hidden = state.m[row] == -std::numeric_limits<float>::infinity();
@@ -95,6 +91,8 @@ bool may_have_overflowed(const matrix::TilePanel& work, const simd::RowState& st
     const std::int64_t query = work.panel.first + row;
     return work.rule.bias.data == nullptr && !work.head.band.kv_range(query, query + 1).empty();
 }
+
+namespace {
 
 /// Recomputes in fp32 the rows whose dot products overflowed before scaling; the exact path scales the query. Each
 /// row's own scores decide.

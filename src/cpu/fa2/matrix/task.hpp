@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Functions shared by the two kinds of forward tasks on a matrix unit: panels in the lanes (forward.cc) and few queries
-// as rows (decode.cc).
+// Functions shared by the kinds of forward tasks on a matrix unit: panels in the lanes (forward.cc), queries as rows
+// (decode.cc) and keys in the lanes (few_queries.cc).
 #pragma once
 
 #include "cpu/fa2/matrix/run.hpp"
@@ -26,6 +26,10 @@ void rounding_offsets(const matrix::TilePanel& work, const Bf16* query_pairs, st
 /// The job that turns scores s into weights in `at`. other: [keys, lanes], for dropout; offsets: used in bf16.
 matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::SeenKeys& keys, const float* s,
                                float* other, const float* offsets, const Stage& at);
+
+/// Could the row's scores be finite although its state is not? Without a bias, either all are finite or q and k are
+/// not.
+bool may_have_overflowed(const matrix::TilePanel& work, const simd::RowState& state, std::int64_t row);
 
 /// Writes O and LSE of a panel from its sums.
 void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const EpilogueScratch& scratch,

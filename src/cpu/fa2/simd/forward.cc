@@ -7,19 +7,16 @@
 // The keys of a row are summed in chunks of kChunk keys (work_split.hpp). online_softmax_step() of
 // cpu/steps/simd/step.cc updates m, l and O for a K/V tile, including the rescaling. run_chunk() skips tiles that a
 // causal mask hides.
+#include <algorithm>
 #include <vector>
 
-#include "core/split.hpp"
 #include "cpu/fa2/paths.hpp"
-#include "cpu/fa2/work_split.hpp"
+#include "cpu/fa2/simd/decode.hpp"
+#include "cpu/fa2/simd/task.hpp"
 #include "cpu/steps/simd/step.hpp"
 
 namespace tessera::cpu::fa2::simd_path {
 namespace {
-
-constexpr std::int64_t kChunk = kSplitKeys;
-constexpr std::int64_t kMaxPanels = 4;  // panels of a task: they share each K/V tile that is loaded
-constexpr std::int64_t kTasksPerWorker = 4;
 
 /// The sizes of this call. If tiles are fewer than threads, the lanes of a panel are split over several tasks. Lanes
 /// are independent, so a row's bits do not depend on its neighbours.
@@ -32,18 +29,6 @@ Geometry geometry_of(const Plan& plan) {
         g = Geometry(plan, ceil_div(g.block_q, 2 * kFewestLanes) * kFewestLanes);
     }
     return g;
-}
-
-WorkSplit work_split_of(const Plan& plan, const Geometry& g) {
-    WorkSplit work_split(plan, g, kChunk);
-    work_split.panels_per_task = kMaxPanels;
-    while (work_split.panels_per_task > 1 &&
-           work_split.panels() < work_split.panels_per_task * work_split.threads * kTasksPerWorker) {
-        work_split.panels_per_task /= 2;
-    }
-    // If this splits, panels_per_task is 1.
-    work_split.split = work_split.threads > 1 && work_split.chunks > 1 && work_split.panels() < 2 * work_split.threads;
-    return work_split;
 }
 
 /// Memory of one worker.
@@ -86,11 +71,6 @@ struct ForwardWorkspace {
     }
 };
 
-HeadPanel panel_of(const ForwardCall& call, const Geometry& g, std::int64_t kv_head, std::int64_t index) {
-    const AssignedPanel panel(call, g, kv_head, index);
-    return {Head(call.plan.problem, call.args, panel.sequence, panel.query_head), panel.index, g.block_q};
-}
-
 /// Runs the K/V tiles of one chunk for panels that share a kv head. K/V tiles are outer, so that each is loaded once;
 /// panels are inner. A panel skips tiles of which it sees no key. sums[i] receives the panel's result for this chunk
 /// alone.
@@ -125,21 +105,6 @@ void run_chunk(std::span<const HeadPanel> works, const Geometry& g, std::int64_t
             });
         }
     }
-}
-
-void count_skipped(const HeadPanel& work, const Geometry& g, TileTally& tally) {
-    for (std::int64_t chunk = 0; chunk * kChunk < work.head.sequence.len_kv; ++chunk) {
-        const Range all{chunk * kChunk, std::min(work.head.sequence.len_kv, (chunk + 1) * kChunk)};
-        for (std::int64_t first = all.begin; first < all.end; first += g.block_kv) {
-            const bool seen = !common({first, std::min(all.end, first + g.block_kv)}, work.keys).empty();
-            tally.skipped(1, seen ? 1 : 0);
-        }
-    }
-}
-
-/// The keys of a chunk that a panel sees.
-Range chunk_keys(const HeadPanel& work, std::int64_t chunk) {
-    return common({chunk * kChunk, (chunk + 1) * kChunk}, work.keys);
 }
 
 void tell_sums(const TileTally& tally, TileStep step, const HeadPanel& work, Range keys, const simd::PanelSums& sums) {
@@ -245,10 +210,12 @@ std::size_t forward_workspace(const Plan& plan) {
     Arena arena;
     const Geometry g = geometry_of(plan);
     ForwardWorkspace(arena, plan.problem, g, work_split_of(plan, g));
-    return arena.used();
+    // An observed call is not decoded: it shows tiles with queries in the lanes.
+    return decodes(plan) ? std::max(arena.used(), decode_workspace(plan)) : arena.used();
 }
 
 void forward(const ForwardCall& call) {
+    if (call.observer == nullptr && decodes(call.plan)) return decode(call);
     const Geometry g = geometry_of(call.plan);
     const WorkSplit work_split = work_split_of(call.plan, g);
     Arena arena(call.workspace);

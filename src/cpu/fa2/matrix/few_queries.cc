@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fa2 forward on AVX512-BF16 for few queries per head, by the primitives of matrix/few_queries.hpp, which read K and V
+// at the speed of memory. The rows of a task are the queries of all its panels: query heads that share a kv head read
+// its keys once. The counterpart on the SIMD path is ../simd/decode.cc.
+#include "cpu/fa2/matrix/few_queries.hpp"
+
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "cpu/fa2/matrix/decode_task.hpp"
+
+namespace tessera::cpu::fa2::matrix_path {
+namespace {
+
+/// The rows of some panels of one kv head.
+class RowsTask {
+ public:
+    RowsTask(const ForwardRun& run, std::int64_t kv_head, Range panels, int worker)
+        : run_(run), g_(run.g), scratch_(run.few_queries_scratch(worker)) {
+        panels_.reserve(kMaxPanels);  // constants, so that memory does not depend on the task
+        index_.reserve(kMaxPanels);
+        seen_.reserve(kMaxPanels);
+        offsets_.reserve(kMaxPanels * matrix::kMostRows);
+        o_.reserve(kMaxPanels * matrix::kMostRows);
+        for (std::int64_t index = panels.begin; index < panels.end; ++index) {
+            DecodeTask panel(run, kv_head, index, worker);
+            if (panel.work().panel.queries == 0) continue;
+            panels_.push_back(panel);
+            index_.push_back(index);
+        }
+    }
+
+    std::size_t panels() const { return panels_.size(); }
+    bool empty() const { return panels_.empty(); }
+    std::int64_t index(std::size_t i) const { return index_[i]; }
+    const Sequence& sequence() const { return panels_.front().work().head.sequence; }
+    std::vector<simd::PanelSums> totals() const { return views(scratch_.totals); }
+    std::vector<simd::PanelSums> of_block() const { return views(scratch_.blocks); }
+
+    void load_queries() {
+        offsets_.clear();
+        for (DecodeTask& panel : panels_) {
+            panel.pack_queries();
+            const matrix::TilePanel& work = panel.work();
+            for (std::int64_t i = 0; i < work.panel.queries; ++i) {
+                Bf16* q = scratch_.q + rows() * depth();
+                const HeadRows& from = work.head.q;
+                const auto* at = static_cast<const Bf16*>(from.at(work.panel.first + i, 0));
+                for (std::int64_t c = 0; c < depth(); ++c) q[c] = c < g_.head_dim ? at[c * from.column_stride] : Bf16{};
+                offsets_.push_back(panel.offsets()[i]);
+            }
+        }
+    }
+
+    /// Computes the result of one block of keys alone, for each panel that sees some of them.
+    void run_block(std::int64_t block, std::span<simd::PanelSums> sums) {
+        Range keys{};
+        seen_.clear();
+        {
+            TileTally tally(run_.call.counters);
+            for (const DecodeTask& panel : panels_) {
+                const Range seen = keys_seen(run_, panel.work(), block, &tally).keys;
+                if (keys.empty()) keys = seen;
+                else if (!seen.empty()) keys = {std::min(keys.begin, seen.begin), std::max(keys.end, seen.end)};
+                seen_.push_back(seen);
+            }
+        }
+        for (std::size_t i = 0; i < panels(); ++i) sums[i].started = !seen_[i].empty();
+        if (keys.empty()) return;
+        const Head& head = panels_.front().work().head;
+        if (head.k.column_stride == 1 && head.v.column_stride == 1) {
+            compute_weights(keys, sums);
+            if (add_values(keys)) return;
+        }
+        // Values that are not finite are taken out before the GEMM, and elements that lie apart are packed.
+        for (std::size_t i = 0; i < panels(); ++i) {
+            panels_[i].pack_queries();
+            panels_[i].run_block(block, sums[i], true);
+        }
+    }
+
+    /// Merges the results of another block into the totals. The first block of a panel becomes its total.
+    void merge(std::size_t i, simd::PanelSums& total, const simd::PanelSums& next) const {
+        if (next.started) panels_[i].merge(total, next, queries_of(i));
+    }
+
+    void finish(std::size_t i, simd::PanelSums& total) {
+        if (total.started && finish_rows(panels_[i].work(), total)) return;
+        if (total.started) {  // rows that hold no query have no numbers
+            const std::int64_t queries = panels_[i].work().panel.queries;
+            std::fill(total.o + queries * value_rows(g_), total.o + g_.lanes * value_rows(g_), 0.0F);
+        }
+        panels_[i].finish(total, queries_of(i));
+    }
+
+    /// Does panel i see keys of this block?
+    bool sees(std::size_t i, std::int64_t block) const {
+        return !keys_seen(run_, panels_[i].work(), block).keys.empty();
+    }
+
+ private:
+    std::int64_t depth() const { return g_.depth_row(g_.depth_tiles); }
+    std::int64_t rows() const { return static_cast<std::int64_t>(offsets_.size()); }
+    Range queries_of(std::size_t i) const { return {0, panels_[i].work().panel.queries}; }
+    std::vector<simd::PanelSums> views(const std::array<float*, kMaxPanels>& memory) const {
+        std::vector<simd::PanelSums> sums;
+        for (std::size_t i = 0; i < panels(); ++i) sums.emplace_back(memory[i], g_);
+        return sums;
+    }
+
+    /// Scores and weights of all rows, with m and l of this block. o_ becomes the rows of O.
+    void compute_weights(const Range& keys, std::span<simd::PanelSums> sums) {
+        const HeadRows& k = panels_.front().work().head.k;
+        for (std::int64_t row = 0; row < rows(); row += matrix::kMostRows) {
+            run_.primitives.of_rows->row_scores({.q = scratch_.q + row * depth(),
+                                                 .q_stride = depth(),
+                                                 .queries = std::min(matrix::kMostRows, rows() - row),
+                                                 .k = k,
+                                                 .first = keys.begin,
+                                                 .keys = keys.size(),
+                                                 .dim = g_.head_dim,
+                                                 .s = scratch_.s + row * g_.block_kv_rows(),
+                                                 .s_stride = g_.block_kv_rows()});
+        }
+        o_.clear();
+        for (std::size_t i = 0; i < panels(); ++i) {
+            const matrix::TilePanel& work = panels_[i].work();
+            simd::clear_state(sums[i].state, g_.lanes);
+            for (std::int64_t query = 0; query < work.panel.queries; ++query) {
+                const std::int64_t row = static_cast<std::int64_t>(o_.size()) * g_.block_kv_rows();
+                const std::int64_t at = work.panel.first + query;
+                const Range seen = common(work.head.band.kv_range(at, at + 1), keys);
+                run_.primitives.of_rows->row_weights({.s = scratch_.s + row,
+                                                      .keys = keys.size(),
+                                                      .seen = {seen.begin - keys.begin, seen.end - keys.begin},
+                                                      .scale = work.weight_scale(),
+                                                      .offset = offsets_[o_.size()],
+                                                      .m = sums[i].state.m + query,
+                                                      .l = sums[i].state.l + query,
+                                                      .p = scratch_.p + row});
+                o_.push_back(sums[i].o + query * value_rows(g_));
+            }
+        }
+    }
+
+    bool add_values(const Range& keys) const {
+        bool finite = true;
+        for (std::int64_t row = 0; row < rows(); row += matrix::kMostRows) {
+            finite = run_.primitives.of_rows->row_values({.p = scratch_.p + row * g_.block_kv_rows(),
+                                                          .p_stride = g_.block_kv_rows(),
+                                                          .queries = std::min(matrix::kMostRows, rows() - row),
+                                                          .v = panels_.front().work().head.v,
+                                                          .first = keys.begin,
+                                                          .keys = keys.size(),
+                                                          .dim = g_.head_dim_v,
+                                                          .o = o_.data() + row,
+                                                          .sum_at = sum_row(g_)}) &&
+                     finite;
+        }
+        return finite;
+    }
+
+    /// epilogue() row by row, unless it has to recompute something. Returns whether O and LSE are written.
+    bool finish_rows(const matrix::TilePanel& work, const simd::PanelSums& total) const {
+        const HeadRows to =
+            head_rows(run_.call.args.o, work.head.sequence, work.head.sequence.first_q, work.head.query_head);
+        for (std::int64_t i = 0; i < work.panel.queries; ++i) {
+            if (may_have_overflowed(work, total.state, i)) return false;
+            const float* o = total.o + i * value_rows(g_);
+            const float sum = std::isnan(total.state.l[i]) ? total.state.l[i] : o[sum_row(g_)];
+            const float factor = sum == 0 ? 0.0F : work.head.dropout.kept / sum;
+            for (std::int64_t c = 0; c < g_.head_dim_v; ++c) scratch_.row[c] = o[c] * factor;
+            if (!simd::all_finite(scratch_.row, g_.v_stride, 1, g_.head_dim_v)) return false;
+            simd::store_rows(scratch_.row, g_.v_stride, 1, g_.head_dim_v, 1.0F, to, work.panel.first + i);
+        }
+        simd::store_lse(total.state, work.panel.queries,
+                        lse_rows(run_.call.args.lse, work.head.sequence, work.head.query_head), work.panel.first);
+        return true;
+    }
+
+    const ForwardRun& run_;
+    const matrix::Layout& g_;
+    FewQueriesScratch scratch_;
+    std::vector<DecodeTask> panels_;   // they share a DecodeScratch
+    std::vector<std::int64_t> index_;  // panel index within its kv head
+    std::vector<Range> seen_;          // per panel: keys of the current block
+    std::vector<float> offsets_;       // per row: rounding_offsets()
+    std::vector<float*> o_;            // per row, of the current block
+};
+
+void run_whole(const ForwardRun& run) {
+    run_unsplit(run.call, run.work_split, run.workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
+        RowsTask task(run, kv_head, panels, worker);
+        if (task.empty()) return;
+        const matrix::Session session(run.primitives);
+        task.load_queries();
+        std::vector<simd::PanelSums> totals = task.totals();
+        std::vector<simd::PanelSums> next = task.of_block();
+        for (std::int64_t block = 0; block < run.work_split.chunks_of(task.sequence()); ++block) {
+            task.run_block(block, next);
+            for (std::size_t i = 0; i < task.panels(); ++i) task.merge(i, totals[i], next[i]);
+        }
+        for (std::size_t i = 0; i < task.panels(); ++i) task.finish(i, totals[i]);
+    });
+}
+
+void run_split(const ForwardRun& run) {
+    const auto run_block = [&](std::int64_t kv_head, Range panels, std::int64_t block, int worker) {
+        RowsTask task(run, kv_head, panels, worker);
+        if (task.empty()) return;
+        const matrix::Session session(run.primitives);
+        task.load_queries();
+        std::vector<simd::PanelSums> sums;
+        for (std::size_t i = 0; i < task.panels(); ++i) sums.push_back(run.partial(kv_head, task.index(i), block));
+        task.run_block(block, sums);
+    };
+    const auto merge = [&](std::int64_t kv_head, std::int64_t panel, int worker) {
+        RowsTask task(run, kv_head, {panel, panel + 1}, worker);
+        if (task.empty()) return;
+        const matrix::Session session(run.primitives);
+        simd::PanelSums total = task.totals()[0];
+        for (std::int64_t block = 0; block < run.work_split.chunks_of(task.sequence()); ++block) {
+            simd::PanelSums next = run.partial(kv_head, panel, block);
+            next.started = task.sees(0, block);
+            task.merge(0, total, next);
+        }
+        task.finish(0, total);
+    };
+    run_split_keys(
+        run.call, run.work_split, run.workspace.ends, [&](const Sequence& m) { return run.work_split.panels_of(m); },
+        run_block, merge);
+}
+
+}  // namespace
+
+void forward_few_queries(const ForwardRun& run) {
+    if (run.work_split.split) run_split(run);
+    else run_whole(run);
+}
+
+}  // namespace tessera::cpu::fa2::matrix_path

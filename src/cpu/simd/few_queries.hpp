@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The primitives of the SIMD path for few queries (decoding). With queries in the lanes (primitives.hpp), most lanes of
+// one to eight queries would be padding. Here KEYS LIE IN THE LANES of the scores and head_dim_v in those of O, so each
+// vector of K and V takes one multiply-add per query, and reading them is the limit:
+//
+//   S [queries, keys]       = Q K^T: blocks of K are transposed in registers, Q is broadcast
+//   O [queries, head_dim_v] = P V: V is used as it lies in memory, P is broadcast
+//
+// Each row has the bits that the primitives with queries in the lanes give it: the same operations in the same order.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/simd/primitives.hpp"
+
+namespace tessera::cpu::simd {
+
+/// Contiguous rows of K or V in fp32 or bf16, which is widened in registers.
+struct ElementRows {
+    const void* data = nullptr;
+    std::int64_t stride = 0;  ///< elements from row to row
+    DType dtype = DType::fp32;
+};
+
+/// S = Q K^T for one tile of keys. Sums over head_dim are cut where matmul_scores() cuts them. Rows of K after the tile
+/// are prefetched, as a part of the same matrix.
+struct RowScores {
+    const float* q = nullptr;  // [queries, q_stride]
+    std::int64_t q_stride = 0;
+    std::int64_t queries = 0;
+    ElementRows k;  // [keys, dim]
+    std::int64_t keys = 0;
+    std::int64_t dim = 0;
+    float* s = nullptr;  // [queries, s_stride], s_stride >= padded(keys)
+    std::int64_t s_stride = 0;
+};
+void row_scores(const RowScores& job);
+
+/// online_softmax() for scores [queries, stride]. seen[i]: the keys of the tile that query i sees; the weights of all
+/// others, up to padded(keys), become 0. Tiles have at most kMostRowKeys keys, which online_softmax() sums in one
+/// block.
+inline constexpr std::int64_t kMostRowKeys = 256;
+void row_softmax(float* s, std::int64_t queries, std::int64_t stride, std::int64_t keys, const Range* seen,
+                 const RowState& state, float* rescale);
+
+/// O = O * rescale + P V for one tile of keys, or O = P V. Query i adds the keys seen[i] only, so a hidden NaN does not
+/// reach it.
+struct RowValues {
+    const float* p = nullptr;  // [queries, p_stride]
+    std::int64_t p_stride = 0;
+    std::int64_t queries = 0;
+    const Range* seen = nullptr;  // [queries]
+    ElementRows v;                // [keys, dim], padded(dim) elements of each row can be read
+    std::int64_t dim = 0;
+    float* o = nullptr;  // [queries, o_stride]
+    std::int64_t o_stride = 0;
+    const float* rescale = nullptr;  ///< [queries], or null: O = P V
+};
+void row_values(const RowValues& job);
+
+}  // namespace tessera::cpu::simd
