@@ -68,9 +68,9 @@ def _seed(seed) -> int:
         seed = operator.index(seed)
     except TypeError:
         expect("seed", "an integer", repr(seed))
-    if not 0 <= seed < 2**64:
-        expect("seed", "0 or more and under 2**64", seed)
-    return seed
+    if not -2**63 <= seed < 2**64:
+        expect("seed", "an integer of 64 bits", seed)
+    return seed % 2**64
 
 
 class Call:
@@ -150,6 +150,9 @@ class Call:
             self.inputs["alibi_slopes"] = self.borrow("alibi_slopes", scores["alibi_slopes"]).tensor()
             problem.alibi = 1
         if scores["bias"] is not None:
+            if str(getattr(scores["bias"], "dtype", "")).endswith("bool"):
+                expect("bias", "float32 or the dtype of q, numbers that are added to the scores",
+                       "bool; of a mask they are 0 where the key takes part and -inf where it does not")
             self.bias = self.borrow("bias", scores["bias"])
             self.inputs["bias"] = self.bias.padded().tensor()
             problem.bias = 1

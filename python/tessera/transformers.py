@@ -9,9 +9,9 @@ import warnings
 
 import torch
 
-from .torch import _attention, sdpa
+from .torch import _attention, _broadcast, sdpa
 from .torch._operators import Arguments
-from .torch._tensors import expect_tensor
+from .torch._tensors import expect_tensor, under_autocast
 
 NAME = "tessera"
 
@@ -76,7 +76,9 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     _check(dict(s_aux=s_aux, sinks=sinks, head_mask=head_mask, cache=cache),
            dict(query=query, key=key, value=value, attention_mask=attention_mask, position_bias=position_bias,
                 cu_seq_lens_q=cu_seq_lens_q, cu_seq_lens_k=cu_seq_lens_k))
-    query, key, value = sdpa.under_autocast(query, key, value)
+    query, key, value, position_bias = under_autocast(query, key, value, position_bias)
+    if not (query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2]):
+        query, key, value, _ = _broadcast.heads_first(query, key, value, True)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = attention_mask is None and is_causal and query.shape[2] > 1
     if causal and cu_seq_lens_q is None and key.shape[2] > query.shape[2]:  # a static cache, whose other keys are unset
@@ -90,6 +92,8 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         attention_mask = _within_sequences(attention_mask, cu_seq_lens_q, cu_seq_lens_k, query, key)
     if cu_seq_lens_q is None or attention_mask is not None:
         bias = _bias(attention_mask, position_bias, query, key.shape[2])
+        if _attention.number("dropout", dropout) == 1.0:
+            return sdpa.nothing_kept(query, key, value, bias).transpose(1, 2), None
         if bias is None and not softcap and type(dropout) is float and dropout == 0.0:
             return _attention.run_few(query, key, value, 1 if causal else 0, True, scaling, left).transpose(1, 2), None
         o = _attention.run(Arguments(query, key, value, bias, heads_first=True, **scores), False)

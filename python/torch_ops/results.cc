@@ -40,6 +40,7 @@ Results run_forward(const Inputs& in, const Settings& settings, const Wanted& wa
 Gradients run_backward(TensorRef d_o, TensorRef dlse, const Inputs& in, TensorRef o, TensorRef lse,
                        TensorRef o_residual, const Settings& settings, bool bias_gradient) {
     const bool heads_first = settings.heads_first;
+    if (bias_gradient && !in.bias.has_value()) invalid("bias_gradient", "expected false without a bias, got true");
     const Problem problem = problem_of(in, settings, bias_gradient);
     Gradients to{empty_like(in.q, heads_first), empty_like(in.k, heads_first), empty_like(in.v, heads_first), {}};
     auto args = args_of<BackwardArgs>(in, heads_first);
