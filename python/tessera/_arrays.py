@@ -126,7 +126,7 @@ def _expect_memory(name, source):
         expect(name, "an array whose memory holds its numbers", f"a {cls.__name__}, whose meaning depends on {hook}")
 
 
-def _dtypes_of(name) -> str:
+def dtypes_of(name) -> str:
     """The dtypes that an argument may have, in words."""
     if name.startswith("cu_seqlens"):
         return "int32 or int64"
@@ -136,7 +136,7 @@ def _dtypes_of(name) -> str:
 def _of_numpy(name, source) -> Array:
     dtype = _code_of_numpy(source.dtype)
     if dtype is None:
-        expect(name, f"dtype {_dtypes_of(name)} in the machine's byte order", source.dtype)
+        expect(name, f"dtype {dtypes_of(name)} in the machine's byte order", source.dtype)
     item = source.dtype.itemsize
     address = source.__array_interface__["data"][0]
     if any(stride % item for stride in source.strides) or address % item:
@@ -185,7 +185,7 @@ def _dtype_of(name, tensor) -> int:
              (_DLPACK_INT, 8): _native.INT8}
     dtype = kinds.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
-        expect(name, f"dtype {_dtypes_of(name)}",
+        expect(name, f"dtype {dtypes_of(name)}",
                f"DLPack type code {tensor.code} with {tensor.bits} bits and {tensor.lanes} lanes")
     return dtype
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """install() makes `import flash_attn` give tessera in this process; importing this module changes nothing."""
+from __future__ import annotations
+
 import importlib
 import sys
 import types
@@ -19,6 +21,7 @@ def _alias(name, source):
 
 
 def installed() -> bool:
+    """Whether install() is in force."""
     return hasattr(sys.modules.get("flash_attn"), "__tessera__")
 
 

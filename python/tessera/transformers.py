@@ -5,9 +5,13 @@
     tessera.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="tessera")
 """
+from __future__ import annotations
+
 import warnings
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from .torch import _attention, _broadcast, sdpa
 from .torch._operators import Arguments
@@ -55,10 +59,13 @@ def _check(unsupported, tensors):
         raise ValueError("position_bias: expected none with packed sequences")
 
 
-def attention_forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None,
-                      softcap=None, is_causal=None, s_aux=None, sinks=None, head_mask=None, position_bias=None,
-                      cache=None, cu_seq_lens_q=None, cu_seq_lens_k=None, max_length_q=None, max_length_k=None,
-                      output_attentions=False, **kwargs):
+def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+                      dropout: float = 0.0, scaling: float | None = None, sliding_window: int | None = None,
+                      softcap: float | None = None, is_causal: bool | None = None, s_aux: None = None,
+                      sinks: None = None, head_mask: None = None, position_bias: Tensor | None = None,
+                      cache: None = None, cu_seq_lens_q: Tensor | None = None, cu_seq_lens_k: Tensor | None = None,
+                      max_length_q: int | None = None, max_length_k: int | None = None,
+                      output_attentions: bool = False, **kwargs: Any) -> tuple[Tensor, None]:
     """What transformers calls for each layer: query [batch, heads, len_q, head_dim], key, value [batch, kv_heads, ..].
 
     attention_mask: as sdpa_mask makes it, bool [batch, 1, len_q, len_kv] or None; numbers are added. Without one a
@@ -105,7 +112,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     return o.unflatten(0, (query.shape[0], query.shape[2])), None
 
 
-def register(name=NAME):
+def register(name: str = NAME) -> None:
     """Registers `name` with transformers' AttentionInterface and AttentionMaskInterface. Masks are those of "sdpa", so
     padding, packing, sliding windows, chunks and static caches mean what they mean there.
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on PyTorch tensors, dense and ragged, and the choice of the operator that a call runs."""
+from __future__ import annotations
+
 import operator
+import typing
 
 import torch
 import torch.autograd.forward_ad
@@ -12,6 +15,32 @@ from .. import _native
 from . import _errors, _functorch, _math, _operators
 from ._operators import Arguments
 from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor, under_autocast
+
+if typing.TYPE_CHECKING:
+    from typing import Literal, overload
+
+    from typing_extensions import Unpack
+
+    class _Options(typing.TypedDict, total=False):
+        """The keywords of attention() and varlen_attention() but for return_lse."""
+        causal: str | bool | None
+        window: tuple[int | None, int | None] | None
+        scale: float | None
+        softcap: float
+        alibi_slopes: Tensor | None
+        dropout_p: float
+        seed: int | Tensor | None
+        deterministic: bool
+        kernel: str | None
+        math: bool
+
+    class _DenseOptions(_Options, total=False):
+        bias: Tensor | None
+        layout: str
+
+    class _RaggedOptions(_Options, total=False):
+        max_len_q: int | None
+        max_len_kv: int | None
 
 CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _forward_o, _with_gradient = _operators.forward_o, _operators.EagerFewAttention.apply
@@ -215,8 +244,23 @@ def no_gradient(name, tensor):
         raise ValueError(f"{name}: expected a tensor without requires_grad, since it gets no gradient here")
 
 
-def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None,
-              dropout_p=0.0, seed=None, layout="bshd", return_lse=False, deterministic=True, kernel=None, math=False):
+# The type of the result follows from return_lse.
+if typing.TYPE_CHECKING:
+    @overload
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False,
+                  **options: Unpack[_DenseOptions]) -> Tensor: ...
+
+    @overload
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
+                  **options: Unpack[_DenseOptions]) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = None,
+              window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0.0,
+              alibi_slopes: Tensor | None = None, bias: Tensor | None = None, dropout_p: float = 0.0,
+              seed: int | Tensor | None = None, layout: str = "bshd", return_lse: bool = False,
+              deterministic: bool = True, kernel: str | None = None,
+              math: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention. Differentiable in q, k, v and bias, through O and LSE; torch.compile, torch.export, torch.func.
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [.., head_dim_v], heads_q a
@@ -258,8 +302,10 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     return run_math(arguments, return_lse) if math else run(arguments, return_lse)
 
 
-def attention_weights(q, k, *, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None,
-                      layout="bshd"):
+def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
+                      window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+                      softcap: float = 0.0, alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
+                      layout: str = "bshd") -> Tensor:
     """The weights of attention(), [batch, heads_q, len_q, len_kv]: float32, or float64 for float64 inputs.
 
     The arguments mean what they mean in attention(). PyTorch's own operators compute them, with derivatives of every
@@ -306,9 +352,22 @@ def _causal_and_bias(q, k, causal, bias, heads_first):
     return causal, bias[(None,) * (4 - bias.dim())]
 
 
-def varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv, *, max_len_q=None, max_len_kv=None, causal=None, window=None,
-                     scale=None, softcap=0.0, alibi_slopes=None, dropout_p=0.0, seed=None, return_lse=False,
-                     deterministic=True, kernel=None, math=False):
+if typing.TYPE_CHECKING:
+    @overload
+    def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,
+                         return_lse: Literal[False] = False, **options: Unpack[_RaggedOptions]) -> Tensor: ...
+
+    @overload
+    def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,
+                         return_lse: Literal[True], **options: Unpack[_RaggedOptions]) -> tuple[Tensor, Tensor]: ...
+
+
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,
+                     max_len_q: int | None = None, max_len_kv: int | None = None, causal: str | bool | None = None,
+                     window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+                     softcap: float = 0.0, alibi_slopes: Tensor | None = None, dropout_p: float = 0.0,
+                     seed: int | Tensor | None = None, return_lse: bool = False, deterministic: bool = True,
+                     kernel: str | None = None, math: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """attention() of a ragged batch (varlen): sequence b has the rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1.
 
     q: [total_q, heads_q, head_dim]; k, v: [total_kv, heads_kv, ..]; cu_seqlens_q, cu_seqlens_kv: int32 or int64

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.nn.functional.scaled_dot_product_attention, and PyTorch's own function running on tessera."""
+from __future__ import annotations
+
 import torch
+from torch import Tensor
 
 from . import _attention, _broadcast, _dropout_weights, _library, _operators
 from ._operators import Arguments
@@ -49,8 +52,9 @@ def nothing_kept(q, k, v, bias):
     return torch.where(torch.zeros_like(o, dtype=torch.bool), sum(sums).to(o.dtype), o)
 
 
-def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
-                                 enable_gqa=False, *, math=False):
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+                                 dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+                                 enable_gqa: bool = False, *, math: bool = False) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention: the same arguments, the same meaning.
 
     query: [..., heads, len_q, head_dim]; key, value: [..., heads, len_kv, ..]. All dimensions before the last two
@@ -196,7 +200,7 @@ class _Handle:
             library._destroy()
 
 
-def register_provider(name="tessera"):
+def register_provider(name: str = "tessera") -> None:
     """Makes `name` known to PyTorch: torch.nn.attention.activate_flash_attention_impl(name) then runs
     torch.nn.functional.scaled_dot_product_attention on tessera wherever PyTorch chooses its flash kernel, on the CPU
     and on CUDA, and torch.nn.attention.restore_flash_attention_impl() ends that.
