@@ -175,5 +175,5 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
 
 
 def flash_attn_with_kvcache(*arguments: Any, **keywords: Any) -> NoReturn:
-    """Not there: tessera has no cache of keys and values yet. Raises NotImplementedError."""
+    """Raises NotImplementedError: tessera has no cache of keys and values."""
     raise NotImplementedError("flash_attn_with_kvcache: tessera has no cache of keys and values yet")

@@ -66,7 +66,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
                       cache: None = None, cu_seq_lens_q: Tensor | None = None, cu_seq_lens_k: Tensor | None = None,
                       max_length_q: int | None = None, max_length_k: int | None = None,
                       output_attentions: bool = False, **kwargs: Any) -> tuple[Tensor, None]:
-    """What transformers calls for each layer: query [batch, heads, len_q, head_dim], key, value [batch, kv_heads, ..].
+    """Called by transformers for each layer: query [batch, heads, len_q, head_dim], key, value [batch, kv_heads, ..].
 
     attention_mask: as sdpa_mask makes it, bool [batch, 1, len_q, len_kv] or None; numbers are added. Without one a
         causal layer is causal, and sliding_window w lets a query see w keys, itself included: window (w - 1, 0).

@@ -66,7 +66,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         CausalBias of torch.nn.attention.bias means what it means there.
     math: True composes the call of PyTorch's own operators, as torch's sdpa_kernel(SDPBackend.MATH) does: slow, with
         second derivatives and forward mode.
-    Returns [..., heads, len_q, head_dim_v]. Where a query sees no key the output is 0, as PyTorch's is since 2.5.
+    Returns [..., heads, len_q, head_dim_v]. The output is 0 if a query sees no key, as PyTorch's is from 2.5 on.
     Unlike torch's: head_dim up to 256 only; no nested tensors; dropout draws other bits. Under autocast the
         inputs are cast as torch's are.
     Raises ValueError that names the argument; tessera.Unsupported."""
