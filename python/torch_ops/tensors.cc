@@ -45,7 +45,9 @@ DType dtype_of(const char* argument, TensorRef tensor) {
     }
     const std::string_view name = argument;
     const bool lengths = name.starts_with("cu_seqlens");
-    const char* expected = lengths ? "int32 or int64" : name == "seed" ? "int64" : "float32, bfloat16, float16 or float64";
+    const char* expected = lengths          ? "int32 or int64"
+                           : name == "seed" ? "int64"
+                                            : "float32, bfloat16, float16 or float64";
     invalid(argument, std::string("expected dtype ") + expected + ", got " + toString(type));
 }
 
