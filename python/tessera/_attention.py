@@ -42,7 +42,8 @@ def attention(q: Any, k: Any, v: Any, *, causal: str | bool | None = None,
     window: (left, right), inclusive, relative to the bottom-right diagonal; None in it: no limit on that side.
     scale: default 1 / sqrt(head_dim). softcap: 0 for none. alibi_slopes: float32 [heads_q] or [batch, heads_q].
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q.
-    dropout_p, seed: dropout on the weights; the same seed, an integer of 64 bits, drops the same weights, also in attention_backward().
+    dropout_p, seed: dropout on the weights; the same seed, an integer of 64 bits, drops the same weights, also in
+    attention_backward().
     cu_seqlens_q, cu_seqlens_kv: int32 or int64 [batch + 1], for ragged batches: then q is [total_q, heads_q, head_dim],
     k and v alike ("bhsd": heads first), and max_len_q, max_len_kv are bounds of the lengths (default: the totals).
     return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for

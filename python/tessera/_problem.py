@@ -157,7 +157,7 @@ class Call:
         if scores["bias"] is not None:
             if str(getattr(scores["bias"], "dtype", "")).endswith("bool"):
                 expect("bias", "float32 or the dtype of q, numbers that are added to the scores",
-                       "bool; of a mask they are 0 where the key takes part and -inf where it does not")
+                       "bool; a mask is 0 where the key takes part and -inf where it does not")
             self.bias = self.borrow("bias", scores["bias"])
             self.inputs["bias"] = self.bias.padded().tensor()
             problem.bias = 1

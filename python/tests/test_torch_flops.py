@@ -67,11 +67,11 @@ def test_compiled_calls_are_counted(name, device):
 
 
 def test_fake_tensors_are_counted():
-    """What a model costs, without computing it."""
+    """A ragged batch without numbers counts each sequence at the bound of its length."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     with FakeTensorMode():
         assert counted(tt.attention, *leaves("cpu", False)) == FORWARD + BACKWARD
-        assert counted(ragged, *leaves("cpu", False)) == BATCH * (FORWARD + BACKWARD) * BATCH  # of the bounds
+        assert counted(ragged, *leaves("cpu", False)) == BATCH * (FORWARD + BACKWARD) * BATCH
 
 
 def test_transformers_are_counted(device):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""math=True: the call composed of PyTorch's own operators. It is what the kernels compute, dropout's draws included, and
-has derivatives of any order, forward mode and the weights."""
+"""math=True: the call composed of PyTorch's own operators. It is what the kernels compute, dropout's draws included,
+and has derivatives of any order, forward mode and the weights."""
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -9,8 +9,9 @@ import torch_reference as reference  # noqa: E402
 from tessera import flash_attn  # noqa: E402
 
 FEATURES = {
-    "plain": {}, "causal": dict(causal="bottom-right"), "top-left": dict(causal="top-left"), "window": dict(window=(9, 4)),
-    "left window": dict(window=(5, None), causal="bottom-right"), "scale": dict(scale=0.3), "softcap": dict(softcap=2.0),
+    "plain": {}, "causal": dict(causal="bottom-right"), "top-left": dict(causal="top-left"),
+    "window": dict(window=(9, 4)), "left window": dict(window=(5, None), causal="bottom-right"),
+    "scale": dict(scale=0.3), "softcap": dict(softcap=2.0),
     "alibi": dict(alibi_slopes=torch.tensor([0.5, 0.3, 0.2, 0.1])),
     "alibi of each": dict(alibi_slopes=torch.rand(2, 4, generator=torch.Generator().manual_seed(1))),
     "dropout": dict(dropout_p=0.3, seed=5), "dropout and causal": dict(dropout_p=0.6, seed=7, causal="bottom-right"),
@@ -27,7 +28,8 @@ def bias_of(device):
 def test_it_is_what_the_kernels_compute(name, len_q, device):
     options = reference.moved(FEATURES[name], device)
     leaves = [*reference.inputs(len_q=len_q, device=device), bias_of(device)]
-    results = [tt.attention(*leaves[:3], bias=leaves[3], return_lse=True, math=math, **options) for math in (True, False)]
+    results = [tt.attention(*leaves[:3], bias=leaves[3], return_lse=True, math=math, **options)
+               for math in (True, False)]
     reference.expect_close(results[0][0], results[1][0], 3e-6, "o")
     reference.expect_lse(results[0][1], results[1][1])
     d_o = reference.random(results[0][0].shape, 3, device)
@@ -43,7 +45,8 @@ def test_ragged(name, device):
     cu_q, cu_kv = torch.tensor([0, 13, 13, 37], device=device), torch.tensor([0, 20, 30, 53], device=device)
     if name == "alibi of each":
         options["alibi_slopes"] = torch.rand(3, 4, device=device)
-    results = [tt.varlen_attention(*leaves, cu_q, cu_kv, return_lse=True, math=math, **options) for math in (True, False)]
+    results = [tt.varlen_attention(*leaves, cu_q, cu_kv, return_lse=True, math=math, **options)
+               for math in (True, False)]
     reference.expect_close(results[0][0], results[1][0], 3e-6, "o")
     reference.expect_lse(results[0][1], results[1][1])
     gradients = [torch.autograd.grad(o.sin().sum() + lse[lse.isfinite()].sum(), leaves) for o, lse in results]
@@ -86,8 +89,8 @@ def test_derivatives_where_a_query_sees_no_key():
 
 def test_second_derivatives_of_sdpa_and_varlen():
     q, k, v = (t.detach().transpose(1, 2).requires_grad_() for t in small()[0][:3])
-    torch.autograd.gradgradcheck(lambda *t: tt.scaled_dot_product_attention(*t, is_causal=True, enable_gqa=True, math=True),
-                                 (q, k, v))
+    options = dict(is_causal=True, enable_gqa=True, math=True)
+    torch.autograd.gradgradcheck(lambda *t: tt.scaled_dot_product_attention(*t, **options), (q, k, v))
     rows = [t.detach()[0].requires_grad_() for t in small()[0][:3]]
     cu = torch.tensor([0, 1, 3]), torch.tensor([0, 2, 4])
     torch.autograd.gradgradcheck(lambda *t: tt.varlen_attention(*t, *cu, math=True), rows)

@@ -28,7 +28,8 @@ WRONG = {
     "v's heads": dense(v=z(2, 17, 1, 8)), "v's batch": dense(v=z(1, 17, 2, 8)), "heads": dense(q=z(2, 11, 3, 8)),
     "no heads of keys": dense(k=z(2, 17, 0, 8), v=z(2, 17, 0, 8)), "3 dimensions of q": dense(q=z(11, 4, 8)),
     "5 dimensions of k": dense(k=z(1, 2, 17, 2, 8)), "2 dimensions of v": dense(v=z(17, 8)),
-    "head_dim 257": dense(q=z(2, 11, 4, 257), k=z(2, 17, 2, 257)), "head_dim 0": dense(q=z(2, 11, 4, 0), k=z(2, 17, 2, 0)),
+    "head_dim 257": dense(q=z(2, 11, 4, 257), k=z(2, 17, 2, 257)),
+    "head_dim 0": dense(q=z(2, 11, 4, 0), k=z(2, 17, 2, 0)),
     "head_dim_v 300": dense(v=z(2, 17, 2, 300)), "head_dim_v 0": dense(v=z(2, 17, 2, 0)),
     "heads first": dense(layout="bhsd"), "integers": dense(q=z(*Q, dtype=torch.int32)),
     "bool": dense(q=z(*Q, dtype=torch.bool)), "complex": dense(q=z(*Q, dtype=torch.complex64)),
@@ -40,8 +41,9 @@ WRONG = {
     "slopes of 3 dimensions": dense(alibi_slopes=z(1, 2, 4)), "slopes in bf16": dense(
         alibi_slopes=z(4, dtype=torch.bfloat16)), "scale": dense(scale=float("nan")), "softcap": dense(softcap=-1.0),
     "dropout 1": dense(dropout_p=1.0), "dropout -0.5": dense(dropout_p=-0.5, seed=3),
-    "rows: k's head_dim": rows(k=z(34, 2, 9)), "rows: v's total": rows(v=z(33, 2, 8)), "rows: heads": rows(q=z(22, 3, 8)),
-    "rows: 4 dimensions": rows(q=z(1, 22, 4, 8)), "rows: one sequence more": rows(cu_seqlens_q=torch.tensor([0, 5, 9, 22])),
+    "rows: k's head_dim": rows(k=z(34, 2, 9)), "rows: v's total": rows(v=z(33, 2, 8)),
+    "rows: heads": rows(q=z(22, 3, 8)), "rows: 4 dimensions": rows(q=z(1, 22, 4, 8)),
+    "rows: one sequence more": rows(cu_seqlens_q=torch.tensor([0, 5, 9, 22])),
     "rows: cu_seqlens of floats": rows(cu_seqlens_kv=torch.tensor([0.0, 9.0, 34.0])),
     "rows: cu_seqlens of 2 dimensions": rows(cu_seqlens_q=torch.tensor([[0, 5, 22]])),
     "rows: slopes": rows(alibi_slopes=z(5))}

@@ -66,4 +66,5 @@ def test_losses_are_those_of_sdpa(name, tmp_path):
     tessera.transformers.register()
     got, want = (losses(attention, tmp_path, lengths, collator, **arguments) for attention in ("tessera", "sdpa"))
     assert len(got) == 6
-    torch.testing.assert_close(got, want, **(dict(rtol=1e-2, atol=5e-3) if "bf16" in name else dict(rtol=1e-4, atol=1e-4)))
+    tolerance = 5e-3 if "bf16" in name else 1e-4
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import typing
+from typing import Literal, overload
 
 import torch
 import torch.autograd.forward_ad
@@ -17,8 +18,6 @@ from ._operators import Arguments
 from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor, under_autocast
 
 if typing.TYPE_CHECKING:
-    from typing import Literal, overload
-
     from typing_extensions import Unpack
 
     class _Options(typing.TypedDict, total=False):
@@ -244,14 +243,14 @@ def no_gradient(name, tensor):
 
 
 # The type of the result follows from return_lse.
-if typing.TYPE_CHECKING:
-    @overload
-    def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False,
-                  **options: Unpack[_DenseOptions]) -> Tensor: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False,
+              **options: Unpack[_DenseOptions]) -> Tensor: ...
 
-    @overload
-    def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
-                  **options: Unpack[_DenseOptions]) -> tuple[Tensor, Tensor]: ...
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
+              **options: Unpack[_DenseOptions]) -> tuple[Tensor, Tensor]: ...
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = None,
@@ -273,8 +272,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores. A CausalBias of
         torch.nn.attention.bias (causal_upper_left, causal_lower_right) stands for its alignment, with causal=None.
         A mask is 0 where the key takes part and -inf where it does not.
-    dropout_p, seed: seed is an int of 64 bits or an int64 tensor in host memory; default: drawn from torch's CPU generator. A
-        graph of torch.compile that may recompute its random numbers (activation memory budget under 1) needs a seed.
+    dropout_p, seed: seed is an int of 64 bits or an int64 tensor in host memory; default: drawn from torch's CPU
+        generator. A graph of torch.compile that may recompute its random numbers (activation memory budget under 1)
+        needs a seed.
     deterministic: every kernel of tessera gives the same bits in every run, so both values mean the same.
     kernel: a name of `tessera list` without its pass ("cpu.fa2", "reference"); default: the plan's choice.
     math: True composes the call of PyTorch's own operators. That is slow and takes the memory of all weights, and has
@@ -289,8 +289,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     left, right = (-1, -1) if window is None else window_sides(window)
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         q, k, v, bias = _cast(q, k, v, bias)
-    if (bias is alibi_slopes is kernel is None and not (return_lse or math) and type(softcap) is type(dropout_p) is float
-            and softcap == dropout_p == 0.0):
+    if (bias is alibi_slopes is kernel is None and not (return_lse or math)
+            and type(softcap) is type(dropout_p) is float and softcap == dropout_p == 0.0):
         return run_few(q, k, v, 0 if causal is None else causal_number(causal), heads_first, scale, left, right)
     no_gradient("alibi_slopes", alibi_slopes)
     if bias is not None:
@@ -320,8 +320,8 @@ def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
         causal, bias = _causal_and_bias(q, k, causal, bias, heads_first)
     try:
         return _math.weights(_with_numbers(Arguments(
-            q, k, k, bias, alibi_slopes, causal=causal_number(causal), window_left=left, window_right=right, scale=scale,
-            softcap=softcap, heads_first=heads_first)))
+            q, k, k, bias, alibi_slopes, causal=causal_number(causal), window_left=left, window_right=right,
+            scale=scale, softcap=softcap, heads_first=heads_first)))
     except RuntimeError as error:
         raise _errors.translated(error) from None
 
@@ -346,19 +346,19 @@ def _causal_and_bias(q, k, causal, bias, heads_first):
         return alignment_of("bias", bias, q.shape[length], k.shape[length]), None
     expect_tensor("bias", bias)
     if bias.dtype == torch.bool:
-        raise ValueError("bias: expected float32 or the dtype of q, numbers that are added to the scores, got torch.bool; "
-                         "of a mask they are 0 where the key takes part and -inf where it does not")
+        raise ValueError("bias: expected float32 or the dtype of q, numbers that are added to the scores, got "
+                         "torch.bool; a mask is 0 where the key takes part and -inf where it does not")
     return causal, bias[(None,) * (4 - bias.dim())]
 
 
-if typing.TYPE_CHECKING:
-    @overload
-    def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,
-                         return_lse: Literal[False] = False, **options: Unpack[_RaggedOptions]) -> Tensor: ...
+@overload
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,
+                     return_lse: Literal[False] = False, **options: Unpack[_RaggedOptions]) -> Tensor: ...
 
-    @overload
-    def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,
-                         return_lse: Literal[True], **options: Unpack[_RaggedOptions]) -> tuple[Tensor, Tensor]: ...
+
+@overload
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,
+                     return_lse: Literal[True], **options: Unpack[_RaggedOptions]) -> tuple[Tensor, Tensor]: ...
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,

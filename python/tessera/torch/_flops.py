@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.utils.flop_counter.FlopCounterMode counts for the operators: the GEMMs of attention, 2 in the forward and 5
-in the backward, over all pairs of a query and a key. PyTorch counts its own attention so: causal masks and windows take
-nothing off."""
+"""FLOP formulas of the operators for torch.utils.flop_counter.FlopCounterMode: the GEMMs of attention, 2 in the forward
+and 5 in the backward, over all pairs of a query and a key. PyTorch counts its own attention in this way: causal masks
+and windows take nothing off."""
 import torch
 from torch._subclasses import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
