@@ -206,7 +206,7 @@ def test_distributed_tensors_are_refused_by_name(tmp_path):
             with pytest.raises(ValueError, match="^q: expected a tensor that tessera's .* DTensor.*local_map"):
                 tt.attention(*leaves)
             with pytest.raises(ValueError, match="^query: expected a tensor that tessera's .* DTensor.*local_map"):
-                tt.scaled_dot_product_attention(*leaves, enable_gqa=True)
+                tt.scaled_dot_product_attention(*(t.transpose(1, 2) for t in leaves), enable_gqa=True)
         over_heads = [Shard(2)]
         sharded = local_map(tt.attention, out_placements=over_heads, in_placements=(over_heads,) * 3, device_mesh=mesh,
                             redistribute_inputs=True)
