@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How GoogleTest shows the parameters of tests: as what they say, not as bytes.
+// Has GoogleTest print the parameters of tests as text, not as bytes.
 #pragma once
 
 #include <ostream>

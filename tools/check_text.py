@@ -19,16 +19,14 @@ COLUMNS = 120
 PAGES = [
     "*.md",
     "docs/*.md",
+    "docs/decisions/*.md",
     "src/**/*.md",
     "toolkit/**/*.md",
 ]
 # Further pages whose links are checked.
 LINKED = ["docs/**/*.md"]
 # Pages that exceed the limit of columns. This list should only shrink.
-NOT_YET = [
-    "src/cuda/fa3/backward/README.md",
-    "src/cuda/fa3/backward/TRIED.md",
-]
+NOT_YET = []
 LINK = re.compile(r"!?\[[^\]]*\]\([^)\s]*\)")
 TARGET = re.compile(r"\]\(([^)\s]+)\)")
 

@@ -1,50 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""install() makes `import flash_attn` give tessera in this process; importing this module changes nothing."""
+"""install() makes `import flash_attn` and `import xformers.ops` give tessera in this process; importing this module
+changes nothing."""
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import sys
 import types
 
-# Name in sys.modules -> our module.
-MODULES = {"flash_attn": "tessera.flash_attn", "flash_attn.flash_attn_interface": "tessera.flash_attn",
-           "flash_attn_interface": "tessera.flash_attn_3"}
+_EVERY, _PUBLIC, _NONE = "every name", "the names in __all__", "no name"
+
+# Package -> its modules, each with our module and those of its names that it gives.
+PACKAGES = {
+    "flash_attn": {"flash_attn": ("tessera.flash_attn", _EVERY),
+                   "flash_attn.flash_attn_interface": ("tessera.flash_attn", _EVERY),
+                   "flash_attn.bert_padding": ("tessera.bert_padding", _PUBLIC),
+                   "flash_attn.layers": ("tessera.compat", _NONE),
+                   "flash_attn.layers.rotary": ("tessera.rotary", _PUBLIC),
+                   "flash_attn.cute": ("tessera.flash_attn_cute", _PUBLIC),
+                   "flash_attn.cute.interface": ("tessera.flash_attn_cute", _PUBLIC),
+                   "flash_attn_interface": ("tessera.flash_attn_3", _EVERY)},
+    "xformers": {"xformers": ("tessera.compat", _NONE),
+                 "xformers.ops": ("tessera.xformers", _PUBLIC),
+                 "xformers.ops.fmha": ("tessera.xformers", _PUBLIC),
+                 "xformers.ops.fmha.attn_bias": ("tessera._xformers_masks", _PUBLIC)},
+}
 VERSION = "2.8.3"  # the flash-attn version whose functions these are
+XFORMERS_VERSION = "0.0.32"  # the xFormers version whose functions these are
+_VERSIONS = {"flash_attn": VERSION, "xformers": XFORMERS_VERSION}
 
 
-def _alias(name, source):
+def _alias(name, source, names, package, is_package):
+    source = importlib.import_module(source)
     module = types.ModuleType(name, source.__doc__)
-    module.__dict__.update({key: value for key, value in vars(source).items() if not key.startswith("__")})
-    module.__version__ = VERSION
+    given = {_EVERY: vars(source), _PUBLIC: getattr(source, "__all__", ()), _NONE: ()}[names]
+    module.__dict__.update({key: vars(source)[key] for key in given if not key.startswith("__")})
+    module.__version__ = _VERSIONS[package]
     module.__tessera__ = source.__name__
+    # So that importlib.util.find_spec() answers, and `import flash_attn.x` raises ModuleNotFoundError.
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=is_package)
+    if is_package:
+        module.__path__ = []
     return module
 
 
-def installed() -> bool:
-    """Whether install() is in force."""
-    return hasattr(sys.modules.get("flash_attn"), "__tessera__")
+def installed(package: str = "flash_attn") -> bool:
+    """Whether install() has given this package."""
+    return hasattr(sys.modules.get(package), "__tessera__")
 
 
-def install() -> None:
-    """Makes `import flash_attn`, `flash_attn.flash_attn_interface` and `flash_attn_interface` (version 3) give
-    tessera.flash_attn and tessera.flash_attn_3. A second call changes nothing.
+def install(*packages: str) -> None:
+    """Makes imports of flash_attn, flash_attn_interface (version 3) and xformers.ops give tessera. A second call
+    changes nothing. docs/python.md lists the names that are there.
 
-    Libraries that look for the distribution flash-attn instead of the module, as transformers does, do not see it: use
-    tessera.transformers there. Raises RuntimeError when the real flash_attn is imported already."""
-    if installed():
-        return
-    for name in MODULES:
-        if name in sys.modules:
-            raise RuntimeError(f"{name} is imported already; call tessera.compat.install() before")
-    for name, source in MODULES.items():
-        sys.modules[name] = _alias(name, importlib.import_module(source))
-    package = sys.modules["flash_attn"]
-    package.__path__ = []  # marks a package, so that `import flash_attn.x` raises ModuleNotFoundError
-    package.flash_attn_interface = sys.modules["flash_attn.flash_attn_interface"]
+    packages: "flash_attn" (both versions) or "xformers"; default: all.
+    Libraries that look for the distribution flash-attn or xformers instead of the module, as transformers and diffusers
+    do, do not see it: use tessera.transformers there. Raises RuntimeError when the real package is imported already."""
+    for package in packages:
+        if package not in PACKAGES:
+            raise ValueError(f"packages: expected {' or '.join(map(repr, PACKAGES))}, got {package!r}")
+    wanted = [package for package in packages or PACKAGES if not installed(package)]
+    for package in wanted:
+        for name in PACKAGES[package]:
+            if name in sys.modules:
+                others = ", ".join(f'"{other}"' for other in PACKAGES if other != package)
+                raise RuntimeError(f"{name} is imported already; call tessera.compat.install() before, or "
+                                   f"tessera.compat.install({others}) without it")
+    for package in wanted:
+        names = PACKAGES[package]
+        for name, (source, of_source) in names.items():
+            is_package = any(other.startswith(name + ".") for other in names)
+            sys.modules[name] = _alias(name, source, of_source, package, is_package)
+        for name in names:
+            parent, _, last = name.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], last, sys.modules[name])
 
 
-def uninstall() -> None:
-    """Undoes install(). Names that were imported from the modules stay."""
-    if installed():
-        for name in MODULES:
-            sys.modules.pop(name, None)
+def uninstall(*packages: str) -> None:
+    """Undoes install(), for these packages or all. Names that were imported from the modules stay."""
+    for package in packages or PACKAGES:
+        if installed(package):
+            for name in PACKAGES[package]:
+                sys.modules.pop(name, None)

@@ -7,6 +7,8 @@ This module has flash-attn's meaning of an argument or result that tessera defin
 - softcap with dropout is refused. Wrong arguments raise RuntimeError.
 Beyond flash-attn: the CPU, float32 and float64, any head_dim up to 256 without padding, another head_dim of v, int64
 cu_seqlens, and an LSE that is differentiable. `deterministic` changes nothing: results always have the same bits.
+
+The functions with a leading underscore are one pass each, without autograd, as code for context parallelism calls them.
 """
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .torch import _attention, _dropout_weights
+from .torch import _attention, _dropout_weights, _operators
 from .torch._operators import Arguments
 from .torch._tensors import expect_tensor
 
@@ -177,3 +179,91 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
 def flash_attn_with_kvcache(*arguments: Any, **keywords: Any) -> NoReturn:
     """Raises NotImplementedError: tessera has no cache of keys and values."""
     raise NotImplementedError("flash_attn_with_kvcache: tessera has no cache of keys and values yet")
+
+
+def _pass_arguments(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+                    window_size_left, window_size_right, softcap, alibi_slopes, seed):
+    """The operators' Arguments of one pass. seed: a tensor, or None without dropout."""
+    softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
+    return Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seed if dropout_p > 0 else None,
+                     _int(max_seqlen_q), _int(max_seqlen_k), 1 if causal else 0, _side(window_size_left),
+                     _side(window_size_right), softmax_scale, max(softcap, 0.0), dropout_p)
+
+
+def _refuse_pages(**arguments):
+    for name, value in arguments.items():
+        if value is not None:
+            raise NotImplementedError(f"{name}: expected None, since tessera has no caches of keys yet, got a tensor")
+
+
+@torch.no_grad()
+def _forward_pass(return_softmax, *settings):
+    seed = _attention.seed_tensor(None, settings[7])
+    arguments = _pass_arguments(*settings, seed)
+    try:
+        o, lse = _attention.run(arguments)
+    except (ValueError, _native.DeviceUnavailable) as error:
+        raise RuntimeError(str(error)) from None
+    weights = _dropout_weights.signed_weights(arguments) if return_softmax and seed is not None else None
+    return o, torch.where(lse == float("-inf"), float("inf"), lse), weights, seed
+
+
+@torch.no_grad()
+def _backward_pass(dout, out, softmax_lse, gradients, rng_state, *settings):
+    """Writes dq, dk and dv into `gradients`, (name, tensor) each, and returns softmax_d."""
+    if settings[7] > 0 and rng_state is None:
+        raise RuntimeError("rng_state: expected the one that the forward returned, since there is dropout, got None")
+    _expect_tensors(dout=dout, out=out, softmax_lse=softmax_lse, **dict(gradients))
+    arguments = _pass_arguments(*settings, rng_state)
+    lse = torch.where(softmax_lse == float("inf"), float("-inf"), softmax_lse)
+    try:
+        _attention.expect_arguments(arguments)
+        found = _operators.gradients(_operators.backward, (*arguments[:_operators.TENSORS], out, lse),
+                                     arguments[_operators.TENSORS:], dout, None, False)
+    except RuntimeError as error:
+        raise RuntimeError(str(_attention._explained(error, arguments))) from None
+    for (_, gradient), value in zip(gradients, found):
+        gradient.copy_(value)
+    delta = (dout.float() * out.float()).sum(-1)
+    return delta.transpose(-1, -2)
+
+
+def _flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap,
+                        alibi_slopes, return_softmax):
+    """The forward of flash_attn_func, without autograd. Returns (out, softmax_lse, S_dmask, rng_state): S_dmask is None
+    unless asked for with dropout, and rng_state is tessera's seed, int64 (1,) in host memory, None without dropout."""
+    return _forward_pass(return_softmax, q, k, v, None, None, -1, -1, dropout_p, softmax_scale, causal,
+                         window_size_left, window_size_right, softcap, alibi_slopes)
+
+
+def _flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+                               softmax_scale, causal, window_size_left=-1, window_size_right=-1, softcap=0.0,
+                               alibi_slopes=None, return_softmax=False, block_table=None, leftpad_k=None,
+                               seqused_k=None, zero_tensors=False):
+    """The forward of flash_attn_varlen_func, without autograd; returns as _flash_attn_forward does. zero_tensors
+    changes nothing. block_table, leftpad_k and seqused_k are refused."""
+    _refuse_pages(block_table=block_table, leftpad_k=leftpad_k, seqused_k=seqused_k)
+    _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    return _forward_pass(return_softmax, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+                         softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
+
+
+def _flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal,
+                         window_size_left, window_size_right, softcap, alibi_slopes, deterministic, rng_state=None):
+    """The backward of flash_attn_func: writes dq, dk and dv, and returns softmax_d, fp32 (batch, nheads, seqlen_q): the
+    sums of dout * out over headdim. softmax_lse may be that of more keys than k, as context parallelism has it.
+    deterministic changes nothing."""
+    return _backward_pass(dout, out, softmax_lse, (("dq", dq), ("dk", dk), ("dv", dv)), rng_state, q, k, v, None, None,
+                          -1, -1, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap,
+                          alibi_slopes)
+
+
+def _flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+                                max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
+                                softcap, alibi_slopes, deterministic, rng_state=None, zero_tensors=False):
+    """_flash_attn_backward of a ragged batch; softmax_lse and softmax_d are (nheads, total_q). deterministic and
+    zero_tensors change nothing."""
+    _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    return _backward_pass(dout, out, softmax_lse, (("dq", dq), ("dk", dk), ("dv", dv)), rng_state, q, k, v,
+                          cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+                          window_size_left, window_size_right, softcap, alibi_slopes)

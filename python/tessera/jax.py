@@ -1,172 +1,165 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention for JAX on CPUs: jax.nn.dot_product_attention's signature over XLA FFI; jit, grad and vmap.
+"""Attention for JAX on CPUs: jax.nn.dot_product_attention's signature over XLA FFI.
 
     import tessera.jax
     out = tessera.jax.dot_product_attention(query, key, value, is_causal=True)
+
+It works under jit, grad and vmap, and on arrays that are sharded: an array sharded on the batch, on heads or on the
+queries stays so, forward and backward, under jit, with explicit axes, and inside of jax.shard_map.
 """
-import ctypes
+from __future__ import annotations
+
 import functools
 import operator
-import typing
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
-from . import _native
-from ._arrays import DTYPES, expect
+from . import _jax_calls, _jax_derivatives, _native
+from ._arrays import expect
+from ._jax_sharding import explicit_axes
 
+__all__ = ["dot_product_attention", "export_checks"]
 
-class _Scores(typing.NamedTuple):
-    """The handlers' attributes: the settings of a call that are no arrays."""
-    causal: int
-    window_left: int
-    window_right: int
-    scale: float
-    softcap: float
+_IMPLEMENTATIONS = (None, "tessera", "xla", "cudnn")
 
-    def attributes(self):
-        return dict(causal=numpy.int32(self.causal), window_left=numpy.int64(self.window_left),
-                    window_right=numpy.int64(self.window_right), scale=numpy.float64(self.scale),
-                    softcap=numpy.float64(self.softcap))
+_jax_calls.register()  # here, so that a program that only loads an exported call has the handlers
 
 
-@functools.lru_cache(maxsize=None)
-def _register():
-    """Registers the handlers, once."""
-    _native.library()  # libtessera_jax links against it, and this error is clearer
-    path = _native.library_dir() / "libtessera_jax.so"
-    try:
-        handlers = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise ImportError(f"the handlers for JAX can't be loaded from {path}: {error}") from error
-    for name in ("tessera_jax_forward", "tessera_jax_backward"):
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(handlers, name)), platform="cpu")
-
-
-def _workspace(scores, q, k, v, bias, backward):
-    """The shape and dtype of the workspace, which depend on static shapes alone."""
-    problem = _native.new_problem()
-    problem.dtype = DTYPES[q.dtype.name]
-    problem.batch, problem.len_q, problem.heads_q, problem.head_dim = q.shape
-    problem.len_kv, problem.heads_kv, problem.head_dim_v = k.shape[1], k.shape[2], v.shape[3]
-    problem.bias, problem.bias_gradient = int(bias is not None), int(backward and bias is not None)
-    for name, value in scores._asdict().items():
-        setattr(problem, name, value)
-    size = ctypes.c_size_t()
-    _native.check(_native.library().tessera_workspace_bytes(ctypes.byref(problem), None, int(backward),
-                                                            ctypes.byref(size)))
-    return jax.ShapeDtypeStruct((size.value,), jnp.uint8)
-
-
-def _like(array):
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-
-def _call_forward(scores, q, k, v, bias):
-    batch, len_q, heads, _ = q.shape
-    o = jax.ShapeDtypeStruct((batch, len_q, heads, v.shape[3]), q.dtype)
-    lse = jax.ShapeDtypeStruct((batch, heads, len_q), jnp.promote_types(q.dtype, jnp.float32))
-    call = jax.ffi.ffi_call("tessera_jax_forward", (o, lse, _workspace(scores, q, k, v, bias, False)))
-    return call(q, k, v, *(() if bias is None else (bias,)), **scores.attributes())[:2]
-
-
-def _call_backward(scores, q, k, v, bias, *rest):
-    """(dq, dk, dv), and dbias if there is a bias. rest: o, lse, do, dlse."""
-    results = (_like(q), _like(k), _like(v), _workspace(scores, q, k, v, bias, True))
-    optional = () if bias is None else (bias,)
-    call = jax.ffi.ffi_call("tessera_jax_backward", results + tuple(_like(b) for b in optional))
-    dq, dk, dv, _, *dbias = call(q, k, v, *rest, *optional, **scores.attributes())
-    return dq, dk, dv, *dbias
-
-
-def _foldable(call, with_bias):
-    """`call` with a rule for vmap that folds the mapped axis into the batch.
-
-    The handlers take four dimensions, and one call for the whole batch keeps all threads busy.
-    """
-    @jax.custom_batching.custom_vmap
-    def function(q, k, v, *rest):
-        bias, rest = (rest[0], rest[1:]) if with_bias else (None, rest)
-        return call(q, k, v, bias, *rest)
-
-    @function.def_vmap
-    def rule(size, batched, *arrays):
-        batch = arrays[0].shape[1 if batched[0] else 0]
-
-        def fold(place, array, is_batched):
-            array = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
-            if with_bias and place == 3:  # a bias may have a batch of 1
-                array = jnp.broadcast_to(array, (size, batch, *array.shape[2:]))
-            return array.reshape(size * batch, *array.shape[2:])
-
-        bias_batch = arrays[3].shape[1 if batched[3] else 0] if with_bias else batch
-        results = function(*(fold(i, a, b) for i, (a, b) in enumerate(zip(arrays, batched))))
-        results = [r.reshape(size, batch, *r.shape[1:]) for r in results]
-        if len(results) == 4 and bias_batch != batch:
-            results[3] = results[3].sum(axis=1, keepdims=True)
-        return tuple(results), (True,) * len(results)
-
-    return function
-
-
-@functools.lru_cache(maxsize=1024)
-def _differentiable(scores, with_bias):
-    """(q, k, v[, bias]) -> (o, lse), with gradients of both results for every argument."""
-    forward = _foldable(functools.partial(_call_forward, scores), with_bias)
-    backward = _foldable(functools.partial(_call_backward, scores), with_bias)
-
-    @jax.custom_vjp
-    def function(*arrays):
-        return tuple(forward(*arrays))
-
-    def forward_rule(*arrays):
-        o, lse = forward(*arrays)
-        return (o, lse), (arrays, o, lse)
-
-    def backward_rule(saved, gradients):
-        arrays, o, lse = saved
-        return tuple(backward(*arrays, o, lse, *gradients))
-
-    function.defvjp(forward_rule, backward_rule)
-    return function
-
-
-def dot_product_attention(query, key, value, bias=None, mask=None, *, scale=None, is_causal=False,
-                          query_seq_lengths=None, key_value_seq_lengths=None, local_window_size=None, softcap=0.0,
-                          return_residual=False):
+def dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+                          mask: ArrayLike | None = None, *, scale: float | None = None, is_causal: bool = False,
+                          query_seq_lengths: ArrayLike | None = None, key_value_seq_lengths: ArrayLike | None = None,
+                          local_window_size: int | tuple[int, int] | None = None,
+                          implementation: Literal["tessera", "xla", "cudnn"] | None = None, softcap: float = 0.0,
+                          return_residual: bool = False) -> Any:
     """jax.nn.dot_product_attention by tessera's kernels, on the CPU.
 
     query: [B, T, N, H] or [T, N, H]; key, value: [B, S, K, H] or [S, K, H], N a multiple of K; float32, bfloat16,
     float16, or float64 (the reference). bias: broadcasts to [B, N, T, S], differentiable. mask: bool, broadcasts
     likewise, True where the key is seen. is_causal: top-left, as in JAX. query_seq_lengths,
     key_value_seq_lengths: integers [B]. local_window_size: an int or (left, right), both inclusive. scale, is_causal,
-    local_window_size and softcap are static.
+    local_window_size, implementation and softcap are static.
+
+    implementation: None or "tessera" runs tessera's kernels, which have reverse mode, once. "xla" is a composition of
+    JAX's operations with the same meaning: any derivative and symbolic shapes, but slow, and it takes the memory of all
+    weights. "cudnn" is jax.nn's own, with its meaning.
 
     Differences from jax.nn: a query that sees no key gives 0 and LSE -inf, not the mean of V. LSE (return_residual, [B,
     T, N]) is float32 and has a gradient. softcap is tessera's. mask and key_value_seq_lengths become a bias.
 
-    Returns [B, T, N, H], or (that, LSE) with return_residual. Raises ValueError naming the argument.
+    Returns [B, T, N, H], or (that, LSE) with return_residual. Raises ValueError naming the argument, and
+    NotImplementedError for forward mode and second derivatives. Under a jit inside of jax.jvp JAX raises its own
+    TypeError ("can't apply forward-mode autodiff"), which names no function.
     """
+    if implementation not in _IMPLEMENTATIONS:
+        expect("implementation", f"one of {', '.join(map(repr, _IMPLEMENTATIONS))}", repr(implementation))
+    if implementation == "cudnn":
+        if softcap != 0:
+            expect("softcap", "0 with implementation='cudnn'", softcap)
+        return jax.nn.dot_product_attention(
+            query, key, value, bias, mask, scale=scale, is_causal=is_causal, query_seq_lengths=query_seq_lengths,
+            key_value_seq_lengths=key_value_seq_lengths, local_window_size=_window(local_window_size),
+            implementation="cudnn", return_residual=return_residual)
     query, key, value = (jnp.asarray(a) for a in (query, key, value))
     unbatched = query.ndim == 3
     q, k, v = (_four("query key value".split()[i], a, unbatched) for i, a in enumerate((query, key, value)))
     _check(q, k, v)
     shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    left, right, seen = _window(local_window_size, shape)
-    scores = _Scores(2 if is_causal else 0, left, right,
-                     q.shape[3] ** -0.5 if scale is None else float(scale), float(softcap))
-    bias = _bias(bias, _masks(mask, key_value_seq_lengths, seen, shape), shape, q.dtype)
-    _register()
-    o, lse = _differentiable(scores, bias is not None)(q, k, v, *(() if bias is None else (bias,)))
-    if query_seq_lengths is not None:
-        lengths = _lengths("query_seq_lengths", query_seq_lengths, shape[0])
-        rows = jnp.arange(shape[2])[None, :, None, None] < lengths[:, None, None, None]
-        o = jnp.where(rows, o, 0)
-    lse = lse.transpose(0, 2, 1)
+    arrays = dict(q=q, k=k, v=v)
+    if bias is not None:
+        arrays["bias"] = _broadcastable("bias", bias, shape)
+    if mask is not None:
+        arrays["mask"] = _mask(mask, shape)
+    for name, lengths in (("query_seq_lengths", query_seq_lengths), ("key_value_seq_lengths", key_value_seq_lengths)):
+        if lengths is not None:
+            arrays[name] = _lengths(name, lengths, shape[0])
+    scale = None if scale is None else float(scale)
+    run = functools.partial(_attention, is_causal=bool(is_causal), window=_window(local_window_size), scale=scale,
+                            softcap=float(softcap), by_xla=implementation == "xla")
+    if implementation == "xla":
+        run = _with_automatic_axes(run, q, k, v)
+    o, lse = run(arrays)
     if unbatched:
         o, lse = o[0], lse[0]
     return (o, lse) if return_residual else o
+
+
+def export_checks() -> list[jax.export.DisabledSafetyCheck]:
+    """The disabled_checks that jax.export.export() needs for calls of this module: tessera's handlers are of this
+    version of tessera alone. A program that loads the result imports tessera.jax first.
+
+        jax.export.export(jax.jit(function), disabled_checks=tessera.jax.export_checks())(query)
+    """
+    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in _jax_calls.TARGETS]
+
+
+def _with_automatic_axes(run, q, k, v):
+    """`run`, which returns (o, lse), for arrays whose shardings are part of their types (AxisType.Explicit): XLA
+    chooses them inside, and o and lse are sharded as q is."""
+    mesh, explicit = explicit_axes(q)
+    if not explicit:
+        return run
+    specs = [(*jax.typeof(a).sharding.spec, *(None,) * 4)[:4] for a in (q, k, v)]
+    batch = next((spec[0] for spec in specs if spec[0] is not None), None)
+    rows = (batch, *specs[0][1:3])
+    return jax.sharding.auto_axes(run, axes=explicit, out_sharding=(NamedSharding(mesh, PartitionSpec(*rows, None)),
+                                                                    NamedSharding(mesh, PartitionSpec(*rows))))
+
+
+def _attention(arrays, is_causal, window, scale, softcap, by_xla):
+    """(o [B, T, N, H], lse [B, T, N]) of arrays that dot_product_attention() has checked."""
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    masks = [arrays["mask"]] if "mask" in arrays else []
+    if "key_value_seq_lengths" in arrays:
+        masks.append(jnp.arange(shape[3]) < arrays["key_value_seq_lengths"][:, None, None, None])
+    left = right = _native.UNBOUNDED
+    if window is not None:
+        sides = None if by_xla else _sides(window, shape)
+        if sides is None:
+            masks.append((_distance(shape) >= -window[0]) & (_distance(shape) <= window[1]))
+        else:
+            left, right = sides
+    if by_xla and is_causal:
+        masks.append(_distance(shape) <= 0)
+    bias = _bias(arrays.get("bias"), functools.reduce(jnp.logical_and, masks) if masks else None, q.dtype)
+    if by_xla:
+        o, lse = _composition(q, k, v, bias, scale, softcap)
+    else:
+        for name, array in (("query", q), ("key", k), ("value", v)):
+            _jax_derivatives.expect_numbers(name, array.shape)
+        scores = _jax_calls.Scores(2 if is_causal else 0, left, right, scale, softcap)
+        inputs = _jax_derivatives.same_axes([q, k, v, *(() if bias is None else (bias,))])
+        o, lse = _jax_derivatives.differentiable(scores, bias is not None)(*inputs)
+    if "query_seq_lengths" in arrays:
+        rows = jnp.arange(shape[2])[None, :, None, None] < arrays["query_seq_lengths"][:, None, None, None]
+        o = jnp.where(rows, o, 0)
+    return o, lse.transpose(0, 2, 1)
+
+
+def _composition(q, k, v, bias, scale, softcap):
+    """(o, lse [B, N, T]) of the operations of JAX, in float32 or more."""
+    dtype, (batch, len_q, heads, dim), heads_kv = jnp.promote_types(q.dtype, jnp.float32), q.shape, k.shape[2]
+    grouped = q.reshape(batch, len_q, heads_kv, heads // heads_kv, dim).astype(dtype)
+    scores = scale * jnp.einsum("btmgh,bsmh->bmgts", grouped, k.astype(dtype))
+    scores = scores.reshape(batch, heads, len_q, k.shape[1])
+    if softcap != 0:
+        scores = softcap * jnp.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    highest = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
+    highest = jnp.where(jnp.isfinite(highest), highest, 0)
+    weights = jnp.exp(scores - highest)
+    total = weights.sum(-1, keepdims=True)
+    seen = total > 0
+    total = jnp.where(seen, total, 1)
+    weights = (weights / total).reshape(batch, heads_kv, heads // heads_kv, len_q, k.shape[1])
+    o = jnp.einsum("bmgts,bsmd->btmgd", weights, v.astype(dtype)).reshape(batch, len_q, heads, v.shape[3])
+    return o.astype(q.dtype), jnp.where(seen, jnp.log(total) + highest, -jnp.inf)[..., 0]
 
 
 def _four(name, array, unbatched):
@@ -189,22 +182,29 @@ def _check(q, k, v):
         expect("query", f"a multiple of key's {k.shape[2]} heads", q.shape[2])
 
 
-def _window(size, shape):
-    """(left, right, mask): a window relative to the bottom-right diagonal, as tessera counts, or a mask in its
-    place."""
+def _window(size):
+    """(left, right) as JAX counts, from the index of the query; None for no window."""
     if size is None:
-        return _native.UNBOUNDED, _native.UNBOUNDED, None
+        return None
     try:
         left, right = map(operator.index, size if isinstance(size, (tuple, list)) else (size, size))
     except (TypeError, ValueError):
         expect("local_window_size", "an integer or (left, right)", repr(size))
     if min(left, right) < 0:
         expect("local_window_size", "0 or more on both sides", (left, right))
-    diagonal = shape[3] - shape[2]  # JAX counts from the index of the query
-    if left + diagonal >= 0 and right - diagonal >= 0:
-        return left + diagonal, right - diagonal, None
-    distance = jnp.arange(shape[3])[None, :] - jnp.arange(shape[2])[:, None]
-    return _native.UNBOUNDED, _native.UNBOUNDED, ((distance >= -left) & (distance <= right))[None, None]
+    return left, right
+
+
+def _sides(window, shape):
+    """The window relative to the bottom-right diagonal, as tessera counts; None where tessera has no such window."""
+    diagonal = shape[3] - shape[2]
+    sides = window[0] + diagonal, window[1] - diagonal
+    return sides if min(sides) >= 0 else None
+
+
+def _distance(shape):
+    """int [T, S]: the index of the key less that of the query."""
+    return jnp.arange(shape[3])[None, :] - jnp.arange(shape[2])[:, None]
 
 
 def _lengths(name, lengths, batch):
@@ -222,26 +222,19 @@ def _broadcastable(name, array, shape):
     return array
 
 
-def _masks(mask, lengths, seen, shape):
-    """The conjunction of all masks, or None without any."""
-    masks = [] if seen is None else [seen]
-    if mask is not None:
-        mask = _broadcastable("mask", mask, shape)
-        if mask.dtype != jnp.bool_:
-            expect("mask", "dtype bool", mask.dtype)
-        masks.append(mask)
-    if lengths is not None:
-        masks.append(jnp.arange(shape[3]) < _lengths("key_value_seq_lengths", lengths, shape[0])[:, None, None, None])
-    return functools.reduce(jnp.logical_and, masks) if masks else None
+def _mask(mask, shape):
+    mask = _broadcastable("mask", mask, shape)
+    if mask.dtype != jnp.bool_:
+        expect("mask", "dtype bool", mask.dtype)
+    return mask
 
 
-def _bias(bias, mask, shape, dtype):
+def _bias(bias, mask, dtype):
     """The bias with -inf where the mask hides a key; float32 unless it has the dtype of the query."""
-    if bias is not None:
-        bias = _broadcastable("bias", bias, shape)
-        if bias.dtype != dtype:
-            bias = bias.astype(jnp.float32)
+    if bias is not None and bias.dtype != dtype:
+        bias = bias.astype(jnp.float32)
     if mask is None:
         return bias
     hidden = jnp.where(mask, 0, -jnp.inf).astype(jnp.float32)
+    hidden = hidden.reshape((1,) * (4 - hidden.ndim) + hidden.shape)
     return hidden if bias is None else jnp.where(mask, bias.astype(jnp.float32), -jnp.inf)

@@ -7,6 +7,8 @@ import re
 import pytest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of a GPU that others share
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):  # for test_jax_sharded.py
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 
 def why_no_cuda():

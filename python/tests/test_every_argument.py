@@ -263,8 +263,11 @@ FUNCTIONS = {
         is_causal=As(True, dict(causal="top-left")), query_seq_lengths=As(torch.tensor([5, 11]), None),
         key_value_seq_lengths=As(KEYS, dict(bias=torch.zeros(BATCH, 1, 1, LEN_KV).masked_fill(
             torch.arange(LEN_KV) >= KEYS[:, None, None, None], float("-inf")))),
-        local_window_size=[As((2, 9), dict(window=(8, 3))), As(numpy.int64(9), dict(window=(15, 3))), Refused((1, 2, 3), "^local_window_size: ")],
+        local_window_size=[As((2, 9), dict(window=(8, 3))), As(numpy.int64(9), dict(window=(15, 3))),
+                           Refused((1, 2, 3), "^local_window_size: ")],
         softcap=As(0.5, dict(softcap=0.5)),
+        implementation=[Same("tessera"), Refused("x", "^implementation: "),
+                        Gives("xla", lambda r, base: numpy.allclose(r, base, atol=1e-6) or pytest.fail("xla differs"))],
         return_residual=Gives(True, lambda r, base: is_lse(numpy.asarray(r[1]).transpose(0, 2, 1)))), of=jax_signature),
 }
 

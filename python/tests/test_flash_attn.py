@@ -170,11 +170,11 @@ from flash_attn.flash_attn_interface import flash_attn_varlen_func
 assert flash_attn_func is tessera.flash_attn.flash_attn_func
 assert flash_attn.__version__.startswith("2.8") and flash_attn_interface.__tessera__ == "tessera.flash_attn_3"
 try:
-    import flash_attn.layers
+    import flash_attn.losses
 except ModuleNotFoundError:
     pass
 else:
-    raise SystemExit("flash_attn.layers was found")
+    raise SystemExit("flash_attn.losses was found")
 tessera.compat.uninstall()
 assert "flash_attn" not in sys.modules
 sys.modules["flash_attn"] = sys

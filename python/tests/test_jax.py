@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tessera.jax beside fp64, and beside jax.nn's own function for what is JAX's: jit, grad, vmap, masks, lengths."""
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import numpy
@@ -7,7 +9,7 @@ import pytest
 from jax.test_util import check_grads
 from reference import Reference, check_gradient, check_lse, check_o
 
-from tessera.jax import dot_product_attention
+from tessera.jax import dot_product_attention, export_checks
 
 KEYS = jnp.array([13, 29], jnp.int32)
 
@@ -119,3 +121,92 @@ def test_wrong_arguments_are_named(rng):
             ("^key_value_seq_lengths: ", lambda: dot_product_attention(q, k, v, key_value_seq_lengths=jnp.ones(3)))):
         with pytest.raises(ValueError, match=pattern):
             call()
+
+
+@pytest.mark.parametrize("implementation", ["tessera", "xla"])
+def test_every_implementation_has_one_meaning(rng, implementation):
+    q, k, v = inputs(rng, s=33)
+    bias = jnp.asarray(rng.standard_normal((1, 4, 29, 33)), jnp.float32)
+    options = dict(is_causal=True, local_window_size=(9, 1), softcap=2.0, key_value_seq_lengths=jnp.array([0, 30]),
+                   query_seq_lengths=KEYS, return_residual=True)
+
+    def run(implementation):
+        def loss(*arrays):
+            o, lse = dot_product_attention(*arrays, implementation=implementation, **options)
+            return jnp.sin(3 * o).sum() + jnp.where(jnp.isfinite(lse), jnp.sin(lse), 0).sum(), (o, lse)
+        gradients, results = jax.jit(jax.grad(loss, (0, 1, 2, 3), has_aux=True))(q, k, v, bias)
+        return *results, *gradients
+    for name, got, want in zip("o lse dq dk dv dbias".split(), run(implementation), run(None)):
+        finite = jnp.isfinite(want)
+        assert (jnp.isfinite(got) == finite).all() and jnp.abs(jnp.where(finite, got - want, 0)).max() < 1e-5, name
+
+
+def test_numbers_of_numpy_are_numbers(rng):
+    q, k, v = inputs(rng)
+    got = dot_product_attention(q, k, v, scale=numpy.float32(0.5), is_causal=numpy.True_, softcap=numpy.float64(2),
+                                local_window_size=numpy.int64(3), key_value_seq_lengths=numpy.array([13, 29]))
+    pair = dot_product_attention(q, k, v, scale=0.5, is_causal=True, softcap=2.0, key_value_seq_lengths=KEYS,
+                                 local_window_size=(numpy.int32(3), numpy.uint8(3)))
+    want = dot_product_attention(q, k, v, scale=0.5, is_causal=True, softcap=2.0, local_window_size=3,
+                                 key_value_seq_lengths=KEYS)
+    assert (got == want).all() and (pair == want).all()
+
+
+def small(implementation=None):
+    def function(q, k, v):
+        return dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+    return function
+
+
+def test_other_derivatives_name_the_call_and_the_way_out(rng):
+    q, k, v = (a[:1, :4, :, :4] for a in inputs(rng, heads=2))
+
+    def loss(q):
+        return jnp.sin(small()(q, k, v)).sum()
+    for derivative in (lambda: jax.jvp(loss, (q,), (q,)), lambda: jax.jit(lambda q: jax.jvp(loss, (q,), (q,)))(q),
+                       lambda: jax.jacfwd(loss)(q), lambda: jax.hessian(loss)(q),
+                       lambda: jax.grad(lambda q: jax.grad(loss)(q).sum())(q)):
+        with pytest.raises((NotImplementedError, TypeError)) as caught:
+            derivative()
+        words = str(caught.value)
+        assert ("tessera.jax.dot_product_attention" in words and 'implementation="xla"' in words
+                or "forward-mode autodiff" in words), words
+    with pytest.raises(NotImplementedError, match='tessera.jax.dot_product_attention: .* implementation="xla"'):
+        jax.jvp(loss, (q,), (q,))
+    with jax.enable_x64(True):
+        arrays = [a.astype(jnp.float64) for a in (q, k, v)]
+        check_grads(small("xla"), arrays, order=2, modes=["fwd", "rev"])
+
+
+def test_export(rng):
+    q, k, v = inputs(rng)
+    exported = jax.export.export(jax.jit(small()), disabled_checks=export_checks())(q, k, v)
+    if importlib.util.find_spec("flatbuffers"):
+        exported = jax.export.deserialize(exported.serialize(vjp_order=0))
+    assert (exported.call(q, k, v) == small()(q, k, v)).all()
+    gradient = jax.jit(jax.grad(lambda *a: small()(*a).sum(), (0, 1, 2)))
+    exported = jax.export.export(gradient, disabled_checks=export_checks())(q, k, v)
+    assert all((a == b).all() for a, b in zip(exported.call(q, k, v), gradient(q, k, v)))
+    with pytest.raises(ValueError, match="no compatibility guarantees"):
+        jax.export.export(jax.jit(small()))(q, k, v)
+
+
+def test_symbolic_shapes(rng):
+    arrays = inputs(rng)
+    batch, length = jax.export.symbolic_shape("batch, length")
+    symbolic = [jax.ShapeDtypeStruct((batch, length, *a.shape[2:]), a.dtype) for a in arrays]
+    with pytest.raises(ValueError, match=r'^query: expected a shape of numbers.*"xla".*\(batch, length, 4, 16\)'):
+        jax.export.export(jax.jit(small()), disabled_checks=export_checks())(*symbolic)
+    exported = jax.export.export(jax.jit(small("xla")))(*symbolic)
+    assert jnp.abs(exported.call(*arrays) - small()(*arrays)).max() < 1e-5
+
+
+def test_implementations_are_those_of_jax_nn(rng):
+    q, k, v = inputs(rng)
+    with pytest.raises(ValueError, match="^implementation: expected one of None, 'tessera', 'xla', 'cudnn', got 'x'"):
+        dot_product_attention(q, k, v, implementation="x")
+    with pytest.raises(ValueError, match="^softcap: expected 0 with implementation='cudnn'"):
+        dot_product_attention(q, k, v, softcap=1.0, implementation="cudnn")
+    if jax.default_backend() == "cpu":
+        with pytest.raises(Exception, match="(?i)cudnn"):
+            dot_product_attention(q, k, v, implementation="cudnn")

@@ -147,7 +147,7 @@ std::vector<Spoiled<Args>> spoiled_calls(const Args& good, bool ragged) {
         for (std::size_t d = 0; d < static_cast<std::size_t>((good.*view).rank); ++d) {
             add("with stride 0", {slot.name}, [view, d](Args& a) { (a.*view).strides[d] = 0; });
         }
-        std::set<std::string> names;  // of two outputs either one may be named, and a view may reach into a third
+        std::set<std::string> names;  // either of two outputs may be named, and a view may reach into a third
         for (const Slot<Args>& other : slots(good, ragged)) {
             if (other.output) names.insert(other.name);
         }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every argument wrong in turn: the status, the argument's name, and not one byte of an output changed. */
+ * Makes every argument wrong in turn. Checks the status and the argument's name, and that no byte of an output changed.
+ */
 #include "fixture.h"
 
 static Fixture f;
@@ -212,7 +213,7 @@ static tessera_status unknown_field(void) {
     return tessera_forward(&newer.problem, NULL, &f.forward, f.workspace, f.workspace_bytes, NULL);
 }
 
-/* struct_size was never set: whatever it holds, nothing beyond the struct is read. */
+/* struct_size was never set. Whatever it holds, nothing beyond the struct is read. */
 static void test_garbage_sizes(void) {
     const size_t garbage[] = {TESSERA_MAX_STRUCT_SIZE + 1, 1 << 20, SIZE_MAX / 2, SIZE_MAX - 7, SIZE_MAX};
     for (size_t i = 0; i < sizeof garbage / sizeof garbage[0]; ++i) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The plan as data says what the plan as text says; predictions for machines by name; and every wrong argument. */
+ * Checks that the plan as data says what its text says, predictions for machines by name, and every wrong argument. */
 #include "fixture.h"
 
 static Fixture f;

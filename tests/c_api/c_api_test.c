@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Forward and backward by the C ABI against loops in C that follow docs/numerics.md, and the calls that tell. */
+ * Compares forward and backward of the C ABI with loops in C that follow docs/numerics.md, and tests the calls that
+ * return information. */
 #include "fixture.h"
 
 typedef struct Expected {
@@ -169,7 +170,7 @@ static void test_newer_caller(Fixture* f) {
     CHECK(tessera_workspace_bytes(&newer.problem, &f->options, TESSERA_FORWARD, &bytes) == TESSERA_OK);
 }
 
-/* A caller with the first header, whose structs end before o_residual: what lies behind them is not looked at. */
+/* A caller with the first header, whose structs end before o_residual. Nothing behind them is read. */
 static void test_older_caller(const Fixture* f) {
     tessera_forward_args forward = f->forward;
     tessera_backward_args backward = f->backward;

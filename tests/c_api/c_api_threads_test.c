@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every kernel of the host on a parallel_for of plain POSIX threads: the same bits as on one thread, and calls at the
- * same time from several threads. ThreadSanitizer sees all of it, which it can't say of oneTBB (not compiled with it).
+ * Runs every kernel of the host on a parallel_for of plain POSIX threads. The bits are those of one thread, also in
+ * calls at the same time from several threads. ThreadSanitizer sees these threads. It does not see those of oneTBB,
+ * which is not compiled with it.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -184,7 +185,7 @@ static void test_calls_at_the_same_time(void) {
 }
 
 int main(void) {
-    test_calls_at_the_same_time(); /* first, so that they meet in whatever is made at the first call */
+    test_calls_at_the_same_time(); /* first, so that they race for anything that the first call creates */
     Case few_heads = make_case(70, 1100, 1, 1);
     Case long_queries = make_case(600, 530, 2, 1);
     Case many_heads = make_case(40, 50, kMaxHeads, kMaxHeads / 2);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A small problem with everything on (GQA, ragged lengths aside): memory, tensors and the structs of both passes. */
+ * A small dense problem with GQA and every feature: memory, tensors and the structs of both passes. */
 #ifndef TESSERA_TESTS_C_API_FIXTURE_H
 #define TESSERA_TESTS_C_API_FIXTURE_H
 
@@ -116,7 +116,7 @@ static inline void set_args(Fixture* f) {
                                           .dbias = tensor(f->out.dbias, 4, 1, 1, kLenQ, kLenKv)};
 }
 
-/* Everything right; the fixture must not move afterwards, its tensors point into it. */
+/* Fills in a valid call. The fixture must not move afterwards, because its tensors point into it. */
 static inline void setup(Fixture* f) {
     memset(f, 0, sizeof *f);
     fill(f->q, kSizeQ, 1);

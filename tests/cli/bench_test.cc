@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera bench: suites, and going on after an interruption.
+// tessera bench: suites, and resuming after an interruption.
 #include <csignal>
 #include <sstream>
 #include <thread>
@@ -106,8 +106,7 @@ TEST_F(BenchTest, predictions_stand_beside_measurements) {
     EXPECT_EQ(measure::read_records(path("r.jsonl")).size(), 4U);
 }
 
-/// A host is known by all that it is. With the processor's name alone of one that the model knows, nothing is
-/// predicted.
+/// The model recognises a host by all its properties. If only the processor's name matches, nothing is predicted.
 TEST_F(BenchTest, predicts_on_a_known_host_only) {
     struct OnHost {
         std::string host;

@@ -107,7 +107,7 @@ TEST_F(ErrorsTest, what_is_not_built_is_69) {
         expect_error("why --schedule fa3", 69, "--schedule: this build has no forward kernel of schedule fa3");
 }
 
-/// A kernel that refuses what it has to take is no success, though it computed nothing wrong.
+/// A kernel that refuses a case that it has to take fails the check, though it computed nothing wrong.
 TEST_F(ErrorsTest, check_fails_when_a_kernel_refuses_what_it_takes) {
     const std::string check = "check --kernel cpu.fa2.forward --case causal_square";
     EXPECT_NE(run_ok(check).out.find("ok: 1 case"), std::string::npos);
@@ -191,7 +191,7 @@ TEST_F(ErrorsTest, interrupted_is_130_and_keeps_what_is_done) {
     for (const auto& [signal_number, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}}) {
         std::filesystem::remove(records);
         const pid_t child = start(bench);
-        // It makes the file when it begins to measure, which takes longer than any test.
+        // The command creates the file when it begins to measure, which takes longer than any test.
         while (!std::filesystem::exists(records) && ::waitpid(child, nullptr, WNOHANG) == 0)
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         EXPECT_EQ(code_after_signal(child, signal_number), code);
@@ -199,7 +199,7 @@ TEST_F(ErrorsTest, interrupted_is_130_and_keeps_what_is_done) {
     for (const std::string& name : names()) EXPECT_EQ(name, "r.jsonl");
 }
 
-/// What reaches a terminal of stderr within some time of a long run, and what reaches a pipe in its place.
+/// The output of stderr within some time of a long run, to a terminal or to a pipe.
 std::string stderr_of_a_long_run(bool terminal) {
     int ends[2];
     if ((terminal ? ::openpty(&ends[0], &ends[1], nullptr, nullptr, nullptr) : ::pipe(ends)) != 0) return "none";

@@ -71,7 +71,7 @@ TEST(Bench, warms_up_for_the_time_that_is_asked) {
     EXPECT_EQ(calls, 2);
 }
 
-/// Keeps the thread busy for so long, by its own time: what else runs on the machine does not lengthen it.
+/// Keeps the thread busy for this time on the thread's own clock, so that other programs do not lengthen it.
 void work_for(double milliseconds) {
     const ThreadTimer own;
     while (own.milliseconds() < milliseconds) {
@@ -94,7 +94,7 @@ TEST(Bench, measures_again_what_is_noisy) {
     EXPECT_LT(again.ms.spread / again.ms.median, once.ms.spread / once.ms.median);
 }
 
-/// 10 J more at each reading.
+/// Reads 10 J more each time.
 class StepGauge : public Gauge {
  public:
     double clock_mhz() const override { return 1000; }

@@ -36,7 +36,7 @@ TEST_F(ModelCommandsTest, roofline_over_lengths) {
     expect_fits(text);
     for (const char* word : {"standard", "fa1", "fa2", "fa3", "win", "4,096", "faster than standard", "keys fit"})
         expect_says(text, word);
-    expect_says(text, "\n  len  bound of the best\n");  // what has no room goes on below, with the lengths again
+    expect_says(text, "\n  len  bound of the best\n");  // columns without space continue below, with the lengths again
     expect_says(run_ok("roofline --tokens 16384 --len 512:2048"), "\n  len  batch  bound of the best\n");
     const auto rows = run_ok(command + " --json").json().at("rows");
     ASSERT_EQ(rows.size(), 4U);
@@ -212,7 +212,7 @@ TEST_F(ModelCommandsTest, kernels_that_do_not_exist_are_not_predicted) {
 }
 
 TEST_F(ModelCommandsTest, a_table_says_of_all_its_rows_how_far_off_they_may_be) {
-    // Another kind of problem, another bar; once where all are of one kind.
+    // Each kind of problem has its own error bar. A table of one kind shows one bar.
     const Outcome rows = run_ok("roofline --device h200 --len 64:65536 --schedule fa2");
     expect_says(rows, "64 to 1,024: +-32 %");
     expect_says(rows, "2,048: +-23 %");  // short
@@ -221,7 +221,7 @@ TEST_F(ModelCommandsTest, a_table_says_of_all_its_rows_how_far_off_they_may_be) 
     const Outcome sheets = run_ok("roofline --device h200 --len 64,128 --schedule fa2 --worksheet");
     expect_says(sheets, "on h200, 64 long\n");
     expect_says(sheets, "\n\nWorksheet: fa2 forward of flash-attention on h200, 128 long\n");
-    // What a time is without is its kernel's own: a CPU's kernels know of dropout.
+    // Each kernel lists the features that its time does not contain: a CPU's time contains dropout.
     const Outcome cpu = run_ok("roofline --device xeon-16 --len 512 --schedule fa2 --softcap 30 --dropout 0.5");
     expect_says(cpu, "not in it  softcap:");
 }
@@ -234,7 +234,7 @@ TEST_F(ModelCommandsTest, texts_of_files_do_not_steer_a_terminal) {
     const Outcome outcome = run_ok("roofline --device m.json --len 64 --amdahl 0.5");
     EXPECT_EQ(outcome.out.find('\x1b'), std::string::npos);
     EXPECT_NE(outcome.out.find("a \\x1b[31mred card"), std::string::npos) << outcome.out;
-    // Nor by the control characters beyond ASCII, or bytes that are no character; others stay.
+    // Control characters beyond ASCII, and bytes that are no character, are escaped too. Other characters stay.
     std::ofstream(path("names.txt")) << "flash_fwd_kernel\xC2\x9B"
                                      << "31m \xFF\x9B \xC3\xA9\x7F\n";
     const Outcome names = run_ok("which names.txt");

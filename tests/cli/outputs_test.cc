@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Nothing is lost or ignored: what stands in the way of an output, options without effect, and failures for programs.
+// Nothing is lost or ignored: files in the way of an output, options without effect, and failures reported in JSON.
 #include <limits>
 
 #include "io/safetensors.hpp"
@@ -66,7 +66,7 @@ TEST_F(OutputsTest, their_own_outputs_are_written_again) {
     EXPECT_EQ(measured_records("r.jsonl").size(), 2U);
 }
 
-/// Tensors that change the result where they are asked for.
+/// Tensors of the file that change the result only if an option names them.
 TEST_F(OutputsTest, tensors_that_are_not_used_are_told) {
     run_ok("gen --ragged 3,4,5x6 -o ragged.safetensors");
     expect_note(run_ok("run ragged.safetensors"), "cu_seqlens_q, which is not used: --cu-seqlens-q cu_seqlens_q");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs the command as a shell user does, and tells what came of it.
+// Runs the command as a shell user does, and returns its exit code and output.
 #pragma once
 
 #include <fmt/format.h>
@@ -66,7 +66,7 @@ class CommandTest : public testing::Test {
         return {code, text_of(root_ / "out"), text_of(root_ / "err")};
     }
 
-    /// The same on a faked host, expecting success.
+    /// run() on a faked host, expecting success.
     Outcome run_on(const std::string& host, const std::string& arguments) const {
         Outcome outcome = run(arguments, fmt::format("TESSERA_FAKE_HOST='{}'", host));
         EXPECT_EQ(outcome.code, 0) << "tessera " << arguments << " on " << host << "\n" << outcome.err;
@@ -89,7 +89,7 @@ class CommandTest : public testing::Test {
         EXPECT_NE(outcome.err.find(message), std::string::npos) << arguments << "\n" << outcome.err;
     }
 
-    /// What it printed holds `text`, or what it said beside it.
+    /// Expects `text` on stdout; expect_note() expects it on stderr.
     static void expect_says(const Outcome& outcome, const std::string& text) {
         EXPECT_NE(outcome.out.find(text), std::string::npos) << text << "\n" << outcome.out;
     }
@@ -97,7 +97,7 @@ class CommandTest : public testing::Test {
         EXPECT_NE(outcome.err.find(text), std::string::npos) << text << "\n" << outcome.err;
     }
 
-    /// Without those that the model predicted, which are there on a machine that it knows.
+    /// The Records of a file without predictions, which exist only on a machine that the model knows.
     std::vector<measure::Record> measured_records(const std::string& name) const {
         std::vector<measure::Record> records = measure::read_records(path(name));
         std::erase_if(records, [](const measure::Record& record) { return record.what != "measured"; });

@@ -154,7 +154,7 @@ TEST_F(RunTest, dtypes_are_converted_exactly_or_refused) {
             std::string(name_of(io::read_safetensors(path(fmt::format("{}.safetensors", dtype))).view("o").dtype)),
             dtype);
     }
-    // The same numbers, rounded by gen or by run, are the same input.
+    // Numbers that gen rounds and numbers that run rounds give equal inputs.
     run_ok("gen --len 16 --heads 2 --head-dim 8 --dtype bf16 -o b.safetensors");
     run_ok("run b.safetensors -o kept.safetensors");
     EXPECT_EQ(tensor("kept.safetensors", "o"), tensor("bf16.safetensors", "o"));

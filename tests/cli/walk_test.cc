@@ -34,7 +34,7 @@ TEST_F(WalkTest, values_on_the_sample_are_those_of_run) {
         run_ok(fmt::format("run {} --backward -o out.safetensors", how));
         const auto walk = fmt::format("walk {} --head 3 --row 700 --json", how);
         const auto forward = run_ok(walk).json();
-        // With a matrix unit a run that nobody watches is another kernel of fa2, and the walk says so.
+        // With a matrix unit a run without an observer takes another kernel of fa2, and the walk says so.
         const bool other = !forward.at("plan").at("matrix_unit").is_null();
         EXPECT_EQ(forward.at("path"), "cpu/simd");
         EXPECT_EQ(forward.at("path_unobserved"), other ? "cpu/matrix" : "cpu/simd");

@@ -36,7 +36,7 @@ TEST_F(WhichTest, says_what_ran_and_what_kept_the_faster_one_out) {
     EXPECT_GT(gain.at("step_factor"), 1);
 }
 
-/// Names tell of no call, so what is said of one would change nothing.
+/// Kernel names contain no call, so options that describe a call would change nothing.
 TEST_F(WhichTest, options_of_a_call_are_refused_beside_names) {
     write("names.txt", "flash_fwd_splitkv_kernel\n");
     run_ok("which names.txt --expect fa2");

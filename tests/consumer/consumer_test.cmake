@@ -57,9 +57,9 @@ find_program(PKG_CONFIG pkg-config)
 if(PKG_CONFIG)
     with_pkg_config(${WORK}/prefix)
 endif()
-# The CUDA kernels were built once and are a part of what was installed; here they would take most of the time. So would
-# optimising once more, unless a compiler cache has the objects of the build: this is about building at all. Shared, because
-# as a static library it was built already.
+# This build is without CUDA kernels, which are in the installed library and would take most of the time. It is
+# optimised only if a compiler cache has the objects, since it tests only that the project builds. The library is
+# shared, because the installed one is static.
 if("$ENV{CMAKE_CXX_COMPILER_LAUNCHER}" MATCHES "ccache")
     set(cheap -DTESSERA_WERROR=${WERROR})
 else()
@@ -86,7 +86,8 @@ if(PKG_CONFIG)
     with_pkg_config(${WORK}/shared_prefix)
 endif()
 
-# What it exports: the C ABI, and of C++ what include/tessera declares; nothing of its own rooms, of fmt or of TBB.
+# The library exports the C ABI and the C++ names that include/tessera declares, but no internal namespace, nothing of
+# fmt or of TBB.
 file(GLOB library ${WORK}/shared_prefix/lib*/libtessera.so ${WORK}/shared_prefix/lib*/*/libtessera.so)
 execute_process(COMMAND nm -D -C --defined-only ${library} OUTPUT_VARIABLE symbols RESULT_VARIABLE status)
 string(REGEX REPLACE "\n$" "" symbols "${symbols}")

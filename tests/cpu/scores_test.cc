@@ -136,7 +136,7 @@ TEST_P(Scores, bias_of_any_dtype_and_broadcast) {
     }
 }
 
-/// Are all factors those of core/dropout.hpp?
+/// Expects all factors to be those of core/dropout.hpp.
 void expect_philox(const simd::DropoutRule& rule, std::int64_t first_query, std::int64_t first_key, std::int64_t keys,
                    std::int64_t lanes) {
     const simd::TilePosition position{Mask{}.bind(std::int64_t{1} << 40, std::int64_t{1} << 40), first_query,

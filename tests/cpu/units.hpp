@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests of the matrix path: each unit of this processor, and aligned memory.
+// Helpers for tests of the matrix path: each unit of this processor, and aligned memory.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Barriers, rings of stages and registers that change hands.
+// Barriers, pipelines of stages, and registers that warpgroups exchange by setmaxnreg.
 #include "cuda/on_device.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/tile/pipeline.cuh"

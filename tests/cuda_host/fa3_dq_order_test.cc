@@ -161,7 +161,7 @@ TEST(Fa3DqOrder, causal_blocks_of_many_heads_start_in_segments) {
     EXPECT_FALSE(schedule.segmented);
 }
 
-/// Without a mask few key blocks start together, with one accumulator. More of them do not, nor do those of groups.
+/// Without a mask few key blocks start together, with one accumulator. Many key blocks, and those of groups, do not.
 TEST(Fa3DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
     using cuda::fa3::backward::kMaxAlignedBlocks;
     BlockSchedule<64, 128> schedule{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order of kernels in which an attention by hand shows, by itself.
+// Recognition of an attention by hand from the order of the kernels alone.
 #include "diagnose/by_hand.hpp"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which backend PyTorch takes: stories from public threads, limits of the checks, and what is left open when little is
-// known.
+// The backend that PyTorch takes: cases from public threads, limits of the checks, and answers when little is known.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -43,7 +43,7 @@ TEST(FamilyTree, text_fits_a_terminal_and_holds_every_kernel) {
         EXPECT_NE(std::string::npos, text.find(fmt::format("{}\n", r.kernel))) << r.name;
 }
 
-/// What is pasted to `tessera which -` is known there.
+/// `tessera which -` knows the kernel name of every family.
 TEST(FamilyTree, reader_of_names_knows_every_kernel) {
     for (const Relative& r : relatives()) {
         const NameReading reading = read_name(r.kernel);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Traces that were taken on an H200, of which it is known what ran: tests/diagnose/traces.
+// The diagnosis of traces that were taken on an H200, where the kernels that ran are known (tests/diagnose/traces).
 #include <gtest/gtest.h>
 #include <zlib.h>
 
@@ -217,8 +217,8 @@ TEST(LabelledTraces, get_advice_where_pytorch_chose) {
     EXPECT_FALSE(has_advice("graph_flash"));
 }
 
-/// On this machine PyTorch 2.11 took cuDNN wherever its rules allow it; what was asked for by name is a surprise to
-/// them.
+/// On this machine PyTorch 2.11 took cuDNN wherever its rules allow it. A backend that was requested by name
+/// contradicts the rules.
 TEST(LabelledTraces, surprise_the_rules_only_where_a_backend_was_asked_for) {
     const Call said{.torch = Version{2, 11, 0}};
     for (const Labelled& row : labelled()) {

@@ -10,7 +10,7 @@
 namespace tessera::diagnose::name_cut_test {
 namespace {
 
-/// In FlashAttention-3's wrapper stand its main kernels alone, so a cut behind it leaves no doubt which it is.
+/// FlashAttention-3's wrapper holds only its main kernels, so a name that is cut after the wrapper is still certain.
 TEST(CutNames, is_sure_of_a_wrapped_kernel_that_is_cut) {
     for (const char* name : {"void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwd",
                              "void cutlass::device_kernel<flash::enable_sm90<flash::Fl...",
@@ -48,7 +48,7 @@ TEST(CutNames, tells_magi_attention_from_fa3) {
     EXPECT_EQ(backward.library, "MagiAttention");
     EXPECT_EQ(backward.features, (std::vector<std::string>{"deterministic", "ranges of keys"}));
     EXPECT_EQ(read_name(mainloop + ", 2, 1, 2, 1, false> > >").mask, "window") << "FlashAttention-3 has eight switches";
-    // As many arguments of another kind, as a damaged name has them.
+    // A damaged name with the same number of arguments, but of another kind.
     EXPECT_EQ(
         read_name(
             "flash::enable_sm90<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2, a, cutlass::arch::Sm90, "

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reader of kernels' names against the labelled corpus (names.tsv): "known" names are the ones that it was written
-// after, "held-out" names were found in public logs afterwards and are only scored; of "open" names it does not know
-// all.
+// Compares the reader of kernels' names with the labelled corpus (names.tsv). It was written with the "known" names.
+// "held-out" names were found in public logs afterwards and are only scored. The reader knows only some of the "open"
+// names.
 #include "diagnose/name.hpp"
 
 #include <fmt/format.h>
@@ -62,7 +62,8 @@ TEST(KernelNames, reads_every_known_name) {
     for (const Labelled& row : rows) EXPECT_EQ(difference(row, read_name(row.name)), "") << row.name;
 }
 
-/// Those that were read wrong at first are in "known" now (docs/which.md): this guards against getting worse.
+/// Held-out names that were first read wrong are moved to "known" (docs/which.md), so this test guards against getting
+/// worse.
 TEST(KernelNames, reads_held_out_names_without_a_confident_mistake) {
     const auto rows = corpus("held-out");
     ASSERT_GE(rows.size(), 50U);
@@ -77,7 +78,7 @@ TEST(KernelNames, reads_held_out_names_without_a_confident_mistake) {
     RecordProperty("right", right);
 }
 
-/// What it does not know it must not guess with confidence: a family, or that there is attention or none.
+/// The reader must not guess an unknown name with confidence: neither its family, nor whether it is attention.
 TEST(KernelNames, guesses_no_open_name) {
     const auto rows = corpus("open");
     ASSERT_GE(rows.size(), 10U);
@@ -88,7 +89,7 @@ TEST(KernelNames, guesses_no_open_name) {
     }
 }
 
-/// Tools cut names anywhere. What is left may tell less, and must not tell another family with confidence.
+/// Tools cut names anywhere. The rest may say less, but must not name another family with confidence.
 TEST(KernelNames, never_takes_a_cut_name_for_another_family) {
     for (const char* set : {"known", "held-out"}) {
         for (const Labelled& row : corpus(set)) {
@@ -134,7 +135,7 @@ TEST(KernelNames, reads_words_by_what_stands_beside_them) {
     EXPECT_EQ(read_name("gemm_fusion_dot_76").role, Role::gemm);
 }
 
-/// What anybody may call a kernel tells what it does, and never for certain.
+/// Words that anybody may use in a name say what a kernel does, but never for certain.
 TEST(KernelNames, is_never_sure_of_words_alone) {
     for (const char* name :
          {"image_sort_kernel", "swizzle_row_scaling_kernel", "grpo_bwd_kernel", "_mhc_post_kernel", "my_matmul",
@@ -149,7 +150,7 @@ TEST(KernelNames, is_never_sure_of_words_alone) {
     EXPECT_EQ(read_name("some_kernel").role, Role::unknown);
 }
 
-/// What only one library writes is said with confidence: of attention, and of what stands beside it.
+/// Names that only one library writes are read with confidence, for attention and for kernels beside it.
 TEST(KernelNames, is_sure_of_names_that_only_one_library_has) {
     for (const char* name :
          {"nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN", "ampere_sgemm_128x64_tn", "triton_tem_fused_addmm_t_view_9",
@@ -161,7 +162,7 @@ TEST(KernelNames, is_sure_of_names_that_only_one_library_has) {
         EXPECT_GE(read_name(name).confidence, Confidence::likely) << name;
 }
 
-/// Where the words of a name and the reader of a family disagree, neither is believed.
+/// If the words of a name and the reader of a family disagree, neither is believed.
 TEST(KernelNames, doubts_a_family_whose_words_say_otherwise) {
     const NameReading longer = read_name("flash_attn_ext_vec_combine_partials");
     EXPECT_LT(longer.confidence, Confidence::likely);
@@ -196,7 +197,7 @@ TEST(KernelNames, wants_company_for_short_words) {
     EXPECT_EQ(read_name("triton_poi_fused_cat_fmha_v3_fwd_mul_1").role, Role::look_alike);
 }
 
-/// A tool may cut a name inside of the word that tells a helper from its kernel.
+/// A tool may cut a name inside of the word that distinguishes a helper from its kernel.
 TEST(KernelNames, knows_a_helper_that_is_cut) {
     const NameReading helper = read_name("void cutlass::device_kernel<flash::FlashAttnFwdCombi...");
     EXPECT_EQ(helper.role, Role::helper);
@@ -210,7 +211,7 @@ TEST(KernelNames, knows_a_helper_that_is_cut) {
     EXPECT_FALSE(cut_inside("a::f_long_na", "f_long_name", 6));
 }
 
-/// Where keys and values are only moved, "mla" says what the cache holds.
+/// In a kernel that only moves keys and values, "mla" names the contents of the cache.
 TEST(KernelNames, tells_a_latent_cache_from_latent_attention) {
     EXPECT_EQ(read_name("flatten_kv_cache_mla_fp8_kernel").role, Role::look_alike);
     EXPECT_EQ(read_name("_cat_and_cache_mla_kernel").role, Role::look_alike);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of rules against what PyTorch itself answered on a GPU: pytorch_*.tsv, written by tools/which_rules.py.
+// Compares the table of rules with PyTorch's own answers on a GPU: pytorch_*.tsv, written by tools/which_rules.py.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -32,7 +32,7 @@ Sizes sizes_of(const std::string& text) {
     return sizes;
 }
 
-/// What PyTorch said: the machine, its texts by their numbers, and a row for each call.
+/// PyTorch's answers: the machine, the texts by their numbers, and a row for each call.
 struct Record {
     Call machine{};
     std::map<std::string, std::string> texts{};
@@ -120,7 +120,7 @@ Call call_of(const Record& record, const std::vector<std::string>& row) {
     return assume_defaults(call, assumed);
 }
 
-/// Some reasons PyTorch prints once only.
+/// PyTorch prints some reasons only once.
 bool was_printed(const Record& record, const std::string& text) {
     return std::any_of(record.texts.begin(), record.texts.end(),
                        [&](const auto& printed) { return printed.second.find(text) != std::string::npos; });

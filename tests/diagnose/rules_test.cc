@@ -227,7 +227,7 @@ TEST(Rules, every_row_refuses_its_case_and_not_the_neighbour) {
             std::string(rule.name) + " in " + std::to_string(rule.from.major) + "." + std::to_string(rule.from.minor);
         EXPECT_FALSE(refused_by(changed(rule.from, of_rule.neighbour), rule)) << where;
         const Call call = changed(rule.from, of_rule.trigger);
-        if (about_sequences(rule)) {  // nobody knows the lengths of the sequences, so the verdict is unknown
+        if (about_sequences(rule)) {  // the lengths of the sequences are unknown, and so is the verdict
             const Verdict verdict = verdict_of(explain(call), rule.backend);
             EXPECT_EQ(Standing::unknown, verdict.standing) << where;
             ASSERT_FALSE(verdict.wanting.empty()) << where;
@@ -290,7 +290,7 @@ Cases rocm_cases() {
     };
 }
 
-/// Of ROCm's own rows; the others stand in the table above.
+/// Tests the rows that are ROCm's own; the table above has the others.
 TEST(Rules, every_row_of_rocm_refuses_its_case_and_not_the_neighbour) {
     const Cases all = rocm_cases();
     std::set<std::string> seen;
@@ -328,7 +328,7 @@ TEST(Rules, rocm_takes_flash_first_and_says_what_it_does_not_know) {
     EXPECT_EQ(explain(unnamed).taken, std::nullopt);
 }
 
-/// What a later release refuses since it goes wrong is said of one that takes it.
+/// If a later release refuses a call because its result is wrong, the answer for a release that takes the call says so.
 TEST(Rules, faults_of_cudnn_are_said) {
     const auto decoding = [](const Version& version) {
         Call c = known_call(version);

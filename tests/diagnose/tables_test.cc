@@ -71,7 +71,7 @@ TEST(Tables, of_nsight_systems_are_read_as_they_are_printed) {
     EXPECT_TRUE(d.unknown.empty()) << d.unknown.front().kernel.name;
 }
 
-/// print(profile.key_averages().table()): its operators have the time of their kernels once more.
+/// print(profile.key_averages().table()): its operators repeat the time of their kernels.
 TEST(Tables, of_pytorchs_profiler_are_read_as_it_prints_them) {
     const auto line = [](const char* name, const char* cpu, const char* cpu_total, const char* cuda,
                          const char* calls) {
@@ -100,7 +100,7 @@ TEST(Tables, of_names_are_one_a_line) {
     EXPECT_EQ(d.unknown.at(0).kernel.name, "nobody_knows");
 }
 
-/// Somebody's letter is no list of kernels, though it speaks of attention.
+/// A letter is no list of kernels, though it speaks of attention.
 TEST(Tables, leave_sentences_out) {
     EXPECT_THROW(
         diagnosis_of("We turned on attention and all of it became slow.\n\nIs that the flash attention, or not?\n"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Traces of each tool, whole and damaged, and what is made of them.
+// Traces of each tool, whole and damaged, and the calls that are found in them.
 #include "diagnose/trace.hpp"
 
 #include <gtest/gtest.h>
@@ -165,7 +165,7 @@ TEST(Traces, lists_operators_of_a_trace_without_kernels) {
     EXPECT_EQ(d.cpu_ops, (std::vector<std::string>{"aten::_scaled_dot_product_flash_attention_for_cpu, once"}));
 }
 
-/// A file that was cut off is read up to there, and the reader is told.
+/// A file that was cut off is read up to the cut, and a note says so.
 TEST(Traces, reads_what_is_left_of_a_cut_file) {
     const std::string text = one_step().text();
     const std::size_t first_event = text.find("},\n");
@@ -228,7 +228,7 @@ TEST(Traces, reads_jax) {
     EXPECT_EQ(d.kinds[0].reading.family, Family::cudnn);
 }
 
-/// Sums by name tell no order: a softmax may belong to an attention by hand.
+/// Sums by name have no order, so a softmax may belong to an attention by hand.
 TEST(Traces, names_softmaxes_where_there_is_no_order) {
     const Diagnosis d = diagnosis_of(kGemm + "\n" + kSoftmax + "\n" + kGemm + "\n");
     EXPECT_TRUE(d.kinds.empty());

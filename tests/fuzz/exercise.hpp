@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// What must hold for any bytes handed to a reader: it throws Error(bad_data), or everything that it returns can be read
-// and written again. Used by the fuzz targets and by the mutation test.
+// SPDX-License-Identifier: Apache-2.0 Checks a reader with any bytes: it throws Error(bad_data), or everything that it
+// returns can be read and written again. The fuzz targets and the mutation test use it.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// What must hold for any bytes handed to the readers of traces and of kernels' names. Used by the fuzz targets.
+// SPDX-License-Identifier: Apache-2.0 Checks the readers of traces and of kernels' names with any bytes. The fuzz
+// targets use it.
 #pragma once
 
 #include <cmath>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// mutate name|trace COUNT SEED FOLDER...: damaged copies of the files in the folders, read one after the other. Without
-// coverage's guidance, and with any compiler, so millions take minutes; libFuzzer finds the seeds that are worth it.
+// mutate name|trace COUNT SEED FOLDER...: reads damaged copies of the files in the folders, one after the other. It
+// needs no coverage and works with any compiler, so millions take minutes. libFuzzer finds the seeds that are worth
+// keeping.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// 200,000 damaged files, the same in every run: what the fuzzers do without an end, short enough for every test run.
+// SPDX-License-Identifier: Apache-2.0 Reads 200,000 damaged files, the same in every run: a form of the fuzzers that is
+// short enough for every test run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kInputs = 100'000;  // for each format
 
-/// Where a format keeps the length of its header.
+/// The place of the header's length in a format.
 struct Format {
     std::string folder;
     std::size_t length_offset;
@@ -86,7 +86,7 @@ class Mutator {
     }
 
  private:
-    /// Not std::uniform_int_distribution, whose results differ between standard libraries.
+    /// A number under `bound`. std::uniform_int_distribution would give other numbers in other standard libraries.
     std::size_t below(std::size_t bound) { return static_cast<std::size_t>(random_() % bound); }
 
     template <class T>
@@ -94,7 +94,8 @@ class Mutator {
         return choices[below(choices.size())];
     }
 
-    /// A valid file in three of four cases: from there the damage reaches deeper than from an attack that fails early.
+    /// A valid file in three of four cases, because damage to it reaches deeper than damage to an attack that fails
+    /// early.
     const std::string& any_seed() {
         const bool valid = below(4) != 0;
         while (true) {

@@ -143,8 +143,8 @@ TEST(Safetensors, tensors_out_of_order_and_unaligned_are_read) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(file.view("b").data) % 8, 0U);
 }
 
-// An empty tensor ends where it begins: of two that begin at one place it comes first, whatever their order in the
-// header.
+// An empty tensor ends where it begins. If another one begins at that place, the empty one comes first, whatever their
+// order in the header.
 TEST(Safetensors, an_empty_tensor_may_be_named_behind_the_one_that_begins_there) {
     const TensorFile file = parse_safetensors(file_of(R"({"full":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
                                                       R"("empty":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every registered kernel x every case that it does not refuse: results, LSE and gradients against the fp64 reference,
-// and no byte written where none belongs.
+// Runs every registered kernel on every case that it does not refuse. Results, LSE and gradients are compared with the
+// fp64 reference, and no byte may be written outside of the outputs.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -104,7 +104,7 @@ TEST_P(CudaHeldGradients, are_right_whatever_the_sizes) {
             if (kernel.name != "cuda.fa3.backward" && kernel.name != "cuda.fa2.backward") return;
             expect_right(a, kernel, "summed");
         });
-        const KernelInfo* first = nullptr;  // that writes the rest
+        const KernelInfo* first = nullptr;  // the first that writes the residual
         for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
             if (kernel.name == "cuda.fa3.forward") first = &kernel;
         });

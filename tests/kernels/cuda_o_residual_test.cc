@@ -105,7 +105,7 @@ TEST_F(CudaResidualOfO, is_what_rounding_took_off) {
 
 const Inputs kMeanOfKeysToo{"V 3 +- 0.1, K about 2", [](Attention& a) { shift(a.v, 3, 0.1), shift(a.k, 2); }};
 
-/// Runs the forward, then the backward, by every pair of kernels that knows the residual.
+/// Runs the forward, then the backward, by every pair of kernels that supports the residual.
 class CudaResidualGradients : public testing::TestWithParam<std::tuple<DType, const char*>> {
  protected:
     void SetUp() override {
@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(AllKernels, CudaResidualGradients,
                              return std::string(name_of(std::get<0>(which.param))) + "_" + std::get<1>(which.param);
                          });
 
-/// Calls f(kernel) for backwards, with O, LSE and the residual of the first forward that knows it and takes the
+/// Calls f(kernel) for backwards, with O, LSE and the residual of the first forward that supports it and takes the
 /// problem.
 void with_forward_and_residual(Attention& a, const std::function<void(const KernelInfo&)>& f) {
     a.keep_residual();

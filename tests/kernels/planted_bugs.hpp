@@ -31,7 +31,7 @@ enum class Bug : std::uint8_t {
     lse_off_in_one_row,     // by 2e-5
     other_kv_head,          // h % heads_kv for h / group
     late_rows_noisy,        // the errors of the last rows, which are small, are three times as large
-    peaked_rows_noisy,      // so are those of all rows where scores are large and the unfused error is
+    peaked_rows_noisy,      // the same for all rows, if scores and the unfused error are large
     value_of_neighbour,     // in one tile V is read a row too far, for one key
     output_in_dtype,        // O is summed in the dtype (fp32: with 2^-16)
     exponential_coarse,     // exp is off by up to 0.4 % (fp32: 1e-5), with both signs
@@ -40,7 +40,7 @@ enum class Bug : std::uint8_t {
     // Backward.
     gradient_row_wrong,      // one row of dQ is the previous row
     delta_missing_in_tile,   // dS = P dP in one tile of queries
-    delta_of_rounded_o,      // dO . O with O as it is stored, where V has a mean
+    delta_of_rounded_o,      // dO . O with the stored O, if V has a mean
     last_queries_missing,    // dK and dV without the last tile of queries
     group_head_missing,      // dK and dV without one head of the group
     score_gradient_cut,      // dS is cut to the dtype (fp32: to 2^-14)

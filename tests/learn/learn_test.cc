@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exercises: their answers against numbers worked out with a pencil, how answers are read, and where they are kept.
+// The exercises: compares their answers with numbers worked out with a pencil, and tests how answers are read and kept.
 #include "learn/lesson.hpp"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,8 @@ namespace tessera::learn::learn_test {
 namespace {
 
 TEST(Lessons, answers_are_those_of_a_pencil) {
-    // What the engine says against what a person finds; of the model's two (2 and 14) the arithmetic is redone here.
+    // Compares the engine's answers with those worked out by hand. Two are the model's (2 and 14); their arithmetic is
+    // redone here.
     const char* pencil[] = {"12",    "132*", "64",   "2", "192", "23/16",     "21/4",
                             "11/16", "136",  "8.25", "2", "fa2", "efficient", "model"};
     ASSERT_EQ(lessons().size(), std::size(pencil));
@@ -31,7 +32,7 @@ TEST(Lessons, answers_are_those_of_a_pencil) {
         std::string answer = pencil[lesson.number - 1];
         if (lesson.number == 2) answer = std::to_string(132 * 128 * 1.83 / 4800);
         if (lesson.number == 14) {
-            // The win is told in the task with two digits.
+            // The task states the win with two digits.
             const auto at = exercise.task.find("gives ") + 6;
             const double win = std::stod(exercise.task.substr(at));
             EXPECT_GT(win, 3);
@@ -66,7 +67,7 @@ TEST(Lessons, wrong_answers_are_told_from_right_ones) {
     EXPECT_THROW(lesson(15), Error);
 }
 
-/// What a person means by it is right, and what is nearly right is told from what is wrong.
+/// Other ways to write the right answer are accepted, and a nearly right answer is distinguished from a wrong one.
 TEST(Answer, other_words_and_units_are_understood) {
     for (const char* fa2 : {"FA2", "FlashAttention 2", "flash attention 2", "flash_attn 2", "FA-2", "v2"})
         EXPECT_TRUE(judge(lesson(12).exercise(), fa2).right) << fa2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Predictions beside measurements, and the roofs that no figure can pass.
+// Predictions beside measurements, and the roofs that no figure can exceed.
 #include "measure/predicted.hpp"
 
 #include <gtest/gtest.h>
@@ -88,7 +88,7 @@ TEST(Roof, an_estimated_roof_is_not_certain) {
     EXPECT_FALSE(above_roof(on_h200(0.2), problem_of_h200(), machine)->certain);
 }
 
-/// What a host was timed at is doubted first, up to twice that.
+/// Up to twice a calibrated roof, the calibration is doubted rather than the figure.
 TEST(Roof, of_a_calibrated_host_is_not_certain) {
     model::Machine machine = *model::find_machine("xeon-16");
     Record r = on_h200(1);

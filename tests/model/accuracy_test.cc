@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How near predictions are to the kept Records: as promised.
+// Predictions are as near to the kept Records as promised.
 #include "measure/accuracy.hpp"
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ std::vector<measure::Record> kept(const std::string& folder, std::initializer_li
     return all;
 }
 
-/// What constants were fitted on, but for the shapes that were drawn.
+/// The Records that constants were fitted on, without the drawn shapes.
 TEST(Accuracy, h200) {
     const auto comparisons =
         measure::compare(kept("h200", {"forward.jsonl", "peers.jsonl", "now/forward.jsonl", "now/backward.jsonl"}));
@@ -37,7 +37,7 @@ TEST(Accuracy, h200) {
         if (a.kernels.empty()) continue;
         EXPECT_LE(a.median, 0.08) << a.kernels << " " << a.pass;
         // Short causal rows of cuDNN took up to 1.6 times as long in some runs (src/cuda/fa3/TRIED.md). fa3's forward
-        // has become up to a tenth faster since its constants were fitted.
+        // is up to a tenth faster than the kernel that its constants were fitted to.
         const bool faster_now = a.kernels == "tessera fa3" && a.pass == "forward";
         EXPECT_LE(a.worst, a.kernels == "cudnn" ? 0.40 : faster_now ? 0.25 : 0.20) << a.kernels << " " << a.pass;
     }
@@ -56,8 +56,8 @@ constexpr auto kBlind = {"now/blind_902203.jsonl", "now/blind_664214.jsonl",    
                          "now/blind_217240.jsonl", "now/blind_833101.jsonl",         "now/blind_611302_backward.jsonl",
                          "now/blind_833203.jsonl", "now/blind_611502_backward.jsonl"};
 
-/// Shapes that no constant was fitted on, and what a prediction says of its own error. The medians are what the model
-/// reaches now, not what it should.
+/// Shapes that no constant was fitted on, and the error that a prediction states for itself. The bounds are medians
+/// that the model reaches, not goals.
 TEST(Accuracy, held_out) {
     auto records = kept("h200", kDrawn);
     for (const auto& others : {kept("h200", {"held_out.jsonl"}), kept("h200", kBlind)})
@@ -69,7 +69,7 @@ TEST(Accuracy, held_out) {
         if (a.kernels.empty()) continue;
         EXPECT_LE(a.median, 0.12) << a.kernels << " " << a.pass;
     }
-    // Nine of ten of a kind, short calls for themselves.
+    // The error bar holds nine of ten rows of a kind. Short calls are kinds of their own.
     std::map<std::tuple<std::string, Pass, bool>, std::vector<double>> kinds, plain;
     for (const measure::Comparison& row : held_out.rows) {
         const bool simple = row.record.schedule == "standard" || row.record.schedule == "fa1";
@@ -94,13 +94,13 @@ TEST(Accuracy, held_out) {
     }
 }
 
-/// Of drawn shapes those with an even number of keys are fitted, the others are not, whatever the kernel and the file.
+/// Drawn shapes with an even number of keys are fitted, and the others are not, whatever the kernel and the file.
 TEST(Accuracy, drawn_shapes_are_split_by_shape) {
     for (const measure::Comparison& row : measure::compare(kept("h200", kDrawn)).rows)
         EXPECT_EQ(row.held_out, row.record.len_kv % 2 == 1) << row.record.file << " " << row.record.len_kv;
 }
 
-/// Records of kernels that are others now are told and left out; what was measured of the same shapes since is not.
+/// Records of kernels that have changed are marked and left out. Later Records of these shapes are not.
 TEST(Accuracy, older_kernels_are_left_out) {
     const auto before = measure::compare(kept("h200", {"forward_fa3.jsonl"}));
     EXPECT_EQ(before.left_out.at("of a kernel that is another one now"), 46);
@@ -108,8 +108,8 @@ TEST(Accuracy, older_kernels_are_left_out) {
     EXPECT_FALSE(now.left_out.contains("of a kernel that is another one now"));
 }
 
-/// Blind rows are held out and told apart, but for those of fa2's backward as it was, and one whose tile is another one
-/// now.
+/// Blind rows are held out and reported separately, except those of an older fa2 backward, and one whose tile has
+/// changed.
 TEST(Accuracy, blind) {
     const auto gpu = measure::compare(kept("h200", kBlind));
     for (const measure::Comparison& row : gpu.rows) EXPECT_TRUE(row.blind && row.held_out);
@@ -120,9 +120,8 @@ TEST(Accuracy, blind) {
     EXPECT_GE(rows.back().within, 0.91);
 }
 
-/// What was drawn and judged for one purpose each, the newest: the rows are in no fit, and were opened when the
-/// constants stood. fa3's backward up to head_dim 64; calls of up to 2e10 FLOP, also of fa1 and standard; fa3 and
-/// standard with dropout.
+/// The newest draws, each for one purpose. Their rows are in no fit, and were opened after the constants were fixed:
+/// fa3's backward up to head_dim 64; calls of up to 2e10 FLOP, also of fa1 and standard; fa3 and standard with dropout.
 TEST(Accuracy, blind_of_one_purpose) {
     const auto all_of = [](const char* name) {
         return measure::summarise_held_out(measure::compare(kept("h200", {name})), true);
@@ -132,7 +131,7 @@ TEST(Accuracy, blind_of_one_purpose) {
     EXPECT_LE(backward.back().median, 0.025);
     EXPECT_NEAR(backward.back().within, 1, 1e-9);
     const auto small = all_of("now/blind_833203.jsonl");
-    EXPECT_EQ(small.back().rows, 466);  // 42 are of a backward of fa2 that is another one now
+    EXPECT_EQ(small.back().rows, 466);  // 42 are of an older backward of fa2
     EXPECT_LE(small.back().median, 0.065);
     for (const measure::Accuracy& a : small) EXPECT_LE(a.median, 0.125) << a.kernels << " " << a.pass;
     const auto dropout = all_of("now/blind_611402_dropout.jsonl");
@@ -140,8 +139,8 @@ TEST(Accuracy, blind_of_one_purpose) {
     EXPECT_LE(dropout.back().median, 0.085);
 }
 
-/// Decoding is predicted neither too fast nor too slow as a whole, whoever's kernels decode, up to head_dim 128 and
-/// over it: a small error of all of them together may hide large ones of each.
+/// For each library's kernels, up to head_dim 128 and over it, decoding as a whole is predicted neither too fast nor
+/// too slow. A small error of all kernels together could hide large ones of each.
 TEST(Accuracy, decoding_of_each_kernel) {
     auto rows = measure::compare(kept("h200", kDrawn)).rows;
     const auto blind = measure::compare(kept("h200", kBlind)).rows;
@@ -163,8 +162,8 @@ TEST(Accuracy, decoding_of_each_kernel) {
     }
 }
 
-/// Hosts after a calibration, drawn calls of a seed that nobody had seen; and one in whose sight the tasks of the CPU's
-/// kernels came to be counted (rounds_95001). On 16 threads the figures are medians over rounds of all calls in turn.
+/// Calibrated hosts, on drawn calls of new seeds. rounds_95001 is an exception: the task counts of the CPU's kernels
+/// were developed with it. On 16 threads the figures are medians over rounds of all calls in turn.
 TEST(Accuracy, calibrated_hosts) {
     struct Session {
         const char* name;
@@ -209,19 +208,19 @@ TEST(Accuracy, cpu) {
     const auto comparisons = measure::compare(kept("cpu", {"torch_amx_xeon16.jsonl"}));
     EXPECT_EQ(comparisons.rows.size(), 176U);
     for (const measure::Accuracy& a : measure::summarise(comparisons)) {
-        // Of another host, and kernels of before: the constants are those of probes_95001_xeon16.jsonl.
+        // These Records are of another host and older kernels. The constants are those of probes_95001_xeon16.jsonl.
         EXPECT_LE(a.median, 0.22) << a.kernels << " " << a.pass;
     }
 }
 
-/// Decoding, from memory or from the last-level cache, which the model does not know of: within a factor of two.
+/// Decoding is predicted within a factor of two, from memory or from the last-level cache, which the model ignores.
 TEST(Accuracy, cpu_decoding) {
     const auto comparisons = measure::compare(kept("cpu", {"decode_amx_xeon16.jsonl"}));
     EXPECT_EQ(comparisons.rows.size(), 8U);
     for (const measure::Accuracy& a : measure::summarise(comparisons)) EXPECT_LE(a.worst, 1.0) << a.kernels;
 }
 
-/// Other people's tables of devices that no constant was fitted on.
+/// Published tables of devices that no constant was fitted on.
 TEST(Accuracy, published_tables) {
     const auto comparisons = measure::compare(kept("published", {"others.jsonl"}));
     EXPECT_EQ(comparisons.rows.size(), 28U);

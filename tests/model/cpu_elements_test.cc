@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the CPU's kernels compute of S, counted by hand: ends and edges are filled up.
+// The elements of S that the CPU's kernels compute, counted by hand: they fill up ends and edges.
 #include <gtest/gtest.h>
 
 #include "model/cpu.hpp"

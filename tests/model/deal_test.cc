@@ -12,8 +12,8 @@ namespace tessera::model {
 namespace {
 
 TEST(Deal, by_hand) {
-    // Two multiprocessors: 3 and 1 first, then 2 and 4 to who is free: 0 [3, 4], 1 [1, 2]; 4 begins at 3 on both
-    // counts.
+    // Two multiprocessors: 3 and 1 first, then 2 and 4 go to the one that is free: 0 [3, 4], 1 [1, 2]; 4 begins at 3 on
+    // both counts.
     EXPECT_DOUBLE_EQ(dealt(std::vector<double>{3, 1, 2, 4}, {2}), 7);
     // Longest first: 4, 3, then 2 after the 3, 1 after the 4.
     EXPECT_DOUBLE_EQ(dealt(std::vector<double>{4, 3, 2, 1}, {2}), 5);
@@ -22,13 +22,13 @@ TEST(Deal, by_hand) {
     EXPECT_DOUBLE_EQ(dealt(std::vector<double>{1, 4}, {1, 2}), 5);
     EXPECT_DOUBLE_EQ(dealt(std::vector<double>{1, 4}, {1, 2, 1.5}), 2 + 3 * 1.5);
     EXPECT_DOUBLE_EQ(dealt(std::vector<double>{4}, {1, 2, 1.5}), 6);
-    // Three blocks on two multiprocessors with two seats: the third shares the first one's, though the other has less
-    // to do.
+    // Three blocks on two multiprocessors that hold two each: the third shares with the first, though the other
+    // multiprocessor has less to do.
     EXPECT_DOUBLE_EQ(dealt(std::vector<double>{4, 1, 4}, {2, 2}), 8);
 }
 
-/// Never before an equal share or the longest block, never later than one after the other; more multiprocessors than
-/// blocks: the longest.
+/// The end is never before an equal share or the longest block, and never after the sum of all blocks. With more
+/// multiprocessors than blocks it is the longest block.
 TEST(Deal, bounds) {
     std::mt19937 random(7);
     for (int i = 0; i < 300; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many blocks of Philox dropout takes, beside words that are drawn bit by bit.
+// Compares the number of Philox blocks that dropout takes with words that are drawn bit by bit.
 #include "model/dropout.hpp"
 
 #include <gtest/gtest.h>
@@ -16,20 +16,20 @@ namespace {
 using model::blocks_of_draw;
 using model::Drawing;
 
-/// Blocks that a kernel takes until every word is over the threshold, or under it whatever comes.
+/// Blocks that a kernel takes until every word is over the threshold, or under it whatever its later bits are.
 double drawn(double probability, const Drawing& drawing) {
     constexpr int kTimes = 3000, kBits = 32, kBitsOfBlock = 4;
     const auto last = static_cast<std::uint32_t>(keep_threshold(probability) - 1);
     std::mt19937 random(7);
     double sum = 0;
-    int useful = 0;  // blocks after which whatever comes is kept
+    int useful = 0;  // blocks after which all later bits mean "kept"
     for (int rest = kBits; rest > 0; rest -= kBitsOfBlock)
         if ((~last << (kBits - rest) >> (kBits - rest)) != 0) ++useful;
     for (int time = 0; time < kTimes; ++time) {
         int most = 0;
         for (int word = 0; word < static_cast<int>(drawing.together); ++word) {
             const auto bits = static_cast<std::uint32_t>(random());
-            int block = 0;  // the first after which the word is told from the threshold, or all of the rest is kept
+            int block = 0;  // the first after which the word differs from the threshold, or is kept in any case
             for (bool level = true; level && block * kBitsOfBlock < kBits; ++block) {
                 const int left = kBits - (block + 1) * kBitsOfBlock;
                 const bool same = left == 0 || bits >> left == last >> left;

@@ -204,7 +204,7 @@ TEST(Calibrate, gpu_from_records_of_bench_micro) {
         EXPECT_THROW(measure::calibrate_gpu(*find_machine(other), records), Error) << other;
 }
 
-/// The shares that made the times are found again, however far from those that the fit begins with.
+/// The fit finds the shares from which the times were made, however far its start is from them.
 TEST(Calibrate, shares_are_fitted_to_times) {
     Machine machine = *find_machine("xeon-16");
     for (const Pass pass : {Pass::forward, Pass::backward}) {
@@ -273,7 +273,7 @@ TEST(Calibrate, a_disturbed_probe_is_no_more_than_that) {
     EXPECT_NEAR(ms(problem, all, found) / ms(problem, all, made), 1, 0.1);
 }
 
-/// What one of three rounds disturbed does not count.
+/// A call that was disturbed in one of three rounds keeps its median.
 TEST(Calibrate, rounds_have_a_median) {
     const Problem a = Problem::dense(1, 64, 2, 64, DType::fp32), b = Problem::dense(1, 128, 2, 64, DType::fp32);
     const PredictOptions one{.threads = 1}, two{.threads = 2};
@@ -284,7 +284,7 @@ TEST(Calibrate, rounds_have_a_median) {
     EXPECT_EQ(kept[2].ms, 3.0);
 }
 
-/// What a read share is fitted to: tensors and copies that no second-level cache holds, of one thread and of all.
+/// A read share is fitted to tensors and copies that no second-level cache holds, on one thread and on all.
 TEST(Calibrate, probes_are_larger_than_a_core_s_caches) {
     for (const Pass pass : {Pass::forward, Pass::backward}) {
         for (const int threads : {1, 16}) {
@@ -327,7 +327,7 @@ TEST(Calibrate, cpu_gives_a_machine_that_can_be) {
     EXPECT_LE(machine.loaded_clock_ghz, machine.clock_ghz);
     EXPECT_GT(machine.matrix_flop, machine.exp_rate);
     EXPECT_EQ(measured_kernels(machine).size(), static_cast<std::size_t>(measure::kKernelKinds));
-    for (const MeasuredKernels& one : measured_kernels(machine)) {  // one thread tells nothing of others
+    for (const MeasuredKernels& one : measured_kernels(machine)) {  // one thread says nothing about others
         EXPECT_EQ(one.shares.start_us, 0) << one.kernels;
         EXPECT_EQ(one.shares.crowd, 1) << one.kernels;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Predictions: never above a roof, and parts that add up. As near to Records as promised: accuracy_test.cc.
+// Predictions never exceed a roof, and their parts add up. accuracy_test.cc compares them with Records.
 #include "model/predict.hpp"
 
 #include <fmt/format.h>
@@ -43,7 +43,7 @@ Problem any_problem() {
     return p;
 }
 
-/// What a length more moves is never less: what the L2 holds does not come and go with the tiles.
+/// A longer call never moves fewer bytes, whatever part of its data the L2 holds.
 TEST(Predict, bytes_grow_with_the_length) {
     Problem p;
     p.batch = 4;
@@ -120,7 +120,8 @@ TEST(Predict, agrees_with_paper_and_pencil) {
     EXPECT_EQ(x.bound, "tensor");
 }
 
-/// What roofline advises on a CPU is what was measured there (schedules_xeon16.jsonl): of long rows fa2 is the fastest.
+/// roofline advises the schedule that was measured to be the fastest on a CPU (schedules_xeon16.jsonl): fa2 for long
+/// rows.
 TEST(Predict, the_fastest_on_a_cpu_is_the_measured_one) {
     const auto records = measure::read_records(TESSERA_SOURCE_DIR "/bench/results/cpu/schedules_xeon16.jsonl");
     const auto rows = measure::compare(records).rows;
@@ -136,7 +137,7 @@ TEST(Predict, the_fastest_on_a_cpu_is_the_measured_one) {
     }
 }
 
-/// Where a machine's own kernels were measured, they are what counts, and what a worksheet shows.
+/// If a machine's own kernels were measured, their constants count, and a worksheet shows them.
 TEST(Predict, measured_kernels_of_a_cpu_count) {
     const Problem p = Problem::dense(1, 700, 16, 64, DType::bf16);
     Machine machine = *find_machine("xeon-16");
@@ -168,8 +169,8 @@ TEST(Predict, measured_kernels_of_a_cpu_count) {
     EXPECT_EQ(slow_alone, ms(Schedule::fa2, {.threads = 1}));
 }
 
-/// Kinds that a machine has not measured start and crowd as its others do in the median, so that no wake-up is one
-/// schedule's alone; and what is said of the error is said of the kernels that were asked for.
+/// Kinds that a machine has not measured take start_us and crowd from the median of its other kinds, so that no
+/// schedule alone pays for wake-ups. The stated error is that of the requested kernels.
 TEST(Predict, what_a_cpu_measured_is_told_of_other_kernels_too) {
     const Problem p = Problem::dense(1, 700, 16, 64, DType::bf16);
     Machine machine = *find_machine("xeon-16");
@@ -288,7 +289,7 @@ TEST(Sweep, crossings_of_many_heads) {
         ASSERT_GT(at_end.len_q, 0);
         const measure::SweepCell standard = measure::sweep_one(at_end, question).cells.front();
         EXPECT_TRUE(!standard.known() || !standard.fits) << at_end.describe();
-        at_end.len_q = at_end.len_kv = at_end.len_q - 1;  // the last length is told to the key
+        at_end.len_q = at_end.len_kv = at_end.len_q - 1;  // the last length is exact to one key
         EXPECT_TRUE(measure::sweep_one(at_end, question).cells.front().fits) << at_end.describe();
     }
     many.batch = std::int64_t{1} << 31;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels as they are dealt out: which tiles a mask or an end cuts, what all blocks take together, and key blocks that
-// add to dQ in a fixed order.
+// Thread blocks as the model assigns them: the tiles that a mask or an end cuts, the time of all blocks, and key blocks
+// that add to dQ in a fixed order.
 #include "model/stage.hpp"
 
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ TEST(Grid, uncut_tiles_are_the_full_ones) {
     }));
 }
 
-/// An order of additions, and the time of each, only add to the time of blocks that are dealt out like any others.
+/// An order of additions, and the time of each addition, never shorten the time of the same blocks without an order.
 TEST(ClocksInDqOrder, additions_only_add_time) {
     EXPECT_TRUE(test::holds(100, [] {
         const Problem p = any_problem();
@@ -74,7 +74,7 @@ TEST(ClocksInDqOrder, additions_only_add_time) {
         const double sum = std::accumulate(blocks.begin(), blocks.end(), 0.0);
         const double free = clocks_in_dq_order(stage, multiprocessors);
         RC_ASSERT(free >= sum / multiprocessors - 1e-9);
-        // Groups are shared out, or the first blocks begin; of few blocks without a mask the heads take turns.
+        // Otherwise a group's heads are split, the first blocks begin, or heads alternate (few blocks without a mask).
         const bool as_listed = p.group() == 1 && (!stage.fa3_dq_order || !p.mask.trivial());
         if (as_listed) RC_ASSERT(free >= dealt(blocks, {multiprocessors, 1, 1}) - 1e-9);
         stage.dq_add = 5;
@@ -124,8 +124,8 @@ TEST(ClocksInDqOrder, long_blocks_begin_first) {
     EXPECT_GT(clocks_in_dq_order(stage, kMultiprocessors), 1.05 * share);
 }
 
-/// Eight kv heads of 16 blocks leave 132 multiprocessors waiting for the longest, which takes twice the mean, unless a
-/// group's query heads are shared out.
+/// With eight kv heads of 16 blocks, 132 multiprocessors wait for the longest block, which takes twice the mean, unless
+/// a group's query heads are split.
 TEST(ClocksInDqOrder, groups_are_shared_out) {
     Problem p = Problem::dense(1, 2048, 64, 128, DType::bf16);
     p.heads_kv = 8;

@@ -165,7 +165,7 @@ TEST(Svg, notes_stand_on_no_other_and_within_the_area) {
             EXPECT_TRUE(apart) << a.text << " stands on " << b.text;
         }
     }
-    // One for places beside each other that say the same.
+    // Notes beside each other with equal texts become one.
     figure.notes = {{{1024, 200}, "512"}, {{1030, 202}, "512"}, {{16384, 200}, "512"}};
     EXPECT_EQ(Frame(figure).notes.size(), 2U);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Is a text well-formed XML, as far as our drawings and pages go: tags that nest, quoted attributes given once, known
-// entities, one root. HTML passes when `void_elements` (those without an end tag) are allowed.
+// Is a text well-formed XML, as far as the drawings and pages need it: tags that nest, quoted attributes given once,
+// known entities, one root. HTML passes when `void_elements` (those without an end tag) are allowed.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class XmlCheck {
     explicit XmlCheck(std::string_view text, std::set<std::string> void_elements = {})
         : text_(text), void_elements_(std::move(void_elements)) {}
 
-    /// What is wrong first, with its byte; empty when nothing is.
+    /// The first error, with its byte; empty if there is none.
     std::string run() {
         while (at_ < text_.size() && error_.empty()) {
             if (text_[at_] == '<') tag();

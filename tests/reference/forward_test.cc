@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reference's forward against a second implementation in long double with explicit matrices, and against cases
+// Compares the reference's forward with a second implementation in long double with explicit matrices, and with cases
 // whose result is known in closed form.
 #include <gtest/gtest.h>
 

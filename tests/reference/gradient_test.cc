@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reference's gradients against finite differences of L = <dO, O> + <dLSE, LSE> in fp64, and against the identities
-// that gradients of attention obey.
+// Compares the reference's gradients with finite differences of L = <dO, O> + <dLSE, LSE> in fp64, and with the
+// identities that gradients of attention obey.
 #include <gtest/gtest.h>
 
 #include <cmath>

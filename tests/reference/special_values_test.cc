@@ -206,7 +206,7 @@ TEST(BugFamilies, bias_of_minus_infinity_or_nearly_bug_11) {
     }
 }
 
-/// What comes back for the LSE of such a row is often not a number: log(0) was.
+/// The gradient of the LSE of such a row, which is log(0), is often NaN.
 TEST(SpecialValues, lse_gradients_of_rows_of_minus_infinity_are_left_out) {
     Problem p = causal_problem();
     p.bias = p.bias_gradient = true;

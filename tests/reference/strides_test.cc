@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the elements lie in memory changes no bit of a result: any order of dimensions, backwards, with gaps, expanded.
+// The place of the elements in memory changes no bit of a result: any order of dimensions, backwards, with gaps,
+// expanded.
 #include <gtest/gtest.h>
 
 #include <algorithm>

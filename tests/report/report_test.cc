@@ -68,7 +68,7 @@ TEST(Sorted, groups_what_differs_in_length_and_in_who) {
     EXPECT_TRUE(rows[0]->prediction.has_value());
 }
 
-/// What saves a backward work is no other problem: it stands beside its peers.
+/// A backward with the residual of O is no other problem: it stands beside its peers.
 TEST(Sorted, the_residual_of_o_is_no_feature) {
     std::vector<Record> records = some_records();
     for (Record& record : records) {
@@ -84,7 +84,7 @@ TEST(Sorted, the_residual_of_o_is_no_feature) {
     EXPECT_EQ(two.devices[0].groups[1].others, "alibi");
 }
 
-/// Nor is the call by which a peer's backward ran: its name says so.
+/// The call by which a peer's backward ran is a part of its name, not a feature.
 TEST(Sorted, autograd_is_a_name_and_no_feature) {
     std::vector<Record> records = some_records();
     for (Record& record : records) {

@@ -139,7 +139,7 @@ TEST(Schedule, work_is_that_of_visible_pairs) {
     }));
 }
 
-/// What the papers say, by numbers that a person can work out.
+/// The counts of the papers, for sizes that can be worked out by hand.
 TEST(Schedule, published_counts) {
     const std::int64_t n = 1024;
     const std::int64_t d = 64;
@@ -200,8 +200,8 @@ Counted counted_by_kernel(const Workload& w, int threads) {
     return {counters.full, counters.partial, counters.skipped, counters.computed_pairs};
 }
 
-/// With one thread: more of them may deal the lanes of a tile to several tasks (fa2 forward), which makes more tiles.
-/// Tiles of keys divide 512, the chunk at which fa2's forward starts its tiles anew.
+/// The calls have one thread, because more may split the lanes of a tile over several tasks (fa2 forward), which makes
+/// more tiles. Tiles of keys divide 512, the chunk at which fa2's forward starts its tiles anew.
 TEST(Schedule, cpu_kernels_count_the_same_tiles_and_elements) {
     EXPECT_TRUE(test::holds(150, [] {
         Workload w = any_workload();

@@ -124,7 +124,7 @@ def check_opcodes(made):
 
 
 def check_lists():
-    """Kernels that a list names and nobody compiled, or the other way round."""
+    """Kernels that a list names and the build did not compile, or the other way round."""
     text = "using Shapes = ShapeList<HeadDim64,\n                         HeadDim96>;"
     expect(check_kernels.listed_shapes(text, "Shapes") == ["HeadDim64", "HeadDim96"], "a list was not read")
     listed = check_kernels.listed_kernels(SOURCE)

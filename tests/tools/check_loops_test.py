@@ -29,7 +29,7 @@ def expect(true, what):
         failures.append(what)
 
 
-# A loop of two multiply-adds inside another one. What is tried stands at the marks.
+# A loop of two multiply-adds inside another one. The test cases replace the marks.
 TEXT = """
 /build/x.o:     file format elf64-x86-64
 
@@ -58,7 +58,7 @@ Disassembly of section .text:
 """
 KIND = Kind(r"Matmul\(", r"vfmadd\d+ps.*%zmm", shapes=(Shape(2, 3, 2),))
 
-# What stands where, and a piece of the only problem; None: no problem.
+# Replacements of marks, and a piece of the only problem; None: no problem.
 CASES = [
     ({}, None),
     ({"inner": "vmovaps %zmm4,0x40(%rsp)"}, "loop of 2 vfmadd231ps: 1 moves of vectors to or from the stack"),
@@ -96,7 +96,7 @@ def check_text():
     expect(problems_with({"inner": "vmovaps %zmm4,0x40(%rsp)"}, KIND._replace(share=0.5)) == [], "what is allowed was blamed")
     two_steps = problems_with({"inner": "vmovaps (%r9),%zmm4"}, KIND._replace(shapes=(Shape(1, 2, 1),)))
     expect(two_steps == [], "a loop of two steps in one was blamed")
-    # Nothing may pass because nothing was found.
+    # A function without any loop must not pass.
     expect(problems_with({}, KIND._replace(functions="Other")) != [], "a function that isn't there passed")
     expect(problems_with({}, Kind("", r"vdpbf16ps", at_least=1)) != [], "a loop that isn't there passed")
     for file in check_loops.FILES:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/architecture.md promises of a new tensor argument, "A new tensor argument".
+"""Tests what docs/architecture.md promises in "A new tensor argument".
 
     new_argument_test.py SOURCE_FOLDER COMPILER [FLAGS...]
 

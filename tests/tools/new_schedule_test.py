@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/architecture.md promises of a new schedule: adds one to a copy of the source, and builds the command with it.
+"""Adds a schedule to a copy of the source, as docs/architecture.md promises, and builds the command with it.
 
     new_schedule_test.py SOURCE_FOLDER BUILD_FOLDER
 
@@ -26,7 +26,7 @@ SOURCE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:])
 FOLDERS = ("include", "src", "toolkit", "cli", "tools", "tests/kernels")
 KNOWS_SCHEDULES = re.compile(
     r"\b(TESSERA_SCHEDULES|parse_schedule|schedule_names|order_of)\b|case Schedule::|_order\(\)|name_of\(kernel\.schedule\)|"
-    r"kEntries")  # the list itself, what is asked for below, and what a compiler would warn of
+    r"kEntries")  # the list itself, names that this test uses below, and causes of warnings
 
 HEADER = """// SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -156,7 +156,7 @@ def compile_file(copy, path, like, commands):
 
 
 def files_that_know(copy, commands):
-    """What is compiled anew: (file of the copy, file of the build that it is compiled like)."""
+    """The files to compile again: (file of the copy, file of the build that it is compiled like)."""
     for path in sorted([*(copy / "src").rglob("*.cc"), *(copy / "toolkit").rglob("*.cc")]):
         original = str(SOURCE / path.relative_to(copy))
         if "/cuda/example/" in str(path) or path == copy / "src/cuda/backend.cc":
@@ -184,7 +184,7 @@ def build_command(copy):
     at = link.index("-o")
     link[at + 1] = str(copy / "tessera")
     first = next(i for i, word in enumerate(link) if word.endswith(".o"))
-    # Before all others: of what is inline in headers, and of a library's objects of these names, the first is taken.
+    # The new objects come first: the linker takes the first of inline functions and of a library's objects of one name.
     link = link[:first] + made + [word for word in link[first:] if "/tessera_cli.dir/" not in word]
     subprocess.run(link, check=True, cwd=BUILD)
     return copy / "tessera", len(files)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/stages.sh counts a stage that breaks as failed, and as skipped only what says that it cannot be done here."""
+"""scripts/stages.sh counts a stage that breaks as failed, and as skipped only one that says that it cannot run here."""
 import pathlib
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import tempfile
 
 ROOT = pathlib.Path(sys.argv[1])
 
-# Stands for the programs that a stage runs: what they leave in FOLDER, and how they end.
+# Replaces the programs that a stage runs, with the files that they leave in FOLDER and their exit status.
 BEGIN = r"""
 source "$1/scripts/setup.sh"
 source scripts/stages.sh
@@ -20,7 +20,7 @@ ctest() { [[ -z ${RESULTS:-} ]] || echo "$RESULTS" >"$FOLDER/ctest.xml"; return 
 a_script() { [[ -z ${RESULTS:-} ]] || echo "$RESULTS" >"$FOLDER/ctest.xml"; echo "the last line"; return "$1"; }
 """
 NO_RESULTS = '0 passed, 0 skipped, 1 failed\n'
-# What is run -> the exit status, and what the sum must say.
+# Command -> the exit status, and pieces of the summary.
 CASES = {
     'RESULTS=$GOOD; tests release "$FOLDER"': (0, ["1 passed, 0 skipped, 0 failed\n", "release: tests"]),
     'RESULTS=$BAD; CTEST_STATUS=8; tests release "$FOLDER"': (1, ["0 passed, 0 skipped, 1 failed\n", "failed: release: bad"]),
@@ -34,10 +34,10 @@ CASES = {
     'RESULTS=$GOOD; script page "$FOLDER" a_script 3': (1, ["1 passed, 0 skipped, 1 failed\n", "status 3"]),
     'RESULTS=$GOOD; script page "$FOLDER" a_script 2': (1, ["1 passed, 0 skipped, 1 failed\n", "status 2"]),
     'script page "$FOLDER" no_such_command': (1, [NO_RESULTS, "status 127"]),
-    # Results of another run are not taken for those of this one.
+    # Results of an earlier run are not taken for those of this one.
     'echo "$GOOD" >"$FOLDER/ctest.xml"; script page "$FOLDER" a_script 1': (1, [NO_RESULTS, "no results"]),
     'echo "$GOOD" >"$FOLDER/ctest.xml"; CTEST_STATUS=1; tests release "$FOLDER"': (1, [NO_RESULTS, "no results"]),
-    # What cannot be done here is skipped, with the reason, and beside something that ran.
+    # A stage that cannot run here is skipped, with the reason, beside one that ran.
     'RESULTS=$GOOD; tests release "$FOLDER"; script page "$FOLDER/page" a_script "$CANNOT"':
         (0, ["1 passed, 1 skipped, 0 failed\n", "skipped: page: the last line\n"]),
     'RESULTS=$GOOD; tests release "$FOLDER"; skip format "clang-format-14 is not here"':

@@ -8,7 +8,7 @@ import tempfile
 
 SUMMARY = pathlib.Path(sys.argv[1])
 
-# What ctest writes: a program in two parts, of which the second one crashed; and two scripts, one of them skipped.
+# Output of ctest: a program in two parts, of which the second one crashed, and two scripts, one of them skipped.
 CTEST = """<testsuite>
   <testcase name="kernels_test.0" time="3" status="run"><system-out/></testcase>
   <testcase name="kernels_test.1" time="2" status="fail"><failure message="SEGFAULT"/><system-out/></testcase>
@@ -17,7 +17,7 @@ CTEST = """<testsuite>
     <system-out>no objdump here
 </system-out></testcase>
 </testsuite>"""
-# What GoogleTest writes: of a part, with the tests that another part has.
+# Output of GoogleTest for one part, with the tests that another part has.
 PART = """<testsuites><testsuite>
   <testcase name="right" status="run" time="2.5" classname="Suite"/>
   <testcase name="elsewhere" status="notrun" time="0" classname="Suite"/>
@@ -25,7 +25,7 @@ PART = """<testsuites><testsuite>
     <skipped message="/a/b_test.cc:12&#x0A;no CUDA device: none&#x0A;"/></testcase>
   {}
 </testsuite></testsuites>"""
-# What pytest writes; an error is one outside the test itself.
+# Output of pytest. An error is one outside the test itself.
 PYTEST = """<testsuites><testsuite name="pytest">
   <testcase classname="test_a" name="right" time="1"/>
   <testcase classname="test_a" name="broken" time="0"><error message="failed on setup">E</error></testcase>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Does a trace hold what the kernel computes: the same bits at the end, and at every step what an independent
-// computation in fp64 says?
+// A trace holds what the kernel computes: the same bits at the end, and at every step the values of an independent
+// computation in fp64.
 #include "walk/trace.hpp"
 
 #include <gtest/gtest.h>
@@ -53,7 +53,7 @@ struct Softmax {
     std::vector<double> o;  // [head_dim_v], not divided by l
 };
 
-/// Of keys [begin, end) alone.
+/// The softmax over keys [begin, end) alone.
 Softmax softmax_of(const Case& c, const std::vector<double>& s, std::int64_t begin, std::int64_t end) {
     Softmax r;
     r.o.assign(static_cast<std::size_t>(c.problem.head_dim_v), 0.0);
@@ -111,7 +111,7 @@ TEST(Trace, forward_gives_the_bits_of_a_normal_run) {
     for (const Schedule schedule : {Schedule::standard, Schedule::fa1, Schedule::fa2}) {
         for (const std::int64_t len_kv : {150, 700}) {
             Case c(small_problem(Causal::bottom_right, 150, len_kv));
-            // Tiles of 48 keys are not what a matrix unit takes, which a call with an observer runs without.
+            // A matrix unit takes no tiles of 48 keys, and a call with an observer runs without the unit.
             const Plan how = plan_of(c.problem, schedule, Pass::forward, Tile{32, 48});
             forward(how, c.forward_args(), Workspace(how));
             const auto o = c.o.bytes(), lse = c.lse.bytes();
@@ -259,7 +259,7 @@ TEST(Trace, backward_gives_the_bits_of_a_normal_run_and_agrees_with_fp64) {
     }
 }
 
-/// Sums over all tiles of queries of what the last steps say was moved.
+/// Sums the traffic that the last steps report, over all tiles of queries.
 Traffic moved_by_all(const Case& c, Schedule schedule, Pass pass) {
     const Plan how = plan_of(c.problem, schedule, pass);
     Traffic sum;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A walk shows the kernel in lanes. On a machine with a matrix unit a call that nobody watches runs another one, and
-// the plan and the walk say so. No tile is multiplied here on a unit, so every machine can be told that it has one.
+// A walk shows the kernel of the SIMD path. On a machine with a matrix unit a call without an observer runs another
+// one, and the plan and the walk say so. The test multiplies no tile on a unit, so it can pretend on every machine that
+// there is one.
 #include <gtest/gtest.h>
 
 #include "core/case.hpp"

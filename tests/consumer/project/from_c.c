@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * As from_cpp.cc, by the C ABI. */
+ * Does what from_cpp.cc does, by the C ABI. */
 #include <stdio.h>
 #include <stdlib.h>
 
