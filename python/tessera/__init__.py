@@ -8,10 +8,21 @@
 
 Importing this module imports no other package and loads no library; the first call does.
 """
+from __future__ import annotations
+
+import typing
+
 from ._attention import attention, attention_backward
 from ._native import DeviceUnavailable, Unsupported
 from ._plan import Plan, Prediction, Refusal, plan, predict
 from ._problem import Spec
+
+if typing.TYPE_CHECKING:
+    from . import bert_padding as bert_padding, compat as compat, flash_attn as flash_attn
+    from . import flash_attn_3 as flash_attn_3, flash_attn_cute as flash_attn_cute, jax as jax, rotary as rotary
+    from . import torch as torch, transformers as transformers, which as which, xformers as xformers
+
+__version__: str  # of the library, which is loaded for it
 
 __all__ = ["attention", "attention_backward", "plan", "predict", "Plan", "Prediction", "Refusal", "Spec",
            "DeviceUnavailable", "Unsupported"]
@@ -21,11 +32,16 @@ _MODULES = ("bert_padding", "compat", "flash_attn", "flash_attn_3", "flash_attn_
             "transformers", "which", "xformers")
 
 
-def __getattr__(name):
-    if name == "__version__":
-        from . import _native
-        return _native.library().tessera_version().decode()
-    if name in _MODULES:
-        import importlib
-        return importlib.import_module(f"tessera.{name}")
-    raise AttributeError(f"module 'tessera' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return [*__all__, *_MODULES, "__doc__", "__version__"]
+
+
+if not typing.TYPE_CHECKING:
+    def __getattr__(name):
+        if name == "__version__":
+            from . import _native
+            return _native.library().tessera_version().decode()
+        if name in _MODULES:
+            import importlib
+            return importlib.import_module(f"tessera.{name}")
+        raise AttributeError(f"module 'tessera' has no attribute {name!r}")

@@ -126,10 +126,17 @@ def _expect_memory(name, source):
         expect(name, "an array whose memory holds its numbers", f"a {cls.__name__}, whose meaning depends on {hook}")
 
 
+def dtypes_of(name) -> str:
+    """The dtypes that an argument may have, in words."""
+    if name.startswith("cu_seqlens"):
+        return "int32 or int64"
+    return "int8" if name == "o_residual" else "float32, bfloat16, float16 or float64"
+
+
 def _of_numpy(name, source) -> Array:
     dtype = _code_of_numpy(source.dtype)
     if dtype is None:
-        expect(name, f"dtype {', '.join(DTYPES)} in the machine's byte order", source.dtype)
+        expect(name, f"dtype {dtypes_of(name)} in the machine's byte order", source.dtype)
     item = source.dtype.itemsize
     address = source.__array_interface__["data"][0]
     if any(stride % item for stride in source.strides) or address % item:
@@ -178,7 +185,7 @@ def _dtype_of(name, tensor) -> int:
              (_DLPACK_INT, 8): _native.INT8}
     dtype = kinds.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
-        expect(name, f"dtype {', '.join(DTYPES)}",
+        expect(name, f"dtype {dtypes_of(name)}",
                f"DLPack type code {tensor.code} with {tensor.bits} bits and {tensor.lanes} lanes")
     return dtype
 

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """attention() and attention_backward() on arrays of any library."""
+from __future__ import annotations
+
 import ctypes
+from collections.abc import Sequence
+from typing import Any
 
 from . import _native
 from ._arrays import expect
@@ -20,10 +24,13 @@ def scores_of(function: str, given: dict) -> dict:
     return {**SCORES, **given}
 
 
-def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None,
-              dropout_p=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_kv=None, max_len_q=None, max_len_kv=None,
-              layout="bshd", return_lse=False, return_o_residual=False, deterministic=True, kernel=None, threads=None,
-              out=None, out_lse=None, stream=None):
+def attention(q: Any, k: Any, v: Any, *, causal: str | bool | None = None,
+              window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0.0,
+              alibi_slopes: Any = None, bias: Any = None, dropout_p: float = 0.0, seed: int = 0,
+              cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None, max_len_q: int | None = None,
+              max_len_kv: int | None = None, layout: str = "bshd", return_lse: bool = False,
+              return_o_residual: bool = False, deterministic: bool = True, kernel: str | None = None,
+              threads: int | None = None, out: Any = None, out_lse: Any = None, stream: int | None = None) -> Any:
     """O = softmax(scale Q K^T, with mask, softcap, ALiBi and bias) V, as docs/numerics.md defines it.
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [batch, len_kv, heads_kv,
@@ -35,7 +42,8 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     window: (left, right), inclusive, relative to the bottom-right diagonal; None in it: no limit on that side.
     scale: default 1 / sqrt(head_dim). softcap: 0 for none. alibi_slopes: float32 [heads_q] or [batch, heads_q].
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q.
-    dropout_p, seed: dropout on the weights; the same seed drops the same weights, also in attention_backward().
+    dropout_p, seed: dropout on the weights; the same seed, an integer of 64 bits, drops the same weights, also in
+    attention_backward().
     cu_seqlens_q, cu_seqlens_kv: int32 or int64 [batch + 1], for ragged batches: then q is [total_q, heads_q, head_dim],
     k and v alike ("bhsd": heads first), and max_len_q, max_len_kv are bounds of the lengths (default: the totals).
     return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for
@@ -74,8 +82,9 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     return tuple(results) if len(results) > 1 else results[0]
 
 
-def attention_backward(do, q, k, v, o, lse, *, dlse=None, o_residual=None, bias_gradient=False, out=None, stream=None,
-                       **scores):
+def attention_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dlse: Any = None, o_residual: Any = None,
+                       bias_gradient: bool = False, out: Sequence[Any] | None = None, stream: int | None = None,
+                       **scores: Any) -> tuple[Any, ...]:
     """The gradients of attention() for the gradient `do` of O and `dlse` of LSE.
 
     q, k, v, the layout and all other keywords: as for attention(). o, lse: its results. do: shape of o, any strides.

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """plan() and predict(): the kernel and the time of a call, without running it."""
+from __future__ import annotations
+
 import ctypes
 import typing
+from typing import Any
 
 from . import _native
 from ._arrays import expect
@@ -37,11 +40,11 @@ class Plan(typing.NamedTuple):
     refused: typing.Tuple[Refusal, ...]
     text: str
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.text
 
 
-def plan(q, k, v, *, backward=False, bias_gradient=False, **scores) -> Plan:
+def plan(q: Any, k: Any, v: Any, *, backward: bool = False, bias_gradient: bool = False, **scores: Any) -> Plan:
     """The kernel that would run the call, its tile, threads and time, and why no other kernel runs. Nothing is
     computed.
 
@@ -63,7 +66,8 @@ def plan(q, k, v, *, backward=False, bias_gradient=False, **scores) -> Plan:
                 info.workspace_bytes, _prediction_of(call, kernel, info), tuple(refusals), _text(planned))
 
 
-def predict(q, k, v, *, machine, schedule=None, backward=False, **scores) -> Prediction:
+def predict(q: Any, k: Any, v: Any, *, machine: str, schedule: str | None = None, backward: bool = False,
+            **scores: Any) -> Prediction:
     """The time of a call on a machine, which need not be this one, by the cost model of docs/model.md.
 
     q, k, v and the keywords as in plan(). machine: a name that `tessera roofline --help` lists, such as

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns the arguments of a call into the problem, options and tensors of the C ABI."""
+from __future__ import annotations
+
 import math
 import operator
+from collections.abc import Iterable
+from typing import SupportsIndex
 
 from . import _native
-from ._arrays import DLPACK_CUDA, DTYPES, FLOATING, NAMES, Array, borrow, dense_strides, dlpack_device, expect
+from ._arrays import (DLPACK_CUDA, DTYPES, FLOATING, NAMES, Array, borrow, dense_strides, dlpack_device, dtypes_of,
+                      expect)
 from ._results import dlpack_stream, stream_of
 
 _CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
@@ -21,7 +26,7 @@ class Spec:
     dtype: "float32", "bfloat16", "float16" or "float64". device: "cpu", "cuda" or "cuda:1".
     """
 
-    def __init__(self, shape, dtype="float32", device="cpu"):
+    def __init__(self, shape: Iterable[SupportsIndex], dtype: str = "float32", device: str = "cpu") -> None:
         if dtype not in DTYPES:
             expect("dtype", " or ".join(DTYPES), repr(dtype))
         kind, _, index = device.partition(":")
@@ -68,9 +73,9 @@ def _seed(seed) -> int:
         seed = operator.index(seed)
     except TypeError:
         expect("seed", "an integer", repr(seed))
-    if not 0 <= seed < 2**64:
-        expect("seed", "0 or more and under 2**64", seed)
-    return seed
+    if not -2**63 <= seed < 2**64:
+        expect("seed", "an integer of 64 bits", seed)
+    return seed % 2**64
 
 
 class Call:
@@ -120,7 +125,7 @@ class Call:
     def _set_sizes(self):
         problem, inputs = self.problem, self.inputs
         if self.q.dtype not in FLOATING:
-            expect("q", f"dtype {', '.join(NAMES[code] for code in FLOATING)}", NAMES[self.q.dtype])
+            expect("q", f"dtype {dtypes_of('q')}", NAMES[self.q.dtype])
         problem.dtype = self.q.dtype
         problem.ragged = int(self.ragged)
         heads = 1 if self.ragged else 2
@@ -150,6 +155,9 @@ class Call:
             self.inputs["alibi_slopes"] = self.borrow("alibi_slopes", scores["alibi_slopes"]).tensor()
             problem.alibi = 1
         if scores["bias"] is not None:
+            if str(getattr(scores["bias"], "dtype", "")).endswith("bool"):
+                expect("bias", "float32 or the dtype of q, numbers that are added to the scores",
+                       "bool; a mask is 0 where the key takes part and -inf where it does not")
             self.bias = self.borrow("bias", scores["bias"])
             self.inputs["bias"] = self.bias.padded().tensor()
             problem.bias = 1
@@ -188,7 +196,8 @@ class Call:
             of_pass = f"{scores['kernel']}.{'backward' if self.backward else 'forward'}"
             name = of_pass if of_pass in names else scores["kernel"]
             if name not in names:
-                expect("kernel", f"one of {', '.join(names)}, or one without its pass", repr(name))
+                of_this_pass = [n for n in names if n.endswith(".backward" if self.backward else ".forward")]
+                expect("kernel", f"one of {', '.join(of_this_pass)}, or one without its pass", repr(name))
             options.kernel = name.encode()
         return options
 

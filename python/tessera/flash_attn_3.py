@@ -5,7 +5,12 @@ The LSE of a query that sees no key is -inf, as in FlashAttention-3 (2.8: +inf).
 attention_chunk raise NotImplementedError. num_splits, pack_gqa, sm_margin and deterministic change nothing: they choose
 between ways to the same result.
 """
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
 import torch
+from torch import Tensor
 
 from . import _native
 from .flash_attn import _expect_tensors, _int, _number, _window
@@ -45,9 +50,11 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softma
         raise RuntimeError(str(error)) from None
 
 
-def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
-                    window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None,
-                    deterministic=False, sm_margin=0, return_attn_probs=False):
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False,
+                    qv: None = None, q_descale: None = None, k_descale: None = None, v_descale: None = None,
+                    window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0,
+                    num_splits: int = 1, pack_gqa: bool | None = None, deterministic: bool = False,
+                    sm_margin: int = 0, return_attn_probs: bool = False) -> Any:
     """Attention of q (batch, seqlen_q, nheads, headdim) over k (batch, seqlen_k, nheads_k, headdim), v (.., headdim_v).
 
     causal is bottom-right. Returns out, or with return_attn_probs (out, softmax_lse), fp32 (batch, nheads, seqlen_q).
@@ -56,9 +63,11 @@ def flash_attn_func(q, k, v, softmax_scale=None, causal=False, qv=None, q_descal
     return _run(q, k, v, None, None, -1, -1, softmax_scale, causal, window_size, softcap, return_attn_probs)
 
 
-def flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None,
-                              window_size=(-1, -1), attention_chunk=0, softcap=0.0, deterministic=False,
-                              num_heads_q=None, sm_margin=0, return_attn_probs=False):
+def flash_attn_qkvpacked_func(qkv: Tensor, softmax_scale: float | None = None, causal: bool = False,
+                              q_descale: None = None, k_descale: None = None, v_descale: None = None,
+                              window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0,
+                              deterministic: bool = False, num_heads_q: int | None = None, sm_margin: int = 0,
+                              return_attn_probs: bool = False) -> Any:
     """flash_attn_func of one tensor: qkv (batch, seqlen, 3, nheads, headdim), or, with num_heads_q,
     (batch, seqlen, num_heads_q + 2 * nheads_k, headdim)."""
     _expect_tensors(qkv=qkv)
@@ -73,10 +82,13 @@ def flash_attn_qkvpacked_func(qkv, softmax_scale=None, causal=False, q_descale=N
                            attention_chunk, softcap, return_attn_probs=return_attn_probs)
 
 
-def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
-                           seqused_k=None, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None,
-                           v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1,
-                           pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False):
+def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+                           max_seqlen_q: int, max_seqlen_k: int, seqused_q: Tensor | None = None,
+                           seqused_k: Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
+                           qv: None = None, q_descale: None = None, k_descale: None = None, v_descale: None = None,
+                           window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0,
+                           num_splits: int = 1, pack_gqa: bool | None = None, deterministic: bool = False,
+                           sm_margin: int = 0, return_attn_probs: bool = False) -> Any:
     """flash_attn_func of a ragged batch: q (total_q, nheads, headdim), k, v (total_k, nheads_k, ..), cu_seqlens int32
     (batch + 1,) from 0 to the total; softmax_lse is (nheads, total_q). seqused_q, seqused_k: int32 (batch,), the number
     of rows of each sequence that are in use. Output and gradients of the other rows are 0 (FlashAttention-3 does not
@@ -91,16 +103,16 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
                 softcap, return_attn_probs)
 
 
-def flash_attn_with_kvcache(*arguments, **keywords):
+def flash_attn_with_kvcache(*arguments: Any, **keywords: Any) -> NoReturn:
     """Raises NotImplementedError: tessera has no cache of keys and values."""
     raise NotImplementedError("flash_attn_with_kvcache: tessera has no cache of keys and values yet")
 
 
-def flash_attn_combine(*arguments, **keywords):
+def flash_attn_combine(*arguments: Any, **keywords: Any) -> NoReturn:
     """Raises NotImplementedError: tessera gives no partial results to combine."""
     raise NotImplementedError("flash_attn_combine: tessera gives no partial results to combine")
 
 
-def get_scheduler_metadata(*arguments, **keywords):
+def get_scheduler_metadata(*arguments: Any, **keywords: Any) -> NoReturn:
     """Raises NotImplementedError, as does flash_attn_with_kvcache, which would read the metadata."""
     raise NotImplementedError("get_scheduler_metadata: tessera has no cache of keys and values yet")

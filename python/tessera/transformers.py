@@ -5,13 +5,17 @@
     tessera.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="tessera")
 """
+from __future__ import annotations
+
 import warnings
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from .torch import _attention, sdpa
+from .torch import _attention, _broadcast, sdpa
 from .torch._operators import Arguments
-from .torch._tensors import expect_tensor
+from .torch._tensors import expect_tensor, under_autocast
 
 NAME = "tessera"
 
@@ -55,10 +59,13 @@ def _check(unsupported, tensors):
         raise ValueError("position_bias: expected none with packed sequences")
 
 
-def attention_forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None,
-                      softcap=None, is_causal=None, s_aux=None, sinks=None, head_mask=None, position_bias=None,
-                      cache=None, cu_seq_lens_q=None, cu_seq_lens_k=None, max_length_q=None, max_length_k=None,
-                      output_attentions=False, **kwargs):
+def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+                      dropout: float = 0.0, scaling: float | None = None, sliding_window: int | None = None,
+                      softcap: float | None = None, is_causal: bool | None = None, s_aux: None = None,
+                      sinks: None = None, head_mask: None = None, position_bias: Tensor | None = None,
+                      cache: None = None, cu_seq_lens_q: Tensor | None = None, cu_seq_lens_k: Tensor | None = None,
+                      max_length_q: int | None = None, max_length_k: int | None = None,
+                      output_attentions: bool = False, **kwargs: Any) -> tuple[Tensor, None]:
     """Called by transformers for each layer: query [batch, heads, len_q, head_dim], key, value [batch, kv_heads, ..].
 
     attention_mask: as sdpa_mask makes it, bool [batch, 1, len_q, len_kv] or None; numbers are added. Without one a
@@ -76,7 +83,9 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     _check(dict(s_aux=s_aux, sinks=sinks, head_mask=head_mask, cache=cache),
            dict(query=query, key=key, value=value, attention_mask=attention_mask, position_bias=position_bias,
                 cu_seq_lens_q=cu_seq_lens_q, cu_seq_lens_k=cu_seq_lens_k))
-    query, key, value = sdpa.under_autocast(query, key, value)
+    query, key, value, position_bias = under_autocast(query, key, value, position_bias)
+    if not (query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2]):
+        query, key, value, _ = _broadcast.heads_first(query, key, value, True)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = attention_mask is None and is_causal and query.shape[2] > 1
     if causal and cu_seq_lens_q is None and key.shape[2] > query.shape[2]:  # a static cache, whose other keys are unset
@@ -90,6 +99,8 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         attention_mask = _within_sequences(attention_mask, cu_seq_lens_q, cu_seq_lens_k, query, key)
     if cu_seq_lens_q is None or attention_mask is not None:
         bias = _bias(attention_mask, position_bias, query, key.shape[2])
+        if _attention.number("dropout", dropout) == 1.0:
+            return sdpa.nothing_kept(query, key, value, bias).transpose(1, 2), None
         if bias is None and not softcap and type(dropout) is float and dropout == 0.0:
             return _attention.run_few(query, key, value, 1 if causal else 0, True, scaling, left).transpose(1, 2), None
         o = _attention.run(Arguments(query, key, value, bias, heads_first=True, **scores), False)
@@ -101,7 +112,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     return o.unflatten(0, (query.shape[0], query.shape[2])), None
 
 
-def register(name=NAME):
+def register(name: str = NAME) -> None:
     """Registers `name` with transformers' AttentionInterface and AttentionMaskInterface. Masks are those of "sdpa", so
     padding, packing, sliding windows, chunks and static caches mean what they mean there.
 

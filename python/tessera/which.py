@@ -10,13 +10,22 @@
 
 docs/which.md says how the answers are found.
 """
+from __future__ import annotations
+
 import json
 import os
 import re
 import subprocess
 import tempfile
+import typing
 
 from . import _command, _sdpa_choice
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, Literal
+
+    from torch import Tensor
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
 _CHECK_FAILED = 1  # exit status of the command when --expect was not met
@@ -30,7 +39,7 @@ class UnexpectedKernel(AssertionError):
 class Report:
     """The attention of a trace. json: the whole report, as `tessera which --json` writes it for one file."""
 
-    def __init__(self, document):
+    def __init__(self, document: dict[str, Any]) -> None:
         self.json = document
 
     @property
@@ -39,16 +48,16 @@ class Report:
         return self.json["paragraph"]
 
     @property
-    def kinds(self) -> list:
+    def kinds(self) -> list[dict[str, Any]]:
         """Groups of equal calls, the longest first: dicts with family, pass, calls, us, evidence, ..."""
         return self.json["attention"]
 
     @property
-    def families(self) -> list:
+    def families(self) -> list[str]:
         """The families whose kernels computed attention, each once: "fa2", "cudnn", ..."""
         return list(dict.fromkeys(kind["family"] for kind in self.kinds if kind["role"] == "attention"))
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = [self.paragraph, ""]
         for kind in self.kinds:
             time = f", {kind['us'] / 1000:.3f} ms" if "us" in kind else ""
@@ -67,13 +76,14 @@ class Explanation:
     unsaid: properties of the call that the table does not take: strides, offsets, a mask that requires a gradient.
     """
 
-    def __init__(self, table, asked, chosen, unsaid=()):
+    def __init__(self, table: dict[str, Any], asked: dict[str, tuple[bool, list[str]]] | None, chosen: str | None,
+                 unsaid: Iterable[str] = ()) -> None:
         self.table, self.asked, self.unsaid = table, asked, list(unsaid)
         self.taken = chosen or ("none" if table["aborts"] else table["taken"])
         comparable = asked is not None and not self.unsaid
         self.differences = list(_sdpa_choice.differences(asked, chosen, table)) if comparable else []
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = [self.table["sentence"], ""]
         for backend in self.table["backends"]:
             lines.append(f"{backend['backend']}: {backend['verdict']}")
@@ -105,7 +115,7 @@ def _version_options(version) -> list:
     return ["--torch", number[0]] if number else []
 
 
-def read(trace, torch=None) -> Report:
+def read(trace: Any, torch: str | None = None) -> Report:
     """Reads a trace: the path of a file that `tessera which` takes, or a torch.profiler.profile that has ended.
 
     torch: the version of PyTorch that ran ("2.11"), which a trace does not state and "why not faster" needs; default
@@ -141,20 +151,20 @@ class expect:
     Raises UnexpectedKernel at the end if another kernel ran, none did, or a name is ambiguous; ValueError for an
     unknown family. An exception of the body passes through."""
 
-    def __init__(self, families, profiler=None):
+    def __init__(self, families: str | Iterable[str], profiler: Any = None) -> None:
         self.expected = families if isinstance(families, str) else ",".join(families)
         _run(["--family", "--expect", self.expected])  # raises ValueError for an unknown family
-        self.report = None
+        self.report: Report | None = None
         self._profiler = profiler
 
-    def __enter__(self):
+    def __enter__(self) -> expect:
         if self._profiler is None:
             import torch
             self._profiler = torch.profiler.profile(record_shapes=True)
         self._profiler.__enter__()
         return self
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> Literal[False]:
         _finish_kernels()
         self._profiler.__exit__(kind, error, traceback)
         if kind is not None:
@@ -179,8 +189,9 @@ def _finish_kernels():
         torch.cuda.synchronize()
 
 
-def explain(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, gpu=None,
-            torch_version=None) -> Explanation:
+def explain(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+            is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, gpu: str | None = None,
+            torch_version: str | None = None) -> Explanation:
     """Which backend scaled_dot_product_attention takes for this call, and why no other; its arguments, in its order.
 
     q: [batch, heads, len_q, head_dim]; k, v: [batch, heads_kv, len_kv, ..]: PyTorch's tensors. On a GPU the installed

@@ -132,7 +132,7 @@ def test_arrays_that_are_refused(qkv):
         expect_error(f"^{name}: expected a number that a float can hold, got an integer of 1329 bits", *qkv,
                      **{name: 10**400})
     for dtype in (numpy.int8, numpy.int32, numpy.int16, numpy.complex64, bool):
-        expect_error("^q: expected dtype float64, float32, float16", q.astype(dtype), k, v)
+        expect_error("^q: expected dtype float32, bfloat16, float16 or float64", q.astype(dtype), k, v)
     expect_error("^q: expected dtype .* got DLPack type code 1 with 8 bits", Lent(q.astype(numpy.uint8)), k, v)
     expect_error("^q: expected dtype .*byte order, got >f4", q.astype(">f4"), k, v)
     expect_error("^v: expected fp32, got fp16|^v: expected dtype fp32", q, k, v.astype(numpy.float16))

@@ -87,9 +87,12 @@ SCORES = dict(causal=[As("bottom-right", dict(causal="bottom-right")), As("top-l
                       Refused(True, "^causal: ")],
               window=[As((3, 1), dict(window=(3, 1))), Refused(4, "^window: "), Refused((1, 2, 3), "^window: ")],
               scale=As(0.3, dict(scale=0.3)), softcap=As(0.5, dict(softcap=0.5)))
+SCORES_OF_WEIGHTS = {name: SCORES[name] for name in ("causal", "window", "scale")}
 OWN = dict(TENSORS, **SCORES, alibi_slopes=As(SLOPES, dict(alibi_slopes=SLOPES)), dropout_p=As(0.5, None, dict(seed=1)),
            seed=As(2, None, DROPPED), return_lse=Gives(True, lambda r, base: is_lse(r[1])), deterministic=Same(False),
            kernel=[As("reference", {}, dict(window=(40, 40))), Refused("cuda.fa3", "cuda|kernel|device|fa3")])
+MATH = Gives(True, lambda r, base: reference.expect_close(o_of(r), o_of(base), 3e-6, "o of math=True"))
+OF_TORCH = dict(OWN, math=[MATH, Refused(True, "^kernel: expected None with math=True", dict(kernel="reference"))])
 FLASH_TAIL = dict(dropout_p=As(0.5, None), softmax_scale=As(0.3, dict(scale=0.3)),
                   causal=As(True, dict(causal="bottom-right")),
                   window_size=[As((3, 1), dict(window=(3, 1))), Refused(4, "^window_size: "),
@@ -171,12 +174,18 @@ def jax_signature():
 KEYS = torch.tensor([9, 17], dtype=torch.int32)
 FUNCTIONS = {
     "torch.attention": Function(tt.attention, dict(q=Q, k=K, v=V), dict(
-        OWN, bias=As(BIAS, dict(bias=BIAS)),
+        OF_TORCH, bias=As(BIAS, dict(bias=BIAS)),
         layout=[Refused("sbhd", "^layout: "),
                 Gives("bhsd", lambda r, base: torch.equal(turned(r), base) or pytest.fail("layout"),
                       {n: turned(t) for n, t in zip("qkv", (Q, K, V))})])),
+    "torch.attention_weights": Function(tt.attention_weights, dict(q=Q, k=K), dict(
+        {n: OWN[n] for n in ("q", "k", "softcap", "alibi_slopes")}, **SCORES_OF_WEIGHTS, bias=As(BIAS, dict(bias=BIAS)),
+        layout=[Refused("sbhd", "^layout: "),
+                Gives("bhsd", lambda r, base: torch.equal(r, base) or pytest.fail("layout"),
+                      {n: turned(t) for n, t in zip("qk", (Q, K))})]),
+        lambda weights: torch.einsum("bhij,bjhd->bihd", weights, V.repeat_interleave(2, 2))),
     "torch.varlen_attention": Function(tt.varlen_attention, dict(ROWS, cu_seqlens_q=CU_Q, cu_seqlens_kv=CU_K), dict(
-        OWN, **FLAT, cu_seqlens_q=As(SHORT_Q, None), cu_seqlens_kv=As(SHORT_K, None),
+        OF_TORCH, **FLAT, cu_seqlens_q=As(SHORT_Q, None), cu_seqlens_kv=As(SHORT_K, None),
         max_len_q=[Same(LEN_Q), Refused(3, "len_q|cu_seqlens_q")],
         max_len_kv=[Same(LEN_KV), Refused(3, "len_kv|cu_seqlens_kv")],
         return_lse=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))), unflat),
@@ -186,7 +195,7 @@ FUNCTIONS = {
         value=As(2 * turned(V), dict(v=2 * V)),
         attn_mask=[As(SEEN, dict(bias=HIDDEN)), As(BIAS, dict(bias=BIAS))], dropout_p=As(0.5, None),
         is_causal=[As(True, dict(causal="top-left")), Refused(1, "^is_causal: ")], scale=As(0.3, dict(scale=0.3)),
-        enable_gqa=Refused(False, "^key: expected 4 heads")), turned),
+        enable_gqa=[Refused(False, "^key: expected 4 heads"), Refused(1, "^enable_gqa: ")], math=MATH), turned),
     "attention": Function(tessera.attention, NUMPY, CORE),
     "attention, ragged": Function(tessera.attention, dict({n: flat(t).numpy() for n, t in zip("qkv", (Q, K, V))},
                                                           cu_seqlens_q=CU_Q.numpy(), cu_seqlens_kv=CU_K.numpy()),

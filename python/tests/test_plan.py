@@ -68,7 +68,7 @@ def test_predict():
     ("^softcap: ", dict(softcap=-2)),
     ("^dropout_p: expected 0 or more and under 1, got 1.0", dict(dropout_p=1)),
     ("^seed: expected an integer", dict(seed=0.5)),
-    ("^seed: expected 0 or more", dict(seed=-1)),
+    ("^seed: expected an integer of 64 bits", dict(seed=-2**63 - 1)),
     ("^window: expected an integer of 64 bits", dict(window=(2**70, None))),
     ("^max_len_q: expected None without cu_seqlens, got 3", dict(max_len_q=3)),
     ("^scale: expected a number, got 1j", dict(scale=1j)),

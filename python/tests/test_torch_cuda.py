@@ -57,6 +57,15 @@ def test_gradients_with_strides_of_zero():
         reference.expect_close(a, b, 2 * HALF, "gradient")
 
 
+def test_a_do_with_strides_of_zero_has_the_bits_of_its_copy():
+    """It is copied, so that the same kernel computes both."""
+    leaves = inputs(head_dim=128, len_q=256, len_kv=256)
+    o = tt.attention(*leaves, causal="bottom-right")
+    one = torch.ones((), device="cuda", dtype=o.dtype).expand(o.shape)
+    got = torch.autograd.grad(o, leaves, one, retain_graph=True)
+    assert_same(got, torch.autograd.grad(o, leaves, one.contiguous()))
+
+
 PLACES = [("k", dict(k=0)), ("v", dict(v=0)), ("q", dict(q=0)), ("bias", dict(bias=torch.zeros(1, 1, 1, 53))),
           ("alibi_slopes", dict(alibi_slopes=torch.zeros(4)))]
 

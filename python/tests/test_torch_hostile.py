@@ -110,10 +110,51 @@ def test_what_is_no_tensor_is_named(name, gradients, device):
         tt.attention(**call)
 
 
-@pytest.mark.parametrize("seed", [1.5, "7", 2**63], ids=str)
+@pytest.mark.parametrize("seed", [1.5, "7", 2**64, -2**63 - 1], ids=str)
 def test_seeds_that_are_none(seed, device):
     with pytest.raises(ValueError, match="^seed: expected an integer"):
         tt.attention(*reference.inputs(device=device), dropout_p=0.1, seed=seed)
+
+
+def test_twins_take_one_range_of_seeds():
+    """Any integer of 64 bits, signed or not, drops the same weights from PyTorch and from NumPy."""
+    numpy = pytest.importorskip("numpy")
+    q, k, v = (t.detach() for t in reference.inputs())
+    arrays = [t.numpy() for t in (q, k, v)]
+    for seed, same in ((-1, 2**64 - 1), (-2**63, 2**63), (5, 5)):
+        results = [torch.from_numpy(tessera.attention(*arrays, dropout_p=0.5, seed=s)) for s in (seed, same)]
+        results += [tt.attention(q, k, v, dropout_p=0.5, seed=s) for s in (seed, same)]
+        assert all(torch.equal(r, results[0]) for r in results)
+    for seed in (2**64, -2**63 - 1, 1.5):
+        for call in (lambda: tessera.attention(*arrays, dropout_p=0.5, seed=seed),
+                     lambda: tt.attention(q, k, v, dropout_p=0.5, seed=seed)):
+            with pytest.raises(ValueError, match="^seed: expected an integer"):
+                call()
+
+
+def test_twins_have_one_text_for_dtypes_masks_and_kernels():
+    numpy = pytest.importorskip("numpy")
+    q, k, v = (t.detach() for t in reference.inputs())
+
+    def texts(*, kernel=None, bias=None, change=lambda t: t):
+        found = []
+        for function, of in ((tt.attention, lambda t: t), (tessera.attention, lambda t: t.numpy())):
+            with pytest.raises(ValueError) as error:
+                function(of(change(q)), of(k), of(v), kernel=kernel, bias=None if bias is None else of(bias))
+            found.append(str(error.value))
+        return found
+    for change in (torch.Tensor.bool, lambda t: t.to(torch.complex64)):
+        for text in texts(change=change):
+            assert text.startswith("q: expected dtype float32, bfloat16, float16 or float64") and "int" not in text
+    for text in texts(bias=torch.ones(37, 53, dtype=torch.bool)):
+        assert text.startswith("bias: expected float32 or the dtype of q") and "-inf" in text
+    for text in texts(kernel="nope"):
+        assert text.startswith("kernel: expected one of ") and "cpu.fa2.forward" in text and text.endswith("got 'nope'")
+    masked = numpy.ma.masked_array(numpy.zeros((37, 53), numpy.float32), numpy.ones((37, 53), bool))
+    with pytest.raises(ValueError, match="^bias: .*MaskedArray"):
+        tessera.attention(*(t.numpy() for t in (q, k, v)), bias=masked)
+    with pytest.raises(ValueError, match="^bias: expected a torch.Tensor, got a MaskedArray"):
+        tt.attention(q, k, v, bias=masked)
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch is leaving them
@@ -209,11 +250,11 @@ def test_derivatives_that_are_not_there_are_errors(call, device):
         with torch.no_grad(), pytest.raises(NotImplementedError, match="forward mode"):
             tt.attention(forward_ad.make_dual(q, q), k, v, **call)
         assert torch.equal(tt.attention(q, k, v, **call), tt.attention(q, k, v, **call))
-    with pytest.raises(RuntimeError, match="second derivatives .* are not there|derivative for .* is not implemented"):
+    with pytest.raises(RuntimeError, match="no second derivatives|derivative for .* is not implemented"):
         torch.autograd.functional.jvp(lambda x: tt.attention(x, k, v, **call), q, q)
     for transform in (lambda f: torch.func.jvp(f, (q,), (q,)), lambda f: torch.func.jacfwd(f)(q),
                       lambda f: torch.func.hessian(lambda x: f(x).sum())(q)):
-        with pytest.raises(NotImplementedError, match="tessera: derivatives of attention by forward mode"):
+        with pytest.raises(NotImplementedError, match="tessera: its kernels have no derivatives by forward mode"):
             transform(lambda x: tt.attention(x, k, v, **call))
     x = q.clone().requires_grad_()
     first, = torch.autograd.grad(tt.attention(x, k, v, **call).sin().sum(), x, create_graph=True)

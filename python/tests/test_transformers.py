@@ -217,6 +217,24 @@ def test_a_window_without_a_mask_counts_the_query_itself():
     torch.testing.assert_close(one, v)
 
 
+@pytest.mark.parametrize("batches,heads", [((1, 2, 2), (4, 2, 2)), ((2, 1, 1), (4, 4, 4)), ((2, 2, 1), (4, 2, 1)),
+                                           ((2, 2, 2), (4, 1, 2))], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 1.0])
+def test_batches_and_heads_broadcast_as_sdpa_has_them(batches, heads, dropout):
+    """Models count on it: learned queries have a batch of 1."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    layer = torch.nn.Identity()
+    layer.is_causal, layer.num_key_value_groups = False, 1
+    q, k, v = (torch.randn(b, h, 11, 8, generator=torch.Generator().manual_seed(i))
+               for i, (b, h) in enumerate(zip(batches, heads)))
+    whole = [t.repeat_interleave(4 // t.shape[1], 1) for t in (q, k, v)]
+    mask = torch.rand(2, 1, 11, 11, generator=torch.Generator().manual_seed(3)) > 0.2
+    for attention_mask in (None, mask):
+        got, _ = tessera.transformers.attention_forward(layer, q, k, v, attention_mask, dropout=dropout)
+        want, _ = sdpa_attention_forward(layer, *whole, attention_mask, dropout=dropout)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("keywords,words", [
     (dict(s_aux=torch.zeros(4)), "^s_aux: "), (dict(sinks=torch.zeros(4)), "^sinks: "),
     (dict(cache=object()), "^cache: "),

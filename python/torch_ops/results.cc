@@ -2,6 +2,9 @@
 #include "results.hpp"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <optional>
 
 namespace tessera::torch_ops {
 namespace {
@@ -11,6 +14,14 @@ Tensor empty_like_o(const Problem& p, TensorRef q, bool heads_first, std::int32_
     if (p.ragged) return empty(q, {p.total_q, p.heads_q, p.head_dim_v}, dtype);
     if (heads_first) return empty_heads_first(q, {p.batch, p.heads_q, p.len_q, p.head_dim_v}, dtype);
     return empty(q, {p.batch, p.len_q, p.heads_q, p.head_dim_v}, dtype);
+}
+
+/// Whether elements of the tensor share memory by a stride of 0.
+bool repeats_elements(TensorRef tensor) {
+    for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+        if (tensor.size(d) > 1 && tensor.stride(d) == 0) return true;
+    }
+    return false;
 }
 
 }  // namespace
@@ -37,15 +48,18 @@ Results run_forward(const Inputs& in, const Settings& settings, const Wanted& wa
     return to;
 }
 
-Gradients run_backward(TensorRef d_o, TensorRef dlse, const Inputs& in, TensorRef o, TensorRef lse,
+Gradients run_backward(const Tensor& d_o, TensorRef dlse, const Inputs& in, TensorRef o, TensorRef lse,
                        TensorRef o_residual, const Settings& settings, bool bias_gradient) {
     const bool heads_first = settings.heads_first;
+    if (bias_gradient && !in.bias.has_value()) invalid("bias_gradient", "expected false without a bias, got true");
     const Problem problem = problem_of(in, settings, bias_gradient);
     Gradients to{empty_like(in.q, heads_first), empty_like(in.k, heads_first), empty_like(in.v, heads_first), {}};
     auto args = args_of<BackwardArgs>(in, heads_first);
     args.o = rows_of("o", o, heads_first);
     args.lse = view_of("lse", lse);
-    args.d_o = rows_of("do", d_o, heads_first);
+    std::optional<Tensor> copy;
+    if (TensorRef(d_o).is_cuda() && repeats_elements(d_o)) copy = torch::stable::contiguous(d_o);
+    args.d_o = rows_of("do", copy.has_value() ? *copy : d_o, heads_first);
     args.dlse = view_of("dlse", dlse);
     args.dq = rows_of("dq", to.dq, heads_first);
     args.dk = rows_of("dk", to.dk, heads_first);

@@ -31,8 +31,9 @@ struct Gradients {
     OptionalTensor dbias;
 };
 
-/// dlse and o_residual may be none. Throws Error.
-Gradients run_backward(TensorRef d_o, TensorRef dlse, const Inputs& in, TensorRef o, TensorRef lse,
+/// dlse and o_residual may be none. On CUDA a d_o with a stride of 0, as the gradient of a sum is, is copied: the
+/// fastest kernels do not read it. Throws Error.
+Gradients run_backward(const Tensor& d_o, TensorRef dlse, const Inputs& in, TensorRef o, TensorRef lse,
                        TensorRef o_residual, const Settings& settings, bool bias_gradient);
 
 }  // namespace tessera::torch_ops

@@ -2,6 +2,7 @@
 #include "tensors.hpp"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 namespace tessera::torch_ops {
@@ -30,7 +31,9 @@ bool TensorRef::is_cuda() const { return device_type() == aoti_torch_device_type
 
 DType dtype_of(const char* argument, TensorRef tensor) {
     using torch::headeronly::ScalarType;
-    switch (static_cast<ScalarType>(tensor.dtype())) {
+    using torch::headeronly::toString;
+    const auto type = static_cast<ScalarType>(tensor.dtype());
+    switch (type) {
         case ScalarType::Float: return DType::fp32;
         case ScalarType::BFloat16: return DType::bf16;
         case ScalarType::Half: return DType::fp16;
@@ -40,7 +43,12 @@ DType dtype_of(const char* argument, TensorRef tensor) {
         case ScalarType::Char: return DType::int8;
         default: break;
     }
-    invalid(argument, "expected dtype float32, bfloat16, float16 or float64 (lengths: int32 or int64), got another");
+    const std::string_view name = argument;
+    const bool lengths = name.starts_with("cu_seqlens");
+    const char* expected = lengths          ? "int32 or int64"
+                           : name == "seed" ? "int64"
+                                            : "float32, bfloat16, float16 or float64";
+    invalid(argument, std::string("expected dtype ") + expected + ", got " + toString(type));
 }
 
 namespace {

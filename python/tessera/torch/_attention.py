@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on PyTorch tensors, dense and ragged, and the choice of the operator that a call runs."""
+from __future__ import annotations
+
 import operator
+import typing
+from typing import Literal, overload
 
 import torch
 import torch.autograd.forward_ad
@@ -8,9 +12,34 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
-from . import _errors, _functorch, _operators
+from .. import _native
+from . import _errors, _functorch, _math, _operators
 from ._operators import Arguments
-from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor
+from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor, under_autocast
+
+if typing.TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class _Options(typing.TypedDict, total=False):
+        """The keywords of attention() and varlen_attention() but for return_lse."""
+        causal: str | bool | None
+        window: tuple[int | None, int | None] | None
+        scale: float | None
+        softcap: float
+        alibi_slopes: Tensor | None
+        dropout_p: float
+        seed: int | Tensor | None
+        deterministic: bool
+        kernel: str | None
+        math: bool
+
+    class _DenseOptions(_Options, total=False):
+        bias: Tensor | None
+        layout: str
+
+    class _RaggedOptions(_Options, total=False):
+        max_len_q: int | None
+        max_len_kv: int | None
 
 CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _forward_o, _with_gradient = _operators.forward_o, _operators.EagerFewAttention.apply
@@ -89,6 +118,16 @@ def run(arguments, with_lse=True):
     return results[:2] if with_lse else results[0]
 
 
+def run_math(arguments, with_lse=True):
+    """run() by PyTorch's own operators (_math.py). Raises ValueError naming the argument."""
+    if arguments.kernel is not None:
+        raise ValueError(f"kernel: expected None with math=True, got {arguments.kernel!r}")
+    try:
+        return _math.attention(_with_numbers(arguments), with_lse)
+    except RuntimeError as error:
+        raise _errors.translated(error) from None
+
+
 def run_few(q, k, v, causal, heads_first, scale, window_left=-1, window_right=-1):
     """O of a call with these arguments only. They have the operators' types, except that scale may be any number.
 
@@ -145,8 +184,10 @@ def seed_tensor(seed, dropout_p):
         if seed.numel() == 1:
             return seed.reshape(1)
     number = _integer(seed)
-    if number is None or not -2**63 <= number < 2**63:
+    if number is None or not -2**63 <= number < 2**64:
         raise ValueError(f"seed: expected an integer of 64 bits or a tensor with one, got {seed!r}")
+    if isinstance(number, int) and number >= 2**63:
+        number -= 2**64  # the int64 of the same bits
     return torch.full((1,), number, dtype=torch.int64, device="cpu")
 
 
@@ -185,7 +226,11 @@ def kernel_name(kernel):
         return None
     if not isinstance(kernel, str) or not kernel.isprintable():  # PyTorch's strings end at a zero
         raise ValueError(f"kernel: expected a name or None, got {kernel!r}")
-    return kernel.removesuffix(".forward") + ".forward"
+    name = kernel.removesuffix(".forward") + ".forward"
+    if not is_compiling() and name not in _native.kernel_names():
+        names = ", ".join(n for n in _native.kernel_names() if n.endswith(".forward"))
+        raise ValueError(f"kernel: expected one of {names}, or one without its pass, got {kernel!r}")
+    return name
 
 
 def no_gradient(name, tensor):
@@ -197,23 +242,43 @@ def no_gradient(name, tensor):
         raise ValueError(f"{name}: expected a tensor without requires_grad, since it gets no gradient here")
 
 
-def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None,
-              dropout_p=0.0, seed=None, layout="bshd", return_lse=False, deterministic=True, kernel=None):
+# The type of the result follows from return_lse.
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False,
+              **options: Unpack[_DenseOptions]) -> Tensor: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
+              **options: Unpack[_DenseOptions]) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = None,
+              window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0.0,
+              alibi_slopes: Tensor | None = None, bias: Tensor | None = None, dropout_p: float = 0.0,
+              seed: int | Tensor | None = None, layout: str = "bshd", return_lse: bool = False,
+              deterministic: bool = True, kernel: str | None = None,
+              math: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention. Differentiable in q, k, v and bias, through O and LSE; torch.compile, torch.export, torch.func.
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [.., head_dim_v], heads_q a
         multiple of heads_kv. Any strides. float32, bfloat16, float16, float64 (by the reference). With
-        layout="bhsd" heads come before len, in the inputs and in o.
+        layout="bhsd" heads come before len, in the inputs and in o. Under autocast they are cast as the inputs of
+        torch's attention are.
     causal: None, "bottom-right" (the last query sees the last key) or "top-left" (the first sees the first only).
     window: (left, right), inclusive, relative to the bottom-right diagonal; None stands for no limit.
     scale: default 1 / sqrt(head_dim). softcap: c > 0 makes the score c * tanh(score / c).
     alibi_slopes: float32 [heads_q] or [batch, heads_q], no gradient.
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores. A CausalBias of
         torch.nn.attention.bias (causal_upper_left, causal_lower_right) stands for its alignment, with causal=None.
-    dropout_p, seed: seed is an int or an int64 tensor in host memory; default: drawn from torch's CPU generator. A
-        graph of torch.compile that may recompute its random numbers (activation memory budget under 1) needs a seed.
+        A mask is 0 where the key takes part and -inf where it does not.
+    dropout_p, seed: seed is an int of 64 bits or an int64 tensor in host memory; default: drawn from torch's CPU
+        generator. A graph of torch.compile that may recompute its random numbers (activation memory budget under 1)
+        needs a seed.
     deterministic: every kernel of tessera gives the same bits in every run, so both values mean the same.
     kernel: a name of `tessera list` without its pass ("cpu.fa2", "reference"); default: the plan's choice.
+    math: True composes the call of PyTorch's own operators. That is slow and takes the memory of all weights, and has
+        second derivatives, forward mode (jvp, hessian) and the draws of dropout that the kernels have.
     Returns o, of the shape of q with head_dim_v, and with return_lse (o, lse): the natural logarithm of the sum of
         exponentials, float32 [batch, heads_q, len_q] (float64 for float64); -inf, and o = 0, where a query sees no key.
     Raises ValueError that names the argument, what was expected and what came; tessera.Unsupported.
@@ -222,15 +287,52 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     if not heads_first and layout != "bshd":
         raise ValueError(f"layout: expected \"bshd\" or \"bhsd\", got {layout!r}")
     left, right = (-1, -1) if window is None else window_sides(window)
-    if (bias is alibi_slopes is kernel is None and not return_lse and type(softcap) is type(dropout_p) is float
-            and softcap == dropout_p == 0.0):
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        q, k, v, bias = _cast(q, k, v, bias)
+    if (bias is alibi_slopes is kernel is None and not (return_lse or math)
+            and type(softcap) is type(dropout_p) is float and softcap == dropout_p == 0.0):
         return run_few(q, k, v, 0 if causal is None else causal_number(causal), heads_first, scale, left, right)
     no_gradient("alibi_slopes", alibi_slopes)
     if bias is not None:
         causal, bias = _causal_and_bias(q, k, causal, bias, heads_first)
-    return run(Arguments(q, k, v, bias, alibi_slopes, seed=seed_tensor(seed, dropout_p), causal=causal_number(causal),
-                         window_left=left, window_right=right, scale=scale, softcap=softcap, dropout_p=dropout_p,
-                         kernel=kernel_name(kernel), heads_first=heads_first), return_lse)
+    arguments = Arguments(q, k, v, bias, alibi_slopes, seed=seed_tensor(seed, dropout_p), causal=causal_number(causal),
+                          window_left=left, window_right=right, scale=scale, softcap=softcap, dropout_p=dropout_p,
+                          kernel=kernel_name(kernel), heads_first=heads_first)
+    return run_math(arguments, return_lse) if math else run(arguments, return_lse)
+
+
+def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
+                      window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+                      softcap: float = 0.0, alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
+                      layout: str = "bshd") -> Tensor:
+    """The weights of attention(), [batch, heads_q, len_q, len_kv]: float32, or float64 for float64 inputs.
+
+    The arguments mean what they mean in attention(). PyTorch's own operators compute them, with derivatives of every
+    order. A query that sees no key has weights of 0. No kernel is involved: this is slow, and takes the memory of all
+    weights. Raises ValueError that names the argument."""
+    heads_first = layout == "bhsd"
+    if not heads_first and layout != "bshd":
+        raise ValueError(f"layout: expected \"bshd\" or \"bhsd\", got {layout!r}")
+    left, right = window_sides(window)
+    q, k, _, bias = _cast(q, k, k, bias)
+    no_gradient("alibi_slopes", alibi_slopes)
+    if bias is not None:
+        causal, bias = _causal_and_bias(q, k, causal, bias, heads_first)
+    try:
+        return _math.weights(_with_numbers(Arguments(
+            q, k, k, bias, alibi_slopes, causal=causal_number(causal), window_left=left, window_right=right,
+            scale=scale, softcap=softcap, heads_first=heads_first)))
+    except RuntimeError as error:
+        raise _errors.translated(error) from None
+
+
+def _cast(q, k, v, bias=None):
+    """The tensors of a call under autocast. Raises ValueError naming what is no tensor."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        expect_tensor(name, tensor)
+    of_values = None if isinstance(bias, CausalBias) or not isinstance(bias, torch.Tensor) else bias
+    q, k, v, of_values = under_autocast(q, k, v, of_values)
+    return q, k, v, bias if of_values is None else of_values
 
 
 def _causal_and_bias(q, k, causal, bias, heads_first):
@@ -243,25 +345,43 @@ def _causal_and_bias(q, k, causal, bias, heads_first):
         length = 2 if heads_first else 1
         return alignment_of("bias", bias, q.shape[length], k.shape[length]), None
     expect_tensor("bias", bias)
+    if bias.dtype == torch.bool:
+        raise ValueError("bias: expected float32 or the dtype of q, numbers that are added to the scores, got "
+                         "torch.bool; a mask is 0 where the key takes part and -inf where it does not")
     return causal, bias[(None,) * (4 - bias.dim())]
 
 
-def varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv, *, max_len_q=None, max_len_kv=None, causal=None, window=None,
-                     scale=None, softcap=0.0, alibi_slopes=None, dropout_p=0.0, seed=None, return_lse=False,
-                     deterministic=True, kernel=None):
+@overload
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,
+                     return_lse: Literal[False] = False, **options: Unpack[_RaggedOptions]) -> Tensor: ...
+
+
+@overload
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,
+                     return_lse: Literal[True], **options: Unpack[_RaggedOptions]) -> tuple[Tensor, Tensor]: ...
+
+
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,
+                     max_len_q: int | None = None, max_len_kv: int | None = None, causal: str | bool | None = None,
+                     window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+                     softcap: float = 0.0, alibi_slopes: Tensor | None = None, dropout_p: float = 0.0,
+                     seed: int | Tensor | None = None, return_lse: bool = False, deterministic: bool = True,
+                     kernel: str | None = None, math: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """attention() of a ragged batch (varlen): sequence b has the rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1.
 
     q: [total_q, heads_q, head_dim]; k, v: [total_kv, heads_kv, ..]; cu_seqlens_q, cu_seqlens_kv: int32 or int64
         [batch + 1], from 0 to the total, on the device of q. On CUDA they are not read by the host.
     max_len_q, max_len_kv: bounds of the lengths; default: computed from cu_seqlens on the CPU, the totals on CUDA.
-    causal, window, scale, softcap, alibi_slopes, dropout_p, seed, deterministic and kernel mean what they mean in
-    attention().
+    causal, window, scale, softcap, alibi_slopes, dropout_p, seed, deterministic, kernel and math mean what they mean in
+    attention(). With math=True the host reads cu_seqlens.
     Returns o [total_q, heads_q, head_dim_v], and with return_lse (o, lse), lse float32 [heads_q, total_q]. Raises as
     attention() does."""
     for name, lengths in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
         expect_tensor(name, lengths)
     no_gradient("alibi_slopes", alibi_slopes)
     left, right = window_sides(window)
-    return run(Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed_tensor(seed, dropout_p),
-                         _bound("max_len_q", max_len_q), _bound("max_len_kv", max_len_kv), causal_number(causal), left,
-                         right, scale, softcap, dropout_p, kernel_name(kernel)), return_lse)
+    q, k, v, _ = _cast(q, k, v)
+    arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed_tensor(seed, dropout_p),
+                          _bound("max_len_q", max_len_q), _bound("max_len_kv", max_len_kv), causal_number(causal), left,
+                          right, scale, softcap, dropout_p, kernel_name(kernel))
+    return run_math(arguments, return_lse) if math else run(arguments, return_lse)

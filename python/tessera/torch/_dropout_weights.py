@@ -20,6 +20,31 @@ def _weights(arguments, positions, len_kv):
     return torch.cat(columns, -1)
 
 
+def _kept(q, k, arguments, positions, len_kv):
+    """Which weights dropout keeps, in the shape of _weights(). With scores of 0 all keys of a row have one weight, so
+    no weight that is kept rounds to 0. q, k: tensors of 0 with the rows and heads of those of `arguments`."""
+    return _weights(_operators.Arguments(q, k, k, cu_seqlens_q=arguments.cu_seqlens_q,
+                                         cu_seqlens_kv=arguments.cu_seqlens_kv, seed=arguments.seed,
+                                         max_len_q=arguments.max_len_q, max_len_kv=arguments.max_len_kv,
+                                         dropout_p=arguments.dropout_p), positions, len_kv) > 0
+
+
+def kept(arguments):
+    """bool [batch, heads_q, len_q, len_kv]: which weights of a dense call its dropout keeps."""
+    rows = [t.transpose(1, 2).shape[:3] if arguments.heads_first else t.shape[:3] for t in arguments[:2]]
+    q, k = (torch.zeros(*shape, 1, device=arguments.q.device) for shape in rows)
+    return _kept(q, k, arguments, torch.arange(k.shape[1], device=q.device), k.shape[1]).transpose(1, 2)
+
+
+def kept_in_ragged(arguments, bounds_kv):
+    """bool [total_q, heads_q, longest sequence of keys]: which weights of a ragged call its dropout keeps. bounds_kv:
+    the numbers of cu_seqlens_kv."""
+    q, k = (torch.zeros(*t.shape[:2], 1, device=arguments.q.device) for t in arguments[:2])
+    lengths = [end - begin for begin, end in zip(bounds_kv, bounds_kv[1:])]
+    positions = torch.cat([torch.arange(length, device=q.device) for length in [0, *lengths]])
+    return _kept(q, k, arguments, positions, max([0, *lengths]))
+
+
 def _signed(arguments, positions, len_kv):
     """The weights divided by the largest of their row, negative where dropped."""
     weights = _weights(arguments._replace(dropout_p=0.0), positions, len_kv)

@@ -11,7 +11,7 @@ import typing
 
 import torch
 
-from . import _errors, _library
+from . import _errors, _library, _shapes
 from ._tensors import expect_tensor
 
 _library.require()
@@ -26,7 +26,10 @@ attention = torch.ops.tessera.attention.default
 attention_with_residual = torch.ops.tessera.attention_with_residual.default
 attention_backward = torch.ops.tessera.attention_backward.default
 
-NO_FORWARD_MODE = "tessera: derivatives of attention by forward mode (jvp, jacfwd, hessian) are not there"
+_WAY_OUT = ("math=True of tessera.torch.attention, varlen_attention and scaled_dot_product_attention computes them, "
+            "slowly")
+NO_FORWARD_MODE = f"tessera: its kernels have no derivatives by forward mode (jvp, jacfwd, hessian); {_WAY_OUT}"
+NO_SECOND_DERIVATIVE = f"tessera: its kernels have no second derivatives; {_WAY_OUT}"
 
 
 class Arguments(typing.NamedTuple):
@@ -73,16 +76,9 @@ def _empty_like(tensor, shape, heads_first):
     return tensor.new_empty(shape)
 
 
-def _expect_one_device(q, **tensors):
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != q.device:
-            raise ValueError(f"{name}: expected a tensor on {q.device}, where q is, got one on {tensor.device}")
-
-
 def _fake_forward(*arguments):
     a = Arguments(*arguments)
-    _expect_one_device(a.q, k=a.k, v=a.v, bias=a.bias, alibi_slopes=a.alibi_slopes, cu_seqlens_q=a.cu_seqlens_q,
-                       cu_seqlens_kv=a.cu_seqlens_kv)
+    _shapes.expect(a)
     lse_dtype = torch.float64 if a.q.dtype == torch.float64 else torch.float32
     o = _empty_like(a.q, (*a.q.shape[:-1], a.v.shape[-1]), a.heads_first)
     if a.cu_seqlens_q is not None:
@@ -99,12 +95,18 @@ def _fake_forward_with_residual(*arguments):
     return o, lse, a.q.new_empty((0,), dtype=torch.int8)
 
 
-def _fake_forward_few(q, k, v, causal=0, heads_first=False, scale=None, window_left=-1, window_right=-1):
-    return _fake_forward(*Arguments(q, k, v, heads_first=heads_first))
+def _of_few(q, k, v, causal=0, heads_first=False, scale=None, window_left=-1, window_right=-1):
+    """The Arguments of an operator with few."""
+    return Arguments(q, k, v, causal=causal, heads_first=heads_first, scale=scale, window_left=window_left,
+                     window_right=window_right)
 
 
-def _fake_forward_few_with_residual(q, k, v, causal=0, heads_first=False, scale=None, window_left=-1, window_right=-1):
-    return _fake_forward_with_residual(*Arguments(q, k, v, heads_first=heads_first))
+def _fake_forward_few(*few):
+    return _fake_forward(*_of_few(*few))
+
+
+def _fake_forward_few_with_residual(*few):
+    return _fake_forward_with_residual(*_of_few(*few))
 
 
 def _fake_forward_o(*few):
@@ -112,8 +114,8 @@ def _fake_forward_o(*few):
 
 
 def _fake_backward(d_o, dlse, q, k, v, o, lse, bias, *rest):
-    _expect_one_device(q, do=d_o, dlse=dlse, k=k, v=v, o=o, lse=lse, bias=bias)
     bias_gradient, heads_first = rest[13], rest[14] if len(rest) > 14 else False
+    _shapes.expect_backward(Arguments(q, k, v, bias, *rest[:13], heads_first), d_o, dlse, o, lse, bias_gradient)
     gradients = (_empty_like(t, t.shape, heads_first) for t in (q, k, v))
     return *gradients, bias.new_empty(bias.shape) if bias_gradient else q.new_empty((0,))
 
@@ -165,7 +167,7 @@ def _registered_backward(ctx, d_o, dlse, _=None):
 
 
 def no_second_derivative(ctx, *grads):
-    raise NotImplementedError("tessera: second derivatives of attention are not there")
+    raise NotImplementedError(NO_SECOND_DERIVATIVE)
 
 
 def no_forward_mode(*_):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which objects may stand for a tensor argument, and what PyTorch's own mask classes mean."""
+import contextlib
+
 import torch
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
@@ -8,6 +10,7 @@ from .._subclasses import overridden
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _PLAIN_OR_NONE = _PLAIN | {type(None)}
 _NO_OVERRIDE = (torch._C._disabled_torch_function_impl,)
+_DEVICES = ("cpu", "cuda")
 _ALIGNMENTS = {CausalVariant.UPPER_LEFT: "top-left", CausalVariant.LOWER_RIGHT: "bottom-right"}
 
 
@@ -37,6 +40,25 @@ def expect_arguments(arguments):
     for name, tensor in zip(arguments._fields, arguments[:8]):
         if tensor is not None or name in ("q", "k", "v"):
             expect_tensor(name, tensor)
+
+
+def under_autocast(q, k, v, bias=None):
+    """The tensors of a call as PyTorch's attention takes them under autocast: q, k and v in its dtype, but for fp64 and
+    what is no float. A bias of 16 bits follows them; one in fp32 stays, which is more exact than PyTorch's."""
+    device = q.device.type
+    if device not in _DEVICES or not torch.is_autocast_enabled(device):
+        return q, k, v, bias
+    dtype = torch.get_autocast_dtype(device)
+    q, k, v = (t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v))
+    if bias is not None and bias.dtype in (torch.float16, torch.bfloat16):
+        bias = bias.to(q.dtype)
+    return q, k, v, bias
+
+
+def without_autocast(tensor):
+    """A context in which operators on the tensor's device compute in the dtypes of their inputs."""
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if device in _DEVICES else contextlib.nullcontext()
 
 
 def alignment_of(name, bias, len_q, len_kv):
