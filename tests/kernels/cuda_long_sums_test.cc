@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Long sums of the CUDA kernels: O and dQ over a million keys, dK and dV over a million queries, dbias over all heads
+// and queries that share it. Tensor cores truncate each addition to an fp32 accumulator, so one accumulator of a
+// million equal terms would end too small. Skipped without a GPU.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <tuple>
+
+#include "kernels/long_sums.hpp"
+#include "registry.hpp"
+
+namespace tessera::check::cuda_long_sums_test {
+namespace {
+
+/// A data type, a head_dim, and whether scores have a softcap (the general shapes of fa3).
+class CudaLongSums : public testing::TestWithParam<std::tuple<DType, std::int64_t, bool>> {
+ protected:
+    void SetUp() override {
+        if (const auto reason = unavailable({DeviceType::cuda, 0})) GTEST_SKIP() << *reason;
+    }
+    /// `make`: many_queries or many_keys.
+    Attention made(Attention (*make)(DType, std::int64_t)) const {
+        const auto [dtype, head_dim, softcap] = GetParam();
+        Attention a = make(dtype, head_dim);
+        if (softcap) a.problem.softcap = 20;
+        return a;
+    }
+    static void expect_right_gradients(Attention& a) {
+        a.prepare_backward();
+        const BackwardGold gold(a.problem, a.backward_args());
+        for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+            if (kernel.backend != Backend::cuda || !a.backward(kernel)) return;
+            const Report report = gold.compare(a.backward_args());
+            if (std::getenv("SHOW"))
+                std::cout << "SHOW " << kernel.name << " " << a.problem.describe() << "\n" << report.describe() << "\n";
+            EXPECT_TRUE(report.pass()) << kernel.name << ", " << a.problem.describe() << "\n" << report.describe();
+        });
+    }
+};
+
+std::string label(const testing::TestParamInfo<CudaLongSums::ParamType>& which) {
+    const auto [dtype, head_dim, softcap] = which.param;
+    return std::string(name_of(dtype)) + "_" + std::to_string(head_dim) + (softcap ? "_softcap" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaLongSums,
+                         testing::Values(std::tuple{DType::bf16, 64, false}, std::tuple{DType::fp16, 64, false},
+                                         std::tuple{DType::bf16, 128, false}, std::tuple{DType::fp16, 128, false},
+                                         std::tuple{DType::bf16, 256, false}, std::tuple{DType::fp16, 256, false},
+                                         std::tuple{DType::bf16, 64, true}, std::tuple{DType::fp16, 128, true},
+                                         std::tuple{DType::fp32, 64, false}, std::tuple{DType::fp32, 128, false}),
+                         label);
+
+TEST_P(CudaLongSums, gradients_over_a_million_queries) {
+    Attention a = made(many_queries);
+    expect_right_gradients(a);
+}
+
+TEST_P(CudaLongSums, gradients_over_a_million_keys) {
+    Attention a = made(many_keys);
+    expect_right_gradients(a);
+}
+
+TEST_P(CudaLongSums, output_over_a_million_keys) {
+    Attention a = made(many_keys);
+    const ForwardGold gold(a.problem, a.forward_args());
+    for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+        if (kernel.backend != Backend::cuda || !a.forward(kernel)) return;
+        const Report report = gold.compare(a.forward_args());
+        if (std::getenv("SHOW"))
+            std::cout << "SHOW " << kernel.name << " " << a.problem.describe() << "\n" << report.describe() << "\n";
+        EXPECT_TRUE(report.pass()) << kernel.name << ", " << a.problem.describe() << "\n" << report.describe();
+    });
+}
+
+/// A sum over heads and queries.
+TEST_P(CudaLongSums, bias_gradient_over_heads_and_queries) {
+    const auto [dtype, head_dim, softcap] = GetParam();
+    Problem p = make_problem(1, 65'536, 3, 16, 16, head_dim, dtype);
+    p.bias = p.bias_gradient = true;
+    if (softcap) p.softcap = 20;
+    Attention a(p);
+    a.bias = Tensor(DType::fp32, {1, 1, 1, 3});
+    fill(a.bias.view, Fill::normal, 7);
+    a.dbias = a.bias;
+    for (Tensor Attention::*t : {&Attention::q, &Attention::d_o, &Attention::k, &Attention::v}) make_rows_alike(a.*t);
+    a.dlse = a.lse;
+    a.dlse.fill_value(1);
+    expect_right_gradients(a);
+}
+
+}  // namespace
+}  // namespace tessera::check::cuda_long_sums_test
