@@ -22,7 +22,7 @@ struct Launch {
     bool store_by_tma;       ///< O has a tensor map
     PackGqa pack;            ///< query heads in a tile
     TileOrder order;         ///< tiles in launch order; those of all sequences of a varlen call
-    Divider packed_heads;    ///< heads of a sequence, as `order` counts them: divided by those in a tile or cluster
+    Divider packed_heads;    ///< heads of a sequence, as `order` counts them: divided by those in a tile
     Divider group;           ///< query heads per K/V head
     int low, high;           ///< the mask's band, in a dense call
     Rows o_residual;         ///< low-order bits that rounding takes off O, one byte an element; null: not wanted
