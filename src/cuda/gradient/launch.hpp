@@ -11,6 +11,7 @@
 #include "cuda/gradient/host/dq_order.hpp"
 #include "cuda/gradient/host/head_split.hpp"
 #include "cuda/host/divider.hpp"
+#include "cuda/host/query_parts.hpp"
 #include "cuda/tile/params.hpp"
 #include "tessera/problem.hpp"
 
@@ -59,6 +60,7 @@ struct Workspace {
     float* do_squares;  // [batch, heads_q]: with o_residual, the largest |row|^2 of dO
     float* v_squares;   // [batch, heads_kv]: likewise of V
     PartialSums partial;
+    int query_parts = 1;  // of any sequence, at most
 
     Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool splits_heads)
         : rows(arena.take<RowTile>(p.heads_q, counts.tiles_of_head)),
@@ -71,13 +73,17 @@ struct Workspace {
           partial{.keys = p.ragged ? p.total_kv : p.batch * p.len_kv,
                   .heads_kv = static_cast<int>(p.heads_kv),
                   .dim = padded_dim} {
-        if (!splits_heads || p.heads_q == 0) return;
+        if (p.heads_q == 0) return;
         const auto group = static_cast<int>(p.heads_q / p.heads_kv);
-        partial.max_splits =
-            p.ragged ? HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, partial.heads_kv, group)
-                     : HeadSplit::num_splits(
-                           HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), partial.heads_kv, group), group);
-        if (partial.max_splits == 1) return;
+        int heads = group;  // of a CTA, at most
+        if (splits_heads && p.ragged) {
+            partial.max_splits = HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, partial.heads_kv, group);
+        } else if (splits_heads) {
+            heads = HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), partial.heads_kv, group);
+            partial.max_splits = HeadSplit::num_splits(heads, group);
+        }
+        query_parts = QueryParts::of(p.len_q, heads, p.dtype == DType::fp32).count;
+        if (partial.max_splits == 1 && (query_parts == 1 || p.dtype == DType::fp32)) return;
         partial.data = arena.take<float>(2, partial.max_splits, p.heads_kv, partial.keys, padded_dim);
     }
 };
@@ -89,6 +95,7 @@ struct DkdvReduceLaunch {
 
     BackwardParams params;
     PartialSums partial;
+    bool splits_heads = false;
     int tiles = 0;           // of a head's keys
     bool vector_dk = false;  // written 16 bytes at a time
     bool vector_dv = false;
@@ -117,7 +124,9 @@ struct Launch {
     Rows o_residual;               // low-order bits of O, a byte an element; null: delta is the sum of P dP
     bool vector_residual = false;  // O, its residual and dO are read eight elements at a time
     int segments = 1;              // of a head's key blocks (host/dq_order.hpp)
-    PartialSums partial;           // of the splits of a group's heads
+    PartialSums partial;           // of the splits of a group's heads, and of the parts of the queries
+    int query_parts = 1;           // of any sequence: launches of the main kernel (cuda/host/query_parts.hpp)
+    int part = 0;                  // of this launch
     // Dividers to decode the number of a CTA: by the key blocks of a segment; the splits of all heads; the splits of a
     // head; the kv heads.
     Divider block_divider, segment_divider, split_divider, kv_head_divider;

@@ -23,12 +23,15 @@
 //   segmented   Causal, as many queries as keys, one query head a group, many blocks: a head's blocks form kSegments
 //               segments, descending in each. The segments with the longest blocks of all heads are launched first; one
 //               accumulator.
+//
+// A long sequence is cut into parts of queries (cuda/host/query_parts.hpp), each of which has the descending order.
 #pragma once
 
 #include <algorithm>
 
 #include "cuda/fa3/host/backward_config.h"
 #include "cuda/host/band32.hpp"
+#include "cuda/host/query_parts.hpp"
 #include "tessera/mask.hpp"
 
 namespace tessera::cuda::fa3::backward {
@@ -98,8 +101,20 @@ struct SequenceSchedule : Band32 {
     bool segmented;
     int head_splits;      ///< CTAs that share the group's query heads of one key block
     int heads_per_split;  ///< query heads of each
+    int part_blocks;      ///< query blocks of a part but the last; count_q: the sequence is one part
+    int part_begin;       ///< first query block of this launch's part, at most count_q
 
     TESSERA_HOST_DEVICE int len_kv() const { return last_key + 1; }
+    TESSERA_HOST_DEVICE bool has_parts() const { return part_blocks < count_q; }
+    int parts() const { return has_parts() ? (count_q + part_blocks - 1) / part_blocks : 1; }
+    /// Changes to the part of query block m.
+    TESSERA_HOST_DEVICE void enter_part_of(int m) {
+        if (has_parts()) part_begin = m / part_blocks * part_blocks;
+    }
+    /// Are dK and dV sums in the workspace first, over head splits or parts?
+    TESSERA_HOST_DEVICE bool sums_in_workspace() const { return head_splits > 1 || has_parts(); }
+    /// Has the sequence no queries in this launch's part? A sequence of one part has all of them in part 0.
+    TESSERA_HOST_DEVICE bool is_past_last_part() const { return part_begin > 0 && part_begin >= count_q; }
     /// Are all pairs of these queries and keys in the sequence and visible? (Band32::full() takes a minimum instead of
     /// two comparisons. With it, ptxas spills 84 bytes in delta_kernel of general shapes.)
     TESSERA_HOST_DEVICE bool unmasked(int query, int queries, int key, int keys) const {
@@ -111,30 +126,36 @@ struct SequenceSchedule : Band32 {
 /// The order of one head of one sequence.
 template <int kBlockQ, int kBlockKv>
 struct BlockSchedule : SequenceSchedule {
-    /// `group`: query heads of a kv head.
-    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads_kv) {
+    /// `group`: query heads of a kv head. `part`: of the launch.
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads_kv,
+                                 int part = 0) {
         static_cast<Band32&>(*this) = Band32(mask.bind(own_len_q, own_len_kv));
         len_q = own_len_q;
         count_q = (len_q + kBlockQ - 1) / kBlockQ;
         count_kv = (own_len_kv + kBlockKv - 1) / kBlockKv;
-        start_stride = std::max((count_q + 1) / std::max(count_kv, 1), 1);
-        blocks_per_start = std::max((count_kv + count_q - 1) / std::max(count_q, 1), 1);
-        if (count_q >= count_kv) blocks_per_start = 1;
+        const bool square = len_q == own_len_kv && high == 0 && low <= 1 - len_q;
+        const int splits = group > 1 && square ? head_splits_of(group, heads_kv, count_kv, own_len_kv) : 1;
+        const QueryParts parts = QueryParts::of(len_q, group / splits);
+        const bool whole = parts.count == 1;
+        part_blocks = whole ? count_q : parts.queries / kBlockQ;
+        part_begin = part == 0 ? 0 : whole ? count_q : std::min(part * part_blocks, count_q);
+        ascending = group > 1 && square && whole;
+        segmented = square && whole && may_use_segments(mask, group, heads_kv, count_kv);
+        head_splits = ascending ? splits : 1;
+        heads_per_split = group / head_splits;
+        start_stride = std::max((part_blocks + 1) / std::max(count_kv, 1), 1);
+        blocks_per_start = std::max((count_kv + part_blocks - 1) / std::max(part_blocks, 1), 1);
+        if (part_blocks >= count_kv) blocks_per_start = 1;
         else start_stride = 1;
         const bool all_seen = low <= 1 - len_q && high >= own_len_kv - 1;
-        if (group == 1 && all_seen && count_kv <= kMaxAlignedBlocks) {
+        if (group == 1 && all_seen && count_kv <= kMaxAlignedBlocks && whole) {
             blocks_per_start = std::max(count_kv, 1), start_stride = 1;
         }
-        const bool square = len_q == own_len_kv && high == 0 && low <= 1 - len_q;
-        ascending = group > 1 && square;
-        segmented = square && may_use_segments(mask, group, heads_kv, count_kv);
-        head_splits = ascending ? head_splits_of(group, heads_kv, count_kv, own_len_kv) : 1;
-        heads_per_split = group / head_splits;
     }
     /// Copies `known`, the schedule that the host computed; for a ragged sequence computes it.
     TESSERA_HOST_DEVICE void set_of(const SequenceSchedule& known, bool ragged, const Mask& mask, int own_len_q,
-                                    int own_len_kv, int group, int heads_kv) {
-        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv);
+                                    int own_len_kv, int group, int heads_kv, int part = 0) {
+        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv, part);
         else static_cast<SequenceSchedule&>(*this) = known;
     }
     /// Key blocks of a segment, if there are `segments` of them.
@@ -156,11 +177,12 @@ struct BlockSchedule : SequenceSchedule {
         return segmented ? segment_begin(n) + segment_size(kSegments) - 1 : count_kv;
     }
 
-    /// Query blocks that see some key of block n.
+    /// Query blocks of this part that see some key of block n.
     TESSERA_HOST_DEVICE Span query_blocks_of(int n) const {
         const int key = n * kBlockKv;
-        const int begin = std::max(key - high, 0);
-        const int end = std::min(std::min(key + kBlockKv, len_kv()) - low, len_q);
+        const int begin = std::max(key - high, part_begin * kBlockQ);
+        const int end =
+            std::min(std::min(key + kBlockKv, len_kv()) - low, std::min(len_q, (part_begin + part_blocks) * kBlockQ));
         if (begin >= end || low > high) return Span{0, 0};
         return Span{begin / kBlockQ, (end + kBlockQ - 1) / kBlockQ};
     }
@@ -180,9 +202,11 @@ struct BlockSchedule : SequenceSchedule {
         return Span{begin / kBlockKv, (end + kBlockKv - 1) / kBlockKv};
     }
     /// Query block that key block n starts at, unless ascending: later key blocks start there or further on.
-    TESSERA_HOST_DEVICE int first_query_block(int n) const { return n / blocks_per_start * start_stride; }
-    /// The last key block that starts at query block m or before.
-    TESSERA_HOST_DEVICE int last_started_by(int m) const { return (m / start_stride + 1) * blocks_per_start - 1; }
+    TESSERA_HOST_DEVICE int first_query_block(int n) const { return part_begin + n / blocks_per_start * start_stride; }
+    /// The last key block that starts at query block m of this part or before.
+    TESSERA_HOST_DEVICE int last_started_by(int m) const {
+        return ((m - part_begin) / start_stride + 1) * blocks_per_start - 1;
+    }
     /// Key blocks that add to this accumulator of query block m before n does: the value of the semaphore that n waits
     /// for.
     TESSERA_HOST_DEVICE int position(int accumulator, int m, int n) const {
@@ -203,9 +227,9 @@ struct BlockSchedule : SequenceSchedule {
     TESSERA_HOST_DEVICE bool first_block_adds_last() const {
         const bool all_see_first = low <= 1 - len_q && high >= 0 && count_kv > 0;
         const bool one_accumulator = blocks_per_start >= count_kv || (high == 0 && len_q == len_kv());
-        return all_see_first && one_accumulator && !ascending;
+        return all_see_first && one_accumulator && !ascending && !has_parts();
     }
-    /// Does any key block add to this accumulator of query block m?
+    /// Does any key block add to this accumulator of query block m of this part?
     TESSERA_HOST_DEVICE bool has_contributions(int accumulator, int m) const {
         const Span keys = key_blocks_of(m);
         if (keys.begin >= keys.end) return false;

@@ -156,7 +156,9 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
     const int key_tiles = (p.len_kv + Tile::kBlockKv - 1) / Tile::kBlockKv;
     const BiasTask task(p, launch.params.dbias, blockIdx.x, launch.q_tiles, key_tiles);
     const Rows32 rows{launch, work, Tile(memory)};
+    typename Tile::Scores total = {};
     typename Tile::Scores sums = {};
+    int tiles = 0;  // in sums
     for (int batch = task.batches.begin; batch < task.batches.end; ++batch) {
         for (int head = task.heads.begin; head < task.heads.end; ++head) {
             for (int q_tile = task.q_tiles.begin; q_tile < task.q_tiles.end; ++q_tile) {
@@ -169,6 +171,10 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
                 const ScoresFp32 scores(p, work.sequence, work.band, work.batch, work.head);
                 const RowTile& of = launch.rows[first_tile(launch, work.sequence, work.batch, work.head) + q_tile];
                 rows.for_each_tile(task.key_tiles.begin, task.key_tiles.end, [&](auto& s, const auto& dp, int number) {
+                    if (tiles++ == kTilesOfBiasPart) {
+                        move_to_total(total, sums);
+                        tiles = 1;
+                    }
 #pragma unroll
                     for (int i = 0; i < Tile::kQueries; ++i) {
 #pragma unroll
@@ -187,13 +193,14 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
             }
         }
     }
+    move_to_total(total, sums);
     __syncthreads();
     auto* const shared = reinterpret_cast<float*>(memory);
 #pragma unroll
     for (int i = 0; i < Tile::kQueries; ++i) {
 #pragma unroll
         for (int j = 0; j < Tile::kKeys; ++j) {
-            shared[(Tile::row() + 16 * i) * Tile::kRowOfScores + Tile::column() + 16 * j] = sums[i][j];
+            shared[(Tile::row() + 16 * i) * Tile::kRowOfScores + Tile::column() + 16 * j] = total[i][j];
         }
     }
     __syncthreads();

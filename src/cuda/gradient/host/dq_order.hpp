@@ -64,6 +64,13 @@ struct QueryRange {
         diagonal = std::min(std::max(static_cast<int>(first_key >> log2_block_q), begin), end);
     }
 
+    /// Leaves only the tiles of [first, last).
+    TESSERA_HOST_DEVICE void clamp(int first, int last) {
+        const auto clamped = [&](int tile) { return std::min(std::max(tile, first), last); };
+        begin = clamped(begin);
+        end = clamped(end);
+        diagonal = clamped(diagonal);
+    }
     TESSERA_HOST_DEVICE int count() const { return end - begin; }
     /// The dQ accumulator, 0 or 1, of the tile that is visited as number `index`.
     TESSERA_HOST_DEVICE int accumulator(int index) const { return index < end - diagonal ? 0 : 1; }
@@ -100,6 +107,12 @@ struct KeyBlockOrder {
         if (!segmented) return;
         if (index == size - 1) next = QueryRange();
         if (segment > 0) earlier = first - size;
+    }
+    /// Leaves only the query tiles of [first, last): those of a part of the queries (cuda/host/query_parts.hpp). The
+    /// order in a tile stays what it is.
+    TESSERA_HOST_DEVICE void clamp(int first, int last) {
+        own.clamp(first, last);
+        next.clamp(first, last);
     }
     /// The block that adds to the accumulator before this one; -1: none, so this one stores.
     TESSERA_HOST_DEVICE int predecessor(int accumulator, int tile) const {

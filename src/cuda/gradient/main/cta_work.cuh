@@ -27,11 +27,13 @@ struct CtaWork {
     int first_key = 0;
     int query_tiles = 1;  // of kBlockQ queries in the query tile of a step, a power of two
     KeyBlockOrder order;
+    QueryParts parts;  // of the sequence
+    int part = 0;      // of the launch
     bool waits = true;
     bool sanitizes = false;  // the work is done a second time, with Inf and NaN of Q and dO replaced by 0
 
     CtaWork() = default;
-    __device__ CtaWork(const Launch& launch, int pair, int of_split = 0) : split(of_split) {
+    __device__ CtaWork(const Launch& launch, int pair, int of_split = 0, bool fp32 = false) : split(of_split) {
         const ForwardParams& p = launch.params.forward;
         const int of_batch = launch.kv_head_divider.quotient(pair);
         batch = of_batch;
@@ -44,6 +46,8 @@ struct CtaWork {
             heads = HeadSplit::heads_per_split(band, p.heads_kv, p.group);
             num_splits = HeadSplit::num_splits(heads, p.group);
         }
+        parts = QueryParts::of(sequence.len_q, heads, fp32);
+        part = launch.part;
         first_head = kv_head * p.group + split * heads;
         heads = min(heads, (kv_head + 1) * p.group - first_head);
     }
@@ -52,6 +56,7 @@ struct CtaWork {
         sanitizes = false;
         first_key = number * block_kv;
         order.set(band, number, block_kv, log2_block_q());
+        clamp_to_part();
     }
     /// The block that starts as number `started` of `segment`.
     __device__ void set_started(const Launch& launch, int segment, int started, int block_kv) {
@@ -62,6 +67,7 @@ struct CtaWork {
         order.set_started(band, segment, started, launch.segments, blocks, launch.key_blocks, segmented, block_kv,
                           log2_block_q());
         first_key = order.block * block_kv;
+        clamp_to_part();
     }
     /// Prepares the second run, in which a step has one tile of kBlockQ queries.
     __device__ void start_over(int block_kv) {
@@ -70,25 +76,35 @@ struct CtaWork {
         sanitizes = true;
     }
 
-    __device__ __forceinline__ bool exists() const { return split < num_splits && first_key < sequence.len_kv; }
+    __device__ __forceinline__ bool exists() const {
+        return split < num_splits && first_key < sequence.len_kv && part < parts.count;
+    }
+    /// Are dK and dV sums in the workspace first, over head splits or parts of the queries?
+    __device__ __forceinline__ bool sums_in_workspace() const { return num_splits > 1 || parts.count > 1; }
     /// Steps of the CTA: query tiles times query heads.
     __device__ __forceinline__ int steps() const { return order.own.count() * heads; }
     /// Does this run add to dQ? A second run does not add again.
     __device__ __forceinline__ bool adds_dq(const Launch& launch) const {
         return !sanitizes && launch.params.dq.data != nullptr;
     }
+
+ private:
+    __device__ void clamp_to_part() {
+        if (parts.count > 1) order.clamp(parts.begin(part) >> log2_block_q(), parts.begin(part + 1) >> log2_block_q());
+    }
 };
 
 /// Takes the next key block from the launch's counter (host/dq_order.hpp has the order). One thread calls it; `memory`:
 /// of a CtaWork.
-__device__ inline void take_key_block(void* memory, const Launch& launch, int block_kv, int query_tiles = 1) {
+__device__ inline void take_key_block(void* memory, const Launch& launch, int block_kv, int query_tiles = 1,
+                                      bool fp32 = false) {
     const bool waits = launch.counters->cu_seqlens_decrease == 0;  // loaded while the atomic is in flight
     const int number = atomicAdd(&launch.counters->next_cta, 1);
     const int run = launch.block_divider.quotient(number);  // counts (segment, head, split)
     const int segment = launch.segment_divider.quotient(run);
     const int head_and_split = run - segment * launch.segment_divider.divisor();
     const int pair = launch.split_divider.quotient(head_and_split);
-    auto* const work = new (memory) CtaWork(launch, pair, head_and_split - pair * launch.split_divider.divisor());
+    auto* const work = new (memory) CtaWork(launch, pair, head_and_split - pair * launch.split_divider.divisor(), fp32);
     work->query_tiles = query_tiles;
     work->set_started(launch, segment, number - run * launch.block_divider.divisor(), block_kv);
     work->waits = waits;

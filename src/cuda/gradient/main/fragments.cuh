@@ -109,9 +109,12 @@ __device__ __forceinline__ void add_if_nonfinite(float (&sum)[4], int r, float f
     if (!isfinite(x.y)) sum[2 * r + 1] = fmaf(factor, x.y, sum[2 * r + 1]);
 }
 
-/// Writes two elements of row half r, times `factor`, to partial dK or dV. fmaf(x, f, 0) turns -0 into +0.
-__device__ __forceinline__ void store_partial(float* to, const float (&sum)[4], int r, float factor) {
-    const float2 x = {fmaf(sum[2 * r], factor, 0.0F), fmaf(sum[2 * r + 1], factor, 0.0F)};
+/// Writes two elements of row half r, times `factor`, to partial dK or dV, or adds them there. fmaf(x, f, 0) turns -0
+/// into +0.
+__device__ __forceinline__ void store_partial(float* to, const float (&sum)[4], int r, float factor, bool adds) {
+    float2 x = {0, 0};
+    if (adds) x = __ldcg(reinterpret_cast<const float2*>(to));
+    x = {fmaf(sum[2 * r], factor, x.x), fmaf(sum[2 * r + 1], factor, x.y)};
     __stcg(reinterpret_cast<float2*>(to), x);
 }
 

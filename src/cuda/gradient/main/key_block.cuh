@@ -116,7 +116,7 @@ struct KeyBlock {
                 if (stores_dk) store(false, dk, factor_dk);
             }
         };
-        if (tiles.work.num_splits > 1) {
+        if (tiles.work.sums_in_workspace()) {
             if (releases) sync().release_last(plan);
             for_each([&](bool is_dv, const Sums& sums, float factor) { store_partial_sums(is_dv, sums, factor); });
             return;
@@ -163,7 +163,8 @@ struct KeyBlock {
         }
     }
 
-    /// Writes the warp's sums to the workspace, as those of the CTA's split.
+    /// Writes the warp's sums to the workspace, as those of the CTA's split; from the second part of the queries on,
+    /// adds them there.
     __device__ __forceinline__ void store_partial_sums(bool dv, const Sums& sums, float factor) const {
         const int row = Warp::first_sum_row() + lane_number() / 4;
         float* const to = tiles.partial_row(dv, row) + 8 * Warp::first_sum_chunk() + lane_number() % 4 * 2;
@@ -172,7 +173,7 @@ struct KeyBlock {
             if (tiles.work.first_key + row + 8 * i >= tiles.work.sequence.len_kv) continue;
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
-                store_partial(to + 8 * i * kHeadDim + 8 * n, sums[i / 2][n], i % 2, factor);
+                store_partial(to + 8 * i * kHeadDim + 8 * n, sums[i / 2][n], i % 2, factor, tiles.work.part > 0);
             }
         }
     }
