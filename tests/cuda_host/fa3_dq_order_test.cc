@@ -84,17 +84,25 @@ void expect_right(const Mask& mask, int len_q, int len_kv, int group, int heads 
     SCOPED_TRACE(describe(mask, kBlockQ, kBlockKv, len_q, len_kv, group, heads, segments, more));
     BlockSchedule<kBlockQ, kBlockKv> schedule{};
     schedule.set(mask, len_q, len_kv, group, heads);
-    const Adders adders =
-        schedule.ascending ? adders_of<true>(schedule, segments, more) : adders_of<false>(schedule, segments, more);
-    for (const auto& [accumulator_and_block, blocks_of_keys] : adders) {
-        const auto [accumulator, m] = accumulator_and_block;
-        for (std::size_t position = 0; position < blocks_of_keys.size(); ++position) {
-            const int n = blocks_of_keys[position];
-            ASSERT_EQ(schedule.position(accumulator, m, n), static_cast<int>(position))
-                << "accumulator " << accumulator << " of queries " << m << ", added to by keys " << n;
+    Adders adders;
+    for (int part = 0; part < schedule.parts(); ++part) {
+        BlockSchedule<kBlockQ, kBlockKv> of_part{};
+        of_part.set(mask, len_q, len_kv, group, heads, part);
+        const Adders own =
+            of_part.ascending ? adders_of<true>(of_part, segments, more) : adders_of<false>(of_part, segments, more);
+        for (const auto& [accumulator_and_block, blocks_of_keys] : own) {
+            const auto [accumulator, m] = accumulator_and_block;
+            ASSERT_EQ(m / schedule.part_blocks, part) << "queries " << m;
+            for (std::size_t position = 0; position < blocks_of_keys.size(); ++position) {
+                const int n = blocks_of_keys[position];
+                ASSERT_EQ(of_part.position(accumulator, m, n), static_cast<int>(position))
+                    << "accumulator " << accumulator << " of queries " << m << ", added to by keys " << n;
+            }
         }
+        adders.insert(own.begin(), own.end());
     }
     for (int m = 0; m < schedule.count_q; ++m) {
+        schedule.enter_part_of(m);
         for (int accumulator = 0; accumulator < 2; ++accumulator) {
             ASSERT_EQ(schedule.has_contributions(accumulator, m), adders.count({accumulator, m}) != 0)
                 << "accumulator " << accumulator << " of queries " << m;
@@ -124,6 +132,27 @@ TEST(Fa3DqOrder, every_tile_is_added_once_and_in_the_order_of_the_positions) {
             }
         }
     }
+}
+
+/// Sequences whose sums are too long for one accumulator (cuda/host/query_parts.hpp): 8 heads of 20,000 queries are two
+/// parts, 64 of them ten.
+TEST(Fa3DqOrder, parts_of_a_long_sequence_are_added_in_the_order_of_the_positions) {
+    for (const Mask& mask : kMasks) {
+        for (const int len_kv : {1, 200, 1500, 20'000}) {
+            for (const int group : {8, 64}) {
+                expect_right<64, 128>(mask, 20'000, len_kv, group);
+                expect_right<128, 128>(mask, 20'000, len_kv, group);
+                if (HasFatalFailure()) return;
+            }
+        }
+    }
+    BlockSchedule<64, 128> schedule{};
+    schedule.set({}, 20'000, 1500, 8, 1);
+    EXPECT_EQ(schedule.parts(), 2);
+    schedule.set({}, 16'384, 1500, 8, 1);
+    EXPECT_EQ(schedule.parts(), 1);
+    schedule.set({}, 20'000, 1500, 64, 1);
+    EXPECT_EQ(schedule.parts(), 10);
 }
 
 /// Sequences that are segmented, and those that are not, in one call.

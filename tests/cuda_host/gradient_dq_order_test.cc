@@ -37,6 +37,7 @@ struct Call {
     int segments;     // of the call
     bool segmented;   // this sequence is cut into them
     int more_blocks;  // of the longest sequence
+    int parts = 1;    // of the query tiles, in launches one after the other
 
     int blocks() const { return static_cast<int>((band.len_kv + block_kv - 1) / block_kv); }
     std::string name() const {
@@ -56,20 +57,25 @@ void expect_right(const Call& call) {
     std::map<std::pair<int, int>, int> visits;  // (block, tile)
     std::vector<int> starts(call.blocks(), 0);
     const int most = call.blocks() + call.more_blocks;
-    for (int segment = 0; segment < call.segments; ++segment) {
-        for (int started = 0; started < segment_size(call.segments, most); ++started) {
-            KeyBlockOrder order;
-            order.set_started(call.band, segment, started, call.segments, call.blocks(), most, call.segmented,
-                              call.block_kv, call.log2_block_q);
-            if (order.block >= call.blocks()) continue;
-            ++starts[order.block];
-            for (int i = 0; i < order.own.count(); ++i) {
-                const std::pair<int, int> to{order.own.accumulator(i), order.own.tile(i)};
-                const auto found = last.find(to);
-                EXPECT_EQ(order.predecessor(to.first, to.second), found == last.end() ? -1 : found->second)
-                    << "block " << order.block << ", accumulator " << to.first << ", tile " << to.second;
-                last[to] = order.block;
-                ++visits[{order.block, to.second}];
+    const int tiles = static_cast<int>((call.band.len_q >> call.log2_block_q) + 1);
+    const int tiles_of_part = (tiles + call.parts - 1) / call.parts;
+    for (int part = 0; part < call.parts; ++part) {
+        for (int segment = 0; segment < call.segments; ++segment) {
+            for (int started = 0; started < segment_size(call.segments, most); ++started) {
+                KeyBlockOrder order;
+                order.set_started(call.band, segment, started, call.segments, call.blocks(), most, call.segmented,
+                                  call.block_kv, call.log2_block_q);
+                if (order.block >= call.blocks()) continue;
+                if (call.parts > 1) order.clamp(part * tiles_of_part, (part + 1) * tiles_of_part);
+                if (part == 0) ++starts[order.block];
+                for (int i = 0; i < order.own.count(); ++i) {
+                    const std::pair<int, int> to{order.own.accumulator(i), order.own.tile(i)};
+                    const auto found = last.find(to);
+                    EXPECT_EQ(order.predecessor(to.first, to.second), found == last.end() ? -1 : found->second)
+                        << "block " << order.block << ", accumulator " << to.first << ", tile " << to.second;
+                    last[to] = order.block;
+                    ++visits[{order.block, to.second}];
+                }
             }
         }
     }
@@ -93,6 +99,7 @@ TEST(GradientDqOrder, each_block_follows_the_one_that_has_added_last) {
                 for (const int segments : {1, kSegments}) {
                     expect_right({band, 64, 6, segments, false, 0});
                     expect_right({band, 128, 7, segments, false, 5});
+                    expect_right({band, 64, 6, segments, false, 0, 3});
                 }
             }
         }
@@ -107,6 +114,7 @@ TEST(GradientDqOrder, segments_of_a_triangle_start_with_the_first_blocks) {
             expect_right({band, 64, 6, kSegments, true, more_blocks});
             expect_right({band, 128, 7, kSegments, true, more_blocks});
             expect_right({band, 128, 6, kSegments, true, more_blocks});
+            expect_right({band, 64, 6, kSegments, true, more_blocks, 4});
         }
     }
     KeyBlockOrder first;

@@ -24,17 +24,17 @@ inline void make_rows_alike(Tensor& t) {
     });
 }
 
-/// dK and dV are sums over a million queries.
-inline Attention many_queries(DType dtype, std::int64_t head_dim = 8) {
-    Attention a(make_problem(1, kMillion, 3, 1, 1, head_dim, dtype));
+/// dK and dV are sums over so many queries.
+inline Attention many_queries(DType dtype, std::int64_t head_dim = 8, std::int64_t queries = kMillion) {
+    Attention a(make_problem(1, queries, 3, 1, 1, head_dim, dtype));
     make_rows_alike(a.q);
     make_rows_alike(a.d_o);
     return a;
 }
 
-/// O and dQ are sums over a million keys.
-inline Attention many_keys(DType dtype, std::int64_t head_dim = 8) {
-    Attention a(make_problem(1, 3, kMillion, 1, 1, head_dim, dtype));
+/// O and dQ are sums over so many keys.
+inline Attention many_keys(DType dtype, std::int64_t head_dim = 8, std::int64_t keys = kMillion) {
+    Attention a(make_problem(1, 3, keys, 1, 1, head_dim, dtype));
     make_rows_alike(a.k);
     make_rows_alike(a.v);
     a.dlse = a.lse;

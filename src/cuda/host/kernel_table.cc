@@ -14,6 +14,7 @@
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/gradient/host/dispatch.hpp"
+#include "cuda/host/query_parts.hpp"
 #include "cuda/host/query_tiles.hpp"
 #include "cuda/standard/host/dispatch.hpp"
 #include "tessera/error.hpp"
@@ -187,7 +188,17 @@ Refusal refuse_standard_forward(const Problem& p, const AskedTile& tile, const L
     return refuse_matrices(p, tile, limits, shared, 1);
 }
 
+/// dK and dV are sums over the queries of a group, dQ is a sum over the keys, each in one accumulator of an MMA, which
+/// truncates (cuda/host/query_parts.hpp).
+Refusal refuse_long_sums(const Problem& p) {
+    constexpr std::int64_t kMost = QueryParts::kMaxTerms;
+    const std::int64_t longest = std::max(saturating_product(p.len_q, p.group()), p.len_kv);
+    if (longest <= kMost) return std::nullopt;
+    return fmt::format("has one accumulator for each sum: too inexact over {} terms, got {}", kMost, longest);
+}
+
 Refusal refuse_standard_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    if (auto reason = refuse_long_sums(p)) return reason;
     const std::int64_t blocks = tiles_of(p.batch, p.heads_kv, p.len_kv, standard::kKeysOfBlock);
     if (blocks >= kMaxIndex) return fmt::format("counts blocks of keys up to {}, got {}", kMaxIndex, blocks);
     const standard::Config& larger = standard::Shapes::kConfigs[standard::shape_of(std::max(p.head_dim, p.head_dim_v))];

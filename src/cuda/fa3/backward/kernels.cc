@@ -133,8 +133,9 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
 
 /// Launches the main kernel, once for each part of the queries, and sums up dK and dV.
 template <class T, class Shape>
-cudaError_t launch_main(const Problem& p, Launch launch, cudaStream_t stream) {
+cudaError_t launch_main(const Problem& p, const Launch& first, cudaStream_t stream) {
     const int parts = backward::query_parts(p);
+    Launch launch = first;
     cudaError_t status = cudaSuccess;
     for (launch.part = 0; launch.part < parts && status == cudaSuccess; ++launch.part) {
         if (launch.part > 0) {

@@ -13,11 +13,12 @@
 
 namespace tessera::cuda::gradient {
 
-/// m, l and the sum of P dP of one row, over the keys of one thread.
+/// m, l and the sum of P dP of one row, over the keys of one thread. The sums are in fp64, since one fp32 number that a
+/// million terms are added to loses the digits of each.
 struct DeltaFp32 {
     float max = -INFINITY;
-    float sum = 0;
-    float sum_p_dp = 0;
+    double sum = 0;
+    double sum_p_dp = 0;
 
     __device__ __forceinline__ void rescale(float to) {
         const float m = to == -INFINITY ? 0.0F : to;  // no visible key yet: exp(-inf - 0) = 0
@@ -29,7 +30,7 @@ struct DeltaFp32 {
     __device__ __forceinline__ void add(float score, float dp) {
         const float p = expf(score - (max == -INFINITY ? 0.0F : max));
         sum += p;
-        sum_p_dp = fmaf(p, dp, sum_p_dp);
+        sum_p_dp += double{p} * double{dp};
     }
     /// Reduces over the 16 threads of a row.
     __device__ __forceinline__ void finish() {
@@ -46,8 +47,8 @@ struct DeltaFp32 {
     __device__ __forceinline__ void store(RowTile& to, int row, float dlse) const {
         const bool empty = max == -INFINITY && sum == 0;
         to.offset[row] = 0;
-        to.delta[row] = empty ? 0.0F : sum_p_dp / sum - dlse;
-        to.norm[row] = empty ? 0.0F : 1 / sum;
+        to.delta[row] = empty ? 0.0F : static_cast<float>(sum_p_dp / sum - dlse);
+        to.norm[row] = empty ? 0.0F : static_cast<float>(1 / sum);
         to.max[row] = max == -INFINITY ? 0.0F : max;
     }
 };
