@@ -91,13 +91,13 @@ struct Workspace {
 /// Arguments of dkdv_reduce_kernel.
 struct DkdvReduceLaunch {
     static constexpr int kThreads = 256;
-    static constexpr int kKeys = 64;  // of a tile
+    static constexpr int kKeys = 64;  // keys of a tile
 
     BackwardParams params;
     PartialSums partial;
-    bool splits_heads = false;
-    int tiles = 0;           // of a head's keys
-    bool vector_dk = false;  // written 16 bytes at a time
+    bool splits_heads = false;  // some sequence has head splits
+    int tiles = 0;              // key tiles of a head
+    bool vector_dk = false;     // written 16 bytes at a time
     bool vector_dv = false;
 };
 
@@ -118,15 +118,15 @@ struct Launch {
     bool vector_k = false;
     bool vector_v = false;
     bool vector_do = false;
-    bool vector_dq = false;  // and written so
+    bool vector_dq = false;  // rows are written 16 bytes at a time
     bool vector_dk = false;
     bool vector_dv = false;
     Rows o_residual;               // low-order bits of O, a byte an element; null: delta is the sum of P dP
     bool vector_residual = false;  // O, its residual and dO are read eight elements at a time
-    int segments = 1;              // of a head's key blocks (host/dq_order.hpp)
-    PartialSums partial;           // of the splits of a group's heads, and of the parts of the queries
-    int query_parts = 1;           // of any sequence: launches of the main kernel (cuda/host/query_parts.hpp)
-    int part = 0;                  // of this launch
+    int segments = 1;              // segments of a head's key blocks (host/dq_order.hpp)
+    PartialSums partial;           // dK and dV of each split of a group's heads
+    int query_parts = 1;           // launches of the main kernel (cuda/host/query_parts.hpp)
+    int part = 0;                  // the part of the queries that this launch has
     // Dividers to decode the number of a CTA: by the key blocks of a segment; the splits of all heads; the splits of a
     // head; the kv heads.
     Divider block_divider, segment_divider, split_divider, kv_head_divider;

@@ -27,7 +27,7 @@ struct Launch {
     int low, high;           ///< the mask's band, in a dense call
     Rows o_residual;         ///< low-order bits that rounding takes off O, one byte an element; null: not wanted
     bool residual_by_vectors;  ///< 8 bytes at a time
-    unsigned* tile_counter;    ///< of the dynamic tile scheduler, reset by start_counter_reset(); null: static
+    unsigned* tile_counter;    ///< counter of the dynamic tile scheduler (start_counter_reset); null: static
 };
 
 /// Sets the tile counter to 0, in a kernel beside which the forward may start: a memset in front of it costs 5 to 8

@@ -87,7 +87,7 @@ struct QueryRange {
 struct KeyBlockOrder {
     int block = 0;
     QueryRange own;
-    QueryRange next;   // of block + 1; empty if that one is in another segment
+    QueryRange next;   // the tiles of block + 1; empty if that block is in another segment
     int earlier = -1;  // the block that adds first where `next` does not; -1: none
     TESSERA_HOST_DEVICE void set(const Band& band, int number, int block_kv, int log2_block_q) {
         block = number;

@@ -15,7 +15,7 @@ namespace tessera::cuda::gradient {
 
 /// The number of splits. It depends on the shape of the sequence alone, so a sequence has the same bits in any batch.
 struct HeadSplit {
-    static constexpr int kKeys = 128;  // of a key block as counted here, whatever the kernel's blocks are
+    static constexpr int kKeys = 128;  // keys of a block as counted here, whatever the kernel's key blocks are
     /// CTAs wanted for one sequence. Under a causal mask their work is unequal, so more are needed.
     static constexpr int kWantedCausal = 512;
     static constexpr int kWanted = 128;
@@ -59,8 +59,8 @@ struct HeadSplit {
 /// Partial dK and dV in the workspace.
 struct PartialSums {
     float* data = nullptr;  // [2: dK, dV][max_splits][heads_kv][keys][dim]
-    int max_splits = 1;     // of any sequence
-    std::int64_t keys = 0;  // of all sequences
+    int max_splits = 1;     // the most splits of any sequence
+    std::int64_t keys = 0;  // keys of all sequences
     int heads_kv = 0;
     int dim = 0;  // padded
 
