@@ -34,9 +34,16 @@ void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
         if (n < 0 || n >= schedule.count_kv) continue;
         const std::int64_t key = std::int64_t{n} * kBlockKv;
         const std::int64_t end = std::min<std::int64_t>(key + kBlockKv, len_kv);
-        const Span expected = tiles(band.q_range(key, end), kBlockQ);
-        const Span got = schedule.query_blocks_of(n);
-        EXPECT_TRUE(got.begin == expected.begin && got.end == expected.end) << "queries of " << n;
+        const Span all_blocks = tiles(band.q_range(key, end), kBlockQ);
+        for (const int part : {0, schedule.parts() / 2, schedule.parts() - 1}) {
+            BlockSchedule<kBlockQ, kBlockKv> of_part{};
+            of_part.set(mask, len_q, len_kv, 1, 1, part);
+            const int begin = std::max(all_blocks.begin, part * schedule.part_blocks);
+            const int past = std::min(all_blocks.end, (part + 1) * schedule.part_blocks);
+            const Span expected = begin < past ? Span{begin, past} : Span{0, 0};
+            const Span got = of_part.query_blocks_of(n);
+            EXPECT_TRUE(got.begin == expected.begin && got.end == expected.end) << "queries of " << n << ", " << part;
+        }
         const Span full = schedule.unmasked_query_blocks(static_cast<int>(key), kBlockKv);
         for (const int m : {full.begin - 1, full.begin, full.end - 1, full.end}) {
             if (m < 0 || m >= schedule.count_q) continue;
@@ -54,6 +61,7 @@ void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
         const Span got = schedule.key_blocks_of(m);
         EXPECT_TRUE(got.begin == expected.begin && got.end == expected.end) << "keys of " << m;
         if (expected.begin >= expected.end) continue;
+        schedule.enter_part_of(m);
         // Positions begin with 0 in each accumulator; the last block of the first segment adds first.
         const int last = std::min(expected.end - 1, schedule.segment_last(0));
         const int accumulator = schedule.has_contributions(1, m) ? 1 : 0;

@@ -198,13 +198,13 @@ Refusal refuse_long_sums(const Problem& p) {
 }
 
 Refusal refuse_standard_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
-    if (auto reason = refuse_long_sums(p)) return reason;
     const std::int64_t blocks = tiles_of(p.batch, p.heads_kv, p.len_kv, standard::kKeysOfBlock);
     if (blocks >= kMaxIndex) return fmt::format("counts blocks of keys up to {}, got {}", kMaxIndex, blocks);
     const standard::Config& larger = standard::Shapes::kConfigs[standard::shape_of(std::max(p.head_dim, p.head_dim_v))];
     const int matrices = 2 + (p.dtype == DType::fp16 ? 1 : 0) + (p.bias_gradient ? 1 : 0);  // S, dP, dS, its gradient
-    return refuse_matrices(p, tile, limits, std::max(larger.score_shared_bytes(), larger.value_shared_bytes()),
-                           matrices);
+    const std::int64_t shared = std::max(larger.score_shared_bytes(), larger.value_shared_bytes());
+    if (auto reason = refuse_matrices(p, tile, limits, shared, matrices)) return reason;
+    return refuse_long_sums(p);
 }
 
 }  // namespace
