@@ -134,25 +134,41 @@ TEST(Fa3DqOrder, every_tile_is_added_once_and_in_the_order_of_the_positions) {
     }
 }
 
-/// Sequences whose sums are too long for one accumulator (cuda/host/query_parts.hpp): 8 heads of 20,000 queries are two
-/// parts, 64 of them ten.
+/// Sequences whose sums are too long for one accumulator (cuda/host/query_parts.hpp): 4 heads of 20,000 queries are two
+/// parts, 64 of them twenty.
 TEST(Fa3DqOrder, parts_of_a_long_sequence_are_added_in_the_order_of_the_positions) {
     for (const Mask& mask : kMasks) {
         for (const int len_kv : {1, 200, 1500, 20'000}) {
-            for (const int group : {8, 64}) {
+            for (const int group : {4, 64}) {
                 expect_right<64, 128>(mask, 20'000, len_kv, group);
                 expect_right<128, 128>(mask, 20'000, len_kv, group);
                 if (HasFatalFailure()) return;
             }
         }
     }
+    for (const Causal causal : {Causal::top_left, Causal::bottom_right}) {  // as many queries as keys
+        const Mask mask{.causal = causal};
+        expect_right<64, 128>(mask, 10'000, 10'000, 7);
+        expect_right<128, 128>(mask, 10'000, 10'000, 7);
+        expect_right<64, 128>(mask, 66'000, 66'000, 1, 1, cuda::fa3::backward::kSegments);
+        if (HasFatalFailure()) return;
+    }
     BlockSchedule<64, 128> schedule{};
+    schedule.set({.causal = Causal::top_left}, 10'000, 10'000, 7, 1);
+    EXPECT_TRUE(schedule.ascending && schedule.parts() == 2);
+    schedule.set({.causal = Causal::top_left}, 66'000, 66'000, 1, 1);
+    EXPECT_TRUE(schedule.segmented && schedule.parts() == 2);
     schedule.set({}, 20'000, 1500, 8, 1);
-    EXPECT_EQ(schedule.parts(), 2);
-    schedule.set({}, 16'384, 1500, 8, 1);
+    EXPECT_EQ(schedule.parts(), 3);
+    schedule.set({}, 8192, 1500, 8, 1);
     EXPECT_EQ(schedule.parts(), 1);
     schedule.set({}, 20'000, 1500, 64, 1);
-    EXPECT_EQ(schedule.parts(), 10);
+    EXPECT_EQ(schedule.parts(), 20);
+    schedule.set({}, 70'000, 1500, 1, 1);
+    EXPECT_EQ(schedule.parts(), 2);
+    EXPECT_FALSE(schedule.is_past_last_part());
+    schedule.set({}, 70'000, 1500, 1, 1, 2);
+    EXPECT_TRUE(schedule.is_past_last_part());
 }
 
 /// Sequences that are segmented, and those that are not, in one call.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Long sums of the CUDA kernels: dK and dV over up to a million queries, O and dQ over 131,072 keys, dbias over all
-// heads and queries that share it. Tensor cores truncate each addition to an fp32 accumulator, so one accumulator of a
-// million equal terms would end 0.6 % too small (cuda/host/query_parts.hpp). Skipped without a GPU.
+// Long sums of the CUDA kernels: dK and dV over up to a million queries, O and dQ over 32,768 to 131,072 keys, dbias
+// over all heads and queries that share it. Tensor cores truncate each addition to an fp32 accumulator, so one
+// accumulator of a million equal terms would end 0.6 % too small (cuda/host/query_parts.hpp). Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -62,12 +62,13 @@ TEST_P(CudaLongSums, gradients_over_many_queries) {
 }
 
 TEST_P(CudaLongSums, gradients_over_many_keys) {
-    Attention a = made(many_keys, 131'072);
+    Attention a = made(many_keys, std::get<0>(GetParam()) == DType::fp16 ? 32'768 : 65'536);
     expect_right_gradients(a);
 }
 
 TEST_P(CudaLongSums, output_over_many_keys) {
-    Attention a = made(many_keys, 131'072);
+    if (std::get<0>(GetParam()) == DType::fp32) GTEST_SKIP() << "LongRows has O of fp32";
+    Attention a = made(many_keys, std::get<0>(GetParam()) == DType::fp16 ? 32'768 : 131'072);
     const ForwardGold gold(a.problem, a.forward_args());
     for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
         if (kernel.backend != Backend::cuda || !a.forward(kernel)) return;

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(256, 1) backward_fp32_kernel(const __grid_cons
     extern __shared__ __align__(128) char memory[];
     __shared__ alignas(gradient::CtaWork) char work_memory[sizeof(gradient::CtaWork)];
     gradient::CtaWork& work = *reinterpret_cast<gradient::CtaWork*>(work_memory);
-    if (threadIdx.x == 0) gradient::take_key_block(work_memory, launch, Mainloop::Tile::kBlockKv, 1, true);
+    if (threadIdx.x == 0) gradient::take_key_block(work_memory, launch, Mainloop::Tile::kBlockKv);
     __syncthreads();
     if (!work.exists()) return;
 

@@ -82,7 +82,7 @@ struct Workspace {
             heads = HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), partial.heads_kv, group);
             partial.max_splits = HeadSplit::num_splits(heads, group);
         }
-        query_parts = QueryParts::of(p.len_q, heads, p.dtype == DType::fp32).count;
+        query_parts = QueryParts::of(p.len_q, heads, QueryParts::max_terms(p.dtype)).count;
         if (partial.max_splits == 1 && (query_parts == 1 || p.dtype == DType::fp32)) return;
         partial.data = arena.take<float>(2, partial.max_splits, p.heads_kv, partial.keys, padded_dim);
     }
@@ -96,6 +96,7 @@ struct DkdvReduceLaunch {
     BackwardParams params;
     PartialSums partial;
     bool splits_heads = false;  // some sequence has head splits
+    int max_terms = 0;          // QueryParts::max_terms
     int tiles = 0;              // key tiles of a head
     bool vector_dk = false;     // written 16 bytes at a time
     bool vector_dv = false;
@@ -127,6 +128,7 @@ struct Launch {
     PartialSums partial;           // dK and dV of each split of a group's heads
     int query_parts = 1;           // launches of the main kernel (cuda/host/query_parts.hpp)
     int part = 0;                  // the part of the queries that this launch has
+    int max_terms = 0;             // QueryParts::max_terms
     // Dividers to decode the number of a CTA: by the key blocks of a segment; the splits of all heads; the splits of a
     // head; the kv heads.
     Divider block_divider, segment_divider, split_divider, kv_head_divider;

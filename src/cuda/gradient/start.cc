@@ -62,6 +62,7 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     launch.key_blocks = counts.key_blocks;
     launch.partial = workspace.partial;
     launch.query_parts = workspace.query_parts;
+    launch.max_terms = QueryParts::max_terms(p.dtype);
     launch.segments = most_segments(p.mask, p.heads_kv * launch.partial.max_splits * counts.key_blocks);
     launch.set_dividers();
     if (uses_o_residual(p)) launch.o_residual = rows_of(call.args.o_residual);
@@ -106,6 +107,7 @@ void start_dkdv_reduce(const Problem& p, const Launch& launch, cudaStream_t stre
         .params = launch.params,
         .partial = launch.partial,
         .splits_heads = launch.partial.max_splits > 1,
+        .max_terms = launch.max_terms,
         .tiles = static_cast<int>((p.len_kv + DkdvReduceLaunch::kKeys - 1) / DkdvReduceLaunch::kKeys),
         .vector_dk = launch.vector_dk,
         .vector_dv = launch.vector_dv};

@@ -191,10 +191,10 @@ Refusal refuse_standard_forward(const Problem& p, const AskedTile& tile, const L
 /// dK and dV are sums over the queries of a group, dQ is a sum over the keys, each in one accumulator of an MMA, which
 /// truncates (cuda/host/query_parts.hpp).
 Refusal refuse_long_sums(const Problem& p) {
-    constexpr std::int64_t kMost = QueryParts::kMaxTerms;
+    const std::int64_t most = QueryParts::max_terms(p.dtype);
     const std::int64_t longest = std::max(saturating_product(p.len_q, p.group()), p.len_kv);
-    if (longest <= kMost) return std::nullopt;
-    return fmt::format("has one accumulator for each sum: too inexact over {} terms, got {}", kMost, longest);
+    if (longest <= most) return std::nullopt;
+    return fmt::format("has one accumulator for each sum: too inexact over {} terms, got {}", most, longest);
 }
 
 Refusal refuse_standard_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {

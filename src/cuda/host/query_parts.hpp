@@ -10,24 +10,25 @@
 
 #include <cstdint>
 
+#include "tessera/dtype.hpp"
 #include "tessera/mask.hpp"
 
 namespace tessera::cuda {
 
 struct QueryParts {
-    /// The most terms of one accumulator. With 131,072 the error of such a sum is 7e-4 at most. Sums of fp32 tensors
-    /// are rounded to nearest, once for a tile of queries, and have a smaller limit.
-    static constexpr std::int64_t kMaxTerms = 131'072;
-    static constexpr std::int64_t kMaxTermsFp32 = 65'536;
+    /// The most terms of one accumulator, queries times the heads that are summed. The error of such a sum of like
+    /// terms is 4e-4 in bf16 and 2e-4 in fp16. Sums of fp32 tensors are rounded to nearest, once for a tile of queries.
+    static constexpr int kMaxTerms = 65'536;
+    static constexpr int kMaxTermsFp16 = 32'768;
+    static constexpr int max_terms(DType dtype) { return dtype == DType::fp16 ? kMaxTermsFp16 : kMaxTerms; }
     static constexpr int kMultiple = 1024;  ///< of queries in a part: tiles of any kernel end there
 
     int queries = 0;  ///< in each part but the last
     int count = 1;
 
-    /// `heads`: query heads that a CTA sums over. It depends on the sequence alone, so a sequence has the same bits in
+    /// `heads`: query heads that a CTA sums over. The parts depend on the sequence alone, so it has the same bits in
     /// any batch.
-    TESSERA_HOST_DEVICE static constexpr QueryParts of(std::int64_t len_q, std::int64_t heads, bool fp32 = false) {
-        const std::int64_t max_terms = fp32 ? kMaxTermsFp32 : kMaxTerms;
+    TESSERA_HOST_DEVICE static constexpr QueryParts of(std::int64_t len_q, std::int64_t heads, int max_terms) {
         const std::int64_t own_heads = heads < 1 ? 1 : heads;
         QueryParts parts;
         parts.queries = static_cast<int>(len_q);

@@ -53,7 +53,7 @@ template <class Ask>
 auto ask_schedule(const Problem& p, const Ask& ask, int part = 0) {
     const auto of = [&](auto schedule) {
         schedule.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
-                     static_cast<int>(p.heads_kv), part);
+                     static_cast<int>(p.heads_kv), part, QueryParts::max_terms(p.dtype));
         return ask(schedule);
     };
     const Config& c = config_of(p);
@@ -64,17 +64,18 @@ auto ask_schedule(const Problem& p, const Ask& ask, int part = 0) {
 /// The most parts of queries of any sequence: launches of the main kernel.
 inline int query_parts(const Problem& p) {
     if (!p.ragged) return ask_schedule(p, [](const auto& schedule) { return schedule.parts(); });
-    return QueryParts::of(p.len_q, p.group()).count;
+    return QueryParts::of(p.len_q, p.group(), QueryParts::max_terms(p.dtype)).count;
 }
 
 /// Accumulators of dQ in the workspace: 2 where a key block may wrap from the last query block to the first one
 /// (dq_order.hpp), 0 where dQ has a kernel of its own.
 inline int dq_accumulators(const Problem& p) {
     if (config_of(p).splits_dv_dk()) return 0;
-    if (p.ragged || query_parts(p) > 1) return 2;
+    if (p.ragged) return 2;
     // Under a causal mask of equal lengths, key blocks start at the first queries that see them, or ascend.
     const bool square = p.mask.causal != Causal::none && p.len_q == p.len_kv;
-    const bool aligned = p.mask.trivial() && p.group() == 1 && p.len_kv <= 128 * kMaxAlignedBlocks;
+    const bool aligned =
+        p.mask.trivial() && p.group() == 1 && p.len_kv <= 128 * kMaxAlignedBlocks && query_parts(p) == 1;
     return square || aligned ? 1 : 2;
 }
 

@@ -24,7 +24,8 @@
 //               segments, descending in each. The segments with the longest blocks of all heads are launched first; one
 //               accumulator.
 //
-// A long sequence is cut into parts of queries (cuda/host/query_parts.hpp), each of which has the descending order.
+// A long sequence is cut into parts of queries (cuda/host/query_parts.hpp). Each part has a launch and the order of the
+// sequence, among its own query blocks.
 #pragma once
 
 #include <algorithm>
@@ -103,13 +104,19 @@ struct SequenceSchedule : Band32 {
     int heads_per_split;  ///< query heads of each
     int part_blocks;      ///< query blocks of a part but the last; count_q: the sequence is one part
     int part_begin;       ///< first query block of this launch's part, at most count_q
+    int first_start;      ///< query block that key block 0 starts at, if it sees that: part_begin, or 0 where a causal
+                          ///< mask lets every key block start at the first query block of the part that sees it
+    int max_terms;        ///< QueryParts::max_terms
 
     TESSERA_HOST_DEVICE int len_kv() const { return last_key + 1; }
     TESSERA_HOST_DEVICE bool has_parts() const { return part_blocks < count_q; }
     int parts() const { return has_parts() ? (count_q + part_blocks - 1) / part_blocks : 1; }
     /// Changes to the part of query block m.
     TESSERA_HOST_DEVICE void enter_part_of(int m) {
-        if (has_parts()) part_begin = m / part_blocks * part_blocks;
+        if (!has_parts()) return;
+        const bool starts_there = first_start == part_begin;
+        part_begin = m / part_blocks * part_blocks;
+        if (starts_there) first_start = part_begin;
     }
     /// Are dK and dV sums in the workspace first, over head splits or parts?
     TESSERA_HOST_DEVICE bool sums_in_workspace() const { return head_splits > 1 || has_parts(); }
@@ -126,26 +133,28 @@ struct SequenceSchedule : Band32 {
 /// The order of one head of one sequence.
 template <int kBlockQ, int kBlockKv>
 struct BlockSchedule : SequenceSchedule {
-    /// `group`: query heads of a kv head. `part`: of the launch.
-    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads_kv,
-                                 int part = 0) {
+    /// `group`: query heads of a kv head. `part`: the part of the queries that the launch has.
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads_kv, int part = 0,
+                                 int most_terms = QueryParts::kMaxTerms) {
         static_cast<Band32&>(*this) = Band32(mask.bind(own_len_q, own_len_kv));
         len_q = own_len_q;
         count_q = (len_q + kBlockQ - 1) / kBlockQ;
         count_kv = (own_len_kv + kBlockKv - 1) / kBlockKv;
+        max_terms = most_terms;
         const bool square = len_q == own_len_kv && high == 0 && low <= 1 - len_q;
-        const int splits = group > 1 && square ? head_splits_of(group, heads_kv, count_kv, own_len_kv) : 1;
-        const QueryParts parts = QueryParts::of(len_q, group / splits);
+        ascending = group > 1 && square;
+        segmented = square && may_use_segments(mask, group, heads_kv, count_kv);
+        head_splits = ascending ? head_splits_of(group, heads_kv, count_kv, own_len_kv) : 1;
+        heads_per_split = group / head_splits;
+        const QueryParts parts = QueryParts::of(len_q, heads_per_split, max_terms);
         const bool whole = parts.count == 1;
         part_blocks = whole ? count_q : parts.queries / kBlockQ;
         part_begin = part == 0 ? 0 : whole ? count_q : std::min(part * part_blocks, count_q);
-        ascending = group > 1 && square && whole;
-        segmented = square && whole && may_use_segments(mask, group, heads_kv, count_kv);
-        head_splits = ascending ? splits : 1;
-        heads_per_split = group / head_splits;
-        start_stride = std::max((part_blocks + 1) / std::max(count_kv, 1), 1);
-        blocks_per_start = std::max((count_kv + part_blocks - 1) / std::max(part_blocks, 1), 1);
-        if (part_blocks >= count_kv) blocks_per_start = 1;
+        first_start = square ? 0 : part_begin;
+        const int blocks = square ? count_q : part_blocks;  // over which the starts are spread
+        start_stride = std::max((blocks + 1) / std::max(count_kv, 1), 1);
+        blocks_per_start = std::max((count_kv + blocks - 1) / std::max(blocks, 1), 1);
+        if (blocks >= count_kv) blocks_per_start = 1;
         else start_stride = 1;
         const bool all_seen = low <= 1 - len_q && high >= own_len_kv - 1;
         if (group == 1 && all_seen && count_kv <= kMaxAlignedBlocks && whole) {
@@ -155,7 +164,7 @@ struct BlockSchedule : SequenceSchedule {
     /// Copies `known`, the schedule that the host computed; for a ragged sequence computes it.
     TESSERA_HOST_DEVICE void set_of(const SequenceSchedule& known, bool ragged, const Mask& mask, int own_len_q,
                                     int own_len_kv, int group, int heads_kv, int part = 0) {
-        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv, part);
+        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv, part, known.max_terms);
         else static_cast<SequenceSchedule&>(*this) = known;
     }
     /// Key blocks of a segment, if there are `segments` of them.
@@ -202,10 +211,10 @@ struct BlockSchedule : SequenceSchedule {
         return Span{begin / kBlockKv, (end + kBlockKv - 1) / kBlockKv};
     }
     /// Query block that key block n starts at, unless ascending: later key blocks start there or further on.
-    TESSERA_HOST_DEVICE int first_query_block(int n) const { return part_begin + n / blocks_per_start * start_stride; }
+    TESSERA_HOST_DEVICE int first_query_block(int n) const { return first_start + n / blocks_per_start * start_stride; }
     /// The last key block that starts at query block m of this part or before.
     TESSERA_HOST_DEVICE int last_started_by(int m) const {
-        return ((m - part_begin) / start_stride + 1) * blocks_per_start - 1;
+        return ((m - first_start) / start_stride + 1) * blocks_per_start - 1;
     }
     /// Key blocks that add to this accumulator of query block m before n does: the value of the semaphore that n waits
     /// for.

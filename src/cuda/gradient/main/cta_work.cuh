@@ -33,7 +33,7 @@ struct CtaWork {
     bool sanitizes = false;  // the work is done a second time, with Inf and NaN of Q and dO replaced by 0
 
     CtaWork() = default;
-    __device__ CtaWork(const Launch& launch, int pair, int of_split = 0, bool fp32 = false) : split(of_split) {
+    __device__ CtaWork(const Launch& launch, int pair, int of_split = 0) : split(of_split) {
         const ForwardParams& p = launch.params.forward;
         const int of_batch = launch.kv_head_divider.quotient(pair);
         batch = of_batch;
@@ -46,7 +46,7 @@ struct CtaWork {
             heads = HeadSplit::heads_per_split(band, p.heads_kv, p.group);
             num_splits = HeadSplit::num_splits(heads, p.group);
         }
-        parts = QueryParts::of(sequence.len_q, heads, fp32);
+        parts = QueryParts::of(sequence.len_q, heads, launch.max_terms);
         part = launch.part;
         first_head = kv_head * p.group + split * heads;
         heads = min(heads, (kv_head + 1) * p.group - first_head);
@@ -96,15 +96,14 @@ struct CtaWork {
 
 /// Takes the next key block from the launch's counter (host/dq_order.hpp has the order). One thread calls it;
 /// `memory` has room for a CtaWork.
-__device__ inline void take_key_block(void* memory, const Launch& launch, int block_kv, int query_tiles = 1,
-                                      bool fp32 = false) {
+__device__ inline void take_key_block(void* memory, const Launch& launch, int block_kv, int query_tiles = 1) {
     const bool waits = launch.counters->cu_seqlens_decrease == 0;  // loaded while the atomic is in flight
     const int number = atomicAdd(&launch.counters->next_cta, 1);
     const int run = launch.block_divider.quotient(number);  // counts (segment, head, split)
     const int segment = launch.segment_divider.quotient(run);
     const int head_and_split = run - segment * launch.segment_divider.divisor();
     const int pair = launch.split_divider.quotient(head_and_split);
-    auto* const work = new (memory) CtaWork(launch, pair, head_and_split - pair * launch.split_divider.divisor(), fp32);
+    auto* const work = new (memory) CtaWork(launch, pair, head_and_split - pair * launch.split_divider.divisor());
     work->query_tiles = query_tiles;
     work->set_started(launch, segment, number - run * launch.block_divider.divisor(), block_kv);
     work->waits = waits;
