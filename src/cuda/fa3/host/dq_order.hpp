@@ -104,8 +104,9 @@ struct SequenceSchedule : Band32 {
     int heads_per_split;  ///< query heads of each
     int part_blocks;      ///< query blocks of a part but the last; count_q: the sequence is one part
     int part_begin;       ///< first query block of this launch's part, at most count_q
-    int first_start;      ///< query block that key block 0 starts at, if it sees that: part_begin, or 0 where a causal
-                          ///< mask lets every key block start at the first query block of the part that sees it
+    bool starts_in_part;  ///< the starts of key blocks are spread over the part; else, under a causal mask of equal
+                          ///< lengths, over the sequence, so that all start at the first query block that sees them
+    int first_start;      ///< query block that key block 0 starts at: part_begin with starts_in_part, else 0
     int max_terms;        ///< QueryParts::max_terms
 
     TESSERA_HOST_DEVICE int len_kv() const { return last_key + 1; }
@@ -114,9 +115,8 @@ struct SequenceSchedule : Band32 {
     /// Changes to the part of query block m.
     TESSERA_HOST_DEVICE void enter_part_of(int m) {
         if (!has_parts()) return;
-        const bool starts_there = first_start == part_begin;
         part_begin = m / part_blocks * part_blocks;
-        if (starts_there) first_start = part_begin;
+        if (starts_in_part) first_start = part_begin;
     }
     /// Are dK and dV sums in the workspace first, over head splits or parts?
     TESSERA_HOST_DEVICE bool sums_in_workspace() const { return head_splits > 1 || has_parts(); }
@@ -150,7 +150,8 @@ struct BlockSchedule : SequenceSchedule {
         const bool whole = parts.count == 1;
         part_blocks = whole ? count_q : parts.queries / kBlockQ;
         part_begin = part == 0 ? 0 : whole ? count_q : std::min(part * part_blocks, count_q);
-        first_start = square ? 0 : part_begin;
+        starts_in_part = !square;
+        first_start = starts_in_part ? part_begin : 0;
         const int blocks = square ? count_q : part_blocks;  // over which the starts are spread
         start_stride = std::max((blocks + 1) / std::max(count_kv, 1), 1);
         blocks_per_start = std::max((count_kv + blocks - 1) / std::max(blocks, 1), 1);
