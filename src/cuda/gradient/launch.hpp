@@ -7,9 +7,9 @@
 #include <cuda_runtime_api.h>
 
 #include "core/arena.hpp"
+#include "cuda/backward/host/head_split.hpp"
 #include "cuda/gradient/host/config.h"
 #include "cuda/gradient/host/dq_order.hpp"
-#include "cuda/gradient/host/head_split.hpp"
 #include "cuda/host/divider.hpp"
 #include "cuda/tile/params.hpp"
 #include "tessera/problem.hpp"
@@ -48,6 +48,19 @@ struct Counters {
     int rows_left = 0;            // 1: delta_from_output_kernel has left rows to delta_kernel
 };
 
+/// Partial dK and dV of the splits of a group's heads (HeadSplit).
+struct PartialSums {
+    float* data = nullptr;  // [2: dK, dV][max_splits][heads_kv][keys][dim]
+    int max_splits = 1;     // of any sequence
+    std::int64_t keys = 0;  // of all sequences
+    int heads_kv = 0;
+    int dim = 0;  // padded
+
+    TESSERA_HOST_DEVICE float* row(bool dv, int split, int kv_head, std::int64_t key) const {
+        return data + (((std::int64_t{dv} * max_splits + split) * heads_kv + kv_head) * keys + key) * dim;
+    }
+};
+
 struct Workspace {
     RowTile* rows;       // [heads_q, tiles_of_head]
     float* dq;           // [2 accumulators, heads_q, tiles_of_head, kBlockQ * padded head_dim], laid out as DqTile
@@ -73,10 +86,8 @@ struct Workspace {
                   .dim = padded_dim} {
         if (!splits_heads || p.heads_q == 0) return;
         const auto group = static_cast<int>(p.heads_q / p.heads_kv);
-        partial.max_splits =
-            p.ragged ? HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, partial.heads_kv, group)
-                     : HeadSplit::num_splits(
-                           HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), partial.heads_kv, group), group);
+        partial.max_splits = p.ragged ? HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, partial.heads_kv, group)
+                                      : HeadSplit::num_splits(p.mask.bind(p.len_q, p.len_kv), partial.heads_kv, group);
         if (partial.max_splits == 1) return;
         partial.data = arena.take<float>(2, partial.max_splits, p.heads_kv, partial.keys, padded_dim);
     }

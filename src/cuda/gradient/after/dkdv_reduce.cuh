@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(DkdvReduceLaunch::kThreads)
     const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_kv));
     const Sequence sequence = sequence_of(p, batch);
     const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
-    const int splits = HeadSplit::num_splits(HeadSplit::heads_per_split(band, p.heads_kv, p.group), p.group);
+    const int splits = HeadSplit::num_splits(band, p.heads_kv, p.group);
     if (splits == 1) return;
 
     const int dim = dv ? p.head_dim_v : p.head_dim;
