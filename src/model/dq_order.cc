@@ -63,7 +63,8 @@ Ways ways_of_fa2(const Stage& s, const schedule::Grid& grid, std::int64_t len_q,
     const int heads = group > 1 ? HeadSplit::heads_per_split(band, static_cast<int>(s.problem.heads_kv), group) : 1;
     ways.heads_per_split = heads;
     ways.splits = group > 1 ? HeadSplit::num_splits(heads, group) : 1;
-    ways.segmented = cuda::gradient::is_segmented(band, s.problem.heads_kv * ways.splits * grid.columns());
+    ways.segmented =
+        cuda::is_causal_square(band) && s.problem.heads_kv * ways.splits * grid.columns() >= cuda::kMinBlocksOfAllHeads;
     for (std::int64_t n = 0; n < grid.columns(); ++n) {
         const Range queries = grid.rows_of(n);
         const cuda::Span seen{static_cast<int>(queries.begin), static_cast<int>(queries.end)};

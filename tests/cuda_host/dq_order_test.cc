@@ -38,7 +38,7 @@ TEST(DqOrder, a_start_outside_of_the_visited_blocks_is_moved_to_their_ends) {
 TEST(DqOrder, only_a_causal_mask_alone_over_as_many_queries_as_keys_is_a_causal_square) {
     const auto is_square = [](const Mask& mask, int len_q, int len_kv) {
         const Band band = mask.bind(len_q, len_kv);
-        const bool square = cuda::is_causal_square(band, band.len_q, band.len_kv);
+        const bool square = cuda::is_causal_square(band);
         EXPECT_EQ(cuda::is_causal_square(Band32(band), len_q, len_kv), square) << len_q << " " << len_kv;
         return square;
     };

@@ -101,7 +101,7 @@ TEST(GradientDqOrder, each_block_follows_the_one_that_has_added_last) {
 TEST(GradientDqOrder, segments_of_a_triangle_start_with_the_first_blocks) {
     for (const int len : kLengths) {
         const Band band = Mask{.causal = Causal::bottom_right}.bind(len, len);
-        ASSERT_TRUE(cuda::is_causal_square(band, band.len_q, band.len_kv));
+        ASSERT_TRUE(cuda::is_causal_square(band));
         for (const int more_blocks : {0, 1, 7}) {
             expect_right({band, 64, 6, kSegments, true, more_blocks});
             expect_right({band, 128, 7, kSegments, true, more_blocks});

@@ -41,9 +41,11 @@ inline constexpr int kSegments = 4;
 /// segments would only wait for each other.
 inline constexpr int kMinBlocksOfAllHeads = 256;
 
-/// Is the mask causal and nothing else, over as many queries as keys? `AnyBand`: a Band or a Band32.
-template <class AnyBand, class Int>
-TESSERA_HOST_DEVICE constexpr bool is_causal_square(const AnyBand& band, Int len_q, Int len_kv) {
+/// Is the mask causal and nothing else, over as many queries as keys?
+TESSERA_HOST_DEVICE constexpr bool is_causal_square(const Band& band) {
+    return band.len_q == band.len_kv && band.high == 0 && band.low <= 1 - band.len_q;
+}
+TESSERA_HOST_DEVICE constexpr bool is_causal_square(const Band32& band, int len_q, int len_kv) {
     return len_q == len_kv && band.high == 0 && band.low <= 1 - len_q;
 }
 
@@ -61,6 +63,7 @@ struct QueryVisits : Span {
     QueryVisits() = default;
     /// `seen`: the query blocks that see a key of the block; `from`: where it starts if it sees that query block.
     TESSERA_HOST_DEVICE constexpr QueryVisits(const Span& seen, int from) : Span(seen), start(start_in(seen, from)) {}
+    /// Where the block starts.
     TESSERA_HOST_DEVICE static constexpr int start_in(const Span& seen, int from) {
         return std::min(std::max(from, seen.begin), seen.end);
     }

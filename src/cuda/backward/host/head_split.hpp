@@ -60,8 +60,7 @@ struct HeadSplit {
 
     /// Query heads in a split.
     TESSERA_HOST_DEVICE static constexpr int heads_per_split(const Band& band, int heads_kv, int group) {
-        const bool causal = is_causal_square(band, band.len_q, band.len_kv);
-        return heads_per_split(causal, band.len_q, (band.len_kv + kKeys - 1) / kKeys, heads_kv, group);
+        return heads_per_split(is_causal_square(band), band.len_q, (band.len_kv + kKeys - 1) / kKeys, heads_kv, group);
     }
     TESSERA_HOST_DEVICE static constexpr int num_splits(int heads_per_split, int group) {
         return (group + heads_per_split - 1) / heads_per_split;

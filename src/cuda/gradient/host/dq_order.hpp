@@ -20,11 +20,6 @@ constexpr int most_segments(const Mask& mask, std::int64_t blocks) {
     return !mask.trivial() && blocks >= kMinBlocksOfAllHeads ? kSegments : 1;
 }
 
-/// Is a sequence cut into segments? `blocks`: its key blocks over all heads and splits.
-TESSERA_HOST_DEVICE constexpr bool is_segmented(const Band& band, std::int64_t blocks) {
-    return is_causal_square(band, band.len_q, band.len_kv) && blocks >= kMinBlocksOfAllHeads;
-}
-
 /// The blocks in one segment of a head that has `blocks` of them; the last segment may have fewer. `segments`: 1 or
 /// kSegments.
 TESSERA_HOST_DEVICE constexpr int segment_size(int segments, int blocks) {
@@ -37,29 +32,36 @@ TESSERA_HOST_DEVICE constexpr int first_block_of_segment(int segment, int segmen
     return (segmented ? segment : segments - 1 - segment) * size;
 }
 
-/// The query tiles that key block n visits: from the diagonal to the end, then from the beginning to the diagonal. All
+/// The query tiles that a key block visits: from the diagonal to the end, then from the beginning to the diagonal. All
 /// three bounds grow with the number of the block, so the blocks that add to one accumulator of a tile are neighbours.
-/// A tile has 2^log2_block_q queries: a division would take thousands of clocks of the CTA's first thread.
-TESSERA_HOST_DEVICE inline QueryVisits visits_of(const Band& band, int n, int block_kv, int log2_block_q) {
-    const std::int64_t first_key = std::int64_t{n} * block_kv;
-    if (first_key >= band.len_kv) return {};
-    const Range queries = band.q_range(first_key, std::min(first_key + block_kv, band.len_kv));
-    if (queries.empty()) return {};
-    const Span tiles{static_cast<int>(queries.begin >> log2_block_q),
-                     static_cast<int>((queries.end + (1 << log2_block_q) - 1) >> log2_block_q)};
-    return {tiles, static_cast<int>(first_key >> log2_block_q)};
-}
+struct DiagonalVisits : QueryVisits {
+    TESSERA_HOST_DEVICE DiagonalVisits() {
+        begin = 0;
+        end = 0;
+        start = 0;
+    }
+    /// Counts tiles of 2^log2_block_q queries: a division would take thousands of clocks of the CTA's first thread.
+    TESSERA_HOST_DEVICE DiagonalVisits(const Band& band, int block, int block_kv, int log2_block_q) : DiagonalVisits() {
+        const std::int64_t first_key = std::int64_t{block} * block_kv;
+        if (first_key >= band.len_kv) return;
+        const Range queries = band.q_range(first_key, std::min(first_key + block_kv, band.len_kv));
+        if (queries.empty()) return;
+        begin = static_cast<int>(queries.begin >> log2_block_q);
+        end = static_cast<int>((queries.end + (1 << log2_block_q) - 1) >> log2_block_q);
+        start = start_in(*this, static_cast<int>(first_key >> log2_block_q));
+    }
+};
 
 /// A key block: the tiles that it visits, and the block that adds to each of them before it.
 struct KeyBlockOrder {
     int block = 0;
-    QueryVisits own{};
-    QueryVisits next{};  // of block + 1; empty if that one is in another segment
-    int earlier = -1;    // the block that adds first where `next` does not; -1: none
+    DiagonalVisits own;
+    DiagonalVisits next;  // of block + 1; empty if that one is in another segment
+    int earlier = -1;     // the block that adds first where `next` does not; -1: none
     TESSERA_HOST_DEVICE void set(const Band& band, int number, int block_kv, int log2_block_q) {
         block = number;
-        own = visits_of(band, number, block_kv, log2_block_q);
-        next = visits_of(band, number + 1, block_kv, log2_block_q);
+        own = DiagonalVisits(band, number, block_kv, log2_block_q);
+        next = DiagonalVisits(band, number + 1, block_kv, log2_block_q);
     }
     /// Sets the block that starts as number `started` of `segment`. `blocks`: of this head; `most_blocks`: of any head
     /// of the call. Every head has CTAs for `most_blocks`, and those without a block get number `blocks`. `segmented`:
@@ -72,7 +74,7 @@ struct KeyBlockOrder {
         const int index = segment_size(segments, most_blocks) - 1 - started;
         set(band, index < size ? first + index : blocks, block_kv, log2_block_q);
         if (!segmented) return;
-        if (index == size - 1) next = {};
+        if (index == size - 1) next = DiagonalVisits();
         if (segment > 0) earlier = first - size;
     }
     /// The block that adds to the accumulator before this one; -1: none, so this one stores.

@@ -56,8 +56,8 @@ struct CtaWork {
     /// The block that starts as number `started` of `segment`.
     __device__ void set_started(const Launch& launch, int segment, int started, int block_kv) {
         const int blocks = (sequence.len_kv + block_kv - 1) / block_kv;
-        const bool segmented =
-            launch.segments > 1 && is_segmented(band, launch.params.forward.heads_kv * num_splits * blocks);
+        const bool segmented = launch.segments > 1 && is_causal_square(band) &&
+                               launch.params.forward.heads_kv * num_splits * blocks >= kMinBlocksOfAllHeads;
         sanitizes = false;
         order.set_started(band, segment, started, launch.segments, blocks, launch.key_blocks, segmented, block_kv,
                           log2_block_q());
