@@ -9,8 +9,8 @@ namespace tessera {
 int available_threads();
 
 /// The ParallelFor of callers that have none: threads that stay ready between calls, or oneTBB while another call has
-/// those. Tasks are taken one by one in rising order, so a caller that lists its longest tasks first gets a balanced
-/// loop.
+/// those. Tasks are taken one by one in ascending order, so a caller that lists its longest tasks first gets a
+/// balanced loop.
 void default_parallel_for(std::int64_t tasks, int workers, const TaskBody& body);
 
 }  // namespace tessera

@@ -21,14 +21,14 @@ struct Candidate {
     Schedule schedule{};
     std::string reason{};                          ///< why it does not run the Problem; empty: it is the one that does
     bool capable = false;                          ///< it could, but another one comes first or was asked for
-    Tile tile{};                                   ///< of a capable one
+    Tile tile{};                                   ///< the tile that a capable one would use
     std::int64_t workspace_bytes = 0;              ///< likewise; on a GPU as the schedule counts it
     std::optional<model::Prediction> predicted{};  ///< nothing when it is not capable, or the model does not know it
 };
 
 struct PlanOn {
     std::vector<Candidate> kernels;  ///< in order of preference
-    int threads = 0;                 ///< of a CPU
+    int threads = 0;                 ///< threads on a CPU
     /// The one that runs; null when none does.
     const Candidate* chosen() const;
 };
@@ -36,8 +36,8 @@ struct PlanOn {
 /// Throws Error(invalid_argument) for what no plan can have, wherever it runs: a tile of 0, too many threads.
 void validate_plan_options(const PlanOptions& options);
 
-/// `sequences`: of a ragged batch, as in model::PredictOptions. Of the options, `backend` and `device` say nothing
-/// here: the machine does. Throws Error(invalid_argument) as plan() does.
+/// Plans for `machine`, which decides the backend and the device: options.backend and options.device are ignored.
+/// `sequences` are those of a ragged batch, as in model::PredictOptions. Throws Error(invalid_argument) as plan() does.
 PlanOn plan_on(const model::Machine& machine, const Problem& problem, const PlanOptions& options = {},
                const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences = {});
 

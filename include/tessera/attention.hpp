@@ -36,8 +36,8 @@ struct Execution {
     TileCounters* counters = nullptr;  ///< when set, the CPU kernels add their tile counts
     void* stream = nullptr;            ///< cudaStream_t; null: the default stream. Unused on the CPU
     TileObserver* observer = nullptr;  ///< when set, the CPU kernels report every tile to it
-    /// CUDA: every pointer is taken to be memory of its view's device. Otherwise the driver is asked for each one, and
-    /// host memory is an error and not a fault of the kernel.
+    /// CUDA: true takes every pointer to be memory of its view's device. Otherwise the call asks the driver for each
+    /// one and throws for host memory, on which a kernel would fault.
     bool skip_memory_check = false;
 };
 
@@ -79,8 +79,8 @@ struct BackwardArgs {
     TensorView dk;       ///< out, shape of k
     TensorView dv;       ///< out, shape of v
     TensorView dbias{};  ///< out, when problem.bias_gradient: shape of bias (sizes 1 are summed over)
-    /// The forward's o_residual, optional. A kernel whose Plan says o_residual saves two of its seven matrix products
-    /// with it; the others do not read it. The contract of the results is the same with and without it.
+    /// The forward's o_residual, optional. A kernel whose Plan says o_residual saves two of its seven GEMMs with
+    /// it; the others do not read it. The contract of the results is the same with and without it.
     TensorView o_residual{};
 };
 

@@ -20,7 +20,7 @@ namespace tessera {
     row(standard) /* S and P are materialised in memory */                                           \
     row(fa1)      /* K/V blocks outer, Q blocks inner; O, m, l rescaled and written back each step */ \
     row(fa2)      /* Q blocks outer, K/V blocks inner; O stays in fast memory until it is done */    \
-    row(fa3)      /* fa2 with producer and consumer warps and asynchronous products (sm_90a) */
+    row(fa3)      /* fa2 with producer and consumer warps and asynchronous GEMMs (sm_90a) */
 // clang-format on
 
 /// A schedule is the order of the work. All schedules compute the same function.

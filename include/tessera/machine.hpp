@@ -90,8 +90,8 @@ const Machine* find_machine(std::string_view name);
 /// share a processor's name: "Intel(R) Xeon(R) Processor (AVX3, AMX, 16 cores, 300 MiB cache)" -> xeon-16.
 const Machine* machine_of_device(std::string_view device);
 
-/// Throws Error(bad_data) naming the first quantity that no machine can have (negative, not finite, a share over 1), or
-/// the first of `kernels` that is wrong: of a GPU, of an unknown kind, listed twice, or with a constant out of range.
+/// Throws Error(bad_data) naming the first quantity that no machine can have (negative, not finite, a share over 1). It
+/// also throws for `kernels` of a GPU, of an unknown kind, listed twice, or with a constant out of range.
 void validate(const Machine& machine);
 
 }  // namespace tessera

@@ -32,8 +32,8 @@ struct TileReport {
     Pass pass = Pass::forward;
     std::int64_t batch = 0;
     std::int64_t query_head = 0;
-    Range queries;  ///< of the sequence
-    Range keys;     ///< up to the last one that a query of the tile sees; for `merge` those of the chunk
+    Range queries;  ///< queries of the tile, counted in its sequence
+    Range keys;     ///< keys of the tile, up to the last one that a query sees; for `merge` those of the chunk
     Coverage coverage = Coverage::full;
     std::int64_t lanes = 0;
 
@@ -50,7 +50,7 @@ struct TileReport {
     std::int64_t dk_stride = 0;    ///< floats
     const float* dv = nullptr;     ///< [keys, dv_stride] sum of P^T dO so far, or of the last 256 tiles at most
     std::int64_t dv_stride = 0;    ///< floats
-    const float* lse = nullptr;    ///< [lanes] of the forward, +inf for rows that see no key
+    const float* lse = nullptr;    ///< [lanes] LSE of the forward, +inf for rows that see no key
     const float* delta = nullptr;  ///< [lanes] rowsum(dO * O) - dLSE
 };
 

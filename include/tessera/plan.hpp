@@ -40,7 +40,7 @@ struct Plan {
     Pass pass = Pass::forward;
     const KernelInfo* kernel = nullptr;
     Tile tile{};
-    Device device{};                  ///< of the tensors and the workspace
+    Device device{};                  ///< where the tensors and the workspace lie
     int threads = 1;                  ///< workers that parallel_for may use at once; no effect on a CUDA device
     std::size_t workspace_bytes = 0;  ///< size of the caller's workspace, which is aligned to kWorkspaceAlignment
     std::vector<Refusal> refused;     ///< every other kernel, in order of preference
@@ -48,8 +48,8 @@ struct Plan {
     /// The unit that multiplies tiles of bf16 for a CPU kernel, "AMX" or "AVX512-BF16". Empty: the kernel uses the
     /// multiply-adds of `target`. A call with an observer runs without it.
     std::string matrix_unit{};
-    /// Forward: the kernel can write o_residual. Backward: it makes delta from O and o_residual, without two of seven
-    /// matrix products.
+    /// Forward: the kernel can write o_residual. Backward: it computes delta from O and o_residual, which saves two of
+    /// seven GEMMs.
     bool o_residual = false;
 
     static constexpr std::size_t kWorkspaceAlignment = 64;

@@ -34,7 +34,7 @@ struct PredictOptions {
 struct Roof {
     std::string name;  ///< "tensor", "exp unit", "shared memory", "L2", "DRAM", "launch"; CPU: "FMA", "exp", ...
     double ms = 0;
-    double percent = 0;  ///< of the predicted time
+    double percent = 0;  ///< `ms` in percent of the predicted time
 };
 
 /// A part of the predicted time. The parts add up to the whole.
@@ -53,7 +53,7 @@ struct WorksheetLine {
 struct Prediction {
     Schedule schedule{};
     Pass pass{};
-    std::string by;  ///< whose kernel
+    std::string by;  ///< the library of the kernel
     /// The Records that the constants were fitted to, or the calls that measured the machine's own kernels. Empty:
     /// none; the constants are those of a similar machine.
     std::string fitted_on;
@@ -63,7 +63,7 @@ struct Prediction {
     Tile tile{};
     double ms = 0;
     double tflops = 0;     ///< visible pairs only
-    double clock_ghz = 0;  ///< that the power allows for it
+    double clock_ghz = 0;  ///< the clock that the power limit allows for this kernel
     std::string bound;     ///< the roof that is nearest, or "launch", "idle cores" when most of the time is that
     double percent_of_bound = 0;
     std::vector<Roof> roofs;
@@ -87,8 +87,8 @@ std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pa
 Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
                    const PredictOptions& options = {});
 
-/// The longest len_kv in keys (and len_q, unless it differs from len_kv) whose tensors and workspace fit the machine's
-/// memory, up to 2^32; 0 when none does. The other sizes are the Problem's.
+/// The largest len_kv, up to 2^32, whose tensors and workspace fit the machine's memory; 0 when none does. len_q grows
+/// with it if both are equal in the Problem. The other sizes are the Problem's.
 std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine);
 
 }  // namespace tessera

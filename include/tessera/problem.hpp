@@ -25,15 +25,15 @@ struct Dropout {
 ///
 /// Tensors are [batch, len, heads, head_dim] (any strides), or [total, heads, head_dim] when `ragged`.
 struct Problem {
-    DType dtype = DType::fp32;  ///< of q, k, v, o and their gradients: fp32, bf16, fp16 (fp64: reference only)
+    DType dtype = DType::fp32;  ///< dtype of q, k, v, o and their gradients: fp32, bf16, fp16 (fp64: reference only)
 
     std::int64_t batch = 1;  ///< sequences, also when ragged
     std::int64_t len_q = 0;  ///< queries per sequence; when ragged, an upper bound over the sequences
     std::int64_t len_kv = 0;
     std::int64_t heads_q = 1;  ///< a multiple of heads_kv; query head h uses kv head h / (heads_q / heads_kv)
     std::int64_t heads_kv = 1;
-    std::int64_t head_dim = 64;    ///< of q and k, 1..256
-    std::int64_t head_dim_v = 64;  ///< of v and o, 1..256
+    std::int64_t head_dim = 64;    ///< dimension of q and k, 1..256
+    std::int64_t head_dim_v = 64;  ///< dimension of v and o, 1..256
 
     bool ragged = false;       ///< sequences have their own lengths, given by cu_seqlens
     std::int64_t total_q = 0;  ///< ragged only: rows of q over all sequences

@@ -32,7 +32,7 @@ struct TensorView {
     std::array<std::int64_t, kMaxRank> strides{};
     Device device{};
 
-    /// Is it a tensor at all? Of one that is not given, no other field is read.
+    /// Was the tensor given? If not, no other field is read.
     bool given() const { return rank > 0; }
 
     /// Number of elements: the product of the shape. Stays at the largest int64 instead of wrapping.

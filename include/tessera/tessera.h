@@ -185,7 +185,7 @@ typedef struct tessera_backward_args {
     tessera_tensor o_residual; /* as the forward gave it, optional; not read when tessera_plan_info.o_residual is 0 */
 } tessera_backward_args;
 
-/* "0.1.0": of the library that is running; TESSERA_VERSION is that of the header. */
+/* The version of the running library, such as "0.1.0"; TESSERA_VERSION is that of the header. */
 const char* tessera_version(void);
 
 /* The message of the last call that failed on this thread ("" before the first), and the argument to blame as the
@@ -227,8 +227,8 @@ typedef struct tessera_plan_info {
     char target[128];     /* instruction set or device: "AVX3", "sm_90 (NVIDIA H200)" */
     char matrix_unit[32]; /* "AMX"; "": the kernel uses none */
     /* Not in the first version of this struct, which is taken too: */
-    int32_t o_residual; /* 1: the forward can write o_residual; with it the backward saves two of seven matrix
-                         * products. Else 0. */
+    int32_t o_residual; /* 1: the forward can write o_residual; with it the backward saves two of seven GEMMs.
+                         * Else 0. */
     int32_t reserved;
 } tessera_plan_info;
 
@@ -252,8 +252,8 @@ typedef struct tessera_prediction {
     int32_t schedule; /* TESSERA_SCHEDULE_FA2 */
     int32_t reserved;
     double ms;               /* predicted time of one call */
-    double tflops;           /* of visible pairs */
-    double percent_of_bound; /* of the roof that is nearest */
+    double tflops;           /* counts visible pairs only */
+    double percent_of_bound; /* the nearest roof in percent of `ms` */
     char bound[64];          /* that roof, or what takes most of the time */
     char machine[64];        /* name of the machine */
 } tessera_prediction;
@@ -280,7 +280,7 @@ typedef struct tessera_machine {
     double capability;        /* GPU: 9.0; CPU: 0 */
     double cores;             /* multiprocessors; hardware threads */
     double clock_ghz;         /* highest clock, under light load */
-    double rated_clock_ghz;   /* at which the maker states peak rates */
+    double rated_clock_ghz;   /* the clock at which the maker states peak rates */
     double loaded_clock_ghz;  /* clock with all matrix units busy */
     double matrix_flop;       /* FLOP/clk/core of 16-bit products with fp32 sums */
     double warp_matrix_share; /* share of matrix_flop that mma.sync reaches */

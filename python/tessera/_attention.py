@@ -29,7 +29,7 @@ def attention(q, k, v, *, causal=None, window=None, scale=None, softcap=0.0, ali
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [batch, len_kv, heads_kv,
     head_dim_v]; heads_q is a multiple of heads_kv. With layout="bhsd" heads come before len. Arrays of NumPy or of any
     library with DLPack, in host or CUDA memory; float32, bfloat16, float16 or float64 (by the reference); any strides.
-    They are never written and never copied. Classes with a meaning of their own, as masked arrays, are refused.
+    They are never written and never copied. Classes that hide or reinterpret elements (masked arrays) are refused.
 
     causal: None, "bottom-right" (the last query sees the last key) or "top-left" (the first query, the first key).
     window: (left, right), inclusive, relative to the bottom-right diagonal; None in it: no limit on that side.

@@ -19,7 +19,7 @@ class Prediction(typing.NamedTuple):
     machine: str
     schedule: str
     ms: float
-    tflops: float  # of visible pairs
+    tflops: float  # counting visible pairs only
     bound: str  # the nearest roof, or the part that takes most of the time
     percent_of_bound: float
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the arguments of a call to the problem, options and tensors of the C ABI."""
+"""Turns the arguments of a call into the problem, options and tensors of the C ABI."""
 import math
 import operator
 

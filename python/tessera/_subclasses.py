@@ -2,7 +2,7 @@
 """Subclasses of array types whose memory need not hold their numbers.
 
 A subclass may override a protocol of its base class and so give its objects a meaning of its own: PyTorch's CausalBias
-has memory that nobody wrote, NumPy's masked arrays hide some of their elements. tessera does not read such memory.
+has uninitialised memory, and NumPy's masked arrays hide some of their elements. tessera does not read such memory.
 """
 
 

@@ -7,7 +7,7 @@ import types
 # Name in sys.modules -> our module.
 MODULES = {"flash_attn": "tessera.flash_attn", "flash_attn.flash_attn_interface": "tessera.flash_attn",
            "flash_attn_interface": "tessera.flash_attn_3"}
-VERSION = "2.8.3"  # of flash-attn, whose functions these are
+VERSION = "2.8.3"  # the flash-attn version whose functions these are
 
 
 def _alias(name, source):

@@ -156,5 +156,5 @@ def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0,
 
 
 def flash_attn_with_kvcache(*arguments, **keywords):
-    """Not there: tessera has no cache of keys and values yet. Raises NotImplementedError."""
+    """Raises NotImplementedError: tessera has no cache of keys and values."""
     raise NotImplementedError("flash_attn_with_kvcache: tessera has no cache of keys and values yet")

@@ -92,15 +92,15 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
 
 
 def flash_attn_with_kvcache(*arguments, **keywords):
-    """Not there: tessera has no cache of keys and values yet. Raises NotImplementedError."""
+    """Raises NotImplementedError: tessera has no cache of keys and values."""
     raise NotImplementedError("flash_attn_with_kvcache: tessera has no cache of keys and values yet")
 
 
 def flash_attn_combine(*arguments, **keywords):
-    """Not there: tessera doesn't give parts of a result. Raises NotImplementedError."""
+    """Raises NotImplementedError: tessera gives no partial results to combine."""
     raise NotImplementedError("flash_attn_combine: tessera gives no partial results to combine")
 
 
 def get_scheduler_metadata(*arguments, **keywords):
-    """Not there, as flash_attn_with_kvcache, which would read it. Raises NotImplementedError."""
+    """Raises NotImplementedError, as does flash_attn_with_kvcache, which would read the metadata."""
     raise NotImplementedError("get_scheduler_metadata: tessera has no cache of keys and values yet")

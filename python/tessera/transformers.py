@@ -59,7 +59,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
                       softcap=None, is_causal=None, s_aux=None, sinks=None, head_mask=None, position_bias=None,
                       cache=None, cu_seq_lens_q=None, cu_seq_lens_k=None, max_length_q=None, max_length_k=None,
                       output_attentions=False, **kwargs):
-    """What transformers calls for each layer: query [batch, heads, len_q, head_dim], key, value [batch, kv_heads, ..].
+    """Called by transformers for each layer: query [batch, heads, len_q, head_dim], key, value [batch, kv_heads, ..].
 
     attention_mask: as sdpa_mask makes it, bool [batch, 1, len_q, len_kv] or None; numbers are added. Without one a
         causal layer is causal, and sliding_window w lets a query see w keys, itself included: window (w - 1, 0).

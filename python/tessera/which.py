@@ -20,7 +20,7 @@ from . import _command, _sdpa_choice
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
 _CHECK_FAILED = 1  # exit status of the command when --expect was not met
-_FAULT = 70        # of the command itself
+_FAULT = 70  # exit status of the command when it failed itself
 
 
 class UnexpectedKernel(AssertionError):

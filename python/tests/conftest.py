@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test of the package shares: a generator, and the devices that tests of PyTorch's tensors run on."""
+"""Fixtures of all tests of the package: a generator, and the devices that tests of PyTorch's tensors run on."""
 import importlib.util
 import os
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/numerics.md in NumPy's fp64, with its limits: what the tests of the core are judged by. Shapes as in
+"""The reference for the tests of the core: docs/numerics.md in NumPy's fp64, with its limits. Shapes are those of
 attention()."""
 import numpy
 

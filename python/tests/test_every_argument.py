@@ -55,7 +55,7 @@ class Function(typing.NamedTuple):
     base: dict  # the arguments of the call that all others are compared with
     table: dict  # argument -> what becomes of it, or a list of that
     rows: typing.Callable = lambda o: o  # O as [batch, len_q, heads, head_dim]
-    of: typing.Optional[typing.Callable] = None  # whose signature and documentation it is; default: call
+    of: typing.Optional[typing.Callable] = None  # the function with this signature and documentation; default: call
 
 
 def o_of(result):

@@ -176,7 +176,7 @@ def test_jax():
     expect_own_bits(results, tensors, d_o)
 
 
-# The choice that made gradients on CUDA depend on the batch, without a GPU.
+# Sizes must not decide whether the residual is kept, or gradients would depend on the batch. No GPU is needed.
 
 @pytest.mark.parametrize("name", [n for n in ADAPTERS if "compiled" not in n and "vmap" not in n])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

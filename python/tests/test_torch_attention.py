@@ -88,7 +88,7 @@ def test_gradient_through_lse_alone_and_through_one_input(device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_strided_inputs_and_gradients_give_the_same_bits(dtype, device):
-    """In 16 bits rows that the first kernel for CUDA can't read go to the next one, by its name for all here."""
+    """On CUDA all calls name one kernel, since in 16 bits strided rows would go to another one than packed rows."""
     kernel = "cuda.fa2" if device == "cuda" else None
     q, k, v = (t.detach() for t in reference.inputs(dtype=dtype, device=device))
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only a CUDA device can show: streams, graphs, memory, tensors in two places. Numbers are the other files'
-matter."""
+"""Tests that need a CUDA device: streams, graphs, memory, tensors on two devices. The other files test the numbers."""
 import threading
 
 import pytest
@@ -35,7 +34,7 @@ def assert_same(got, want):
 
 @pytest.mark.parametrize("kernel", [None, "cuda.fa2", "cuda.fa1"])
 def test_rows_that_the_first_kernel_cannot_read_go_to_the_next(kernel):
-    """fa3 wants rows aligned to 16 bytes; a kernel that is named is taken at its name."""
+    """fa3 wants rows aligned to 16 bytes. A kernel named by the caller is not replaced by another one."""
     leaves = inputs()
     slices = [torch.nn.functional.pad(t.detach(), (3, 5))[..., 3:-5].requires_grad_() for t in leaves]
     o, lse = tt.attention(*slices, return_lse=True, kernel=kernel)

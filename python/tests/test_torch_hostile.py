@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of tessera.torch that nobody should make, and odd ones that must work."""
+"""Wrong calls of tessera.torch, which must raise an error, and unusual ones, which must work."""
 import concurrent.futures
 import fractions
 import gc
@@ -201,8 +201,8 @@ def test_a_trace_of_torch_jit(gradients, lse, device):
 
 @pytest.mark.parametrize("call", [{}, dict(softcap=2.0)], ids=str)
 def test_derivatives_that_are_not_there_are_errors(call, device):
-    """Not tangents of 0, which PyTorch would take for an operator that it cannot see through. Of second derivatives
-    tessera or, where the call became a node of PyTorch's own, PyTorch says so."""
+    """Derivatives that are not there raise an error. Without one, PyTorch would take tangents of 0. For second
+    derivatives the error is tessera's, or PyTorch's if the call became a node of PyTorch's own."""
     q, k, v = (t.detach() for t in reference.inputs(device=device))
     forward_ad = torch.autograd.forward_ad
     with forward_ad.dual_level():
@@ -228,7 +228,7 @@ PLACES = {"k": {}, "v": {}, "bias": dict(bias=torch.zeros(1, 1, 37, 53)),
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("name", PLACES)
 def test_a_tensor_on_another_device_is_named(name, gradients, device):
-    """Nobody asks the CUDA driver where the memory of PyTorch's tensors is: what they say has to be looked at."""
+    """The CUDA driver is not asked where PyTorch's tensors lie, so the device that each one states must be checked."""
     call = dict(zip("qkv", (t.detach().requires_grad_(gradients) for t in reference.inputs(device=device))))
     call.update(reference.moved(PLACES[name], device))
     call[name] = call[name].detach().to("meta")
@@ -261,7 +261,7 @@ def test_a_backward_with_a_tensor_on_another_device(name, device):
 
 
 def test_the_core_takes_no_lazily_negated_tensor(device):
-    """PyTorch lends x where -x is asked for."""
+    """For a lazily negated view -x, PyTorch exports the memory of x."""
     q, k, v = (t.detach() for t in reference.inputs(device=device))
     with pytest.raises(ValueError, match="^q: expected an array whose numbers lie in memory"):
         tessera.attention(torch._neg_view(q), k, v)
@@ -269,7 +269,7 @@ def test_the_core_takes_no_lazily_negated_tensor(device):
 
 
 def test_memory_that_was_given_up_is_named(device):
-    """As sharded training does with parameters that are not in use."""
+    """Sharded training frees the storage of parameters that are not in use."""
     q, k, v = (t.detach().clone() for t in reference.inputs(device=device))
     k.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="^k: expected an address, got null"):
@@ -277,7 +277,7 @@ def test_memory_that_was_given_up_is_named(device):
 
 
 def test_rows_that_share_their_memory(device):
-    """Windows over one row of numbers, every axis reversed, one number for all: strides that are legal for an input."""
+    """Strides that are legal for an input: overlapping windows, every axis reversed, and stride 0."""
     _, k, v = (t.detach() for t in reference.inputs(device=device))
     row = reference.random((68,), 3, device)
     for q in (row.unfold(0, 32, 1)[None, :, None].expand(2, 37, 4, 32),
@@ -316,7 +316,7 @@ def test_hooks_of_saved_tensors(device):
 
 
 def test_a_device_of_torchs_own_choice(device):
-    """What the package makes for itself, seeds and settings, does not go where new tensors go by default."""
+    """Tensors that the package makes for itself (seeds, settings) do not lie on PyTorch's default device."""
     leaves = reference.inputs(device=device)
     with torch.device("meta"):
         results = [tt.attention(*leaves, scale=0.21), tt.attention(*leaves, dropout_p=0.1),

@@ -12,7 +12,7 @@ from tessera.torch import _operators  # noqa: E402
 from test_torch_operators import arguments, samples  # noqa: E402
 
 on_cuda = pytest.mark.skipif(NO_CUDA is not None, reason=f"no kernel here has a residual of O: {NO_CUDA}")
-LIMIT = 2 * 1.5 * 2**-8  # of gradients in bf16: docs/numerics.md
+LIMIT = 2 * 1.5 * 2**-8  # limit for gradients in bf16: docs/numerics.md
 
 
 def inputs(**sizes):
@@ -26,7 +26,7 @@ def backward_arguments(d_o, q, k, v, o, lse, o_residual, causal, heads_first=Fal
 
 
 def kept_by(function):
-    """What `function` returns, and the shapes of the int8 tensors that autograd kept for it."""
+    """Returns the result of `function`, and the shapes of the int8 tensors that autograd kept for it."""
     shapes = []
 
     def keep(tensor):
@@ -50,7 +50,7 @@ def test_opcheck(name, device):
 
 @pytest.mark.parametrize("name", ["everything", "transposed bf16", "heads first", "ragged"])
 def test_the_operator_with_it_is_the_one_without(name, device):
-    """The same O and LSE in every bit; gradients too, where no residual is kept."""
+    """O and LSE are equal in every bit, and so are gradients if no residual is kept."""
     args = samples(device)[name]
     leaves = [t for t in args[:4] if t is not None]
     found = []

@@ -76,7 +76,7 @@ POSITIONS = {"begin anew": [*range(12), *range(9)], "jump": [*range(10), *range(
 @pytest.mark.parametrize("name", POSITIONS)
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no cache"])
 def test_packing_is_inferred_where_eager_infers_it(ours, eager, name, cache, device):
-    """From position_ids without a cache, and never with one; the compiled model infers what the eager one does."""
+    """Packing is inferred from position_ids without a cache, and never with one, eager and compiled."""
     ids = text("In the beginning God created", device=device)[:, :21]
     positions = torch.tensor([POSITIONS[name]], device=device)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_packing_is_inferred_where_eager_infers_it(ours, eager, name, cache, dev
 
 
 def test_packed_sequences_do_not_see_each_other(ours, device):
-    """By position_ids without a cache, by cu_seq_lens with one and without, and by both."""
+    """Packing is given by position_ids without a cache, by cu_seq_lens with one and without, and by both."""
     texts = "In the beginning God created", "And the earth was without form"
     first, second = (text(t, device=device) for t in texts)
     packed = torch.cat([first, second], 1)
@@ -241,7 +241,7 @@ def test_names_with_flash_are_refused():
 
 
 def test_compile_of_a_whole_model(device):
-    """fullgraph: nothing in the adapter breaks the graph; loss and gradients as the eager model's."""
+    """With fullgraph the adapter breaks no graph, and loss and gradients are those of the eager model."""
     ids = torch.randint(1, 64, (2, 19), generator=torch.Generator().manual_seed(1)).to(device)
     results = []
     for wrap in (lambda m: m, lambda m: torch.compile(m, fullgraph=True, backend="aot_eager")):

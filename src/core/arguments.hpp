@@ -53,8 +53,8 @@ enum class DTypeRule : std::uint8_t {
 
 /// A switch of the Problem that says that a tensor is given.
 struct TensorOption {
-    const char* name = nullptr;      ///< of the field
-    bool Problem::*field = nullptr;  ///< null: the tensor hangs on no option
+    const char* name = nullptr;      ///< name of the field
+    bool Problem::*field = nullptr;  ///< null: no option decides whether the tensor is given
 };
 
 // clang-format off

@@ -91,7 +91,7 @@ void expect_dtype(const char* name, const TensorView& t, DType expected) {
     }
 }
 
-/// The shape that a rule asks for; of two that are allowed, the one of the tensor's rank.
+/// The shape that a rule asks for. If a rule allows two ranks, the tensor's own rank decides.
 Shape expected_shape(const Problem& p, ShapeRule rule, const TensorView& t) {
     if (rule == ShapeRule::alibi_slopes && t.rank == 2) return {p.batch, p.heads_q};
     return full_shape(p, rule);

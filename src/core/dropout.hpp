@@ -14,8 +14,9 @@ namespace tessera {
 namespace dropout {
 inline constexpr int kPatchQueries = 2;
 inline constexpr int kPatchKeys = 16;
-inline constexpr int kBits = 32;        ///< of a word
-inline constexpr int kBitsOfBlock = 4;  ///< bit n of a word is in word n % 4 of block n / 4
+inline constexpr int kBits = 32;  ///< bits of a word
+inline constexpr int kBitsOfBlock =
+    4;  ///< bits of a word that one Philox block holds: bit n lies in output n % 4 of block n / 4
 }  // namespace dropout
 
 /// The patch that a weight is in: its number in its head, and the head. Up to 2^32 queries and keys.
@@ -63,11 +64,11 @@ constexpr std::uint32_t dropout_word(std::uint64_t seed, std::int64_t batch, std
     return word;
 }
 
-/// Seed and threshold, as the words are compared with it: bit by bit.
+/// The rule that keeps a weight: its word is under the threshold. Words and threshold are compared bit by bit.
 struct KeepRule {
-    PhiloxKeys keys;                               ///< of the seed
+    PhiloxKeys keys;                               ///< round keys of the seed
     std::uint32_t last_kept[dropout::kBits] = {};  ///< bits of the largest word that is kept, from the top: 0 or ~0
-    int blocks = 0;  ///< after which no word can be over the threshold any more; 0: everything is kept
+    int blocks = 0;  ///< blocks after which every comparison is decided; 0: everything is kept
 
     KeepRule() = default;
     constexpr KeepRule(std::uint64_t seed, std::uint64_t threshold) : keys(seed) {
@@ -82,8 +83,8 @@ struct KeepRule {
 
 /// The comparison of a patch's words with the threshold after some of their bits.
 struct KeptBits {
-    std::uint32_t kept = ~0U;   ///< over the threshold: 0; under it, or level with it as far as it has been seen: 1
-    std::uint32_t level = ~0U;  ///< level with it so far
+    std::uint32_t kept = ~0U;   ///< 0: the word is over the threshold; 1: it is under it, or equal so far
+    std::uint32_t level = ~0U;  ///< 1: all bits so far equal the threshold's
 
     /// The comparison of one block's bits with last_kept[0] ... last_kept[kBitsOfBlock - 1].
     TESSERA_HOST_DEVICE static constexpr KeptBits of(const PhiloxBlock& block, const std::uint32_t* last_kept) {
@@ -104,7 +105,7 @@ struct KeptBits {
     }
 };
 
-/// The next block's bits.
+/// The comparison of block `block` of a patch's words with the threshold.
 TESSERA_HOST_DEVICE constexpr KeptBits kept_bits(const KeepRule& rule, const DropoutPatch& patch, int block) {
     PhiloxBlock words = patch.counter(static_cast<std::uint32_t>(block));
     for (const auto& key : rule.keys.words) words = philox_round(words, key);

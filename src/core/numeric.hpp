@@ -20,7 +20,7 @@ struct Fp16 {
     std::uint16_t bits = 0;
 };
 
-/// Calls `f` with a value of the storage type of a floating dtype: visit_dtype(d, [&](auto zero) { using T = ... }).
+/// Calls `f` with a value of the storage type of a floating dtype: visit_floating(d, [&](auto zero) { using T = ... }).
 template <class F>
 decltype(auto) visit_floating(DType dtype, F&& f) {
     switch (dtype) {

@@ -20,7 +20,8 @@ inline constexpr float kRoundToInteger = 0x1.8p23F;  // adding it leaves an inte
 /// Exponent field of 2^n.
 constexpr std::int32_t field(int n) { return (n + 127) << 23; }
 
-/// That of a number in fp16, in its place in fp32: subnormal numbers have the last place of the smallest normal one.
+/// The fp32 exponent field of a number that fp16 holds. It is that of 2^-14 for subnormal numbers, whose last place is
+/// that of the smallest normal one.
 TESSERA_HOST_DEVICE constexpr std::int32_t exponent_fp16(std::int32_t bits) {
     const std::int32_t exponent = bits & kExponent;
     return exponent > field(-14) ? exponent : field(-14);

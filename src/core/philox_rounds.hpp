@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Philox4x32-10 round by round (core/philox.hpp has it whole), for code that makes several blocks of one seed side by
-// side: a round waits for the previous one, and the keys of the rounds are the same for all blocks.
+// Philox4x32-10 round by round (core/philox.hpp has it whole), for code that computes several blocks of one seed side
+// by side. A round depends on the previous one, so this hides its latency; all blocks use the same round keys.
 #pragma once
 
 #include "core/philox.hpp"

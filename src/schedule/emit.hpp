@@ -164,8 +164,8 @@ std::int64_t first_reads_of_keys(const Workload& workload, const Grid& grid);
 /// The sums over all key tiles that one tile of queries touches.
 struct RowOfTiles {
     std::int64_t rows = 0;         ///< queries
-    std::int64_t readers = 0;      ///< of them
-    std::int64_t tiles = 0;        ///< of keys
+    std::int64_t readers = 0;      ///< warps or warpgroups that read K and V for these queries
+    std::int64_t tiles = 0;        ///< key tiles
     std::int64_t loaded = 0;       ///< keys in whole tiles
     std::int64_t computed = 0;     ///< keys to the last one seen
     std::int64_t key_readers = 0;  ///< readers whose rows are keys, summed over the tiles

@@ -133,8 +133,8 @@ std::int64_t visible_pairs(const Band& band);
 /// row sees whole to the last tile that the first query sees whole.
 std::int64_t full_tiles(const Grid& grid, std::int64_t i);
 
-/// Tells a first read from a repeated one, among neighbours that share reads. Ranges come in rising order, so the end
-/// of the last read is enough.
+/// Tells a first read from a repeated one, among neighbours that share reads. Ranges come in ascending order, so the
+/// end of the last read is enough.
 class FirstReads {
  public:
     /// Makes `tiles_at_once` neighbours share a read; 0: all.

@@ -56,7 +56,7 @@ enum State : unsigned { kNothing = 0, kM = 1, kL = 2, kO = 4, kS = 8, kP = 16, k
 
 struct Step {
     Operation operation{};
-    std::int64_t sequence = 0;    ///< of the batch
+    std::int64_t sequence = 0;    ///< index in the batch
     std::int64_t query_head = 0;  ///< within the sequence; the group's first head if a step serves the whole group
     Range queries{};              ///< empty if a step has none
     Range keys{};

@@ -15,8 +15,7 @@ from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor
 CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _forward_o, _with_gradient = _operators.forward_o, _operators.EagerFewAttention.apply
 _FLOATS = frozenset((type(None), float))
-# PyTorch documents no way to ask these two. Where one is missing the answer is yes, which costs time and is never
-# wrong.
+# PyTorch documents no way to ask these two. If one is missing the answer is yes, which costs time and is never wrong.
 _functorch_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
@@ -32,8 +31,8 @@ def _needs_gradients(arguments):
 
 
 def number(name, value):
-    """`value` as a float; None and a number of a compiled graph stay as they are. Raises ValueError for what is no
-    number that a float can hold, and for a tensor that requires a gradient, which it would not get."""
+    """`value` as a float; None and a number of a compiled graph stay as they are. Raises ValueError for a
+    value that is no number or too large for a float, and for a tensor that requires a gradient: it would get none."""
     if value is None or isinstance(value, torch.SymFloat):
         return value
     if isinstance(value, torch.Tensor) and value.requires_grad and is_grad_enabled():
@@ -56,7 +55,7 @@ def _with_numbers(arguments):
 
 
 def _explained(error, arguments):
-    """The exception to raise for one of an operator."""
+    """The exception to raise for `error`, which an operator raised."""
     if isinstance(error, NotImplementedError):  # the dispatcher found no kernel for these tensors
         if _forward_mode():
             return NotImplementedError(_operators.NO_FORWARD_MODE)
@@ -91,10 +90,10 @@ def run(arguments, with_lse=True):
 
 
 def run_few(q, k, v, causal, heads_first, scale, window_left=-1, window_right=-1):
-    """O of a call with no other arguments than these, which have the operators' types, but for scale.
+    """O of a call with these arguments only. They have the operators' types, except that scale may be any number.
 
-    An eager call on plain tensors runs an operator with few arguments, in the least time; all others are run()'s, which
-    explains its choices."""
+    An eager call on plain tensors runs an operator with few arguments, which takes the least time. All other calls go
+    through run(), which explains its choices."""
     if not (is_compiling() or is_tracing() or _functorch_active() or _forward_mode()) and (
             type(q) is type(k) is type(v) is Tensor and (scale is None or type(scale) is float)):
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash-attn's S_dmask: the weights, with a sign for what dropout kept. It takes the memory of all weights: for
-tests."""
+"""flash-attn's S_dmask: the weights, negative where dropout dropped them. It takes the memory of all weights, so it is
+meant for tests."""
 import torch
 
 from . import _operators

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the operators' exceptions to tessera's. PyTorch turns each one into a RuntimeError; its text begins with
+"""Turns the operators' exceptions into tessera's. PyTorch turns each one into a RuntimeError; its text begins with
 tessera's code (python/torch_ops/call.hpp)."""
 import re
 

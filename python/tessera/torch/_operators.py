@@ -3,9 +3,9 @@
 
 torch.ops.tessera.attention is the operator that graphs contain: it has a gradient and a vmap rule.
 attention_with_residual also returns the residual of O (docs/numerics.md), which makes the backward faster. The
-operators that are named forward or backward run the same kernels and have no gradient: a gradient registered through
+operators named forward or backward run the same kernels and have no gradient, since a gradient registered through
 torch.library runs Python in every call, wanted or not. EagerAttention, EagerFewAttention and calls without gradients
-use these. forward_few and forward_o, which returns O alone, have 8 arguments instead of 18: each one takes time.
+use these. forward_few and forward_o (O alone) have 8 arguments instead of 18, because converting each one takes time.
 """
 import typing
 

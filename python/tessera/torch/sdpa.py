@@ -55,7 +55,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     attn_mask: bool, True where the key takes part, or numbers that are added to the scores, float32 or the dtype of
         query; broadcasts to [..., heads, len_q, len_kv]; numbers get a gradient. A CausalBias of
         torch.nn.attention.bias means what it means there.
-    Returns [..., heads, len_q, head_dim_v]. Where a query sees no key the output is 0, as PyTorch's is since 2.5.
+    Returns [..., heads, len_q, head_dim_v]. The output is 0 if a query sees no key, as PyTorch's is from 2.5 on.
     Unlike torch's: head_dim up to 256 only; no nested tensors; dropout draws other bits. Under autocast the
         inputs are cast as torch's are.
     Raises ValueError that names the argument; tessera.Unsupported."""

@@ -12,7 +12,7 @@ import torch
 
 from tessera import compat
 
-# What they test is not in tessera yet: caches of keys and values, pages, and the extension module's own argument list.
+# Tests of what tessera does not have: caches of keys and values, pages, and the extension module's own argument list.
 LEFT_OUT = ("kvcache", "paged", "generator_arg")
 ONE_BLOCK = 2**30  # S_dmask of tessera.flash_attn is made of one block of keys, whatever their number
 
@@ -37,7 +37,7 @@ def load_file(name, path, text=None):
 
 
 def pretend_cuda():
-    """The file asks the GPU what it is before its first test: on the CPU it hears of an H200 with much memory."""
+    """The file asks for the GPU's properties before its first test; on the CPU it gets those of an H200."""
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(total_memory=2**40, multi_processor_count=132)
     torch.cuda.synchronize = lambda *_: None

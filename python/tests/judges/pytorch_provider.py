@@ -6,7 +6,7 @@ import types
 
 import sample
 
-# Where a test file that is younger than PyTorch finds names that this PyTorch has not.
+# Modules in which a test file newer than this PyTorch looks for names that it does not have.
 HELPERS = ("common_cuda", "common_utils", "common_xpu")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 MOST_RESERVED = 6 << 30  # bytes of a GPU that a process may keep between two cases
-calls = 0  # of tessera: the plugin of a suite counts them by counted()
+calls = 0  # calls of tessera, which the plugin of a suite counts by counted()
 
 
 def counted(function):
@@ -49,7 +49,7 @@ def write_report(file, **facts):
 
 
 def free_memory():
-    """What the reference of a large case leaves in the allocator is given back, since other processes need it."""
+    """Returns the allocator's cached memory after a large case, since other processes need it."""
     if torch.cuda.is_available() and torch.cuda.memory_reserved() > MOST_RESERVED:
         torch.cuda.empty_cache()
 

@@ -35,7 +35,7 @@ def begin(out, seconds, text):
 
 
 def table(out):
-    """Prints the sums of all reports in `out`, and why what failed did; returns how many failed."""
+    """Prints the sums of all reports in `out` and the reason of each failure. Returns how many failed."""
     counts, reasons = collections.defaultdict(collections.Counter), collections.defaultdict(collections.Counter)
     for file in sorted(out.glob("*.json")):
         report = json.loads(file.read_text())

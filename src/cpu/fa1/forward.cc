@@ -30,7 +30,7 @@ struct ForwardScratch {
 
 /// Slow memory: the state that the algorithm keeps per query between K/V blocks, and Q^T.
 struct ForwardWorkspace {
-    std::int64_t* ends;  // of tasks
+    std::int64_t* ends;  // take_task_ends()
     float* q_t;          // [heads_q, panels, head_dim, lanes]
     float* sums;         // [heads_q, panels, simd::PanelSums]
     std::vector<ForwardScratch> workers;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The split of a forward call into tasks, for both paths. The keys of a row are always summed in chunks, each with its
-// own (m, l, O), and merged in rising order, as in split-KV decoding. One task or many may run the chunks of a row. The
-// bits of a row therefore depend neither on the number of threads nor on its batch neighbours
+// own (m, l, O), and merged in ascending order, as in split-KV decoding. One task or many may run the chunks of a row.
+// The bits of a row therefore depend neither on the number of threads nor on its batch neighbours
 // (docs/decisions/fixed-split.md). Each path decides how many panels make a task and when splitting the keys pays.
 #pragma once
 
@@ -12,15 +12,15 @@ namespace tessera::cpu::fa2 {
 
 /// The split of a call into tasks. The panels of a kv head are those of all its query heads, one after another.
 struct WorkSplit {
-    std::int64_t kv_heads;            ///< of all sequences
-    std::int64_t panels_per_kv_head;  ///< of the longest sequence that the Problem allows
+    std::int64_t kv_heads;            ///< kv heads of all sequences
+    std::int64_t panels_per_kv_head;  ///< panels in the longest sequence that the Problem allows
     std::int64_t panels_per_task = 1;
-    std::int64_t chunks;  ///< of keys, for the longest sequence
+    std::int64_t chunks;  ///< chunks of keys in the longest sequence
     std::int64_t keys_per_chunk;
     std::int64_t query_heads;  ///< query heads that share a kv head
     std::int64_t block_q;
     int threads;         ///< threads used
-    bool split = false;  ///< tasks are single chunks of keys, and a second loop merges
+    bool split = false;  ///< each task is one chunk of keys, and a second loop merges them
 
     WorkSplit(const Plan& plan, const Geometry& g, std::int64_t chunk)
         : kv_heads(plan.problem.batch * plan.problem.heads_kv),
@@ -96,7 +96,7 @@ void run_split_keys(const ForwardCall& call, const WorkSplit& work_split, std::i
     });
 }
 
-/// Merges the results of a panel's `chunks` in rising order: partial(chunk) of those that are seen(chunk). The first
+/// Merges the results of a panel's `chunks` in ascending order: partial(chunk) of those that are seen(chunk). The first
 /// becomes the total, later ones are merged by merge(total, next, chunk). Returns the total; it is not started if no
 /// chunk was seen.
 template <class Sums, class Seen, class Partial, class Merge>

@@ -116,7 +116,8 @@ inline void block(const TileProduct& p, std::int64_t i, std::int64_t j, Between&
 // This uses softmax-inl.hpp.
 #include "cpu/matrix/inl/multiply-inl.hpp"
 
-/// Sums [16, 64] of a RowsProduct in the first four tile registers; the left operand's parts come next, then the right.
+/// Sums [16, 64] of a RowsProduct in the first four tile registers; the parts of the left operand come next, then the
+/// right.
 class RowSums {
  public:
     RowSums(float* c, std::int64_t stride, std::int64_t tiles) : c_(c), stride_(stride), tiles_(tiles) {

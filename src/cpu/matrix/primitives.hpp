@@ -80,7 +80,7 @@ struct PackJob {
     Form form = Form::rows;
     Tiles to;
     bool finite_only = false;
-    float scale = 1;           ///< of fp32 elements, before they are split
+    float scale = 1;           ///< multiplies fp32 elements before they are split
     bool from_memory = false;  ///< the matrix is in no cache: rows are prefetched in memory order
 };
 
@@ -109,7 +109,7 @@ struct TileProduct {
     float* c = nullptr;  // [16 * m, c_stride]
     std::int64_t c_stride = 0;
     bool add = false;
-    /// For numbers in parts: products of smaller parts are added first, so that few roundings apply to the whole sum.
+    /// For numbers in parts: the MMAs of smaller parts are added first, so that few roundings apply to the whole sum.
     /// This takes more loads, and the bits depend on k.
     bool small_first = false;
     float* maximum = nullptr;  ///< [16 * n] or null: takes the maximum of itself and every row of C
@@ -120,7 +120,7 @@ struct TileProduct {
 /// C[16, dim rounded up to 16] = P V for the 16 queries of a lane tile. P is transposed into row tiles, which costs
 /// less than transposing V. V is packed on the fly as pair tiles. The bits are those of C^T = V^T P.
 struct RowsProduct {
-    int parts = 1;       ///< of P and of V
+    int parts = 1;       ///< bf16 parts of P, and of V
     Bf16* p = nullptr;   ///< [keys / 32] pair tiles [32 keys, 16 queries]; afterwards row tiles
     PackJob v;           ///< at least one row of V, in row_pairs; v.to.data: room for kRowsBuffer rows of tiles
     float* c = nullptr;  // [16, c_stride]
@@ -135,13 +135,13 @@ struct WeightsJob {
     std::int64_t keys = 0;
     std::int64_t lanes = 0;
     float scale = 1;                 ///< positive
-    const float* maximum = nullptr;  // [lanes], of s
+    const float* maximum = nullptr;  // [lanes], the maximum of s
     float* m = nullptr;              // [lanes]
     float* l = nullptr;              // [lanes]
-    int parts = 1;                   ///< of P
+    int parts = 1;                   ///< bf16 parts of P
     Bf16* p = nullptr;               // pair tiles, lane tiles next to each other
     const float* offset = nullptr;   ///< [lanes] or null: 0
-    const float* factors = nullptr;  ///< [keys, lanes] or null, of dropout: 1 where P is kept, else 0
+    const float* factors = nullptr;  ///< [keys, lanes] or null; dropout: 1 where P is kept, else 0
     float* rounded_l = nullptr;      ///< [lanes], with factors in one part: the sum of exp(-offset) * P without them
 };
 
@@ -156,11 +156,11 @@ struct GradientJob {
     const float* lse = nullptr;        // [lanes], +inf: no weight
     const float* delta = nullptr;      // [lanes]
     const float* norm = nullptr;       ///< [lanes] or null: factors of P
-    const float* factors = nullptr;    ///< [keys, lanes] or null, of dropout: 1 where P is kept, else 0
+    const float* factors = nullptr;    ///< [keys, lanes] or null; dropout: 1 where P is kept, else 0
     float kept = 1;                    ///< factor of a kept dP; that of P comes after the sum
     const float* cap_slope = nullptr;  ///< [keys, lanes] or null: the softcap's derivative
     const float* visible = nullptr;    ///< [keys, lanes] or null: where it is 0, P and dS are 0
-    int parts = 1;                     ///< of P and dS
+    int parts = 1;                     ///< bf16 parts of P and dS
     Tiles p_rows;                      ///< [keys / 16][lanes / 32]
     Tiles ds_rows;                     ///< likewise
     Tiles ds_pairs;                    ///< [keys / 32][lanes / 16]

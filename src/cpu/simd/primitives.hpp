@@ -61,7 +61,7 @@ enum class Into {
 
 /// C[m, n] from A[m, k] and B[k, n]. A is read as broadcast scalars at a[i * a_row + kk * a_k], so any layout works,
 /// transposed or not. B and C are tiles (n counts lanes, a multiple of kLanes). Each element sums its k products in
-/// rising order with fused multiply-adds and adds C last: the blocking of the tile changes no bits.
+/// ascending order with fused multiply-adds and adds C last: the blocking of the tile changes no bits.
 struct Product {
     std::int64_t m = 0;
     std::int64_t n = 0;

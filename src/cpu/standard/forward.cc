@@ -28,7 +28,7 @@ struct ForwardScratch {
 };
 
 struct ForwardWorkspace {
-    std::int64_t* ends;  // of tasks
+    std::int64_t* ends;  // take_task_ends()
     float* scores;       // [heads_q, panels, len_kv, lanes]: S, then P
     float* states;       // [heads_q, panels, 2, lanes]: m and l of every row
     std::vector<ForwardScratch> workers;

@@ -52,7 +52,7 @@ Head head_of(const Call<Args>& call, std::int64_t index) {
     return {p, call.args, sequence_of(call, index / p.heads_q), index % p.heads_q};
 }
 
-/// Calls body(head) in rising order for the query heads that share a kv head.
+/// Calls body(head) in ascending order for the query heads that share a kv head.
 template <class Body>
 void for_each_query_head(const BackwardCall& call, const Sequence& sequence, std::int64_t kv_head, const Body& body) {
     const Problem& p = call.plan.problem;

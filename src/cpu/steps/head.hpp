@@ -25,12 +25,12 @@ struct Geometry {
     std::int64_t head_dim;
     std::int64_t head_dim_v;
     std::int64_t k_stride;  ///< floats of one row of a K tile, of Q and dK
-    std::int64_t v_stride;  ///< of a V tile, of dO and dV
-    std::int64_t panels;    ///< of one head of the longest sequence that the Problem allows
+    std::int64_t v_stride;  ///< floats of one row of a V tile, of dO and dV
+    std::int64_t panels;    ///< panels of one head of the longest sequence that the Problem allows
 
     explicit Geometry(const Plan& plan) : Geometry(plan, plan.tile.block_q) {}
 
-    /// With panels of another size than the plan's tile.
+    /// The sizes with panels of another size than the plan's tile.
     Geometry(const Plan& plan, std::int64_t queries_per_panel)
         : block_q(std::max<std::int64_t>(1, std::min(queries_per_panel, plan.problem.len_q))),
           block_kv(std::max<std::int64_t>(1, std::min(plan.tile.block_kv, plan.problem.len_kv))),

@@ -65,7 +65,7 @@ class HeadTasks {
     struct Run {
         std::int64_t first_head;
         std::int64_t task;   ///< task number within the run
-        std::int64_t tasks;  ///< of each head
+        std::int64_t tasks;  ///< tasks of each head
     };
     Run run_of(std::int64_t task) const {
         if (!ragged_) return {0, task, total_ / heads_};

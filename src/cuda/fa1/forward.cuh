@@ -119,7 +119,7 @@ struct Head {
         multiply_qk<T>(s, queries, MatrixAddress<kHeadDim>::chunks_first(shared.k() + warp_key * kRowBytes, lane));
 #pragma unroll
         for (int m = 0; m < kConfig.row_tiles; ++m) {
-            const int row = 16 * m + shared.lane / 4;  // of the tile
+            const int row = 16 * m + shared.lane / 4;  // row in the tile
             float2 ml[2];
             probabilities<kMasked>(s[m], q_begin + row, first_key + warp_key + shared.lane % 4 * 2, ml);
             if (shared.lane % 4 != 0) continue;

@@ -18,7 +18,7 @@ struct Launch {
     bool vector_q = false;   ///< rows are read 16 bytes at a time: addresses, strides and head_dim allow it
     bool vector_k = false;
     bool vector_v = false;
-    bool vector_o = false;  ///< and written so
+    bool vector_o = false;  ///< rows are written 16 bytes at a time
 };
 
 /// Starts the kernel. instances/ has one instance of each shape and dtype.

@@ -12,8 +12,8 @@ namespace tessera::cuda::fa1 {
 template <Config kConfig>
 struct Shared {
     char* memory;
-    int group;  // of the calling thread
-    int warp;   // in its group
+    int group;  // the calling thread's group of warps
+    int warp;   // the thread's warp, numbered in its group
     int lane;
 
     __device__ explicit Shared(char* memory)

@@ -42,7 +42,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[kTiles][4], float2 (&ml)
 
 /// Lines 10 to 12 of the algorithm for one row: the factors of the old O and of the warps' partial sums.
 struct Combination {
-    float2 ml;              // of the row, including this block
+    float2 ml;              // m and l of the row, including this block
     float of_old;           // exp(m_old - m) l_old / l
     float of_part[kWarps];  // exp(m_w - m) / l
 

@@ -14,7 +14,7 @@ struct Work {
     int part;
     Sequence sequence;
     Band band;
-    std::int64_t first_tile;  // of the sequence in the workspace
+    std::int64_t first_tile;  // the sequence's first tile in the workspace
 
     __device__ Work(const Launch& launch, unsigned index, int block_q)
         : batch(static_cast<int>(index / launch.parts / launch.params.heads_q)),

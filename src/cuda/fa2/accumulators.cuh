@@ -8,7 +8,7 @@ namespace tessera::cuda::fa2 {
 
 /// The rows and columns of a thread. They are computed where they are used, since registers are few in the loop.
 struct Position {
-    int first_row;  // of the warp in its query tile
+    int first_row;  // the warp's first row in its query tile
     int lane;
 
     template <Config kConfig>
@@ -16,8 +16,10 @@ struct Position {
         const auto thread = static_cast<unsigned>(ptx::opaque(static_cast<int>(threadIdx.x)));
         return {static_cast<int>(thread / 32) * kConfig.rows_per_warp(), static_cast<int>(thread % 32)};
     }
-    __device__ __forceinline__ int row() const { return first_row + lane / 4; }  // the thread's first
-    __device__ __forceinline__ int column() const { return lane % 4 * 2; }       // of accumulators
+    __device__ __forceinline__ int row() const { return first_row + lane / 4; }  // the thread's first row
+    __device__ __forceinline__ int column() const {
+        return lane % 4 * 2;
+    }  // the thread's first column of an accumulator
 };
 
 /// O, m and l of a thread. m and l are read and written once for a key tile, so shared memory can hold them between.

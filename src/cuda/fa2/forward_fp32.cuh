@@ -50,7 +50,7 @@ __device__ void load_fp32(float* to, const char* data, const Rows& rows, int fir
 template <class Layout>
 struct RowsFp32 {
     float max[Layout::kPer];
-    float sum[Layout::kPer];  // over the thread's keys
+    float sum[Layout::kPer];  // l, over the thread's keys
     float o[Layout::kPer][Layout::kHeadDim / 16];
 
     __device__ RowsFp32() {
@@ -81,8 +81,8 @@ struct MainloopFp32 {
     const ForwardParams& params;
     const Work& work;
     const Layout tile;
-    const int row;     // the thread's first in the tile of queries
-    const int column;  // and key in the tile of keys
+    const int row;     // the thread's first row in the query tile
+    const int column;  // the thread's first key in the key tile
 
     __device__ __forceinline__ int query(int i) const { return work.q_begin + row + 16 * i; }
 

@@ -39,7 +39,7 @@ struct Work {
     FullRun full_run;
     bool sanitizes = false;  // the second run: Inf and NaN of V are replaced by 0 in tiles that are not full
 
-    /// `index`: of the CTA, under 2^31. Query tiles start from the last, since those are the longest under a causal
+    /// `index` is the CTA's, under 2^31. Query tiles start from the last, since those are the longest under a causal
     /// mask. A tile of each of `heads_together` heads starts before their next one; heads of one kv head are
     /// neighbours.
     __device__ Work(const Launch& launch, unsigned index, int block_q, int block_kv, int element_bytes) {

@@ -51,8 +51,8 @@ struct Counters {
 /// Partial dK and dV of the splits of a group's heads (HeadSplit).
 struct PartialSums {
     float* data = nullptr;  // [2: dK, dV][max_splits][heads_kv][keys][dim]
-    int max_splits = 1;     // of any sequence
-    std::int64_t keys = 0;  // of all sequences
+    int max_splits = 1;     // the most splits of any sequence
+    std::int64_t keys = 0;  // keys of all sequences
     int heads_kv = 0;
     int dim = 0;  // padded
 
@@ -96,11 +96,11 @@ struct Workspace {
 /// Arguments of dkdv_reduce_kernel.
 struct DkdvReduceLaunch {
     static constexpr int kThreads = 256;
-    static constexpr int kKeys = 64;  // of a tile
+    static constexpr int kKeys = 64;  // keys of a tile
 
     BackwardParams params;
     PartialSums partial;
-    int tiles = 0;           // of a head's keys
+    int tiles = 0;           // key tiles of a head
     bool vector_dk = false;  // written 16 bytes at a time
     bool vector_dv = false;
 };
@@ -122,13 +122,13 @@ struct Launch {
     bool vector_k = false;
     bool vector_v = false;
     bool vector_do = false;
-    bool vector_dq = false;  // and written so
+    bool vector_dq = false;  // rows are written 16 bytes at a time
     bool vector_dk = false;
     bool vector_dv = false;
     Rows o_residual;               // low-order bits of O, a byte an element; null: delta is the sum of P dP
     bool vector_residual = false;  // O, its residual and dO are read eight elements at a time
-    int segments = 1;              // of a head's key blocks (host/dq_order.hpp)
-    PartialSums partial;           // of the splits of a group's heads
+    int segments = 1;              // segments of a head's key blocks (host/dq_order.hpp)
+    PartialSums partial;           // dK and dV of each split of a group's heads
     // Dividers to decode the number of a CTA: by the key blocks of a segment; the splits of all heads; the splits of a
     // head; the kv heads.
     Divider block_divider, segment_divider, split_divider, kv_head_divider;

@@ -49,7 +49,7 @@ std::int64_t tiles_of(std::int64_t batch, std::int64_t heads, std::int64_t len, 
     return saturating_product(saturating_product(batch, heads), (len + block - 1) / block);
 }
 
-/// Refuses kMaxIndex rows and more, and such a `count` of `counted`, such as "tiles".
+/// Refuses a Problem with kMaxIndex rows or more, or with that many of what is `counted` ("tiles").
 Refusal refuse_counts(const Problem& p, const char* counted, std::int64_t count) {
     if (longest_of(p) < kMaxIndex && count < kMaxIndex) return std::nullopt;
     return fmt::format("counts rows and {} up to {}, got {} and {}", counted, kMaxIndex, longest_of(p), count);
@@ -93,7 +93,7 @@ Refusal refuse_fa3_backward(const Problem& p, const AskedTile& tile, const Limit
     const std::int64_t rows_of_blocks =
         p.ragged ? p.total_q / kRows + p.batch : p.batch * ((p.len_q + kRows - 1) / kRows);
     const std::int64_t blocks =
-        std::max({2 * p.heads_q * rows_of_blocks,  // blocks of dQ's two sums
+        std::max({2 * p.heads_q * rows_of_blocks,  // query blocks of both dQ accumulators
                   tiles_of(p.batch, p.heads_q, p.len_q, kRows), tiles_of(p.batch, p.heads_kv, p.len_kv, kRows)});
     if (auto reason = refuse_counts(p, "blocks", blocks)) return reason;
     return refuse_tile(tile, fa3::backward::tile_of(p));

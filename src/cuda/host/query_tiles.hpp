@@ -30,7 +30,7 @@ struct QueryTile {
 
 /// The tile at `index` of a head of all varlen sequences. The tiles of sequence b begin at first_row(b) / block_q + b,
 /// which leaves each sequence as many as it can need; some are empty, with a block past the sequence's end.
-/// `first_row`: the first row of a sequence, rising.
+/// `first_row`: the first row of a sequence; it ascends with the sequence.
 template <class FirstRow>
 TESSERA_HOST_DEVICE inline QueryTile ragged_tile(int batch, int index, int block_q, const FirstRow& first_row) {
     const auto first_of = [&](int sequence) { return static_cast<int>(first_row(sequence) / block_q) + sequence; };

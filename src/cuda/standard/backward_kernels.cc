@@ -52,7 +52,7 @@ Launch gemm_launch(const Launch& forward, const Rows& q, const Rows& k, int dim,
     return launch;
 }
 
-/// dQ = dS K, as O = P V with other tensors.
+/// The launch of dQ = dS K, which is O = P V with other tensors.
 Launch dq_launch(const Launch& forward, const BackwardParams& params, float* ds) {
     Launch launch = forward;
     launch.params.v = forward.params.k;

@@ -18,7 +18,7 @@ namespace tessera::cuda::standard {
 
 /// S of all pairs, and a factor for each row of a GEMM with it.
 struct Matrix {
-    std::int64_t rows;   // of a head
+    std::int64_t rows;   // rows of a head
     std::int64_t pitch;  // len_kv rounded up to whole tiles
     float* scores;       // [heads_q, rows, pitch]
     float* factors;      // [heads_q, rows]

@@ -38,7 +38,7 @@ struct GradientRow {
     struct Keys {
         bool visible[kKeysPerThread];
         float score[kKeysPerThread];
-        float slope[kKeysPerThread];  // of the softcap
+        float slope[kKeysPerThread];  // derivative of the softcap
     };
 
     __device__ __forceinline__ Keys keys(int key) const {
@@ -87,8 +87,8 @@ struct GradientRow {
 /// A thread's part of the sums over a row, with exp(S - m) for P.
 struct RowSums {
     float p = 0;
-    float p_dp = 0;     // of P dP
-    float largest = 0;  // |P dP| of one pair
+    float p_dp = 0;     // the sum of P dP
+    float largest = 0;  // the largest |P dP| of a pair
 };
 
 template <class T>
@@ -116,7 +116,7 @@ struct RowFactors {
     float m;
     float norm;  // 1 / l
     float delta;
-    float scale;  // fp16: of dS
+    float scale;  // fp16: the scale of dS
 };
 
 /// Writes P and dS; `exact`: also dS in fp32, `unrounded`: also the gradient before the softcap, in fp32.

@@ -103,7 +103,7 @@ struct DropoutBitsTransposed {
     /// of query / 16 * 16.
     __device__ __forceinline__ static DropoutBitsTransposed draw(const KeepRule& rule, std::int64_t batch, int head,
                                                                  int query, int key, int lane) {
-        const int own = lane / 4 % 2 * 4 + lane / 8 % 2 * 8 + lane / 16 * 16;  // of 32 pairs of queries
+        const int own = lane / 4 % 2 * 4 + lane / 8 % 2 * 8 + lane / 16 * 16;  // 0..31: a pair of queries
         const DropoutPatch patch[1] = {{.queries = static_cast<std::uint32_t>(query / 64 * 32 + own + lane % 4),
                                         .keys = static_cast<std::uint32_t>(key / 16),
                                         .head = static_cast<std::uint32_t>(head),

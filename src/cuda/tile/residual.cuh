@@ -74,8 +74,8 @@ __device__ __forceinline__ uint2 gather_chunk(std::uint32_t chunks01, std::uint3
     const bool second = (lane & 2) != 0;
     const bool odd = (lane & 1) != 0;
     const std::uint32_t other = __shfl_xor_sync(kAllLanes, second ? chunks01 : chunks23, 2);
-    const std::uint32_t a = second ? other : chunks01;  // from lane 0 or 1 of the quad
-    const std::uint32_t b = second ? chunks23 : other;  // from lane 2 or 3
+    const std::uint32_t a = second ? other : chunks01;  // bytes from lane 0 or 1 of the quad
+    const std::uint32_t b = second ? chunks23 : other;  // bytes from lane 2 or 3
     const std::uint32_t lower = __byte_perm(a, b, kLower);
     const std::uint32_t upper = __byte_perm(a, b, kUpper);
     const std::uint32_t kept = odd ? upper : lower;

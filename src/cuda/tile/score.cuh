@@ -38,7 +38,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTiles][4], const Band32& 
 
 /// Per-head inputs of score modifications.
 struct ScoreInputs {
-    float slope = 0;             // of ALiBi; 0: none
+    float slope = 0;             // ALiBi slope of the head; 0: none
     const char* bias = nullptr;  // at (query 0, key 0) of the head; null: none
 
     ScoreInputs() = default;
@@ -105,7 +105,7 @@ struct HeadScores {
     template <int kTiles>
     __device__ __forceinline__ void drop(float (&p)[kTiles][4], int query, int key, int lane) const {
         static_assert(kTiles % 2 == 0);
-        constexpr bool kAligned = kTiles % 8 == 0 || 8 % kTiles == 0;  // no draw ends between two of them
+        constexpr bool kAligned = kTiles % 8 == 0 || 8 % kTiles == 0;  // draws begin at j % 8 == 0 only
         DropoutBits kept;
 #pragma unroll
         for (int j = 0; j < kTiles; j += 2) {
@@ -120,7 +120,7 @@ struct HeadScores {
  private:
     template <int kTiles>
     __device__ __forceinline__ void cap(float (&s)[kTiles][4]) const {
-        const float inverse = fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);  // of a subnormal: inf
+        const float inverse = fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);  // inf if subnormal
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
 #pragma unroll

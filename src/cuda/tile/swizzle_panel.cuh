@@ -28,11 +28,12 @@ __device__ __forceinline__ std::uint64_t descriptor(const void* shared, int lead
            ((ptx::shared_address(shared) & 0x3FFFF) >> 4);
 }
 
-/// Inner dimension contiguous (Q, K of Q K^T). Steps of 16 columns: kStepColumns; of a panel: rows * 128 / 16.
+/// Descriptor of a tile whose inner dimension is contiguous (Q and K of Q K^T). Adding kStepColumns moves it by 16
+/// columns, adding rows * 128 / 16 by a panel.
 __device__ __forceinline__ std::uint64_t row_descriptor(const void* shared) { return descriptor(shared, 16); }
 inline constexpr int kStepColumns = 32 >> 4;
 
-/// Outer dimension contiguous (V of P V). Steps of 16 rows: kStepRows.
+/// Descriptor of a tile whose outer dimension is contiguous (V of P V). Adding kStepRows moves it by 16 rows.
 __device__ __forceinline__ std::uint64_t column_descriptor(const void* shared, int rows) {
     return descriptor(shared, rows * kPanelRowBytes);
 }

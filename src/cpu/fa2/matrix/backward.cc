@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // fa2 backward on a matrix unit (FlashAttention-2 paper, Algorithm 2). The order of every sum is fixed, without
-// atomics. dK and dV of a key sum over rising queries for each query head and then over the heads. dQ of a query sums
-// over rising keys. Each sum advances in steps of 32 rows and in parts of matrix::sum_rows().
+// atomics. dK and dV of a key sum over ascending queries for each query head and then over the heads. dQ of a query
+// sums over ascending keys. Each sum advances in steps of 32 rows and in parts of matrix::sum_rows().
 //
 // With enough heads for all threads, each tile takes five GEMMs: key blocks outer, stripes of queries inner, whose next
 // blocks are handed out as they become ready (stripes.hpp). With fewer heads, some tasks compute dK and dV of a few
@@ -26,10 +26,10 @@ constexpr double kMostSums = 1 << 28;  // bytes of dK and dV of query heads that
 
 /// The assignment of tiles to tasks.
 struct BackwardPartition {
-    int threads;           ///< that take part
+    int threads;           ///< threads that take part
     std::int64_t heads;    ///< query heads of all sequences; each has sums of dK and dV of its own
-    std::int64_t stripes;  ///< of a head; more stripes than key blocks could not run at once
-    bool striped;          ///< otherwise in parts
+    std::int64_t stripes;  ///< stripes of a head: at most as many as key blocks, since no more could run at once
+    bool striped;          ///< stripes of five GEMMs; otherwise separate tasks for dK, dV and for dQ
 
     explicit BackwardPartition(const Plan& plan)
         : threads(worthwhile_threads(plan)), heads(plan.problem.batch * plan.problem.heads_q) {

@@ -3,7 +3,7 @@
 // fa2 forward on a matrix unit: the loop order of ../simd/forward.cc.
 //
 // A task packs a block of K and V^T for its panels of queries. A step computes one panel against one block of keys: S^T
-// = K Q^T, P and its sums, O^T = V^T P. Its result is then merged into the panel's, blocks in rising order. The steps
+// = K Q^T, P and its sums, O^T = V^T P. Its result is then merged into the panel's, blocks ascending. The steps
 // of a task are pipelined: the vector unit takes the exponentials of step t while the matrix unit runs V^T P of step t
 // - 1. The grouping of steps into tasks changes no bits.
 #include "cpu/fa2/paths.hpp"
@@ -218,7 +218,7 @@ class PanelsTask {
     std::vector<matrix::TilePanel> works_;
     std::vector<std::int64_t> index_;  // panel index within its kv head
     std::vector<simd::PanelSums> totals_;
-    std::vector<Step> steps_;  // of the current block
+    std::vector<Step> steps_;  // the steps of the current block
     std::optional<Step> previous_;
     std::size_t steps_run_ = 0;
     std::vector<char> q_finite_;  // per panel

@@ -10,7 +10,7 @@
 
 namespace tessera::cpu::fa2::matrix_path {
 
-inline constexpr std::int64_t kMaxPanels = 8;  // of a task: they share a block of K and V in the L2 cache
+inline constexpr std::int64_t kMaxPanels = 8;  // panels of a task: they share a block of K and V in the L2 cache
 inline constexpr std::int64_t kTasksPerWorker = 3;
 inline constexpr std::int64_t kTasksOfShortRows = 2;  // per worker, if rows have a single block of keys
 inline constexpr std::int64_t kScoreRows = 128;       // keys whose scores are computed, masked and transformed
@@ -176,7 +176,7 @@ struct DecodeScratch {
 };
 
 struct ForwardWorkspace {
-    std::int64_t* ends = nullptr;  // of tasks
+    std::int64_t* ends = nullptr;  // take_task_ends()
     float* partials = nullptr;     // [kv_heads, panels_per_kv_head, chunks, sums], used if keys are split
     WorkerMemory workers;          // a PanelsScratch or DecodeScratch each
 

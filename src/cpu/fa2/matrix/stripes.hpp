@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The schedule of backward tiles on the matrix path, which keeps dQ summed over rising keys and dK, dV over rising
-// queries. A stripe is a subset of a head's queries. It takes the key blocks from first to last, each after the
-// previous stripe of the head has taken that block. Any worker may run a stripe's next block, so a slow core delays
+// The schedule of backward tiles on the matrix path. It keeps dQ summed over ascending keys, and dK and dV over
+// ascending queries. A stripe is a subset of a head's queries. It takes the key blocks from first to last, each after
+// the previous stripe of the head has taken that block. Any worker may run a stripe's next block, so a slow core delays
 // others by at most one block, and the order of every sum is fixed.
 #pragma once
 
@@ -22,8 +22,8 @@ class Stripes {
 
     struct Block {
         std::int64_t head;
-        std::int64_t stripe;  ///< of the head
-        std::int64_t block;   ///< of keys
+        std::int64_t stripe;  ///< index of the stripe in its head
+        std::int64_t block;   ///< index of the key block
         bool last_of_stripe;
         bool last_of_block;  ///< no other stripe of the head takes this block later
     };
@@ -50,7 +50,7 @@ class Stripes {
 
  private:
     struct Stripe {
-        std::int64_t left = 0;  ///< blocks
+        std::int64_t left = 0;  ///< blocks that it has left
         std::int64_t next = 0;
         bool running = false;
     };

@@ -23,7 +23,7 @@ void transform_and_mask_some(const ForwardRun& run, const matrix::TilePanel& wor
 /// result depends on its own inputs only. offsets: [lanes], in [0, ln 2)
 void rounding_offsets(const matrix::TilePanel& work, const Bf16* query_pairs, std::int64_t depth_tiles, float* offsets);
 
-/// The job that turns scores s into weights in `at`. other: [keys, lanes], for dropout; offsets: in bf16.
+/// The job that turns scores s into weights in `at`. other: [keys, lanes], for dropout; offsets: used in bf16.
 matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::SeenKeys& keys, const float* s,
                                float* other, const float* offsets, const Stage& at);
 

@@ -7,13 +7,13 @@
 //   Panel i and key tile j run in round (i - j) mod n, n the larger number of the two: a Latin square. dQ of a panel
 //   is summed over j = i, i-1, ..., 0, n-1, ..., i+1, and dK, dV of a tile over i = j, j+1, ..., n-1, 0, ..., j-1.
 //
-// With enough heads for all threads, one task runs a head, once for the queries i >= j and once for i < j. It takes
-// groups of key tiles from the last to the first, panels rising, and for each panel the group's tiles falling. This
-// visits both orders above, and each panel read serves the whole group. With fewer heads, all pairs of a round run at
-// once, round by round; no two of them share a panel or a key tile. If there are enough pairs, a pair is a square of
-// several panels and key tiles, so that data read from memory serves more than once. Squares on the diagonal run i >= j
-// in the first round and i < j in an extra round at the end. The order and the bits are the same
-// (docs/decisions/deterministic-backward.md).
+// With enough heads for all threads, one task runs a head, once for the pairs i >= j and once for i < j. It goes over
+// groups of key tiles from the last group to the first, in a group over the panels in ascending order, and for each
+// panel over the group's tiles in descending order. This follows both orders above, and each panel read serves the
+// whole group. With fewer heads, all pairs of a round run at once, round by round; no two of them share a panel or a
+// key tile. If there are enough pairs, a pair is a square of several panels and key tiles, so that data read from
+// memory serves more than once. Squares on the diagonal run i >= j in the first round and i < j in an extra round at
+// the end. The order and the bits are the same (docs/decisions/deterministic-backward.md).
 #include "cpu/fa2/paths.hpp"
 #include "cpu/steps/simd/gradient.hpp"
 
@@ -54,8 +54,8 @@ KvTile slice(const KvTile& loaded, const Range& keys) {
     return kv;
 }
 
-/// Runs key tiles `columns` against `panels`: panels rising, for each the tiles falling. Pairs that take(i, j) rejects
-/// are skipped.
+/// Runs key tiles `columns` against `panels`: panels in ascending order, for each the tiles in descending order. Pairs
+/// that take(i, j) rejects are skipped.
 template <class Take>
 void run_columns(const Grid& grid, const Geometry& g, Range columns, Range panels, const simd::GradientMemory& memory,
                  const simd::GradientScratch& scratch, TileTally& tally, const Take& take) {
@@ -107,8 +107,8 @@ void run_whole_head(const Grid& grid, const Geometry& g, const simd::GradientMem
 struct Squares {
     const Grid& grid;
     std::int64_t side;
-    std::int64_t rows;      ///< of squares, along the panels
-    std::int64_t columns;   ///< along the key tiles
+    std::int64_t rows;      ///< rows of squares, along the panels
+    std::int64_t columns;   ///< columns of squares, along the key tiles
     std::int64_t diagonal;  ///< number of rounds of whole squares; also the round of i < j on the diagonal
 
     Squares(const Grid& of, std::int64_t tiles_per_side)

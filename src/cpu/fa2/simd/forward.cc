@@ -65,7 +65,7 @@ struct ForwardScratch {
 struct ForwardWorkspace {
     const Geometry& g;
     const WorkSplit& work_split;
-    std::int64_t* ends;  // of tasks
+    std::int64_t* ends;  // take_task_ends()
     WorkerMemory workers;
     float* partials = nullptr;  // [kv_heads, panels_per_kv_head, chunks, simd::PanelSums], only if K/V is split
 

@@ -22,7 +22,7 @@ inline void transpose(__m512i (&x)[16]) {
     for (int i = 0; i < 4; ++i) {
         y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);           // quarters 0, 2 of rows 0-3, 4-7
         y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xDD);       // quarters 1, 3
-        y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);  // of rows 8-11, 12-15
+        y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);  // the same of rows 8-11, 12-15
         y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xDD);
     }
     for (int i = 0; i < 4; ++i) {

@@ -47,7 +47,7 @@ class RowsInSteps {
 
     void pack(std::int64_t i, std::int64_t tile, std::int64_t tiles) {
         const std::int64_t row = i * kTileDepth;
-        if (tile == 0 && contiguous_ && v_.from_memory) {  // for the next step
+        if (tile == 0 && contiguous_ && v_.from_memory) {  // prefetch for the next step
             const auto cut = [&](std::int64_t r) { return v_.first + std::min(v_.rows, r); };
             fetch_rows(v_.from, cut(row + kTileDepth), cut(row + 2 * kTileDepth), v_.dim);
         }

@@ -190,7 +190,7 @@ class WeightsInSteps {
     std::int64_t lane_tile_ = 0;
     std::int64_t key_ = 0;
     __m512 shift_;
-    __m512 added_;  // to m, in shift_
+    __m512 added_;  // what shift_ adds to m
     __m512 sum_;
     __m512 rounded_sum_;
     __m512 even_sum_;

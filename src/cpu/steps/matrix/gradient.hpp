@@ -8,7 +8,7 @@
 
 namespace tessera::cpu::matrix {
 
-/// The longest sum over rows in fp32: of queries for dK and dV, of keys for dQ. An MMA adds its 32 products pair by
+/// The most rows that one fp32 sum takes: queries for dK and dV, keys for dQ. An MMA adds its 32 products pair by
 /// pair, so the rounding error grows with the rows. Longer sums are cut into sums of this many rows from the sequence's
 /// first row on. fp32 in parts takes six MMAs and needs more digits.
 constexpr std::int64_t sum_rows(int parts) { return parts == 1 ? 2048 : 512; }
@@ -69,7 +69,7 @@ class GradientMemory {
     const Problem& problem_;
     Layout g_;
     std::int64_t rows_per_task_;  ///< rows of a packing task
-    std::int64_t* ends_[2];       // of tasks
+    std::int64_t* ends_[2];       // take_task_ends()
     // [heads_q, padded queries ...] and [heads_kv, padded keys ...]
     Bf16* q_pairs_;
     Bf16* q_rows_;

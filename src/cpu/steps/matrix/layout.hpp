@@ -15,11 +15,11 @@ constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return ceil_d
 
 /// The sizes that determine the layout of a call on the matrix path.
 struct Layout : Geometry {
-    std::int64_t depth_tiles;    ///< of head_dim, 32 each
-    std::int64_t depth_tiles_v;  ///< of head_dim_v
-    std::int64_t dim_tiles;      ///< of head_dim, 16 each
-    std::int64_t dim_tiles_v;    ///< of head_dim_v
-    int parts;                   ///< of each element
+    std::int64_t depth_tiles;    ///< tiles of 32 in head_dim
+    std::int64_t depth_tiles_v;  ///< tiles of 32 in head_dim_v
+    std::int64_t dim_tiles;      ///< tiles of 16 in head_dim
+    std::int64_t dim_tiles_v;    ///< tiles of 16 in head_dim_v
+    int parts;                   ///< bf16 parts of an element: 1, or 3 for fp32
 
     Layout(const Plan& plan, std::int64_t queries_per_panel)
         : Geometry(plan, queries_per_panel),

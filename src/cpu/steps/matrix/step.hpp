@@ -13,7 +13,7 @@ namespace tessera::cpu::matrix {
 struct TilePanel : HeadPanel {
     simd::ScoreRule rule;  ///< in bf16 with the whole scale, since packed queries carry none of it
     bool plain;            ///< the rule is a positive scale only, which the softmax applies
-    int parts;             ///< of each packed element
+    int parts;             ///< bf16 parts of a packed element
 
     template <class Args>
     TilePanel(const Problem& p, const Args& args, const Layout& g, const Sequence& sequence, std::int64_t query_head,

@@ -38,7 +38,7 @@ GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g
       queries_in_parts_(ceil_div(problem_.len_kv, g.block_kv) > kSumTiles),
       keys_in_parts_(problem_.group() * g.panels > kSumTiles) {
     panel_floats_ = (2 * g.head_dim + g.head_dim_v + 4) * g.lanes + g.block_q * (g.k_stride + g.v_stride);
-    if (queries_in_parts_) panel_floats_ += 2 * g.head_dim * g.lanes;  // in fp64
+    if (queries_in_parts_) panel_floats_ += 2 * g.head_dim * g.lanes;  // dq_total, in fp64
     panel_floats_ = padded(panel_floats_);
     ends_ = take_task_ends(arena, problem_);
     panels_ = arena.take<float>(problem_.heads_q, total_panels(problem_, g), panel_floats_);

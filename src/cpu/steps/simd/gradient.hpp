@@ -62,7 +62,7 @@ class GradientMemory {
     const Problem& problem_;
     Geometry g_;
     std::int64_t panel_floats_;
-    std::int64_t* ends_;     // of tasks
+    std::int64_t* ends_;     // take_task_ends()
     float* panels_;          // [heads_q, total_panels, panel_floats]
     float* dk_;              // [heads_kv, rows_kv, k_stride]
     float* dv_;              // [heads_kv, rows_kv, v_stride]

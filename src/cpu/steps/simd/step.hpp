@@ -51,8 +51,8 @@ TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range 
 KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,
                bool borrow);
 
-/// Calls body(kv tile, coverage) in rising order for the key tiles that the mask leaves to a panel. The last tile ends
-/// with the last key that some query sees.
+/// Calls body(kv tile, coverage) in ascending order for the key tiles that the mask leaves to a panel. The last tile
+/// ends with the last key that some query sees.
 template <class Body>
 void for_each_kv_tile(const Head& head, const Geometry& g, const Panel& panel, const TileScratch& scratch,
                       const Body& body) {

@@ -24,7 +24,7 @@ namespace tessera::cuda {
 struct EvenHeadSplit {
     static constexpr int kMaxHeads = 4;
     static constexpr int kMinBlocks = 256;
-    static constexpr int kMinSteps = 64;  // of kStepQueries
+    static constexpr int kMinSteps = 64;  // steps of kStepQueries queries
     static constexpr int kStepQueries = 64;
 
     /// Splits of a sequence of `len` queries and keys. `blocks`: its key blocks of one kv head.
@@ -51,7 +51,7 @@ struct EvenHeadSplit {
 
 /// The rule of gradient, for all masks. The last split may have fewer heads than the others.
 struct HeadSplit {
-    static constexpr int kKeys = 128;  // of a key block as counted here, whatever the kernel's blocks are
+    static constexpr int kKeys = 128;  // keys of a block as counted here, whatever the kernel's key blocks are
     /// CTAs wanted for one sequence. Under a causal mask their work is unequal, so more are needed.
     static constexpr int kWantedCausal = 512;
     static constexpr int kWanted = 128;

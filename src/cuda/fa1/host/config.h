@@ -12,10 +12,10 @@ inline constexpr int kGroupThreads = 32 * kWarps;
 
 /// One compiled shape of the kernel. head_dim and head_dim_v of a Problem are padded with zeros to `head_dim`.
 struct Config {
-    int head_dim;   ///< of Q, K, V and O in shared memory: 64, 128 or 256
+    int head_dim;   ///< columns of Q, K, V and O in shared memory: 64, 128 or 256
     int block_kv;   ///< keys of a block, as many as fit: every block costs a pass over O
     int row_tiles;  ///< queries of a tile in units of 16; every warp holds all rows of O
-    int groups;     ///< of kWarps warps, each with its own query tiles: one computes while another one exchanges
+    int groups;     ///< groups of kWarps warps, with query tiles of their own: one computes while another exchanges
     bool general;   ///< softcap, ALiBi, bias, dropout
 
     constexpr int block_q() const { return 16 * row_tiles; }

@@ -8,12 +8,12 @@ namespace tessera::cuda::fa2 {
 
 /// One compiled shape of the kernel. head_dim and head_dim_v of a Problem are padded with zeros to `head_dim`.
 struct Config {
-    int head_dim;   ///< of Q, K, V and O in shared memory: 64, 128 or 256
+    int head_dim;   ///< columns of Q, K, V and O in shared memory: 64, 128 or 256
     int block_kv;   ///< keys of a tile
     int warps;      ///< each has its own rows of the query tile
     int row_tiles;  ///< rows of a warp in units of 16: each fragment of K and V serves all of them
-    int stages;     ///< of K and V. 2: the next tile is loaded during this one. 1: V is loaded during Q K^T, the next K
-                    ///< during P V
+    int stages;     ///< stages of K and V. 2: the next tile is loaded during this one. 1: V is loaded during Q K^T, the
+                    ///< next K during P V
     bool q_in_registers;
     bool rows_in_shared;  ///< m and l are kept in shared memory, since registers do not suffice
     int blocks_per_sm;    ///< occupancy that the registers must allow

@@ -18,7 +18,7 @@ namespace {
 
 using backward::Launch;
 
-constexpr int kStoredRows = 16;  // of a gradient, by one warp and TMA
+constexpr int kStoredRows = 16;  // rows of a gradient that one warp stores by TMA
 
 /// Query blocks of one head, over all sequences (backward::first_block_q).
 std::int64_t blocks_q(const Problem& p, std::int64_t block) {

@@ -28,7 +28,7 @@ struct alignas(16) RowStats {
 
 /// State of the call. The memset before the first kernel sets it to 0.
 struct CallState {
-    unsigned next_number;      ///< of the next key block to start (KeyBlockNumbering)
+    unsigned next_number;      ///< number of the next key block to start (KeyBlockNumbering)
     int cu_seqlens_decreased;  ///< sequences overlap, so their CTAs would wait for each other forever
     int some_large;            ///< with o_residual: some rows are left to the kernel that sums delta
     int nonfinite_keys;        ///< dV and dK split: the main kernel has met NaN or infinities in K
@@ -37,8 +37,8 @@ struct CallState {
 /// fp16: upper bounds for |dS| over a head split (common/fp16_scale.cuh). |dS| is at most
 /// sqrt(max_do_squares * max_v_squares) + addend. The memset sets them to 0, too.
 struct DsBounds {
-    float max_do_squares;  ///< with o_residual: dO . dO of a row, as |dP| <= |dO| |V|
-    float max_v_squares;   ///< with o_residual: V . V of a row; of all splits, in the first one
+    float max_do_squares;  ///< with o_residual: the largest dO . dO of a row, as |dP| <= |dO| |V|
+    float max_v_squares;   ///< with o_residual: the largest V . V of a row; only the first split's is used
     float addend;          ///< |delta|; without o_residual |delta| + |dP|
     int unused;
 };
@@ -67,7 +67,7 @@ struct OutputInputs {
 
 /// How gradients are written.
 struct Outputs {
-    bool tma_dq, tma_dk, tma_dv;           ///< by TMA: they have tensor maps
+    bool tma_dq, tma_dk, tma_dv;           ///< the gradient is stored by TMA: it has a tensor map
     bool vector_dq, vector_dk, vector_dv;  ///< their rows can be written 16 bytes at a time
     bool only_dq;    ///< the main kernel is not launched, so the dQ kernel must look for NaN in K itself
     bool writes_dq;  ///< the last key block to add writes dQ: dq_convert_kernel is not launched
@@ -81,8 +81,8 @@ struct Launch {
     Outputs gradients;
     KeyBlockNumbering key_blocks;
     QueryTileNumbering query_tiles;
-    SequenceSchedule schedule;  ///< of every sequence, unless ragged
-    float scale_log2;           ///< Q K^T times it is in units of log2
+    SequenceSchedule schedule;  ///< the schedule of every sequence, unless ragged
+    float scale_log2;           ///< factor from Q K^T to units of log2
     int dq_accumulators;        ///< 0, 1 or 2
     int blocks_q;               ///< query blocks of one head, over all sequences
     int blocks_kv;              ///< key blocks of one head, over all sequences
@@ -102,21 +102,24 @@ TESSERA_HOST_DEVICE constexpr std::int64_t first_block_kv(const ForwardParams& p
     return batch * ((p.len_kv + block_kv - 1) / block_kv);
 }
 
-/// Launch the kernels, in this order; instances/ has one instance of each. With o_residual: delta_from_output.
+// The kernels of a call, in the order of their launches; instances/ has one instance of each.
+
+/// Computes delta from O and o_residual; launched only with o_residual.
 template <class T, class Shape>
 cudaError_t launch_delta_from_output(const Launch& launch, cudaStream_t stream);
+/// Computes delta as the sum of P dP; with o_residual only for rows with a large |LSE|.
 template <class T, class Shape>
 cudaError_t launch_delta(const Launch& launch, cudaStream_t stream);
 /// The main kernel.
 template <class T, class Shape>
 cudaError_t launch_backward(const Launch& launch, cudaStream_t stream);
-/// With head splits.
+/// Sums dK and dV over head splits; launched only with head splits.
 template <class T, class Shape>
 cudaError_t launch_dkdv_reduce(const Launch& launch, cudaStream_t stream);
-/// Shapes whose main kernel adds up dQ.
+/// Writes dQ from its accumulators, in shapes whose main kernel adds up dQ.
 template <class T, class Shape>
 cudaError_t launch_dq_convert(const Launch& launch, cudaStream_t stream);
-/// Shapes whose main kernel splits dV and dK between its warpgroups.
+/// Computes dQ, in shapes whose main kernel splits dV and dK between its warpgroups.
 template <class T, class Shape>
 cudaError_t launch_dq_kernel(const Launch& launch, cudaStream_t stream);
 

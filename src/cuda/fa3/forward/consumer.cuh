@@ -5,9 +5,9 @@
 //
 //     tile       queries of one head, 64 for each consumer warpgroup, and the key blocks that some of them see
 //     row block  64 rows of a tile, M of a wgmma: one warpgroup's
-//     block n    of keys, and its K and V; blocks run from the last to the first. Partial: some pairs are hidden
-//     stage      shared memory for one block of K or V, released when this warpgroup has read it
-//     slot       of the ring through which the tile scheduler passes tiles to the warps (TileReader)
+//     block n    a block of keys with its K and V. Blocks run from the last to the first. Partial: some pairs are
+//     hidden stage      shared memory for one block of K or V, released when this warpgroup has read it slot       an
+//     entry of the ring through which the tile scheduler passes tiles to the warps (TileReader)
 //
 // Two things depend on the compiled shape (forward_config.h). With Config::skips_blocks() a warpgroup skips blocks that
 // its own rows don't see, and tiles in which it has no rows. Without Config::own_o() the epilogue's O aliases a stage
@@ -51,7 +51,7 @@ struct Consumer {
     const Launch& launch;
     Shared<kConfig>& shared;
     int warpgroup;                                ///< 0 .. consumers - 1
-    ptx::IssueOrder order{launch.order.tiles()};  ///< of the exponentials
+    ptx::IssueOrder order{launch.order.tiles()};  ///< keeps the order in which exponentials are issued
 
     PipelineState<kConfig.q_stages> q{};
     PipelineState<kConfig.kv_stages> k{}, v{};
@@ -59,7 +59,7 @@ struct Consumer {
 
     AttentionGemms<T, kConfig.block_kv, kConfig.head_dim, kConfig.head_dim_v> gemms;
     OnlineSoftmax<T> rows;
-    int row_block = warpgroup;    ///< of the tile in progress
+    int row_block = warpgroup;    ///< this warpgroup's row block in the tile in progress
     int v_to_skip = 0;            ///< blocks whose K was skipped and whose V was not yet
     bool o_in_kv_stages = false;  ///< the previous tile's O still lies in a stage of K or V
 
@@ -182,7 +182,7 @@ struct Consumer {
     }
     __device__ __forceinline__ void release_k() { release(shared.k_ring, k); }
     __device__ __forceinline__ void release_v() { release(shared.v_ring, v); }
-    /// With multicast to both CTAs of the cluster, each of which fills half of the stage for both.
+    /// Releases a stage. With multicast each CTA of the cluster fills half of it for both, so both producers are told.
     __device__ __forceinline__ static void release(Ring<kConfig.kv_stages>& ring,
                                                    PipelineState<kConfig.kv_stages>& state) {
         if constexpr (kConfig.cluster_multicast) {

@@ -31,8 +31,8 @@ __device__ __forceinline__ std::uint32_t drop_probabilities(const DropoutMask<kB
     return probabilities & (row_of(i) == 0 ? ptx::byte_signs<0, 1>(bits) : ptx::byte_signs<2, 3>(bits));
 }
 
-/// A consumer thread's part of the mask for kBlockKv keys from `first_key` on; `query`: of its first row. All lanes of
-/// the warp take part.
+/// A consumer thread's part of the mask for kBlockKv keys from `first_key` on; `query` is that of its first row. All
+/// lanes of the warp take part.
 template <int kBlockKv>
 __device__ __forceinline__ DropoutMask<kBlockKv> draw_dropout_mask(const Launch& launch, const WorkTile& tile,
                                                                    int query, int first_key, int lane) {

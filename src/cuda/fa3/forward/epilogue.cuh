@@ -32,7 +32,7 @@ struct EpilogueTile {
     int row;               ///< the thread's first row in the tile
     bool needs_slow_path;  ///< this warp's O is not stored by TMA alone (OutputStage::store)
     float inverse[2];      ///< factors of O: keep_scale / l
-    float lse;             ///< of the row that the thread writes (lse_target)
+    float lse;             ///< LSE of the row that the thread writes (lse_target)
 };
 
 /// Address at which a thread writes LSE, or null. All four lanes of a quad hold both of its rows; the first lane writes

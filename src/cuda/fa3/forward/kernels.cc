@@ -42,7 +42,7 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     launch.unscale = 1 / launch.scale_log2;
     if (c.scores == Scores::capped) launch.softcap = softcap_of(p.softcap, params.scale);
     launch.o_residual = o_residual;
-    // With o_residual requested (training, long rows) PackGQA saves nothing; nor do long rows in clusters.
+    // PackGQA saves nothing with o_residual (training, long rows), nor with clusters over heads, which run long rows.
     const bool may_pack = o_residual.data == nullptr && !c.cluster_over_heads;
     launch.pack = may_pack ? pack_gqa_of(p) : PackGqa{};
     const int packed = launch.pack.heads();
@@ -54,7 +54,7 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     launch.store_by_tma = !refuse_tma(params.o, shapes.o);
     if (launch.store_by_tma) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, packed, 16 / packed);
     const std::int64_t tiles = query_tiles(p, c.block_q() / packed);
-    const int together = c.cluster_over_heads ? 2 : packed;  // heads of one index of the order
+    const int together = c.cluster_over_heads ? 2 : packed;  // heads that one index of the order stands for
     const bool cluster_over_tiles = c.cluster_multicast && !c.cluster_over_heads;
     launch.order = TileOrder(static_cast<int>(query_heads(p)) / together,
                              static_cast<int>(cluster_over_tiles ? (tiles + 1) / 2 : tiles),

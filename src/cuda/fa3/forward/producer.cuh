@@ -57,7 +57,8 @@ struct Producer {
                 if (first && had_keys) hand_stages_to_epilogue();
                 pending_v = block;
                 had_keys = true;
-                // The next K has to wait until O has left the epilogue's stages; this V has not.
+                // This V is loaded first: the next K has to wait until O has left the epilogue's stages, and this V
+                // need not.
                 if (first && !kConfig.own_o()) load_pending_v();
             }
             if (tile.has_keys()) continue;
@@ -172,7 +173,7 @@ __device__ __forceinline__ void sanitize_v(Shared<kConfig>& shared, int thread) 
             ptx::named_barrier_sync(kSanitizeBarrier, 32 * kSanitizeWarps);
             if (thread == 0) ptx::mbarrier_arrive(shared.v_ring.full[v.index()]);
         }
-        if (!kConfig.own_o() && tile.has_keys()) v.advance();  // the stage that the epilogue has
+        if (!kConfig.own_o() && tile.has_keys()) v.advance();  // skips the stage that the epilogue uses
     }
 }
 

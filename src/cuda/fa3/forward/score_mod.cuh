@@ -104,7 +104,7 @@ struct ScoreMod<T, kBlockKv, Scores::dropout> {
     const Launch& launch;
     const WorkTile& tile;
     DropoutMask<kBlockKv> kept;
-    int row;  ///< the thread's first one, in the tile
+    int row;  ///< the thread's first row in the tile
 
     __device__ __forceinline__ ScoreMod(const Launch& launch, const WorkTile& tile, int own_row, int)
         : launch(launch), tile(tile), row(own_row) {}

@@ -16,7 +16,7 @@ inline constexpr int kSanitizeWarps = 3;
 /// Named barriers of the thread block. 0 is __syncthreads.
 enum NamedBarrier : int {
     kSanitizeBarrier = 1,
-    kPingPongBarrier = 2,  ///< and 3: one for each of the two warpgroups
+    kPingPongBarrier = 2,  ///< 2 and 3: one for each of the two warpgroups
 };
 
 using Panel64 = std::uint16_t[64][kPanelColumns];
@@ -50,7 +50,7 @@ struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
     Ring<kConfig.kv_stages> k_ring;
     Ring<kConfig.kv_stages> v_ring;
     TileRing tiles;
-    WorkTile epilogue_tiles[4 * kConfig.consumers];  ///< of each warp: the tile whose last P V is still to come
+    WorkTile epilogue_tiles[4 * kConfig.consumers];  ///< one per warp: the tile whose epilogue comes next
     ptx::Mbarrier v_unsanitized[kConfig.kv_stages];  ///< V of a partial block has arrived and is to be sanitized
     ClusterStorage<kConfig.cluster_over_heads> cluster;
 

@@ -60,7 +60,7 @@ struct OnlineSoftmax {
     float row_max[2] = {-INFINITY, -INFINITY};  ///< m in units of log2; up to kRescaleThreshold under the largest score
     float row_sum[2] = {0, 0};                  ///< l, this thread's part until finish()
     float subtract[2];                          ///< P = exp2(score * scale - subtract)
-    /// Bits of the largest score that leaves m alone; scores over 0 compare like their bits.
+    /// The largest score that leaves m alone, as bits: scores over 0 have the order of their bits as integers.
     int threshold[2] = {};
     /// The thresholds don't hold: a row of this warp has met no key yet, or has large scores or a threshold under 0.
     bool always_rescale = true;

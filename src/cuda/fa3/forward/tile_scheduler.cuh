@@ -18,9 +18,9 @@ struct WorkTile {
     int batch, head, kv_head;  ///< head: the first of those that PackGQA put into the tile
     int first_q, first_kv;     ///< rows of the tensors where a varlen sequence begins; 0 when dense
     int q_begin, q_end;        ///< queries of the sequence; an empty range past a varlen sequence's end
-    int low, high, last_key;   ///< of the band: which keys a query sees
+    int low, high, last_key;   ///< the band: query q sees keys q + low to q + high, up to last_key
     BlockRange blocks;
-    int rotation;         ///< of its row blocks over the warpgroups (row_block_of)
+    int rotation;         ///< how its row blocks rotate over the warpgroups (row_block_of)
     bool v_is_sanitized;  ///< a NaN or infinity was taken out of V; known once the last V is there
     bool exists;          ///< it has queries. In the ring, false ends the stream: no tile comes after it
 
@@ -145,7 +145,7 @@ struct TileScheduler {
 
     // With cluster_over_heads the first CTA draws an index and sends it to the second, when the second asks for it.
     PipelineState<ClusterTileIndices::kStages> index_state{};
-    bool had_tile = false;  ///< the first tile's index is not drawn
+    bool had_tile = false;  ///< false for the first tile, whose index is not drawn
     __device__ __forceinline__ void share_next_index() {
         if (had_tile && launch.tile_counter != nullptr) {
             const int stage = index_state.index();

@@ -90,8 +90,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::describe(EpilogueTile& epi
         tile.v_is_sanitized | !OutputStage<kConfig>::tma_can_store(launch, tile, epilogue.row - lane() / 4);
 }
 
-/// Slot of the next tile that sees keys, or of the end. O and LSE of tiles without keys are written on the way.
-/// `is_ready`: the next tile is known to be there.
+/// Slot of the next tile that sees keys, or of the entry that ends the stream. O and LSE of tiles without keys are
+/// written on the way. `is_ready`: the next tile is known to be there.
 template <class T, Config kConfig>
 __device__ __forceinline__ int Consumer<T, kConfig>::next_tile(TileReader& tiles, bool is_ready) {
     while (true) {

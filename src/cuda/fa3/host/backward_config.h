@@ -9,26 +9,27 @@ namespace tessera::cuda::fa3::backward {
 
 /// One compiled shape of the backward. Dimensions of a Problem are padded with zeros to the next shape that holds them.
 struct Config {
-    int head_dim;        ///< of Q and K: a multiple of 32
-    int head_dim_v;      ///< of V and dO: a multiple of 32
+    int head_dim;        ///< columns of Q and K: a multiple of 32
+    int head_dim_v;      ///< columns of V and dO: a multiple of 32
     int block_q = 64;    ///< queries of a step: 64, or 128 in two halves (with a dedicated dQ warpgroup)
     int block_kv = 128;  ///< keys of a CTA: 64 for each warpgroup, or 64 for both (dV and dK split)
     int q_stages = 3;
     int do_stages = 2;
     bool general = false;  ///< softcap, ALiBi, dropout, and scales of 0 and less
 
-    static constexpr int kDsStages = 2;                    ///< stages of dS; the stage is the parity of the step
-    static constexpr int kRows = 64;                       ///< M of a warpgroup's MMA, and rows of one RowStats
-    static constexpr int kConsumers = 2;                   ///< warpgroups that make dK and dV
-    static constexpr int kQueryTile = kRows * kConsumers;  ///< of a CTA whose outer loop is over queries
+    static constexpr int kDsStages = 2;   ///< stages of dS; the stage is the parity of the step
+    static constexpr int kRows = 64;      ///< M of a warpgroup's MMA, and rows of one RowStats
+    static constexpr int kConsumers = 2;  ///< warpgroups that make dK and dV
+    static constexpr int kQueryTile =
+        kRows * kConsumers;  ///< queries of a CTA in kernels with the outer loop over queries
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr int kDqThreads = kConsumers + 1;  ///< producer threads that add to dQ or keep its order
     static constexpr int kProducerRegisters = 24;
     static constexpr int kConsumerRegisters = 240;
-    static constexpr int kDeltaRegisters = 168;  ///< of each thread of delta_kernel at its launch
-    static constexpr int kDeltaProducerRegisters = 40, kDeltaConsumerRegisters = 232;  ///< while it works on a tile
-    static constexpr int kDqWarpgroupRegisters = 88;    ///< of the dedicated dQ warpgroup
-    static constexpr int kKeyWarpgroupRegisters = 200;  ///< of the two warpgroups beside it
+    static constexpr int kDeltaRegisters = 168;  ///< registers of a delta_kernel thread at launch
+    static constexpr int kDeltaProducerRegisters = 40, kDeltaConsumerRegisters = 232;  ///< after setmaxnreg
+    static constexpr int kDqWarpgroupRegisters = 88;    ///< registers of a thread of the dedicated dQ warpgroup
+    static constexpr int kKeyWarpgroupRegisters = 200;  ///< registers of a thread of the two warpgroups beside it
 
     /// Does a third consumer warpgroup make dQ (main/mainloop_64.cuh)?
     constexpr bool dedicated_dq_warpgroup() const { return block_q == 2 * kRows; }

@@ -81,8 +81,8 @@ inline int head_splits(const Problem& p) {
     return ask_schedule(p, [](const auto& schedule) { return schedule.head_splits; });
 }
 
-/// Are the longest key blocks of several heads launched before shorter ones of any? This is so for ascending ones (in a
-/// ragged call, some sequences may have them), and under a causal mask for those that add to no dQ.
+/// Are the longest key blocks of several heads launched before the shorter ones of any head? They are in the ascending
+/// order (in a ragged call, if any sequence has it), and under a causal mask if dQ has a kernel of its own.
 inline bool starts_longest_first(const Problem& p) {
     if (p.mask.causal == Causal::none) return false;
     constexpr int kShort = 512;  // head by head is 2 to 4 % faster up to here

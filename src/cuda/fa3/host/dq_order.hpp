@@ -54,8 +54,8 @@ TESSERA_HOST_DEVICE constexpr bool may_use_segments(const Mask& mask, int group,
 struct SequenceSchedule : Band32 {
     int len_q;
     int count_q, count_kv;  ///< query blocks, key blocks
-    int start_stride;       ///< query blocks between the starts of consecutive key blocks, or 1 and ...
-    int blocks_per_start;   ///< ... how many consecutive key blocks start together, where key blocks are more
+    int start_stride;       ///< query blocks between the starts of consecutive key blocks
+    int blocks_per_start;   ///< over 1 where there are more key blocks: so many start together
     bool ascending;
     bool segmented;
     int head_splits;      ///< CTAs that share the group's query heads of one key block
@@ -186,7 +186,7 @@ using ScheduleOf = BlockSchedule<kConfig.block_q, kConfig.block_kv>;
 template <bool kAscending>
 struct StepIterator : QueryVisits {
     int heads_left;      ///< query heads of all steps; ascending: of the steps at this m
-    int m, accumulator;  ///< of this step
+    int m, accumulator;  ///< query block and dQ accumulator of this step
 
     template <int kBlockQ, int kBlockKv>
     TESSERA_HOST_DEVICE StepIterator(const BlockSchedule<kBlockQ, kBlockKv>& schedule, int n, int heads) {

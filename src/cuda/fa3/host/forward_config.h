@@ -19,17 +19,17 @@ enum class Scores {
 
 /// One compiled shape of the kernel. Dimensions of a Problem are padded with zeros to the first shape that holds them.
 struct Config {
-    int head_dim;    ///< of Q and K: a multiple of 32
-    int head_dim_v;  ///< of V and O: a multiple of 32, at most head_dim
+    int head_dim;    ///< columns of Q and K: a multiple of 32
+    int head_dim_v;  ///< columns of V and O: a multiple of 32, at most head_dim
     int block_kv;
     int consumers;  ///< consumer warpgroups, of 64 queries each
-    int kv_stages;  ///< of K and of V
+    int kv_stages;  ///< stages of K, and of V
     int q_stages;   ///< 2: the next Q tile is loaded while this one is worked on, and O has its own shared memory
     Scores scores = Scores::plain;
     /// Keys up to which the shape is chosen, in calls with uneven tiles and in others; 0: no limit.
     int short_row = 0;
     int short_even_row = 0;
-    bool masked_only = false;  ///< for calls with a mask
+    bool masked_only = false;  ///< the shape is chosen for calls with a mask only
     /// A 2-CTA cluster works on two query tiles that see the same keys. Each CTA loads half of every K and V block and
     /// multicasts it to both.
     bool cluster_multicast = false;
@@ -69,7 +69,7 @@ struct Config {
     }
 };
 
-/// The compiled shapes (cuda/host/shape_list.hpp), as types: what __global__ functions can be templates of.
+/// The compiled shapes (cuda/host/shape_list.hpp), as types: __global__ functions are templates of them.
 struct HeadDim64 {
     static constexpr Config kConfig{
         .head_dim = 64, .head_dim_v = 64, .block_kv = 128, .consumers = 3, .kv_stages = 4, .q_stages = 2};
@@ -142,7 +142,7 @@ struct HeadDim256 {
     static constexpr Config kConfig{
         .head_dim = 256, .head_dim_v = 256, .block_kv = 80, .consumers = 2, .kv_stages = 2, .q_stages = 1};
 };
-/// A shape for other scores, and for rows of all lengths.
+/// Returns the shape with another score modification, for rows of all lengths.
 constexpr Config with(Scores scores, Config config) {
     config.scores = scores;
     config.short_row = config.short_even_row = 0;

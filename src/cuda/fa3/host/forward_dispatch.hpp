@@ -55,7 +55,7 @@ inline bool wants_fewer_tiles(const Problem& p) {
     return kShortCall + makespan(p, kShortTileOf128) >= kClearly * (kShortCall + makespan(p, kShortTileOf192));
 }
 
-/// Does a call that HeadDim64 and HeadDim64Short both hold get the latter? Most short rows do, and long rows of few
+/// Does a call that both HeadDim64 and HeadDim64Short hold get HeadDim64Short? Most short rows do, and long rows of few
 /// heads where that clearly keeps the multiprocessors busier. No bit depends on it.
 inline bool wants_short(const Problem& p) {
     constexpr Config kShort = HeadDim64Short::kConfig;
@@ -120,8 +120,8 @@ inline Tile tile_of(const Problem& p) {
     return {c.block_q(), c.block_kv};
 }
 
-/// Is the persistent tile scheduler dynamic, with a counter in the workspace? That costs a launch. It pays where tiles
-/// take different times and are more than run at once. With skips_blocks() a row's last tile is shorter even without a
+/// Is the persistent tile scheduler dynamic, with a counter in the workspace? That costs a launch. It pays if tiles
+/// take different times and do not all run at once. With skips_blocks() a row's last tile is shorter even without a
 /// mask. PackGQA makes no more tiles than are counted here.
 inline bool dynamic_scheduling(const Problem& p, std::int64_t multiprocessors) {
     const Config c = config_of(p);

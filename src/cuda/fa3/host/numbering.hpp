@@ -18,15 +18,15 @@ inline Divider divider_by(std::int64_t count) { return Divider(static_cast<int>(
 /// The rounds in which the key blocks of all heads are launched. A head here is a head split of a kv head of a
 /// sequence.
 struct KeyBlockRounds {
-    int segments = 1;      ///< of a head
+    int segments = 1;      ///< segments of a head
     int segment_size = 0;  ///< key blocks of a segment of the longest sequence
-    int heads = 1;         ///< of a round
+    int heads = 1;         ///< heads of a round
 };
 
 /// The work of one number.
 struct KeyBlockNumber {
     int batch, kv_head, split;
-    int segment, index;  ///< of the head's segments, and of the segment's key blocks in launch order
+    int segment, index;  ///< segment of the head, and index of the key block in its segment, in launch order
 };
 
 /// The numbers 0 ... count - 1 of the key blocks of a call:
@@ -47,8 +47,8 @@ struct KeyBlockNumbering {
     unsigned count = 0;  ///< numbers of the call
     Divider by_round;    ///< divides by the numbers of a round
     Divider by_segment_size;
-    Divider by_segment;             ///< divides by the numbers of a segment of all heads of a round
-    Divider by_last_round_segment;  ///< ... of the last round, which may have fewer heads
+    Divider by_segment;             ///< divides by the numbers that one segment of all heads of a round has
+    Divider by_last_round_segment;  ///< likewise in the last round, which may have fewer heads
     Divider by_sequence;            ///< divides by the heads of a sequence
     Divider by_splits;
 
@@ -95,10 +95,10 @@ struct QueryTileNumber {
 /// The numbers of the query tiles of a call. Under a causal mask a head's last tile takes longest, so tiles go from the
 /// last to the first, and heads_per_round heads take turns.
 struct QueryTileNumbering {
-    int tiles = 0;                ///< of a head
+    int tiles = 0;                ///< query tiles of a head
     int heads = 0;                ///< sequences * query heads
     Divider by_heads;             ///< divides by the heads of a round
-    Divider by_last_round_heads;  ///< ... of the last round, which may have fewer
+    Divider by_last_round_heads;  ///< divides by the heads of the last round, which may be fewer
     Divider by_round;             ///< divides by the tiles of a round
 
     QueryTileNumbering() = default;

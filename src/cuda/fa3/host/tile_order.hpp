@@ -11,7 +11,7 @@ namespace tessera::cuda::fa3 {
 /// A tile of the order. A dense call counts the heads of all its sequences, a ragged one has the heads of one sequence
 /// and counts the tiles of all sequences in each.
 struct TileIndex {
-    int head;   ///< of all heads of the call
+    int head;   ///< index among the heads that the order counts
     int block;  ///< tile of queries of that head
 };
 

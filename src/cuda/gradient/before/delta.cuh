@@ -25,7 +25,7 @@ template <class T>
 struct DeltaSums {
     OnlineSoftmax<T> softmax;
     float sum_p_dp[2] = {0, 0};  // P as softmax has it
-    float largest[2] = {0, 0};   // |P dP| of one pair, in fp16
+    float largest[2] = {0, 0};   // fp16: the largest |P dP|
     static constexpr bool kFp16 = std::is_same_v<T, __half>;
 
     template <int kTiles>

@@ -16,7 +16,7 @@ inline constexpr int kOutputThreads = 256;
 /// of kBlockQ. All loads start before the first use, or most of the time would be latency.
 template <class T, int kChunks>
 struct OutputRows {
-    static constexpr int kTiles = kChunks == 1 ? 2 : 1;  // two, if half of the instructions come before the rows
+    static constexpr int kTiles = kChunks == 1 ? 2 : 1;  // two for short rows, whose set-up is half of the instructions
     static constexpr int kRowStride = kOutputThreads / kRowThreads;
     static constexpr int kRows = kTiles * kBlockQ / kRowStride;
     static constexpr bool kFp16 = std::is_same_v<T, __half>;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kOutputThreads, kChunks > 2 ? 2 : 3)
     delta_from_output_kernel(const __grid_constant__ Launch launch) {
     using Output = OutputRows<T, kChunks>;
     const ForwardParams& p = launch.params.forward;
-    const unsigned blocks = static_cast<unsigned>(launch.q_tiles + Output::kTiles - 1) / Output::kTiles;  // of a head
+    const unsigned blocks = static_cast<unsigned>(launch.q_tiles + Output::kTiles - 1) / Output::kTiles;  // per head
     const unsigned pair = blockIdx.x / blocks;
     if constexpr (Output::kFp16) {
         const unsigned heads = static_cast<unsigned>(p.batch) * static_cast<unsigned>(p.heads_q);

@@ -14,16 +14,15 @@ struct Config {
     int head_dim;         ///< 64, 128 or 256
     int key_tiles;        ///< keys of a pair of warps in units of 16: each fragment of Q and dO serves all of them
     bool general;         ///< softcap, ALiBi, bias, dropout and scales of 0 and less: MainloopWarpPairs
-    int stages = 2;       ///< of Q and dO: one is worked on while the others are loaded
-    int query_tiles = 1;  ///< of kBlockQ queries, in a step with plain scores
-    /// The remaining members are the part of one warp in mainloops for plain scores: queries of S and dP; keys of S and
-    /// dP, and of dV and dK, in units of 16 (0: key_tiles); dims of dQ in units of 8.
-    int score_queries = 32;
-    int score_tiles = 0;
-    int sum_tiles = 0;
-    int dq_columns = 4;
-    /// dV and dK of a warp are of its own queries and all columns (MainloopSplitQueries, head_dim 64), not of all
-    /// queries and some columns (MainloopSplitColumns).
+    int stages = 2;       ///< stages of Q and dO: one is worked on while the others are loaded
+    int query_tiles = 1;  ///< tiles of kBlockQ queries in a step with plain scores
+    // The part of one warp, in mainloops for plain scores:
+    int score_queries = 32;  ///< queries of S and dP
+    int score_tiles = 0;     ///< keys of S and dP, in units of 16; 0: key_tiles
+    int sum_tiles = 0;       ///< keys of dV and dK, in units of 16; 0: key_tiles
+    int dq_columns = 4;      ///< dims of dQ, in units of 8
+    /// A warp sums dV and dK over its own queries, for all columns (MainloopSplitQueries, head_dim 64). Otherwise it
+    /// sums them over all queries, for some columns (MainloopSplitColumns).
     bool split_queries = false;
 
     static constexpr int kPairs = 4;

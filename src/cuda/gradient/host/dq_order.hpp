@@ -56,7 +56,7 @@ struct DiagonalVisits : QueryVisits {
 struct KeyBlockOrder {
     int block = 0;
     DiagonalVisits own;
-    DiagonalVisits next;  // of block + 1; empty if that one is in another segment
+    DiagonalVisits next;  // the tiles of block + 1; empty if that block is in another segment
     int earlier = -1;     // the block that adds first where `next` does not; -1: none
     TESSERA_HOST_DEVICE void set(const Band& band, int number, int block_kv, int log2_block_q) {
         block = number;

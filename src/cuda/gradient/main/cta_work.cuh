@@ -25,7 +25,7 @@ struct CtaWork {
     int first_head = 0;  // query heads
     int heads = 0;
     int first_key = 0;
-    int query_tiles = 1;  // of kBlockQ queries in the query tile of a step, a power of two
+    int query_tiles = 1;  // tiles of kBlockQ queries in a step's query tile, a power of two
     KeyBlockOrder order;
     bool waits = true;
     bool sanitizes = false;  // the work is done a second time, with Inf and NaN of Q and dO replaced by 0
@@ -79,8 +79,8 @@ struct CtaWork {
     }
 };
 
-/// Takes the next key block from the launch's counter (host/dq_order.hpp has the order). One thread calls it; `memory`:
-/// of a CtaWork.
+/// Takes the next key block from the launch's counter (host/dq_order.hpp has the order). One thread calls it;
+/// `memory` has room for a CtaWork.
 __device__ inline void take_key_block(void* memory, const Launch& launch, int block_kv, int query_tiles = 1) {
     const bool waits = launch.counters->cu_seqlens_decrease == 0;  // loaded while the atomic is in flight
     const int number = atomicAdd(&launch.counters->next_cta, 1);
@@ -97,7 +97,7 @@ __device__ inline void take_key_block(void* memory, const Launch& launch, int bl
 /// One step: a query head of the group, one of its query tiles, and the dQ accumulator that the CTA adds to.
 struct Step {
     int head;
-    int tile;  // of CtaWork::query_tiles * kBlockQ queries
+    int tile;  // index of the query tile, which has CtaWork::query_tiles * kBlockQ queries
     int accumulator;
 
     __device__ __forceinline__ Step(int of_head, int of_tile, int to_accumulator)
@@ -116,7 +116,7 @@ struct Step {
 struct DqSemaphore {
     const Launch& launch;
     const CtaWork& work;
-    static constexpr unsigned kReleasingThread = 32;  // of another warp than the thread that acquires
+    static constexpr unsigned kReleasingThread = 32;  // in another warp than the thread that acquires
 
     /// The step's first tile of kBlockQ queries in the workspace.
     __device__ __forceinline__ std::int64_t tile(const Step& step) const {

@@ -19,8 +19,8 @@ struct DqGemm {
     static constexpr int kFours = Dq::kRowTiles * kAtOnce;  // float4s of a Part
 
     const CtaTiles<T, kConfig> tiles;
-    int tile = 0;    // of the step's query tiles
-    int buffer = 0;  // tiles from the first buffer of dS to the one that is read
+    int tile = 0;    // index among the step's query tiles
+    int buffer = 0;  // offset, in tiles, of the dS buffer that is read
 
     /// Computes dQ and adds it to the sum of the earlier key blocks in the workspace.
     __device__ __forceinline__ void add(const Step& step, int first_query, bool masked) const {
@@ -28,7 +28,7 @@ struct DqGemm {
         for (int part = 0; part < kColumnParts; ++part) add_part(step, first_query, masked, part);
     }
 
-    /// The thread's first float4 of a part of the columns. `accumulator`: of the tile.
+    /// The thread's first float4 of a part of the columns in the tile's `accumulator`.
     __device__ static __forceinline__ float* destination(float* accumulator, int part) {
         return accumulator + Dq::offset(0, part * kAtOnce, CtaTiles<T, kConfig>::thread());
     }

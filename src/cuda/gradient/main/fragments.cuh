@@ -48,7 +48,7 @@ __device__ __forceinline__ bool any_nonfinite(const float (&x)[kRows][kColumns][
     return probe != probe;
 }
 
-/// P = 2^kPScaleExponent exp2(factor * S - offset) in place; `offset`: of the thread's two queries.
+/// P = 2^kPScaleExponent exp2(factor * S - offset) in place. `offset` is that of the thread's two queries.
 template <class T>
 __device__ __forceinline__ void exponentiate(float (&s)[4], float factor, const float2& offset) {
 #pragma unroll

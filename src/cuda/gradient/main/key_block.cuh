@@ -24,8 +24,8 @@ struct KeyBlock {
 
     const CtaTiles<T, kConfig> tiles;
 
-    /// Does all work of the key block; `step`(plan, index, dv, dk, barriers) does that of one step. `mutable_work`:
-    /// the CTA's own.
+    /// Does all work of the key block; `step`(plan, index, dv, dk, barriers) does that of one step.
+    /// `mutable_work` is the CTA's own CtaWork.
     template <class OfStep>
     __device__ __forceinline__ void run(CtaWork& mutable_work, const OfStep& step) const {
         tiles.load_k();

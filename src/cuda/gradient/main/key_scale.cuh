@@ -12,7 +12,7 @@ namespace tessera::cuda::gradient {
 template <class T, int kKeyTiles>
 struct KeyScale {
     static constexpr bool kFp16 = std::is_same_v<T, __half>;
-    int exponent[kKeyTiles][2];  // of rows 8 apart of 16 keys
+    int exponent[kKeyTiles][2];  // exponents of the scales; in each tile of 16 keys, of two rows 8 apart
 
     KeyScale() = default;
     __device__ __forceinline__ explicit KeyScale(bool of_dv) {
@@ -70,7 +70,7 @@ struct KeyScale {
     }
 
  private:
-    /// The largest |dS| of row half r; a quad of lanes has the row. NaN is ignored.
+    /// The largest |dS| of row half r, which a quad of lanes holds. NaN is ignored.
     template <int kTiles>
     __device__ static __forceinline__ float largest_of(const float (&ds)[kTiles][4], int r) {
         float largest = 0;

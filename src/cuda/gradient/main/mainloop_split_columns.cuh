@@ -47,7 +47,7 @@ struct MainloopSplitColumns {
     __device__ __forceinline__ void step(StepPlan& plan, int index, Sums& dv, Sums& dk, StepBarriers& barriers) const {
         const int stage = index % kConfig.stages;
         const PlannedStep& planned = plan.at(index);
-        const int buffer = -(index % 2);  // of two for dS: others may still read the other one
+        const int buffer = -(index % 2);  // dS has two buffers: other warps may still read the other one
         if (warp.needs_predicates(planned, stage)) add_dv_with_predicates(dv, planned, stage, buffer, barriers);
         else if (planned.edge) add_dv<true>(dv, planned, stage, buffer, barriers);
         else add_dv<false>(dv, planned, stage, buffer, barriers);
@@ -127,7 +127,7 @@ struct MainloopSplitColumns {
     template <class Between>
     __device__ __forceinline__ void add_others(Sums& sums, const char* a_tile, const char* b_tile,
                                                const Between& between) const {
-        constexpr int kSteps = kQueries / 16;  // of one warp's queries
+        constexpr int kSteps = kQueries / 16;  // steps over the queries of one warp
         const int own = Warp::query_part();
         const MatrixAddress<kBlockQ> a(a_tile, Warp::first_sum_row() + lane_number() % 16,
                                        own * (kQueries / kChunk) + lane_number() / 16);

@@ -40,7 +40,7 @@ struct MainloopSplitQueries {
     __device__ __forceinline__ void step(StepPlan& plan, int index, Sums& dv, Sums& dk, StepBarriers& barriers) const {
         const int stage = index % kConfig.stages;
         const PlannedStep& planned = plan.at(index);
-        const int buffer = index % 2 * -kConfig.query_tiles;  // of two for dS: others may still read the other one
+        const int buffer = index % 2 * -kConfig.query_tiles;  // dS has two buffers: other warps may read the other
         if (warp.needs_predicates(planned, stage)) {
 #pragma unroll 1
             for (int pass = 0; pass < kPasses; ++pass) add_dv_with_predicates(dv, planned, stage, buffer, pass);
@@ -99,7 +99,7 @@ struct MainloopSplitQueries {
         warp.add_own_dk(dk, own_ds_tile(buffer), tiles.q_tile(stage), pass, between);
     }
 
-    /// dQ of the step's tiles one after the other: the slow path, for K with Inf or NaN and for missing queries.
+    /// The slow path, for K with Inf or NaN and for missing queries: dQ of the step's tiles one after the other.
     __device__ __forceinline__ void add_dq_tiles(const PlannedStep& planned, int buffer) const {
 #pragma unroll 1
         for (int t = 0; t < kConfig.query_tiles; ++t) {
@@ -121,8 +121,8 @@ struct MainloopSplitQueries {
             DqGemm<T, kConfig>::template add_four<kFirst>(to + at, dq[i / 4][i % 4]);
         });
     }
-    /// dQ of one of the two tiles of the step by half of the warps: each has 32 queries and half of the columns, those
-    /// of two warps of DqTile. Returns where its first float4 lies in the workspace.
+    /// Computes dQ of one of the step's two tiles with half of the warps. Each warp has 32 queries and half of the
+    /// columns: the part of two warps of DqTile. Returns where its first float4 lies in the workspace.
     __device__ __forceinline__ float* multiply_ds(float (&dq)[2][4][4], const PlannedStep& planned, int buffer) const {
         const int queries = warp_number() % 4 / 2;
         const int columns = warp_number() % 2;

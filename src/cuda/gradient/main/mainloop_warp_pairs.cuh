@@ -21,7 +21,7 @@ template <class T, Config kConfig>
 struct MainloopWarpPairs {
     static constexpr int kHeadDim = kConfig.head_dim;
     static constexpr int kKeyTiles = kConfig.key_tiles;
-    static constexpr int kParts = 2;  // of a query tile: S or dP of one part at a time is in registers
+    static constexpr int kParts = 2;  // parts of a query tile; registers hold S or dP of one part at a time
     static constexpr int kPartQueries = kBlockQ / kParts;
     static constexpr int kTiles = kPartQueries / 8;
     using Scores = float[kKeyTiles][kTiles][4];      // [16 keys][8 queries][4]
@@ -175,7 +175,7 @@ struct MainloopWarpPairs {
                                                float scale) const {
         const int column = part * kPartQueries + lane_number() % 4 * 2;
         const int row = first_row() + lane_number() / 4;
-        const float factor = tiles.launch.params.forward.keep_scale * scale;  // of dP that is kept
+        const float factor = tiles.launch.params.forward.keep_scale * scale;  // factor of a dP that dropout keeps
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
             const float2 delta = *reinterpret_cast<const float2*>(rows.delta + 8 * j + column);

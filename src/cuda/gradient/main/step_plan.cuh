@@ -18,9 +18,9 @@ struct PlannedStep {
     bool whole;           // all rows exist, and Q and dO are read 16 bytes at a time
     const char* q;        // row 0 of the query tile
     const char* d_o;      // row 0 of the query tile
-    const RowTile* rows;  // of the query tile
+    const RowTile* rows;  // row data of the query tile
     float* dq;            // the accumulator
-    int* semaphore;       // of the accumulator
+    int* semaphore;       // the dQ semaphore of the accumulator
     int predecessor;      // the key block that is waited for; -1: none
     float ds_scale;       // fp16: the scale of dS of the head, divided by kPScale
 
@@ -31,7 +31,7 @@ struct PlannedStep {
 struct StepPlan {
     static constexpr int kAtOnce = 32;  // steps that are planned together
     PlannedStep steps[2 * kAtOnce];
-    int count;            // of all steps
+    int count;            // the number of all steps
     bool any_masked;      // some step is masked
     bool nonfinite_keys;  // K holds Inf or NaN; determined only if some step is masked
 

@@ -15,9 +15,9 @@ struct TileFp32 {
     static constexpr int kHeadDim = kConfig.head_dim;
     static constexpr int kBlockKv = kConfig.block_kv;
     static constexpr int kThreads = 256;
-    static constexpr int kQueries = kBlockQ / 16;   // of a thread
-    static constexpr int kKeys = kBlockKv / 16;     // of a thread
-    static constexpr int kColumns = kHeadDim / 16;  // of a thread: four in every 64
+    static constexpr int kQueries = kBlockQ / 16;   // queries of a thread
+    static constexpr int kKeys = kBlockKv / 16;     // keys of a thread
+    static constexpr int kColumns = kHeadDim / 16;  // columns of a thread: four in every 64
     static constexpr int kRow = kHeadDim + 4;       // floats from one row to the next, padded against bank conflicts
     static constexpr int kRowOfScores = kBlockKv + 4;
     static constexpr int kFloats = kConfig.floats();

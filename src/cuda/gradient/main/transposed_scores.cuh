@@ -8,7 +8,7 @@
 
 namespace tessera::cuda::gradient {
 
-/// A score in units of the natural logarithm, and its derivative by the scaled product (the slope of the softcap).
+/// A score in units of the natural logarithm, and its derivative by scale * q . k (the derivative of the softcap).
 struct Scored {
     float score;
     float slope;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The work of one warp in a step where every warp computes P and dS of its own keys and queries, in registers, and all
-// other instructions stand between the mma of a GEMM.
+// The work of one warp in a step where every warp computes P and dS of its own keys and queries in registers. All other
+// instructions are interleaved with the mma of a GEMM.
 #pragma once
 
 #include "cuda/gradient/main/step_plan.cuh"
@@ -43,7 +43,7 @@ struct WarpTile {
     __device__ static __forceinline__ int first_sum_chunk() {
         return kConfig.split_queries ? 0 : warp_number() / kConfig.warps_of_keys(kSumTiles) * kColumns;
     }
-    /// The tile of kBlockQ queries that has the warp's queries, and the first of those of a pass in it.
+    /// The tile of kBlockQ queries that holds the warp's queries, and the column in it of the first query of a pass.
     __device__ static __forceinline__ int query_tile() { return query_part() * (kQueries * kPasses) / kBlockQ; }
     __device__ static __forceinline__ int first_column(int pass) {
         return query_part() * (kQueries * kPasses) % kBlockQ + pass * kQueries;
@@ -93,7 +93,7 @@ struct WarpTile {
             for_item<kSumItems>(item, [&](int m, int j) { store(ds, offset, dp[m][j], m, j); });
         };
         const float* const deltas = rows(stage).delta + first_column(pass) + lane_number() % 4 * 2;
-        float2 delta[2];  // of an item's tile and of the next one's: a load behind a store would come late
+        float2 delta[2];  // for this item's tile and the next one's: a load issued after a store would come late
         delta[0] = two(deltas, 0);
         const StepScale scale(planned);
         add_own_dv(dv, p, tiles.do_tile(stage), pass, [&](int item) {
@@ -196,7 +196,7 @@ struct WarpTile {
         return *reinterpret_cast<const float2*>(from + 8 * j);
     }
 
-    /// s = the warp's rows of `keys` times those of `queries` that are of the pass: K Q^T, V dO^T.
+    /// s = the warp's rows of `keys` times the rows of `queries` in this pass: K Q^T, V dO^T.
     template <class Between>
     __device__ __forceinline__ void multiply_keys(Scores& s, const char* keys, const char* queries, int pass,
                                                   const Between& between) const {
@@ -234,7 +234,7 @@ struct WarpTile {
             }
         }
     }
-    /// dP becomes dS, times the scale, a power of two, by which nothing is rounded.
+    /// dP becomes dS times the scale. The scale is a power of two, so multiplying by it is exact.
     __device__ static __forceinline__ void compute_ds(float (&dp)[4], const float (&p)[4], const float2& delta,
                                                       const StepScale& of_step) {
         const float scale = of_step();

@@ -19,9 +19,11 @@ struct Config {
     constexpr int q_bytes() const { return block_q() * head_dim * 2; }
     constexpr int p_bytes() const { return block_q() * block_kv() * 2; }
     constexpr int kv_bytes() const { return block_kv() * head_dim * 2; }
-    constexpr int score_stages() const { return 2; }  ///< of K: one is loaded while the other is worked on
+    constexpr int score_stages() const { return 2; }  ///< stages of K: one is loaded while the other is worked on
     constexpr int score_shared_bytes() const { return q_bytes() + score_stages() * kv_bytes(); }
-    constexpr int value_stages() const { return head_dim > 128 ? 2 : 3; }  ///< of P and V; P is read from global memory
+    constexpr int value_stages() const {
+        return head_dim > 128 ? 2 : 3;
+    }  ///< stages of P and V, both copied from global memory
     constexpr int value_shared_bytes() const { return value_stages() * (p_bytes() + kv_bytes()); }
 };
 
@@ -46,11 +48,12 @@ static_assert(!Shapes::first([](const Config& c) { return c.block_q() != kBlockQ
 inline constexpr int kSoftmaxThreads = 128;
 inline constexpr int kKeysPerThread = 4;  ///< 16 bytes of S
 inline constexpr int kKeysAtOnce = kSoftmaxThreads * kKeysPerThread;
-inline constexpr int kKeysCached = 16384;  ///< of a row in shared memory; the rest of a longer row is read twice
+inline constexpr int kKeysCached =
+    16384;  ///< keys of a row kept in shared memory; the rest of a longer row is read twice
 
 /// kKeysCached of the backward, which reads a row of S and one of dP.
 inline constexpr int kGradientKeysCached = 4096;
-inline constexpr int kKeysOfBlock = kBlockQ;  ///< of a CTA that computes dK or dV
+inline constexpr int kKeysOfBlock = kBlockQ;  ///< keys of a CTA that computes dK or dV
 inline constexpr int kStepQueries = 64;       ///< queries of one step of such a CTA
 inline constexpr int kBiasTile = 64;          ///< queries, and keys, of a tile of dbias
 inline constexpr int kBiasThreads = 256;

@@ -15,15 +15,15 @@
 namespace tessera::cuda::fa3::backward {
 
 inline constexpr int kReduceThreads = 128;
-inline constexpr int kReduceKeys = 64;  ///< of a warpgroup
+inline constexpr int kReduceKeys = 64;  ///< keys of a CTA, which is one warpgroup
 
 /// The keys of a CTA.
 struct ReducedKeys {
     int batch, kv_head;
-    int first;         ///< of the sequence
+    int first;         ///< the first key, in the sequence
     int len;           ///< keys of the sequence
-    std::int64_t row;  ///< of the tensor, where `first` lies
-    std::int64_t at;   ///< their index among the pieces of 64 keys of a split and a head, over all sequences
+    std::int64_t row;  ///< row of `first` in the tensor
+    std::int64_t at;   ///< index of these 64 keys in the partial sums of one split and head, over all sequences
 };
 
 template <class T, int kDim>

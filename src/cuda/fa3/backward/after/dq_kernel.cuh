@@ -184,7 +184,7 @@ __device__ __forceinline__ void DqTileConsumer<T, kConfig>::loop(Span keys) {
         k.advance();
         v.advance();
         if (!last) wait_for_keys();
-        start_s();  // of the next block; after the last one, from stale data of the stage
+        start_s();  // for the next block; after the last one it reads stale data
         if (!last) wait_for(shared.v_ring.full[v.index()], v.phase());
         start_dp();
         ptx::wgmma_wait<1>();

@@ -30,12 +30,12 @@ struct DeltaConsumer {
     const QueryTile<kConfig>& tile;
     int warpgroup;
 
-    float minus_lse[2];  ///< in units of log2; of large rows, the largest score so far
+    float minus_lse[2];  ///< in units of log2; in rows with a large |LSE|, minus the largest score so far
     bool large[2];       ///< the row has a large |LSE|
     float s[kPairs];
     float dp[kPairs];
-    double sum_p[2] = {0, 0};     ///< of P, over this thread's pairs of a row
-    double sum_p_dp[2] = {0, 0};  ///< of P dP
+    double sum_p[2] = {0, 0};     ///< sum of P over this thread's pairs of a row
+    double sum_p_dp[2] = {0, 0};  ///< sum of P dP over the same pairs
     float max_dp[2] = {0, 0};     ///< fp16: the largest |dP|
 
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }

@@ -18,20 +18,20 @@
 namespace tessera::cuda::fa3::backward {
 
 inline constexpr int kOutputThreads = 256;
-inline constexpr int kOutputCtas = 2;  ///< on a multiprocessor, by registers
+inline constexpr int kOutputCtas = 2;  ///< CTAs of a multiprocessor, as registers allow
 
 /// One warp: 64 queries of a head.
 template <class T, Config kConfig>
 struct DeltaFromOutput {
     static constexpr int kRowStride = 32 / kRowThreads;
-    static constexpr int kChunks =
-        (kConfig.head_dim_v + 8 * kRowThreads - 1) / (8 * kRowThreads);  ///< of a thread, in a row
+    static constexpr int kChunks = (kConfig.head_dim_v + 8 * kRowThreads - 1) /
+                                   (8 * kRowThreads);  ///< chunks of eight columns that a thread has in a row
 
     const Launch& launch;
     const QueryRows<kConfig>& queries;
     OutputAndGradient<T> rows;
     HeadRows q;
-    int batch;  ///< of the tensors; ragged: 0
+    int batch;  ///< index in the tensors; ragged: 0
     RowStats& stats;
     bool some_nonfinite = false, some_large = false;
     DsBounds bounds{};

@@ -10,7 +10,7 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// Does this thread's part of a tile hold NaN or infinities? `thread`: of kThreads. kAtOnce: loads under way.
+/// Does this thread's part of a tile hold NaN or infinities? `thread` < kThreads. kAtOnce: loads under way.
 template <class T, int kBytes, int kThreads, int kAtOnce = 1>
 __device__ __forceinline__ bool any_nonfinite(const void* tile, int thread) {
     const auto* chunks = static_cast<const uint4*>(tile) + thread;

@@ -38,8 +38,8 @@ struct QueryTile {
     ScheduleOf<kConfig> schedule;
     int batch, head;
     int first_q, first_kv;
-    std::int64_t first_block;  ///< of the tile's query blocks, among all
-    int query;                 ///< its first one
+    std::int64_t first_block;  ///< index of the tile's first query block among those of all heads
+    int query;                 ///< the tile's first query
     int n_begin, n_end;        ///< key blocks that it sees
 
     __device__ __forceinline__ QueryTile(const Launch& launch, const QueryTileNumber& number) {
@@ -72,7 +72,7 @@ struct QueryTile {
     __device__ __forceinline__ DsBounds& ds_bounds(const Launch& launch) const {
         return ds_bounds_of(launch, batch, head, schedule.heads_per_split);
     }
-    /// The query block of the tile that has its queries 64 * part, ...
+    /// The tile's query block that has its query 64 * part.
     __device__ __forceinline__ static int block_of(int part) { return 64 * part / kConfig.block_q; }
     /// Are these queries in a query block that exists? The last of them may be past the end of the sequence.
     __device__ __forceinline__ bool has_stats(int part) const {
@@ -86,8 +86,8 @@ struct QueryRows {
     ScheduleOf<kConfig> schedule;
     int batch, head;
     int first_q;                 ///< row where a ragged sequence begins
-    std::int64_t first_block_q;  ///< of the sequence and head, among all query blocks
-    int query;                   ///< the first one
+    std::int64_t first_block_q;  ///< index of the sequence's first block of this head, among all query blocks
+    int query;                   ///< the first of the 64 queries
 
     __device__ __forceinline__ QueryRows(const Launch& launch, int of_batch, int of_head, int first)
         : batch(of_batch), head(of_head), query(first) {

@@ -24,8 +24,8 @@ struct GradientRows {
     const CUtensorMap& map;
     bool by_tma;
     int batch, head;
-    int row;    ///< of the tensor (ragged: over all sequences)
-    int count;  ///< of the 16 rows, how many the tensor or the sequence has; may be 0 or less
+    int row;    ///< first row in the tensor (varlen: counted over all sequences)
+    int count;  ///< how many of the 16 rows exist in the tensor or the sequence; may be 0 or less
     int columns;
 };
 
@@ -83,7 +83,7 @@ __device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2]
 template <int kThreads, class T, int kRows, int kStride>
 __device__ __forceinline__ void store_rows(const T (&tile)[kRows][kStride], const Rows& to, T* out, int rows,
                                            int columns, bool by_vectors) {
-    constexpr int kChunks = kStride / 8 - 1;  // of 16 bytes, in a row
+    constexpr int kChunks = kStride / 8 - 1;  // chunks of 16 bytes in a row
     for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += kThreads) {
         const int row = i / kChunks;
         const int column = i % kChunks * 8;

@@ -11,9 +11,9 @@ namespace tessera::cuda::fa3::backward {
 /// Named barriers of the CTA. 0 is __syncthreads.
 enum NamedBarrier : int {
     kConsumersBarrier = 1,
-    kWarpgroupBarrier = 2,  ///< of the first consumer warpgroup; the second one's follows
-    kEndBarrier = 4,        ///< of all consumer warpgroups
-    kOwnBarrier = 5,        ///< of the first consumer warpgroup, between key blocks; the second one's follows
+    kWarpgroupBarrier = 2,  ///< within the first consumer warpgroup; the second one's follows
+    kEndBarrier = 4,        ///< all consumer warpgroups, at the end
+    kOwnBarrier = 5,        ///< within the first consumer warpgroup, between key blocks; the second one's follows
 };
 
 #ifdef TESSERA_BOUNDED_WAITS

@@ -27,7 +27,7 @@ struct ConsumerThread : ConsumerState<kConfig> {
     Shared<kConfig>& shared;
     int warpgroup;  ///< 0, 1
 
-    int flags = 0;  ///< of the step; kNotFirst: it is not the first of its key block
+    int flags = 0;  ///< flags of the step; kNotFirst: it is not the first of its key block
 
     /// The thread's index in the CTA. It is computed anew at each use: values derived from it would take registers over
     /// the loop.
@@ -81,7 +81,7 @@ struct ConsumerThread : ConsumerState<kConfig> {
         const RowStats& stats = shared.stats[q.index()][chunk / 4];
         return reinterpret_cast<const float4&>((stats.*values)[16 * (chunk % 4) + 2 * column]);
     }
-    /// Reads stats_of_chunk() of all chunks of 64 queries. `half`: of a step of 128 queries.
+    /// Reads stats_of_chunk() of all chunks of 64 queries. `half`: which half of a step of 128 queries.
     __device__ __forceinline__ void read_stats(float4 (&out)[kChunks], const float (RowStats::*values)[Config::kRows],
                                                int half = 0) const {
         const int column = first_column();

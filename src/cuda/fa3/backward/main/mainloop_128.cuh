@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The main loop of a consumer warpgroup at head_dim 128 and in general shapes: the inner loop of Algorithm 2 of the
-// FlashAttention-2 paper, for 64 of the CTA's keys, over the query blocks that see them. consumer.cuh has what a thread
-// knows, common/mma.cuh the five GEMMs. S and dP are transposed: rows are keys.
+// The main loop of a consumer warpgroup at head_dim 128 and in general shapes. It is the inner loop of Algorithm 2 of
+// the FlashAttention-2 paper, for 64 of the CTA's keys, over the query blocks that see them. consumer.cuh has a
+// thread's state, common/mma.cuh the five GEMMs. S and dP are transposed: rows are keys.
 //
 // S of a query block is computed one step ahead, and its dK overlaps with the exponentials of the next step. A step of
 // run(), in the order of the code:
@@ -31,7 +31,7 @@ struct Consumer : ConsumerThread<T, kConfig> {
     static constexpr int kBlockQ = kConfig.block_q;
     static_assert(kBlockQ == Config::kRows);
 
-    DropoutBitsTransposed kept;  ///< by dropout, of the thread's pairs
+    DropoutBitsTransposed kept;  ///< which of the thread's pairs dropout keeps
     bool writes_dq = false;      ///< KeyBlock::writes_dq
 
     float dk[kConfig.head_dim / 2];      ///< [64 keys][head_dim]
@@ -187,7 +187,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     } else {
         Base::exponentiate(s, minus_lse);
     }
-    if (has_pending_dq()) signal_dq(*this);  // of the last step; by now its fence has nothing to wait for
+    if (has_pending_dq()) signal_dq(*this);  // for the last step; by now its fence has nothing to wait for
     Base::read_stats(delta, &RowStats::delta);
     ptx::wgmma_wait<1>();
     release_q(q.previous_index());
@@ -250,7 +250,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         last_q = q.index();
         q.advance();
         if (left > 0) wait_for(shared.q_ring.full[q.index()], q.phase());
-        start_s();  // of the next step; after the last one, from stale data of the stage
+        start_s();  // for the next step; after the last one it reads stale data
         // Behind the barrier both halves of dS are stored. The other stage of dS is free: its dQ was done before this
         // step.
         ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);

@@ -137,7 +137,7 @@ __device__ __forceinline__ void KeyConsumer<T, kConfig>::run() {
                 q.advance();
                 if (left > 0) Base::wait_for_q();
             }
-            start_s(1 - half);  // of the next half; after the last one, from stale data of the stage
+            start_s(1 - half);  // for the next half; after the last one it reads stale data
             ptx::fence_proxy_async();
             arrive(shared.ds_ring.full[ds_stage(half)]);
             start_dv(half);

@@ -94,7 +94,7 @@ __device__ __forceinline__ void DvConsumer<T, kConfig>::run() {
         --left;
         q.advance();
         if (left > 0) Base::wait_for_q();
-        start_s();  // of the next step; after the last one, from stale data of the stage, whose P is not used
+        start_s();  // for the next step; after the last one it reads stale data, and P is not used
         start_dv();
         Base::read_flags();
         Base::read_stats(minus_lse, &RowStats::minus_lse);
@@ -185,7 +185,7 @@ __device__ __forceinline__ void DkConsumer<T, kConfig>::run() {
             Base::wait_for_q();
             Base::wait_for_do();
         }
-        start_dp();  // of the next step; after the last one, from stale data of the stage
+        start_dp();  // for the next step; after the last one it reads stale data
         Base::read_flags();
         Base::read_stats(deltas, &RowStats::delta);
         ptx::wgmma_wait<1>();

@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_blocks(const Launch& launch, Shared<kConfig
     ptx::mbarrier_arrive(shared.persistent.block_ring.full[0]);
 }
 
-/// One of the threads that add to dQ or keep its order, number `thread` of them: calls work(block) for each key block.
+/// The `thread`-th of the threads that add to dQ or keep its order: calls work(block) for each key block.
 template <Config kConfig, class Work>
 __device__ __forceinline__ void for_each_block(Shared<kConfig>& shared, int thread, const Work& work) {
     const KeyBlock<kConfig>& block = shared.persistent.own_block[0];

@@ -18,7 +18,7 @@ namespace tessera::cuda::fa3::backward {
 struct ScoreMod {
     const ForwardParams& params;
     int batch, head;
-    float slope = 0;  ///< of ALiBi
+    float slope = 0;  ///< ALiBi slope of the head
     int diagonal;     ///< len_kv - len_q
 
     __device__ __forceinline__ ScoreMod(const ForwardParams& p, const SequenceSchedule& sequence, int own_batch,
@@ -32,7 +32,7 @@ struct ScoreMod {
         s = __fmul_rn(s, params.scale);
         float derivative = 1;
         if (params.softcap > 0) {
-            const float inverse = fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);  // of a subnormal: inf
+            const float inverse = fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);  // inf if subnormal
             const float t = hyperbolic_tangent(s * inverse);
             s = params.softcap * t;
             derivative = fmaf(-t, t, 1.0F);

@@ -41,7 +41,7 @@ struct Exchange<kConfig, true> {
 
 /// The state of the loads between two key blocks. The producer has no registers to keep it in.
 struct LoadState {
-    unsigned char parity;  ///< of the key blocks done
+    unsigned char parity;  ///< parity of the number of key blocks done
     unsigned char q_index, q_phase, do_index, do_phase;
 };
 
@@ -49,12 +49,12 @@ struct LoadState {
 /// another key block, the empty one that its copy may be overwritten.
 template <Config kConfig, bool kPersistent = kConfig.persistent()>
 struct PersistentState {
-    Ring<1> block_ring;                               ///< of Shared::block
+    Ring<1> block_ring;                               ///< signals Shared::block to the consumers
     KeyBlock<kConfig> own_block[Config::kConsumers];  ///< the copy of each consumer warpgroup
-    Ring<1> own_ring;                                 ///< of own_block[0], for the threads that add to dQ
+    Ring<1> own_ring;                                 ///< signals own_block[0] to the threads that add to dQ
     ptx::Mbarrier k_empty, v_empty;                   ///< K, V are not read any more
-    unsigned char parity[Config::kConsumers];         ///< of the key blocks that each consumer warpgroup has done
-    unsigned char dq_parity[Config::kDqThreads];      ///< of those that each thread that adds to dQ has done
+    unsigned char parity[Config::kConsumers];         ///< parity of the key blocks done, for each consumer warpgroup
+    unsigned char dq_parity[Config::kDqThreads];      ///< likewise for each thread that adds to dQ
     LoadState loads;
 
     __device__ void init() {
@@ -94,8 +94,8 @@ struct alignas(1024) Shared : Exchange<kConfig> {
     /// With a dedicated dQ warpgroup: dS of 64 queries in each stage.
     Ring<kConfig.dedicated_dq_warpgroup() ? 2 * Config::kDsStages : 1> ds_ring;
     ptx::Mbarrier p_full[kConfig.splits_dv_dk() ? kConfig.q_stages : 1];  ///< dV and dK split: P, for the dK warpgroup
-    DqTarget dq_target[Config::kConsumers];                               ///< of the step, if this key block writes dQ
-    KeyBlock<kConfig> block;  ///< of the CTA; of a persistent one the next block, as soon as its number is drawn
+    DqTarget dq_target[Config::kConsumers];  ///< where the step's dQ goes, if this key block writes it
+    KeyBlock<kConfig> block;  ///< the CTA's; in a persistent CTA the next block, once its number is drawn
     PersistentState<kConfig> persistent;
 
     __device__ void init_barriers() {
