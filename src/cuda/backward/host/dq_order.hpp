@@ -14,12 +14,13 @@
 //                 for m in [start(n), end(n)):               dQ accumulator 0 of query block m += dS K
 //                 for m in [begin(n), start(n)):             dQ accumulator 1 of query block m += dS K
 //
-// Block n + 1 starts before block n and further on, so n seldom waits. Both accumulators of a query block receive their
-// key blocks in descending order inside a segment.
+// Block n + 1 is launched before block n and starts at a later query block, so n seldom waits. Both accumulators of a
+// query block receive their key blocks in descending order inside a segment.
 //
-// Three things differ in fa3/host/dq_order.hpp and gradient/host/dq_order.hpp:
+// Four things differ in fa3/host/dq_order.hpp and gradient/host/dq_order.hpp:
 //   - start(n). gradient starts at the block's diagonal, fa3 as far along the queries as n lies along the keys. The
 //     start decides the order of a sum, hence bits of dQ.
+//   - When a sequence is cut into segments. fa3 asks for a head of kMinBlocksToSegment blocks without GQA besides.
 //   - The value of a semaphore. fa3 counts the additions to a query block: BlockSchedule::position() is a closed form.
 //     gradient stores the number of the block that has added last, and a block knows only the one before it.
 //   - fa3 has a third order for causal GQA, ascending, in which a CTA goes through its query heads at each query block.
@@ -63,7 +64,7 @@ struct QueryVisits : Span {
     QueryVisits() = default;
     /// `seen`: the query blocks that see a key of the block; `from`: where it starts if it sees that query block.
     TESSERA_HOST_DEVICE constexpr QueryVisits(const Span& seen, int from) : Span(seen), start(start_in(seen, from)) {}
-    /// Where the block starts.
+    /// The `start` of such a block.
     TESSERA_HOST_DEVICE static constexpr int start_in(const Span& seen, int from) {
         return std::min(std::max(from, seen.begin), seen.end);
     }

@@ -87,7 +87,7 @@ struct BlockSchedule : SequenceSchedule {
         if (group == 1 && all_seen && count_kv <= kMaxAlignedBlocks) {
             blocks_per_start = std::max(count_kv, 1), start_stride = 1;
         }
-        // As a conditional it stays a branch, from which ptxas makes the same code as from the comparisons themselves.
+        // The conditional operator keeps a branch here. Without it, ptxas assigns registers differently.
         const bool square = is_causal_square(*this, len_q, own_len_kv) ? true : false;
         ascending = group > 1 && square;
         segmented = square && may_use_segments(mask, group, heads_kv, count_kv);
