@@ -16,8 +16,8 @@ namespace tessera::fa3_dq_order_limits_test {
 namespace {
 
 using cuda::kMaxIndex;
+using cuda::Span;
 using cuda::fa3::backward::BlockSchedule;
-using cuda::fa3::backward::Span;
 
 Span tiles(Range rows, int block) {
     if (rows.empty()) return {0, 0};

@@ -173,7 +173,7 @@ TEST(Fa3DqOrder, parts_of_a_long_sequence_are_added_in_the_order_of_the_position
 
 /// Sequences that are segmented, and those that are not, in one call.
 TEST(Fa3DqOrder, blocks_in_segments_are_added_in_the_order_of_the_positions) {
-    using cuda::fa3::backward::kSegments;
+    using cuda::kSegments;
     for (const Mask& mask : kMasks) {
         for (const int len : {1, 200, 2048, 2111, 4000, 4096, 4097, 5555}) {
             for (const int more : {0, 3}) {
@@ -223,7 +223,7 @@ TEST(Fa3DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
 
 /// If first_block_adds_last() says so, the first block of the head or of its segment is the last to add to all of dQ.
 TEST(Fa3DqOrder, the_first_block_adds_last_where_it_is_said_to) {
-    using cuda::fa3::backward::kSegments;
+    using cuda::kSegments;
     int said = 0;
     for (const Mask& mask : kMasks) {
         for (const int len_q : {1, 128, 200, 640, 1000, 2048, 2049, 4096}) {
@@ -285,14 +285,14 @@ TEST(Fa3DqOrder, single_blocks_in_turn_are_added_in_the_order_of_the_positions) 
 /// Few causal key blocks split their query heads, so that no block lasts too long. The sequence's length and the heads
 /// decide.
 TEST(Fa3DqOrder, few_causal_blocks_of_groups_split_the_query_heads) {
-    using cuda::fa3::backward::max_head_splits;
+    using cuda::EvenHeadSplit;
     const Mask causal{.causal = Causal::bottom_right};
     BlockSchedule<64, 128> schedule{};
     const auto splits = [&](int len, int group, int heads) {
         schedule.set(causal, len, len, group, heads);
         EXPECT_EQ(schedule.head_splits * schedule.heads_per_split, group) << len;
         EXPECT_TRUE(schedule.ascending);
-        EXPECT_LE(schedule.head_splits, max_head_splits(causal, group, heads, len, 128)) << len;
+        EXPECT_LE(schedule.head_splits, EvenHeadSplit::max_splits(causal, group, heads, len, 128)) << len;
         return schedule.head_splits;
     };
     EXPECT_EQ(splits(2048, 8, 8), 2);
@@ -305,8 +305,8 @@ TEST(Fa3DqOrder, few_causal_blocks_of_groups_split_the_query_heads) {
     EXPECT_EQ(splits(4096, 6, 2), 2) << "three heads are an odd number";
     EXPECT_EQ(splits(4096, 7, 2), 1);
     for (int len = 1; len < 9000; len += 37) splits(len, 16, 2);
-    EXPECT_EQ(max_head_splits(causal, 1, 8, 4096, 128), 1);
-    EXPECT_EQ(max_head_splits({}, 8, 8, 4096, 128), 1);
+    EXPECT_EQ(EvenHeadSplit::max_splits(causal, 1, 8, 4096, 128), 1);
+    EXPECT_EQ(EvenHeadSplit::max_splits({}, 8, 8, 4096, 128), 1);
     for (const auto& [mask, len_q] : {std::pair{Mask{}, 2048}, {causal, 2047}, {Mask{.window_right = 5}, 2048}}) {
         schedule.set(mask, len_q, 2048, 8, 8);
         EXPECT_EQ(schedule.head_splits, 1);

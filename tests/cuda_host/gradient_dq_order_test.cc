@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which key blocks add to dQ in cuda.fa1.backward and cuda.fa2.backward (cuda/gradient/host/dq_order.hpp),
-// and the rule of fp16 scales. No GPU is needed.
+// The order in which key blocks add to dQ in cuda.fa1.backward and cuda.fa2.backward (cuda/gradient/host/dq_order.hpp).
+// No GPU is needed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,13 +11,12 @@
 #include <vector>
 
 #include "cuda/gradient/host/dq_order.hpp"
-#include "cuda/gradient/host/fp16_scale.hpp"
 
 namespace tessera::check::gradient_dq_order_test {
 namespace {
 
+using cuda::kSegments;
 using cuda::gradient::KeyBlockOrder;
-using cuda::gradient::kSegments;
 using cuda::gradient::segment_size;
 
 constexpr int kLengths[] = {1, 63, 64, 65, 129, 333, 1000, 2049};
@@ -69,7 +68,7 @@ void expect_right(const Call& call) {
                 if (call.parts > 1) order.clamp(part * tiles_of_part, (part + 1) * tiles_of_part);
                 if (part == 0) ++starts[order.block];
                 for (int i = 0; i < order.own.count(); ++i) {
-                    const std::pair<int, int> to{order.own.accumulator(i), order.own.tile(i)};
+                    const std::pair<int, int> to{order.own.accumulator_of(i), order.own.query_block_of(i)};
                     const auto found = last.find(to);
                     EXPECT_EQ(order.predecessor(to.first, to.second), found == last.end() ? -1 : found->second)
                         << "block " << order.block << ", accumulator " << to.first << ", tile " << to.second;
@@ -109,7 +108,7 @@ TEST(GradientDqOrder, each_block_follows_the_one_that_has_added_last) {
 TEST(GradientDqOrder, segments_of_a_triangle_start_with_the_first_blocks) {
     for (const int len : kLengths) {
         const Band band = Mask{.causal = Causal::bottom_right}.bind(len, len);
-        ASSERT_TRUE(cuda::gradient::is_triangle(band));
+        ASSERT_TRUE(cuda::is_causal_square(band));
         for (const int more_blocks : {0, 1, 7}) {
             expect_right({band, 64, 6, kSegments, true, more_blocks});
             expect_right({band, 128, 7, kSegments, true, more_blocks});
@@ -120,24 +119,6 @@ TEST(GradientDqOrder, segments_of_a_triangle_start_with_the_first_blocks) {
     KeyBlockOrder first;
     first.set_started(Mask{.causal = Causal::bottom_right}.bind(1024, 1024), 0, 0, kSegments, 16, 16, true, 64, 6);
     EXPECT_EQ(first.block, 3) << "of 16 blocks in 4 segments";
-}
-
-TEST(GradientDqOrder, only_a_plain_causal_mask_over_a_square_is_a_triangle) {
-    using cuda::gradient::is_triangle;
-    const Mask causal{.causal = Causal::bottom_right};
-    EXPECT_TRUE(is_triangle(causal.bind(100, 100)));
-    EXPECT_FALSE(is_triangle(causal.bind(100, 101)));
-    EXPECT_FALSE(is_triangle(Mask{}.bind(100, 100)));
-    EXPECT_FALSE(is_triangle((Mask{.causal = Causal::bottom_right, .window_left = 50}).bind(100, 100)));
-}
-
-/// A bound in [2^e, 2^(e + 1)) times the scale is in [2^14, 2^15), which fp16 holds.
-TEST(Fp16Scale, a_bound_becomes_a_number_under_2_to_the_15th) {
-    using cuda::gradient::fp16_scale_exponent;
-    for (int e = -46; e <= 74; ++e) EXPECT_EQ(fp16_scale_exponent(127 + e) + e, 14) << "bound 2^" << e;
-    EXPECT_EQ(fp16_scale_exponent(1), 60);
-    EXPECT_EQ(fp16_scale_exponent(254), -60);
-    EXPECT_EQ(fp16_scale_exponent(127, 10), 10) << "an upper limit";
 }
 
 }  // namespace

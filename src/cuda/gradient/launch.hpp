@@ -7,9 +7,9 @@
 #include <cuda_runtime_api.h>
 
 #include "core/arena.hpp"
+#include "cuda/backward/host/head_split.hpp"
 #include "cuda/gradient/host/config.h"
 #include "cuda/gradient/host/dq_order.hpp"
-#include "cuda/gradient/host/head_split.hpp"
 #include "cuda/host/divider.hpp"
 #include "cuda/host/query_parts.hpp"
 #include "cuda/tile/params.hpp"
@@ -47,6 +47,19 @@ struct Counters {
     int next_cta = 0;             // key blocks that have been taken, see take_key_block()
     int cu_seqlens_decrease = 0;  // 1: sequences overlap. CTAs then do not wait, and dQ is not defined
     int rows_left = 0;            // 1: delta_from_output_kernel has left rows to delta_kernel
+};
+
+/// Partial dK and dV of the splits of a group's heads (HeadSplit).
+struct PartialSums {
+    float* data = nullptr;  // [2: dK, dV][max_splits][heads_kv][keys][dim]
+    int max_splits = 1;     // the most splits of any sequence
+    std::int64_t keys = 0;  // keys of all sequences
+    int heads_kv = 0;
+    int dim = 0;  // padded
+
+    TESSERA_HOST_DEVICE float* row(bool dv, int split, int kv_head, std::int64_t key) const {
+        return data + (((std::int64_t{dv} * max_splits + split) * heads_kv + kv_head) * keys + key) * dim;
+    }
 };
 
 struct Workspace {

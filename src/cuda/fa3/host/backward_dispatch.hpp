@@ -82,8 +82,8 @@ inline int dq_accumulators(const Problem& p) {
 /// The most head splits of any sequence; 1 where a CTA has all query heads of a group.
 inline int head_splits(const Problem& p) {
     if (p.ragged) {
-        return max_head_splits(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
-                               static_cast<int>(p.len_kv), config_of(p).block_kv);
+        return EvenHeadSplit::max_splits(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
+                                         static_cast<int>(p.len_kv), config_of(p).block_kv);
     }
     return ask_schedule(p, [](const auto& schedule) { return schedule.head_splits; });
 }
@@ -138,7 +138,7 @@ inline std::int64_t cached_heads_of_many_blocks(const Problem& p, std::int64_t b
 /// rows of Q and dO in the L2 cache; with many, the longest blocks are balanced better. If the heads have few blocks,
 /// all heads are one round.
 inline std::int64_t heads_longest_first(std::int64_t blocks, std::int64_t heads, bool splits_dv_dk) {
-    if (!splits_dv_dk && heads * blocks <= kMinBlocksOfSequence) return heads;
+    if (!splits_dv_dk && heads * blocks <= EvenHeadSplit::kMinBlocks) return heads;
     const std::int64_t own = std::max<std::int64_t>(blocks, 1);
     const std::int64_t few = splits_dv_dk ? 4 : std::clamp<std::int64_t>(1024 / own, 4, 8);
     return std::max(few, 128 / own);
@@ -158,7 +158,7 @@ inline KeyBlockRounds key_block_rounds(const Problem& p) {
     if (c.splits_dv_dk()) return rounds(1, blocks, heads);
     if (uses_segments(p)) {
         constexpr std::int64_t kMaxBlocksInRounds = 32;  // heads with more blocks take turns all together
-        return rounds(kSegments, (blocks + kSegments - 1) / kSegments,
+        return rounds(kSegments, segment_size<std::int64_t>(blocks, kSegments),
                       blocks > kMaxBlocksInRounds ? heads : cached_heads_of_many_blocks(p, blocks));
     }
     // Few blocks that start together: heads take turns, so that few blocks wait for each other at their start.

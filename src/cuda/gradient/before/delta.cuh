@@ -14,8 +14,8 @@
 
 namespace tessera::cuda::gradient {
 
-/// The largest |LSE| whose fp32 rounding P tolerates (docs/numerics.md), in units of log2.
-inline constexpr float kOrdinaryLse = 256 * kLog2E;
+/// kOrdinaryLse in units of log2.
+inline constexpr float kOrdinaryOffset = kOrdinaryLse * kLog2E;
 
 /// RowTile::norm of a row that delta_from_output_kernel has left to delta_kernel.
 inline constexpr float kRowLeft = -1;
@@ -79,7 +79,7 @@ struct DeltaSums {
         const float offset = fmaf(softmax.max[r], scale.log2, kExponentOffset<T>) + ptx::log2_approx(sum);
         to.offset[row] = offset;
         to.delta[row] = static_cast<float>(sum_p_dp[r]) / sum - dlse;
-        if (fabsf(offset) < kOrdinaryLse) return;
+        if (fabsf(offset) < kOrdinaryOffset) return;
         to.max[row] = __fmul_rn(softmax.max[r], scale.natural);
         to.norm[row] = 1 / (sum * kExponentOffsetFactor<T>);
     }

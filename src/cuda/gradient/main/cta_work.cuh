@@ -61,8 +61,8 @@ struct CtaWork {
     /// The block that starts as number `started` of `segment`.
     __device__ void set_started(const Launch& launch, int segment, int started, int block_kv) {
         const int blocks = (sequence.len_kv + block_kv - 1) / block_kv;
-        const bool segmented = launch.segments > 1 && is_triangle(band) &&
-                               launch.params.forward.heads_kv * num_splits * blocks >= kSegmentedBlocks;
+        const bool segmented = launch.segments > 1 && is_causal_square(band) &&
+                               launch.params.forward.heads_kv * num_splits * blocks >= kMinBlocksOfAllHeads;
         sanitizes = false;
         order.set_started(band, segment, started, launch.segments, blocks, launch.key_blocks, segmented, block_kv,
                           log2_block_q());
@@ -121,8 +121,8 @@ struct Step {
         const int count = work.order.own.count();
         const int visit = index % count;
         head = work.first_head + index / count;
-        tile = work.order.own.tile(visit);
-        accumulator = work.order.own.accumulator(visit);
+        tile = work.order.own.query_block_of(visit);
+        accumulator = work.order.own.accumulator_of(visit);
     }
 };
 

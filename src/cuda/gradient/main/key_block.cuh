@@ -101,9 +101,9 @@ struct KeyBlock {
         const ForwardParams& p = launch.params.forward;
         const bool stores_dv = launch.params.dv.data != nullptr;
         const bool stores_dk = launch.params.dk.data != nullptr;
-        const float factor_dv = p.keep_scale * (1 / kProbabilityScale<T>);
+        const float factor_dv = p.keep_scale * (1 / kPScale<T>);
         float factor_dk = p.scale;
-        if (Warp::kFp16 && plan.count > 0) factor_dk /= plan.at(plan.count - 1).ds_scale * kProbabilityScale<T>;
+        if (Warp::kFp16 && plan.count > 0) factor_dk /= plan.at(plan.count - 1).ds_scale * kPScale<T>;
         ptx::cp_async_wait<0>();
         if (plan.count == 0) __syncthreads();
         if constexpr (kConfig.split_queries) reduce_sums(dv, dk);

@@ -123,7 +123,7 @@ struct MainloopWarpPairs {
         else compute_ds(s, step, stage, part, masked);
     }
 
-    /// S^T becomes P^T times kProbabilityScale, 0 where dropout drops it. The dS warp is handed P^T times the slope of
+    /// S^T becomes P^T times kPScale, 0 where dropout drops it. The dS warp is handed P^T times the slope of
     /// the softcap, with the sign bit set where dropout drops it.
     __device__ __forceinline__ void compute_p(Scores& s, const Step& step, int stage, int part, bool masked) const {
         const RowTile& rows = tiles.rows(stage);
@@ -165,7 +165,7 @@ struct MainloopWarpPairs {
     /// dP^T becomes dS^T, in registers and, rounded, in shared memory: [keys][queries].
     __device__ __forceinline__ void compute_ds(Scores& s, const Step& step, int stage, int part, bool masked) const {
         const RowTile& rows = tiles.rows(stage);
-        const float scale = tiles.ds_scale(step.head) * (1 / kProbabilityScale<T>);
+        const float scale = tiles.ds_scale(step.head) * (1 / kPScale<T>);
         ptx::named_barrier_sync(barrier_of(part), 64);
         if (masked) compute_ds<true>(s, step, rows, part, scale);
         else compute_ds<false>(s, step, rows, part, scale);

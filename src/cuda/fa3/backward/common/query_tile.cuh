@@ -9,9 +9,6 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// |LSE| up to which fp32 holds it precisely enough (docs/numerics.md). A row with more is called large.
-inline constexpr float kOrdinaryLse = 256;
-
 /// A tile's number, head by head.
 __device__ __forceinline__ QueryTileNumber tile_by_head(const Launch& launch, int number) {
     const int tiles = launch.query_tiles.tiles;
@@ -123,13 +120,6 @@ __device__ __forceinline__ void clear_dq_semaphores(const Launch& launch, std::i
             launch.workspace.dq_semaphores[(accumulator * all + block) * Config::kConsumers + half] = 0;
         }
     }
-}
-
-/// Does this sequence begin past its end? Then cu_seqlens is invalid.
-__device__ __forceinline__ bool cu_seqlens_decrease(const ForwardParams& p, int batch) {
-    if (p.cu_seqlens_q == nullptr) return false;
-    return cu_seqlens_at(p.cu_seqlens_q, (batch + std::int64_t{1}) * p.cu_stride_q, p.cu_q_is_64, p.total_q) <
-           cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
 }
 
 }  // namespace tessera::cuda::fa3::backward
