@@ -5,8 +5,6 @@
 // accumulator of a million equal terms would end 0.6 % too small (cuda/host/query_parts.hpp). Skipped without a GPU.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <iostream>
 #include <string>
 #include <tuple>
 
@@ -35,8 +33,6 @@ class CudaLongSums : public testing::TestWithParam<std::tuple<DType, std::int64_
         for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
             if (kernel.backend != Backend::cuda || !a.backward(kernel)) return;
             const Report report = gold.compare(a.backward_args());
-            if (std::getenv("SHOW"))
-                std::cout << "SHOW " << kernel.name << " " << a.problem.describe() << "\n" << report.describe() << "\n";
             EXPECT_TRUE(report.pass()) << kernel.name << ", " << a.problem.describe() << "\n" << report.describe();
         });
     }
@@ -56,8 +52,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CudaLongSums,
                          label);
 
 TEST_P(CudaLongSums, gradients_over_many_queries) {
-    const bool small = std::get<1>(GetParam()) == 64;  // the reference takes a minute for a million queries then
-    Attention a = made(many_queries, small ? kMillion : 300'003);
+    // Over a million queries the reference takes a minute; bf16 would hide the error of a shorter sum.
+    const bool longest = std::get<0>(GetParam()) == DType::bf16 && std::get<1>(GetParam()) == 64;
+    Attention a = made(many_queries, longest ? kMillion : 200'003);
     expect_right_gradients(a);
 }
 
@@ -73,8 +70,6 @@ TEST_P(CudaLongSums, output_over_many_keys) {
     for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
         if (kernel.backend != Backend::cuda || !a.forward(kernel)) return;
         const Report report = gold.compare(a.forward_args());
-        if (std::getenv("SHOW"))
-            std::cout << "SHOW " << kernel.name << " " << a.problem.describe() << "\n" << report.describe() << "\n";
         EXPECT_TRUE(report.pass()) << kernel.name << ", " << a.problem.describe() << "\n" << report.describe();
     });
 }
