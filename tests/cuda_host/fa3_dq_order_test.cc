@@ -150,7 +150,7 @@ TEST(Fa3DqOrder, parts_of_a_long_sequence_are_added_in_the_order_of_the_position
         const Mask mask{.causal = causal};
         expect_right<64, 128>(mask, 10'000, 10'000, 7);
         expect_right<128, 128>(mask, 10'000, 10'000, 7);
-        expect_right<64, 128>(mask, 66'000, 66'000, 1, 1, cuda::fa3::backward::kSegments);
+        expect_right<64, 128>(mask, 66'000, 66'000, 1, 1, cuda::kSegments);
         if (HasFatalFailure()) return;
     }
     BlockSchedule<64, 128> schedule{};
