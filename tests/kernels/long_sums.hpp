@@ -24,9 +24,9 @@ inline void make_rows_alike(Tensor& t) {
     });
 }
 
-/// dK and dV are sums over so many queries.
-inline Attention many_queries(DType dtype, std::int64_t head_dim = 8, std::int64_t queries = kMillion) {
-    Attention a(make_problem(1, queries, 3, 1, 1, head_dim, dtype));
+/// dK and dV are sums over a million queries.
+inline Attention many_queries(DType dtype) {
+    Attention a(make_problem(1, kMillion, 3, 1, 1, 8, dtype));
     make_rows_alike(a.q);
     make_rows_alike(a.d_o);
     return a;

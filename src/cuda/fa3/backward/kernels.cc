@@ -123,6 +123,7 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
     launch.key_blocks = backward::key_block_numbering(p);
     launch.query_tiles = backward::query_tile_numbering(p);
     launch.schedule = schedule_of(p, 0);
+    launch.max_terms = QueryParts::max_terms(p.dtype);
     launch.scale_log2 = c.general ? kLog2E : params.forward.scale * kLog2E;
     launch.dq_accumulators = backward::dq_accumulators(p);
     launch.blocks_q = static_cast<int>(blocks_q(p, c.block_q));

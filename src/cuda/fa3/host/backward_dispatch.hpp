@@ -63,7 +63,8 @@ auto ask_schedule(const Problem& p, const Ask& ask, int part = 0) {
 
 /// The most parts of queries of any sequence: launches of the main kernel.
 inline int query_parts(const Problem& p) {
-    if (!p.ragged) return ask_schedule(p, [](const auto& schedule) { return schedule.parts(); });
+    if (!p.ragged)
+        return ask_schedule(p, [&](const auto& schedule) { return schedule.parts(QueryParts::max_terms(p.dtype)); });
     return QueryParts::of(p.len_q, p.group(), QueryParts::max_terms(p.dtype)).count;
 }
 

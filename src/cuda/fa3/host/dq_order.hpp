@@ -62,28 +62,20 @@ struct SequenceSchedule : Band32 {
     int blocks_per_start;   ///< over 1 where there are more key blocks: so many start together
     bool ascending;
     bool segmented;
-    int head_splits;      ///< CTAs that share the group's query heads of one key block
-    int heads_per_split;  ///< query heads of each
-    int part_blocks;      ///< query blocks of a part but the last; count_q: the sequence is one part
-    int part_begin;       ///< first query block of this launch's part, at most count_q
-    bool starts_in_part;  ///< the starts of key blocks are spread over the part; else, under a causal mask of equal
-                          ///< lengths, over the sequence, so that all start at the first query block that sees them
-    int first_start;      ///< query block that key block 0 starts at: part_begin with starts_in_part, else 0
-    int max_terms;        ///< QueryParts::max_terms
+    int head_splits;             ///< CTAs that share the group's query heads of one key block
+    int heads_per_split;         ///< query heads of each
+    int first_query, end_query;  ///< the part of the queries that the launch has; 0 and len_q: all
 
     TESSERA_HOST_DEVICE int len_kv() const { return last_key + 1; }
-    TESSERA_HOST_DEVICE bool has_parts() const { return part_blocks < count_q; }
-    int parts() const { return has_parts() ? (count_q + part_blocks - 1) / part_blocks : 1; }
-    /// Changes to the part of query block m.
-    TESSERA_HOST_DEVICE void enter_part_of(int m) {
-        if (!has_parts()) return;
-        part_begin = m / part_blocks * part_blocks;
-        if (starts_in_part) first_start = part_begin;
+    TESSERA_HOST_DEVICE bool has_parts() const { return end_query - first_query < len_q; }
+    /// Parts of the sequence.
+    TESSERA_HOST_DEVICE int parts(int max_terms) const {
+        return QueryParts::of(len_q, heads_per_split, max_terms).count;
     }
     /// Are dK and dV sums in the workspace first, over head splits or parts?
     TESSERA_HOST_DEVICE bool sums_in_workspace() const { return head_splits > 1 || has_parts(); }
     /// Has the sequence no queries in this launch's part? A sequence of one part has all of them in part 0.
-    TESSERA_HOST_DEVICE bool is_past_last_part() const { return part_begin > 0 && part_begin >= count_q; }
+    TESSERA_HOST_DEVICE bool is_past_last_part() const { return first_query > 0 && first_query >= len_q; }
     /// Are all pairs of these queries and keys in the sequence and visible? (Band32::full() takes a minimum instead of
     /// two comparisons. With it, ptxas spills 84 bytes in delta_kernel of general shapes.)
     TESSERA_HOST_DEVICE bool unmasked(int query, int queries, int key, int keys) const {
@@ -97,12 +89,11 @@ template <int kBlockQ, int kBlockKv>
 struct BlockSchedule : SequenceSchedule {
     /// `group`: query heads of a kv head. `part`: the part of the queries that the launch has.
     TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads_kv, int part = 0,
-                                 int most_terms = QueryParts::kMaxTerms) {
+                                 int max_terms = QueryParts::kMaxTerms) {
         static_cast<Band32&>(*this) = Band32(mask.bind(own_len_q, own_len_kv));
         len_q = own_len_q;
         count_q = (len_q + kBlockQ - 1) / kBlockQ;
         count_kv = (own_len_kv + kBlockKv - 1) / kBlockKv;
-        max_terms = most_terms;
         const bool square = is_causal_square(*this, len_q, own_len_kv);
         ascending = group > 1 && square;
         segmented = square && may_use_segments(mask, group, heads_kv, count_kv);
@@ -110,14 +101,11 @@ struct BlockSchedule : SequenceSchedule {
         heads_per_split = group / head_splits;
         const QueryParts parts = QueryParts::of(len_q, heads_per_split, max_terms);
         const bool whole = parts.count == 1;
-        part_blocks = whole ? count_q : parts.queries / kBlockQ;
-        part_begin = part == 0 ? 0 : whole ? count_q : std::min(part * part_blocks, count_q);
-        starts_in_part = !square;
-        first_start = starts_in_part ? part_begin : 0;
-        const int blocks = square ? count_q : part_blocks;  // over which the starts are spread
-        start_stride = std::max((blocks + 1) / std::max(count_kv, 1), 1);
-        blocks_per_start = std::max((count_kv + blocks - 1) / std::max(blocks, 1), 1);
-        if (blocks >= count_kv) blocks_per_start = 1;
+        first_query = std::min(parts.begin(part), len_q);
+        end_query = std::min(parts.begin(part + 1), len_q);
+        start_stride = std::max((count_q + 1) / std::max(count_kv, 1), 1);
+        blocks_per_start = std::max((count_kv + count_q - 1) / std::max(count_q, 1), 1);
+        if (count_q >= count_kv) blocks_per_start = 1;
         else start_stride = 1;
         const bool all_seen = low <= 1 - len_q && high >= own_len_kv - 1;
         if (group == 1 && all_seen && count_kv <= kMaxAlignedBlocks && whole) {
@@ -126,8 +114,8 @@ struct BlockSchedule : SequenceSchedule {
     }
     /// Copies `known`, the schedule that the host computed; for a ragged sequence computes it.
     TESSERA_HOST_DEVICE void set_of(const SequenceSchedule& known, bool ragged, const Mask& mask, int own_len_q,
-                                    int own_len_kv, int group, int heads_kv, int part = 0) {
-        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv, part, known.max_terms);
+                                    int own_len_kv, int group, int heads_kv, int max_terms, int part = 0) {
+        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv, part, max_terms);
         else static_cast<SequenceSchedule&>(*this) = known;
     }
     /// Key blocks of a segment, if there are `segments` of them.
@@ -152,9 +140,8 @@ struct BlockSchedule : SequenceSchedule {
     /// Query blocks of this part that see some key of block n.
     TESSERA_HOST_DEVICE Span query_blocks_of(int n) const {
         const int key = n * kBlockKv;
-        const int begin = std::max(key - high, part_begin * kBlockQ);
-        const int end =
-            std::min(std::min(key + kBlockKv, len_kv()) - low, std::min(len_q, (part_begin + part_blocks) * kBlockQ));
+        const int begin = std::max(key - high, first_query);
+        const int end = std::min(std::min(key + kBlockKv, len_kv()) - low, end_query);
         if (begin >= end || low > high) return Span{0, 0};
         return Span{begin / kBlockQ, (end + kBlockQ - 1) / kBlockQ};
     }
@@ -176,11 +163,9 @@ struct BlockSchedule : SequenceSchedule {
         return Span{begin / kBlockKv, (end + kBlockKv - 1) / kBlockKv};
     }
     /// Query block that key block n starts at, unless ascending: later key blocks start there or further on.
-    TESSERA_HOST_DEVICE int first_query_block(int n) const { return first_start + n / blocks_per_start * start_stride; }
-    /// The last key block that starts at query block m of this part or before.
-    TESSERA_HOST_DEVICE int last_started_by(int m) const {
-        return ((m - first_start) / start_stride + 1) * blocks_per_start - 1;
-    }
+    TESSERA_HOST_DEVICE int first_query_block(int n) const { return n / blocks_per_start * start_stride; }
+    /// The last key block that starts at query block m or before.
+    TESSERA_HOST_DEVICE int last_started_by(int m) const { return (m / start_stride + 1) * blocks_per_start - 1; }
     /// Key blocks that add to this accumulator of query block m before n does: the value of the semaphore that n waits
     /// for.
     TESSERA_HOST_DEVICE int position(int accumulator, int m, int n) const {
@@ -203,7 +188,7 @@ struct BlockSchedule : SequenceSchedule {
         const bool one_accumulator = blocks_per_start >= count_kv || (high == 0 && len_q == len_kv());
         return all_see_first && one_accumulator && !ascending && !has_parts();
     }
-    /// Does any key block add to this accumulator of query block m of this part?
+    /// Does any key block add to this accumulator of query block m?
     TESSERA_HOST_DEVICE bool has_contributions(int accumulator, int m) const {
         const Span keys = key_blocks_of(m);
         if (keys.begin >= keys.end) return false;

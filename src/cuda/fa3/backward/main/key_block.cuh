@@ -43,7 +43,7 @@ struct KeyBlock {
         const int len_q = sequence.len_q, len_kv = sequence.len_kv;
         reload_from_memory();
         schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, len_q, len_kv, p.group, p.heads_kv,
-                        launch.part);
+                        launch.max_terms, launch.part);
         reload_from_memory();
         end_head = kv_head * p.group + (split + 1) * schedule.heads_per_split;
         // If dQ has a kernel of its own, no CTA waits for another one, and n is in launch order.
