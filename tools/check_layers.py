@@ -37,10 +37,12 @@ LAYER_OF = {
     "src/cuda/ptx/": "cuda/ptx",
     "src/cuda/tile/": "cuda/tile",
     "src/cuda/shared/": "cuda/shared",
+    "src/cuda/backward/": "cuda/backward",
     "src/cuda/gradient/": "cuda/gradient",
     # Plain C++ without CUDA headers, shared by kernels, plan() and the cost model: the compiled shapes, the choice among
     # them, the order of work. Each schedule has a host/ of its own.
     "src/cuda/host/": "cuda/host",
+    "src/cuda/backward/host/": "cuda/host",
     "src/cuda/gradient/host/": "cuda/host",
     "src/registry.": "registry",
     "src/": "api",  # api, c_api, plan, parallel
@@ -62,7 +64,7 @@ LAYER_OF = {
 }
 
 CUDA_TILE = {"include", "core", "cuda/ptx", "cuda/host", "cuda/tile"}
-CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared", "cuda/gradient"}
+CUDA_SCHEDULE = CUDA_TILE | {"kernel", "schedule", "cuda/shared", "cuda/backward", "cuda/gradient"}
 CPU_PRIMITIVES = {"include", "core", "cpu/simd", "cpu/matrix"}
 LIBRARY = {"include", "core", "schedule", "model", "kernel", "reference", "registry", "api"}
 TOOLS = {"io", "device", "check", "measure", "plot", "walk", "report", "diagnose", "learn"}
@@ -83,7 +85,8 @@ ALLOWED = {
     "cuda/host": {"include", "core"},
     "cuda/tile": CUDA_TILE,
     "cuda/shared": CUDA_TILE | {"kernel"},
-    "cuda/gradient": CUDA_TILE | {"kernel", "cuda/shared"},
+    "cuda/backward": CUDA_TILE,
+    "cuda/gradient": CUDA_TILE | {"kernel", "cuda/shared", "cuda/backward"},
     "cuda": CUDA_SCHEDULE,  # also for each schedule, such as cuda/fa1; no schedule includes another
     "registry": {"include", "core", "kernel", "reference", "cpu", "cuda"},
     "api": {"include", "core", "schedule", "model", "kernel", "registry", "cuda/host"},

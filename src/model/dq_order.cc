@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The main kernels of tessera's backward that add up dQ in a fixed order (cuda/fa3/host/dq_order.hpp,
-// cuda/gradient/host/dq_order.hpp). A key block goes through the query tiles from its start to the last one, then from
-// the first one, and adds to each after the key block before it. Blocks of a head with few queries and many keys wait
-// for each other. The launch order is the kernel's: fa3's by its own functions, fa2's as in cuda/gradient/start.cc.
+// The main kernels of tessera's backward that add up dQ in a fixed order (cuda/backward/host/dq_order.hpp). A key block
+// goes through the query tiles from its start to the last one, then from the first one, and adds to each after the key
+// block before it. Blocks of a head with few queries and many keys wait for each other. The launch order is the
+// kernel's: fa3's by its own functions, fa2's as in cuda/gradient/start.cc.
 #include "model/dq_order.hpp"
 
 #include <algorithm>
 #include <queue>
 
+#include "cuda/backward/host/head_split.hpp"
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/gradient/host/config.h"
 #include "cuda/gradient/host/dq_order.hpp"
-#include "cuda/gradient/host/head_split.hpp"
 #include "model/stage.hpp"
 #include "schedule/grid.hpp"
 
@@ -22,11 +22,9 @@ namespace {
 
 namespace fa3 = cuda::fa3::backward;
 
-/// A key block's path through the query tiles: start ... end - 1 with accumulator 0, begin ... start - 1 with
-/// accumulator 1; ascending: end - 1 ... begin, with all heads of the group at each.
-struct KeyBlockPath {
-    int begin = 0, end = 0, start = 0;
-    Range uncut;
+/// A key block's path through the query tiles; ascending: end - 1 ... begin, with all heads of the group at each.
+struct KeyBlockPath : cuda::QueryVisits {
+    Range uncut{};
 };
 
 struct KeyBlockPaths {
@@ -52,31 +50,25 @@ auto ask_fa3_schedule(const Problem& p, std::int64_t block_q, std::int64_t len_q
 KeyBlockPaths paths_of_fa3(const Stage& s, std::int64_t len_q, std::int64_t len_kv) {
     return ask_fa3_schedule(s.problem, s.tile.block_q, len_q, len_kv, [](const auto& schedule) {
         KeyBlockPaths paths{schedule.ascending, schedule.segmented, {}, schedule.head_splits, schedule.heads_per_split};
-        for (int n = 0; n < schedule.count_kv; ++n) {
-            const auto queries = schedule.query_blocks_of(n);
-            const int start = std::min(std::max(schedule.first_query_block(n), queries.begin), queries.end);
-            paths.of_block.push_back({queries.begin, queries.end, start, {}});
-        }
+        for (int n = 0; n < schedule.count_kv; ++n) paths.of_block.push_back({schedule.visits_of(n)});
         return paths;
     });
 }
 
 KeyBlockPaths paths_of_fa2(const Stage& s, const schedule::Grid& grid, std::int64_t len_q, std::int64_t len_kv) {
-    using cuda::gradient::HeadSplit;
+    using cuda::HeadSplit;
     KeyBlockPaths paths;
     const auto group = static_cast<int>(s.problem.group());
     const Band band = s.problem.mask.bind(len_q, len_kv);
     const int heads = group > 1 ? HeadSplit::heads_per_split(band, static_cast<int>(s.problem.heads_kv), group) : 1;
     paths.heads_per_split = heads;
     paths.splits = group > 1 ? HeadSplit::num_splits(heads, group) : 1;
-    paths.segmented = cuda::gradient::is_triangle(band) &&
-                      s.problem.heads_kv * paths.splits * grid.columns() >= cuda::gradient::kSegmentedBlocks;
+    paths.segmented = cuda::is_causal_square(band) &&
+                      s.problem.heads_kv * paths.splits * grid.columns() >= cuda::kMinBlocksOfAllHeads;
     for (std::int64_t n = 0; n < grid.columns(); ++n) {
         const Range queries = grid.rows_of(n);
-        const std::int64_t own = n * s.tile.block_kv / s.tile.block_q;
-        const auto start = queries.empty() ? 0 : std::clamp(own, queries.begin, queries.end);
-        paths.of_block.push_back(
-            {static_cast<int>(queries.begin), static_cast<int>(queries.end), static_cast<int>(start), {}});
+        const cuda::Span seen{static_cast<int>(queries.begin), static_cast<int>(queries.end)};
+        paths.of_block.push_back({cuda::QueryVisits(seen, static_cast<int>(n * s.tile.block_kv / s.tile.block_q))});
     }
     return paths;
 }
@@ -110,8 +102,8 @@ class Head {
             }
         } else {
             for (int head = 0; head < heads; ++head) {
-                for (int m = path.start; m < path.end; ++m) add_to_tile(path, m, head, 0);
-                for (int m = path.begin; m < path.start; ++m) add_to_tile(path, m, head, 1);
+                for (int i = 0; i < path.count(); ++i)
+                    add_to_tile(path, path.query_block_of(i), head, path.accumulator_of(i));
             }
         }
         return std::max(now_, added_) + s_->ends / 2;
@@ -163,8 +155,8 @@ void for_each_start_of_fa2(const Problem& p, std::vector<Sequence>& sequences, c
     const int segments = cuda::gradient::most_segments(p.mask, most);
     for (int segment = 0; segment < segments; ++segment) {
         for (Sequence& sequence : sequences) {
-            const int size = (sequence.count + segments - 1) / segments;
-            const int begin = (sequence.paths.segmented ? segment : segments - 1 - segment) * size;
+            const int size = cuda::gradient::segment_size(segments, sequence.count);
+            const int begin = cuda::gradient::first_block_of_segment(segment, segments, size, sequence.paths.segmented);
             for (std::size_t head = 0; head < sequence.heads.size(); ++head) {
                 for (int n = begin + size - 1; n >= begin; --n) {
                     if (n < sequence.count) start(sequence, head, n);

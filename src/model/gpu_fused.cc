@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/backward/host/head_split.hpp"
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/forward_dispatch.hpp"
-#include "cuda/gradient/host/head_split.hpp"
 #include "model/gpu.hpp"
 #include "model/makespan.hpp"
 #include "schedule/grid.hpp"
@@ -57,10 +57,10 @@ std::int64_t head_splits_of(const schedule::Workload& w) {
     if (w.pass == Pass::forward || p.group() <= 1 || p.heads_kv == 0 || p.dtype == DType::fp32) return 1;
     if (w.schedule == Schedule::fa3) return cuda::fa3::backward::head_splits(p);
     if (w.schedule != Schedule::fa2) return 1;
-    using cuda::gradient::HeadSplit;
+    using cuda::HeadSplit;
     const auto heads_kv = static_cast<int>(p.heads_kv), group = static_cast<int>(p.group());
     if (p.ragged) return HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, heads_kv, group);
-    return HeadSplit::num_splits(HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), heads_kv, group), group);
+    return HeadSplit::num_splits(p.mask.bind(p.len_q, p.len_kv), heads_kv, group);
 }
 
 /// The main kernel.

@@ -205,7 +205,7 @@ TEST(BackwardDispatch, rounds_of_known_problems) {
     Problem p = Problem::dense(4, 4096, 16, 128, DType::bf16);
     p.mask.causal = Causal::top_left;
     fa3::KeyBlockRounds rounds = fa3::key_block_rounds(p);
-    EXPECT_EQ(rounds.segments, fa3::kSegments);
+    EXPECT_EQ(rounds.segments, cuda::kSegments);
     EXPECT_EQ(rounds.segment_size, 8);
     EXPECT_EQ(rounds.heads, 16) << "512 CTAs a round";
     EXPECT_FALSE(fa3::writes_dq(p)) << "segments";

@@ -73,7 +73,7 @@ TEST(Dispatch, fa3) {
     EXPECT_EQ(fa3_shape(of_dims(192, 136)), "HeadDim192");
     EXPECT_EQ(fa3_shape(of_dims(128, 192)), "HeadDim192");
     EXPECT_EQ(fa3_shape(of_dims(200, 64)), "HeadDim256");
-    EXPECT_EQ(fa3_shape(causal(of_dims(200, 64))), "HeadDim256Masked");
+    EXPECT_EQ(fa3_shape(causal(of_dims(200, 64))), "HeadDim256");
     EXPECT_EQ(fa3_shape(capped(of_dims(64, 64))), "HeadDim64Capped");
     EXPECT_EQ(fa3_shape(capped(of_dims(72, 64))), "HeadDim128Capped");
     EXPECT_EQ(fa3_shape(capped(of_dims(192, 64))), "none");
@@ -89,55 +89,6 @@ TEST(Dispatch, fa3) {
     EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), -1)), "HeadDim128General");
     EXPECT_EQ(fa3_shape(scaled(of_dims(128, 64), 1e-40)), "HeadDim128General") << "subnormal in fp32";
     EXPECT_EQ(fa3_shape(dropped(of_dims(256, 64))), "none");
-}
-
-/// Long rows without a mask run in clusters if these keep the GPU as busy as single thread blocks.
-TEST(Dispatch, fa3_by_pairs) {
-    const auto rows = [](std::int64_t batch, std::int64_t heads, std::int64_t len, std::int64_t head_dim = 128) {
-        return Problem::dense(batch, len, heads, head_dim, DType::bf16);
-    };
-    EXPECT_EQ(fa3_shape(rows(1, 16, 16384)), "HeadDim128Cluster");
-    EXPECT_EQ(fa3_shape(rows(8, 16, 2048)), "HeadDim128Cluster");
-    EXPECT_EQ(fa3_shape(rows(8, 16, 2047)), "HeadDim128") << "short";
-    EXPECT_EQ(fa3_shape(causal(rows(1, 16, 16384))), "HeadDim128");
-    EXPECT_EQ(fa3_shape(rows(2, 8, 16384, 256)), "HeadDim256");
-    EXPECT_EQ(fa3_shape(rows(1, 16, 16384, 96)), "HeadDim96");
-    EXPECT_EQ(fa3_shape(capped(rows(1, 16, 16384))), "HeadDim128Capped");
-    EXPECT_EQ(fa3_shape(rows(1, 7, 2112)), "HeadDim128Cluster") << "17 tiles of 7 heads: 63 pairs are one round, too";
-    EXPECT_EQ(fa3_shape(rows(1, 15, 2112)), "HeadDim128") << "255 tiles are two rounds, 135 pairs three";
-    EXPECT_EQ(fa3_shape(rows(0, 16, 16384)), "HeadDim128");
-    Problem ragged = rows(1, 16, 16384);
-    ragged.ragged = true;
-    ragged.total_q = ragged.total_kv = 16384;
-    EXPECT_EQ(fa3_shape(ragged), "HeadDim128");
-    Problem few = rows(1, 16, 16384);
-    few.len_q = 100;
-    EXPECT_EQ(fa3_shape(few), "HeadDim128");
-}
-
-/// Long causal rows run in clusters if two heads share K and V.
-TEST(Dispatch, fa3_by_pairs_of_heads) {
-    const auto rows = [](std::int64_t heads_q, std::int64_t heads_kv, std::int64_t len_q, std::int64_t len_kv) {
-        Problem p = Problem::dense(1, len_q, heads_q, 128, DType::bf16);
-        p.heads_kv = heads_kv;
-        p.len_kv = len_kv;
-        return p;
-    };
-    EXPECT_EQ(fa3_shape(causal(rows(64, 8, 16384, 16384))), "HeadDim128ClusterHeads");
-    EXPECT_EQ(fa3_shape(causal(rows(6, 3, 8192, 9000))), "HeadDim128ClusterHeads");
-    EXPECT_EQ(fa3_shape(causal(rows(64, 8, 8191, 8191))), "HeadDim128") << "short";
-    EXPECT_EQ(fa3_shape(causal(rows(64, 8, 8193, 8192))), "HeadDim128") << "a query without keys";
-    EXPECT_EQ(fa3_shape(causal(rows(9, 3, 16384, 16384))), "HeadDim128") << "three share a head";
-    EXPECT_EQ(fa3_shape(causal(rows(8, 8, 16384, 16384))), "HeadDim128");
-    EXPECT_EQ(fa3_shape(rows(64, 8, 16384, 16384)), "HeadDim128Cluster") << "of tiles";
-    EXPECT_EQ(fa3_shape(capped(causal(rows(64, 8, 16384, 16384)))), "HeadDim128Capped");
-    Problem window = causal(rows(64, 8, 16384, 16384));
-    window.mask.window_left = 1024;
-    EXPECT_EQ(fa3_shape(window), "HeadDim128");
-    Problem ragged = causal(rows(64, 8, 16384, 16384));
-    ragged.ragged = true;
-    ragged.total_q = ragged.total_kv = 16384;
-    EXPECT_EQ(fa3_shape(ragged), "HeadDim128");
 }
 
 /// Long rows of few heads have the tiles that fill the GPU better.

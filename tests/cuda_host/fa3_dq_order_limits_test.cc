@@ -16,8 +16,8 @@ namespace tessera::fa3_dq_order_limits_test {
 namespace {
 
 using cuda::kMaxIndex;
+using cuda::Span;
 using cuda::fa3::backward::BlockSchedule;
-using cuda::fa3::backward::Span;
 
 Span tiles(Range rows, int block) {
     if (rows.empty()) return {0, 0};
@@ -34,9 +34,18 @@ void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
         if (n < 0 || n >= schedule.count_kv) continue;
         const std::int64_t key = std::int64_t{n} * kBlockKv;
         const std::int64_t end = std::min<std::int64_t>(key + kBlockKv, len_kv);
-        const Span expected = tiles(band.q_range(key, end), kBlockQ);
-        const Span got = schedule.query_blocks_of(n);
-        EXPECT_TRUE(got.begin == expected.begin && got.end == expected.end) << "queries of " << n;
+        const Span all_blocks = tiles(band.q_range(key, end), kBlockQ);
+        const auto parts = cuda::QueryParts::of(len_q, 1, cuda::QueryParts::kMaxTerms);
+        for (const int part : {0, parts.count / 2, parts.count - 1}) {
+            BlockSchedule<kBlockQ, kBlockKv> of_part{};
+            of_part.set(mask, len_q, len_kv, 1, 1, part);
+            const int begin = std::max(all_blocks.begin, part * parts.queries / kBlockQ);
+            const std::int64_t end_query = std::min((std::int64_t{part} + 1) * parts.queries, std::int64_t{len_q});
+            const int past = std::min(all_blocks.end, static_cast<int>((end_query + kBlockQ - 1) / kBlockQ));
+            const Span expected = begin < past ? Span{begin, past} : Span{0, 0};
+            const Span got = of_part.query_blocks_of(n);
+            EXPECT_TRUE(got.begin == expected.begin && got.end == expected.end) << "queries of " << n << ", " << part;
+        }
         const Span full = schedule.unmasked_query_blocks(static_cast<int>(key), kBlockKv);
         for (const int m : {full.begin - 1, full.begin, full.end - 1, full.end}) {
             if (m < 0 || m >= schedule.count_q) continue;

@@ -84,15 +84,23 @@ void expect_right(const Mask& mask, int len_q, int len_kv, int group, int heads 
     SCOPED_TRACE(describe(mask, kBlockQ, kBlockKv, len_q, len_kv, group, heads, segments, more));
     BlockSchedule<kBlockQ, kBlockKv> schedule{};
     schedule.set(mask, len_q, len_kv, group, heads);
-    const Adders adders =
-        schedule.ascending ? adders_of<true>(schedule, segments, more) : adders_of<false>(schedule, segments, more);
-    for (const auto& [accumulator_and_block, blocks_of_keys] : adders) {
-        const auto [accumulator, m] = accumulator_and_block;
-        for (std::size_t position = 0; position < blocks_of_keys.size(); ++position) {
-            const int n = blocks_of_keys[position];
-            ASSERT_EQ(schedule.position(accumulator, m, n), static_cast<int>(position))
-                << "accumulator " << accumulator << " of queries " << m << ", added to by keys " << n;
+    Adders adders;
+    for (int part = 0; part < schedule.parts(cuda::QueryParts::kMaxTerms); ++part) {
+        BlockSchedule<kBlockQ, kBlockKv> of_part{};
+        of_part.set(mask, len_q, len_kv, group, heads, part);
+        const Adders own =
+            of_part.ascending ? adders_of<true>(of_part, segments, more) : adders_of<false>(of_part, segments, more);
+        for (const auto& [accumulator_and_block, blocks_of_keys] : own) {
+            const auto [accumulator, m] = accumulator_and_block;
+            ASSERT_GE(m * kBlockQ, of_part.first_query);
+            ASSERT_LT(m * kBlockQ, of_part.end_query);
+            for (std::size_t position = 0; position < blocks_of_keys.size(); ++position) {
+                const int n = blocks_of_keys[position];
+                ASSERT_EQ(of_part.position(accumulator, m, n), static_cast<int>(position))
+                    << "accumulator " << accumulator << " of queries " << m << ", added to by keys " << n;
+            }
         }
+        adders.insert(own.begin(), own.end());
     }
     for (int m = 0; m < schedule.count_q; ++m) {
         for (int accumulator = 0; accumulator < 2; ++accumulator) {
@@ -126,9 +134,46 @@ TEST(Fa3DqOrder, every_tile_is_added_once_and_in_the_order_of_the_positions) {
     }
 }
 
+/// Sequences whose sums are too long for one accumulator (cuda/host/query_parts.hpp): 4 heads of 20,000 queries are two
+/// parts, 64 of them twenty.
+TEST(Fa3DqOrder, parts_of_a_long_sequence_are_added_in_the_order_of_the_positions) {
+    for (const Mask& mask : kMasks) {
+        for (const int len_kv : {1, 200, 1500, 20'000}) {
+            for (const int group : {4, 64}) {
+                expect_right<64, 128>(mask, 20'000, len_kv, group);
+                expect_right<128, 128>(mask, 20'000, len_kv, group);
+                if (HasFatalFailure()) return;
+            }
+        }
+    }
+    for (const Causal causal : {Causal::top_left, Causal::bottom_right}) {  // as many queries as keys
+        const Mask mask{.causal = causal};
+        expect_right<64, 128>(mask, 10'000, 10'000, 7);
+        expect_right<128, 128>(mask, 10'000, 10'000, 7);
+        expect_right<64, 128>(mask, 66'000, 66'000, 1, 1, cuda::kSegments);
+        if (HasFatalFailure()) return;
+    }
+    BlockSchedule<64, 128> schedule{};
+    schedule.set({.causal = Causal::top_left}, 10'000, 10'000, 7, 1);
+    EXPECT_TRUE(schedule.ascending && schedule.parts(cuda::QueryParts::kMaxTerms) == 2);
+    schedule.set({.causal = Causal::top_left}, 66'000, 66'000, 1, 1);
+    EXPECT_TRUE(schedule.segmented && schedule.parts(cuda::QueryParts::kMaxTerms) == 2);
+    schedule.set({}, 20'000, 1500, 8, 1);
+    EXPECT_EQ(schedule.parts(cuda::QueryParts::kMaxTerms), 3);
+    schedule.set({}, 8192, 1500, 8, 1);
+    EXPECT_EQ(schedule.parts(cuda::QueryParts::kMaxTerms), 1);
+    schedule.set({}, 20'000, 1500, 64, 1);
+    EXPECT_EQ(schedule.parts(cuda::QueryParts::kMaxTerms), 20);
+    schedule.set({}, 70'000, 1500, 1, 1);
+    EXPECT_EQ(schedule.parts(cuda::QueryParts::kMaxTerms), 2);
+    EXPECT_FALSE(schedule.is_past_last_part());
+    schedule.set({}, 70'000, 1500, 1, 1, 2);
+    EXPECT_TRUE(schedule.is_past_last_part());
+}
+
 /// Sequences that are segmented, and those that are not, in one call.
 TEST(Fa3DqOrder, blocks_in_segments_are_added_in_the_order_of_the_positions) {
-    using cuda::fa3::backward::kSegments;
+    using cuda::kSegments;
     for (const Mask& mask : kMasks) {
         for (const int len : {1, 200, 2048, 2111, 4000, 4096, 4097, 5555}) {
             for (const int more : {0, 3}) {
@@ -178,7 +223,7 @@ TEST(Fa3DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
 
 /// If first_block_adds_last() says so, the first block of the head or of its segment is the last to add to all of dQ.
 TEST(Fa3DqOrder, the_first_block_adds_last_where_it_is_said_to) {
-    using cuda::fa3::backward::kSegments;
+    using cuda::kSegments;
     int said = 0;
     for (const Mask& mask : kMasks) {
         for (const int len_q : {1, 128, 200, 640, 1000, 2048, 2049, 4096}) {
@@ -240,14 +285,14 @@ TEST(Fa3DqOrder, single_blocks_in_turn_are_added_in_the_order_of_the_positions) 
 /// Few causal key blocks split their query heads, so that no block lasts too long. The sequence's length and the heads
 /// decide.
 TEST(Fa3DqOrder, few_causal_blocks_of_groups_split_the_query_heads) {
-    using cuda::fa3::backward::max_head_splits;
+    using cuda::EvenHeadSplit;
     const Mask causal{.causal = Causal::bottom_right};
     BlockSchedule<64, 128> schedule{};
     const auto splits = [&](int len, int group, int heads) {
         schedule.set(causal, len, len, group, heads);
         EXPECT_EQ(schedule.head_splits * schedule.heads_per_split, group) << len;
         EXPECT_TRUE(schedule.ascending);
-        EXPECT_LE(schedule.head_splits, max_head_splits(causal, group, heads, len, 128)) << len;
+        EXPECT_LE(schedule.head_splits, EvenHeadSplit::max_splits(causal, group, heads, len, 128)) << len;
         return schedule.head_splits;
     };
     EXPECT_EQ(splits(2048, 8, 8), 2);
@@ -260,8 +305,8 @@ TEST(Fa3DqOrder, few_causal_blocks_of_groups_split_the_query_heads) {
     EXPECT_EQ(splits(4096, 6, 2), 2) << "three heads are an odd number";
     EXPECT_EQ(splits(4096, 7, 2), 1);
     for (int len = 1; len < 9000; len += 37) splits(len, 16, 2);
-    EXPECT_EQ(max_head_splits(causal, 1, 8, 4096, 128), 1);
-    EXPECT_EQ(max_head_splits({}, 8, 8, 4096, 128), 1);
+    EXPECT_EQ(EvenHeadSplit::max_splits(causal, 1, 8, 4096, 128), 1);
+    EXPECT_EQ(EvenHeadSplit::max_splits({}, 8, 8, 4096, 128), 1);
     for (const auto& [mask, len_q] : {std::pair{Mask{}, 2048}, {causal, 2047}, {Mask{.window_right = 5}, 2048}}) {
         schedule.set(mask, len_q, 2048, 8, 8);
         EXPECT_EQ(schedule.head_splits, 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which key blocks add to dQ in cuda.fa1.backward and cuda.fa2.backward (cuda/gradient/host/dq_order.hpp),
-// and the rule of fp16 scales. No GPU is needed.
+// The order in which key blocks add to dQ in cuda.fa1.backward and cuda.fa2.backward (cuda/gradient/host/dq_order.hpp).
+// No GPU is needed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,13 +11,12 @@
 #include <vector>
 
 #include "cuda/gradient/host/dq_order.hpp"
-#include "cuda/gradient/host/fp16_scale.hpp"
 
 namespace tessera::check::gradient_dq_order_test {
 namespace {
 
+using cuda::kSegments;
 using cuda::gradient::KeyBlockOrder;
-using cuda::gradient::kSegments;
 using cuda::gradient::segment_size;
 
 constexpr int kLengths[] = {1, 63, 64, 65, 129, 333, 1000, 2049};
@@ -37,6 +36,7 @@ struct Call {
     int segments;     // of the call
     bool segmented;   // this sequence is cut into them
     int more_blocks;  // of the longest sequence
+    int parts = 1;    // of the query tiles, in launches one after the other
 
     int blocks() const { return static_cast<int>((band.len_kv + block_kv - 1) / block_kv); }
     std::string name() const {
@@ -56,20 +56,25 @@ void expect_right(const Call& call) {
     std::map<std::pair<int, int>, int> visits;  // (block, tile)
     std::vector<int> starts(call.blocks(), 0);
     const int most = call.blocks() + call.more_blocks;
-    for (int segment = 0; segment < call.segments; ++segment) {
-        for (int started = 0; started < segment_size(call.segments, most); ++started) {
-            KeyBlockOrder order;
-            order.set_started(call.band, segment, started, call.segments, call.blocks(), most, call.segmented,
-                              call.block_kv, call.log2_block_q);
-            if (order.block >= call.blocks()) continue;
-            ++starts[order.block];
-            for (int i = 0; i < order.own.count(); ++i) {
-                const std::pair<int, int> to{order.own.accumulator(i), order.own.tile(i)};
-                const auto found = last.find(to);
-                EXPECT_EQ(order.predecessor(to.first, to.second), found == last.end() ? -1 : found->second)
-                    << "block " << order.block << ", accumulator " << to.first << ", tile " << to.second;
-                last[to] = order.block;
-                ++visits[{order.block, to.second}];
+    const int tiles = static_cast<int>((call.band.len_q >> call.log2_block_q) + 1);
+    const int tiles_of_part = (tiles + call.parts - 1) / call.parts;
+    for (int part = 0; part < call.parts; ++part) {
+        for (int segment = 0; segment < call.segments; ++segment) {
+            for (int started = 0; started < segment_size(call.segments, most); ++started) {
+                KeyBlockOrder order;
+                order.set_started(call.band, segment, started, call.segments, call.blocks(), most, call.segmented,
+                                  call.block_kv, call.log2_block_q);
+                if (order.block >= call.blocks()) continue;
+                if (call.parts > 1) order.clamp(part * tiles_of_part, (part + 1) * tiles_of_part);
+                if (part == 0) ++starts[order.block];
+                for (int i = 0; i < order.own.count(); ++i) {
+                    const std::pair<int, int> to{order.own.accumulator_of(i), order.own.query_block_of(i)};
+                    const auto found = last.find(to);
+                    EXPECT_EQ(order.predecessor(to.first, to.second), found == last.end() ? -1 : found->second)
+                        << "block " << order.block << ", accumulator " << to.first << ", tile " << to.second;
+                    last[to] = order.block;
+                    ++visits[{order.block, to.second}];
+                }
             }
         }
     }
@@ -93,6 +98,7 @@ TEST(GradientDqOrder, each_block_follows_the_one_that_has_added_last) {
                 for (const int segments : {1, kSegments}) {
                     expect_right({band, 64, 6, segments, false, 0});
                     expect_right({band, 128, 7, segments, false, 5});
+                    expect_right({band, 64, 6, segments, false, 0, 3});
                 }
             }
         }
@@ -102,34 +108,17 @@ TEST(GradientDqOrder, each_block_follows_the_one_that_has_added_last) {
 TEST(GradientDqOrder, segments_of_a_triangle_start_with_the_first_blocks) {
     for (const int len : kLengths) {
         const Band band = Mask{.causal = Causal::bottom_right}.bind(len, len);
-        ASSERT_TRUE(cuda::gradient::is_triangle(band));
+        ASSERT_TRUE(cuda::is_causal_square(band));
         for (const int more_blocks : {0, 1, 7}) {
             expect_right({band, 64, 6, kSegments, true, more_blocks});
             expect_right({band, 128, 7, kSegments, true, more_blocks});
             expect_right({band, 128, 6, kSegments, true, more_blocks});
+            expect_right({band, 64, 6, kSegments, true, more_blocks, 4});
         }
     }
     KeyBlockOrder first;
     first.set_started(Mask{.causal = Causal::bottom_right}.bind(1024, 1024), 0, 0, kSegments, 16, 16, true, 64, 6);
     EXPECT_EQ(first.block, 3) << "of 16 blocks in 4 segments";
-}
-
-TEST(GradientDqOrder, only_a_plain_causal_mask_over_a_square_is_a_triangle) {
-    using cuda::gradient::is_triangle;
-    const Mask causal{.causal = Causal::bottom_right};
-    EXPECT_TRUE(is_triangle(causal.bind(100, 100)));
-    EXPECT_FALSE(is_triangle(causal.bind(100, 101)));
-    EXPECT_FALSE(is_triangle(Mask{}.bind(100, 100)));
-    EXPECT_FALSE(is_triangle((Mask{.causal = Causal::bottom_right, .window_left = 50}).bind(100, 100)));
-}
-
-/// A bound in [2^e, 2^(e + 1)) times the scale is in [2^14, 2^15), which fp16 holds.
-TEST(Fp16Scale, a_bound_becomes_a_number_under_2_to_the_15th) {
-    using cuda::gradient::fp16_scale_exponent;
-    for (int e = -46; e <= 74; ++e) EXPECT_EQ(fp16_scale_exponent(127 + e) + e, 14) << "bound 2^" << e;
-    EXPECT_EQ(fp16_scale_exponent(1), 60);
-    EXPECT_EQ(fp16_scale_exponent(254), -60);
-    EXPECT_EQ(fp16_scale_exponent(127, 10), 10) << "an upper limit";
 }
 
 }  // namespace

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The split of a group's query heads over CTAs (cuda/gradient/host/head_split.hpp). No GPU is needed.
+// The split of a group's query heads over CTAs (cuda/backward/host/head_split.hpp). No GPU is needed.
 #include <gtest/gtest.h>
 
-#include "cuda/gradient/host/head_split.hpp"
+#include "cuda/backward/host/head_split.hpp"
 
 namespace tessera::check::head_split_test {
 namespace {
 
-using cuda::gradient::HeadSplit;
+using cuda::EvenHeadSplit;
+using cuda::HeadSplit;
 
 constexpr Mask kCausal{.causal = Causal::bottom_right};
 
 int splits(const Mask& mask, std::int64_t len_q, std::int64_t len_kv, int heads_kv, int group) {
-    return HeadSplit::num_splits(HeadSplit::heads_per_split(mask.bind(len_q, len_kv), heads_kv, group), group);
+    return HeadSplit::num_splits(mask.bind(len_q, len_kv), heads_kv, group);
 }
 
 TEST(HeadSplit, few_key_blocks_split_the_heads) {
@@ -52,6 +53,22 @@ TEST(HeadSplit, no_sequence_has_more_than_max_splits) {
                         if (len_q > 3000) continue;
                         EXPECT_LE(splits(mask, len_q, len_kv, heads_kv, group), most);
                     }
+                }
+            }
+        }
+    }
+}
+
+/// fa3's rule: all splits have equally many heads, and a ragged batch has memory for max_splits().
+TEST(EvenHeadSplit, splits_have_equally_many_heads_and_at_most_max_splits) {
+    for (const int heads_kv : {1, 2, 8}) {
+        for (const int group : {2, 6, 7, 8, 64}) {
+            for (const int block_kv : {64, 128}) {
+                const int most = EvenHeadSplit::max_splits(kCausal, group, heads_kv, 9000, block_kv);
+                for (int len = 1; len <= 9000; len += 37) {
+                    const int count = EvenHeadSplit::num_splits(group, heads_kv, (len + block_kv - 1) / block_kv, len);
+                    EXPECT_EQ(group % count, 0) << len;
+                    EXPECT_LE(count, most) << len;
                 }
             }
         }

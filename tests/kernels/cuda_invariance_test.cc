@@ -217,48 +217,5 @@ TEST_F(CudaInvariance, a_dense_batch_has_the_bits_of_a_ragged_one) {
     }
 }
 
-/// Long rows run in clusters of two thread blocks that share K and V: two tiles of a head without a mask, or the same
-/// queries of two heads under a causal one. The same rows in a ragged batch run in single thread blocks.
-TEST_F(CudaInvariance, pairs_of_thread_blocks_have_the_bits_of_single_ones) {
-    struct Rows {
-        std::int64_t batch, len_q, len_kv, heads_q, heads_kv;
-        Causal causal;
-        std::string in_pairs;
-    };
-    const auto shape = [](const Problem& p) { return cuda::fa3::Shapes::names().at(cuda::fa3::shape_of(p).value()); };
-    const std::string pairs = "HeadDim128Cluster", of_heads = "HeadDim128ClusterHeads";
-    for (const Rows& rows : {Rows{2, 2048, 2048, 2, 1, Causal::none, pairs},
-                             {1, 2100, 2077, 4, 2, Causal::none, pairs},
-                             {1, 2304, 2049, 9, 3, Causal::none, pairs},
-                             {2, 8192, 8192, 2, 1, Causal::bottom_right, of_heads},
-                             {1, 8200, 9001, 4, 1, Causal::bottom_right, of_heads},
-                             {1, 8300, 8300, 6, 3, Causal::top_left, of_heads}}) {
-        for (const DType dtype : {DType::bf16, DType::fp16}) {
-            const std::vector<std::int64_t> of_q(static_cast<std::size_t>(rows.batch), rows.len_q);
-            const std::vector<std::int64_t> of_kv(static_cast<std::size_t>(rows.batch), rows.len_kv);
-            Problem of_rows =
-                make_problem(rows.batch, rows.len_q, rows.len_kv, rows.heads_q, rows.heads_kv, 128, dtype);
-            Problem of_sequences = make_ragged(of_q, of_kv, rows.heads_q, rows.heads_kv, 128, dtype);
-            of_rows.mask.causal = of_sequences.mask.causal = rows.causal;
-            Attention dense(of_rows, 5);
-            Attention ragged(of_sequences, 5, of_q, of_kv);
-            ASSERT_EQ(shape(dense.problem), rows.in_pairs) << dense.problem.describe();
-            ASSERT_EQ(shape(ragged.problem), "HeadDim128") << ragged.problem.describe();
-            for_each_cuda_kernel([&](const KernelInfo& kernel) {
-                ASSERT_TRUE(dense.forward(kernel));
-                ASSERT_TRUE(ragged.forward(kernel));
-                EXPECT_TRUE(dense.o.same_bits(ragged.o)) << kernel.name << ": " << dense.problem.describe();
-                bool same = true;
-                for (std::int64_t h = 0; h < rows.heads_q; ++h) {
-                    for (std::int64_t row = 0; row < rows.batch * rows.len_q; ++row) {
-                        same = same && dense.lse.get(row / rows.len_q, h, row % rows.len_q) == ragged.lse.get(h, row);
-                    }
-                }
-                EXPECT_TRUE(same) << kernel.name << ", LSE: " << dense.problem.describe();
-            });
-        }
-    }
-}
-
 }  // namespace
 }  // namespace tessera::check::cuda_invariance_test

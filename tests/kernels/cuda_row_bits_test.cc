@@ -69,7 +69,7 @@ TEST_P(CudaRowBits, a_window_moves_with_the_queries) {
 
 TEST_P(CudaRowBits, queries_without_a_mask_have_the_same_bits_alone) {
     for (const Heads heads : {Heads{4, 4}, {8, 1}}) {
-        const std::int64_t len = 2304;  // at head_dim 128 two thread blocks share K and V here
+        const std::int64_t len = 2304;
         const Problem p = make_problem(1, len, len, heads.q, heads.kv, GetParam(), DType::bf16);
         std::vector<Part> parts;
         for (const std::int64_t n : {1, 5, 64, 500})
@@ -78,7 +78,7 @@ TEST_P(CudaRowBits, queries_without_a_mask_have_the_same_bits_alone) {
     }
 }
 
-/// Long causal rows of grouped heads of 128: clusters of two thread blocks in the whole call, single ones in the parts.
+/// Long causal rows of grouped heads.
 TEST_P(CudaRowBits, long_rows_have_the_bits_of_their_parts) {
     const std::int64_t len = 8200;
     std::vector<Part> parts;

@@ -3,28 +3,13 @@
 // The long sums of the backward: dK and dV over a million queries, dQ over a million keys, dbias over all heads and
 // queries that share it, and the sum of P by which rows of large scores are normalised. All terms of a sum are equal,
 // so no sum cancels, and its roundings all go the same way.
-#include <algorithm>
-#include <cmath>
 #include <optional>
-#include <vector>
 
 #include "cpu/units.hpp"
-#include "kernels/support.hpp"
+#include "kernels/long_sums.hpp"
 
 namespace tessera::check::long_sums_test {
 namespace {
-
-constexpr std::int64_t kMillion = 1'000'003;
-
-/// Every row becomes the first one, without its signs.
-void make_rows_alike(Tensor& t) {
-    const std::int64_t columns = t.view.shape[3];
-    std::vector<double> first;
-    for (std::int64_t c = 0; c < columns; ++c) first.push_back(std::abs(t.get(0, 0, 0, c)));
-    for_each_element(t.view, [&](std::int64_t flat, std::byte* element) {
-        store_from_double(element, t.view.dtype, first[static_cast<std::size_t>(flat % columns)]);
-    });
-}
 
 /// `schedule`: the only one to run; nothing: all of them.
 void expect_right_on_the_cpu(Attention& a, std::optional<Schedule> schedule = {}) {
@@ -36,22 +21,6 @@ void expect_right_on_the_cpu(Attention& a, std::optional<Schedule> schedule = {}
         const Report report = gold.compare(a.backward_args());
         EXPECT_TRUE(report.pass()) << a.problem.describe() << "\n" << report.describe();
     });
-}
-
-Attention many_queries(DType dtype) {
-    Attention a(make_problem(1, kMillion, 3, 1, 1, 8, dtype));
-    make_rows_alike(a.q);
-    make_rows_alike(a.d_o);
-    return a;
-}
-
-Attention many_keys(DType dtype) {
-    Attention a(make_problem(1, 3, kMillion, 1, 1, 8, dtype));
-    make_rows_alike(a.k);
-    make_rows_alike(a.v);
-    a.dlse = a.lse;
-    a.dlse.fill_value(1);  // without it dS of a row sums to 0, and dQ to almost 0
-    return a;
 }
 
 TEST(LongSums, over_a_million_queries) {

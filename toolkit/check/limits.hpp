@@ -31,6 +31,10 @@ inline bool plain_scores(const Problem& p) {
 inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) {
     if (!takes(kernel, p.dtype)) return "does not take " + std::string(name_of(p.dtype));
     if (kernel.name == "cpu.fa1.forward" && p.len_kv > 65536) return "renormalises O at every K/V block";
+    const std::int64_t most_terms = p.dtype == DType::fp16 ? 32'768 : 65'536;
+    if (kernel.name == "cuda.standard.backward" && std::max(p.len_q * p.group(), p.len_kv) > most_terms) {
+        return "has one accumulator for each sum";
+    }
     if (kernel.schedule != Schedule::fa3) return "";
     if (p.bias) return "takes no additive bias";
     if (!plain_scores(p) && std::max(p.head_dim, p.head_dim_v) > 128) {

@@ -7,10 +7,11 @@
 #include <cuda_runtime_api.h>
 
 #include "core/arena.hpp"
+#include "cuda/backward/host/head_split.hpp"
 #include "cuda/gradient/host/config.h"
 #include "cuda/gradient/host/dq_order.hpp"
-#include "cuda/gradient/host/head_split.hpp"
 #include "cuda/host/divider.hpp"
+#include "cuda/host/query_parts.hpp"
 #include "cuda/tile/params.hpp"
 #include "tessera/problem.hpp"
 
@@ -48,6 +49,19 @@ struct Counters {
     int rows_left = 0;            // 1: delta_from_output_kernel has left rows to delta_kernel
 };
 
+/// Partial dK and dV of the splits of a group's heads (HeadSplit).
+struct PartialSums {
+    float* data = nullptr;  // [2: dK, dV][max_splits][heads_kv][keys][dim]
+    int max_splits = 1;     // the most splits of any sequence
+    std::int64_t keys = 0;  // keys of all sequences
+    int heads_kv = 0;
+    int dim = 0;  // padded
+
+    TESSERA_HOST_DEVICE float* row(bool dv, int split, int kv_head, std::int64_t key) const {
+        return data + (((std::int64_t{dv} * max_splits + split) * heads_kv + kv_head) * keys + key) * dim;
+    }
+};
+
 struct Workspace {
     RowTile* rows;       // [heads_q, tiles_of_head]
     float* dq;           // [2 accumulators, heads_q, tiles_of_head, kBlockQ * padded head_dim], laid out as DqTile
@@ -59,6 +73,7 @@ struct Workspace {
     float* do_squares;  // [batch, heads_q]: with o_residual, the largest |row|^2 of dO
     float* v_squares;   // [batch, heads_kv]: likewise of V
     PartialSums partial;
+    int query_parts = 1;  // of any sequence, at most
 
     Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool splits_heads)
         : rows(arena.take<RowTile>(p.heads_q, counts.tiles_of_head)),
@@ -71,13 +86,17 @@ struct Workspace {
           partial{.keys = p.ragged ? p.total_kv : p.batch * p.len_kv,
                   .heads_kv = static_cast<int>(p.heads_kv),
                   .dim = padded_dim} {
-        if (!splits_heads || p.heads_q == 0) return;
+        if (p.heads_q == 0) return;
         const auto group = static_cast<int>(p.heads_q / p.heads_kv);
-        partial.max_splits =
-            p.ragged ? HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, partial.heads_kv, group)
-                     : HeadSplit::num_splits(
-                           HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), partial.heads_kv, group), group);
-        if (partial.max_splits == 1) return;
+        int heads = group;  // of a CTA, at most
+        if (splits_heads && p.ragged) {
+            partial.max_splits = HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, partial.heads_kv, group);
+        } else if (splits_heads) {
+            heads = HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), partial.heads_kv, group);
+            partial.max_splits = HeadSplit::num_splits(heads, group);
+        }
+        query_parts = QueryParts::of(p.len_q, heads, QueryParts::max_terms(p.dtype)).count;
+        if (partial.max_splits == 1 && (query_parts == 1 || p.dtype == DType::fp32)) return;
         partial.data = arena.take<float>(2, partial.max_splits, p.heads_kv, partial.keys, padded_dim);
     }
 };
@@ -89,8 +108,10 @@ struct DkdvReduceLaunch {
 
     BackwardParams params;
     PartialSums partial;
-    int tiles = 0;           // key tiles of a head
-    bool vector_dk = false;  // written 16 bytes at a time
+    bool splits_heads = false;  // some sequence has head splits
+    int max_terms = 0;          // QueryParts::max_terms
+    int tiles = 0;              // key tiles of a head
+    bool vector_dk = false;     // written 16 bytes at a time
     bool vector_dv = false;
 };
 
@@ -118,6 +139,9 @@ struct Launch {
     bool vector_residual = false;  // O, its residual and dO are read eight elements at a time
     int segments = 1;              // segments of a head's key blocks (host/dq_order.hpp)
     PartialSums partial;           // dK and dV of each split of a group's heads
+    int query_parts = 1;           // launches of the main kernel (cuda/host/query_parts.hpp)
+    int part = 0;                  // the part of the queries that this launch has
+    int max_terms = 0;             // QueryParts::max_terms
     // Dividers to decode the number of a CTA: by the key blocks of a segment; the splits of all heads; the splits of a
     // head; the kv heads.
     Divider block_divider, segment_divider, split_divider, kv_head_divider;

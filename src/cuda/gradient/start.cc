@@ -61,6 +61,8 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     launch.q_tiles = counts.q_tiles;
     launch.key_blocks = counts.key_blocks;
     launch.partial = workspace.partial;
+    launch.query_parts = workspace.query_parts;
+    launch.max_terms = QueryParts::max_terms(p.dtype);
     launch.segments = most_segments(p.mask, p.heads_kv * launch.partial.max_splits * counts.key_blocks);
     launch.set_dividers();
     if (uses_o_residual(p)) launch.o_residual = rows_of(call.args.o_residual);
@@ -100,16 +102,18 @@ void start_before(const Problem& p, const Launch& launch, const Extents& extents
 }
 
 void start_dkdv_reduce(const Problem& p, const Launch& launch, cudaStream_t stream) {
-    if (launch.partial.max_splits == 1) return;
+    if (launch.partial.data == nullptr) return;
     const DkdvReduceLaunch sums{
         .params = launch.params,
         .partial = launch.partial,
+        .splits_heads = launch.partial.max_splits > 1,
+        .max_terms = launch.max_terms,
         .tiles = static_cast<int>((p.len_kv + DkdvReduceLaunch::kKeys - 1) / DkdvReduceLaunch::kKeys),
         .vector_dk = launch.vector_dk,
         .vector_dv = launch.vector_dv};
     const auto start =
         p.dtype == DType::bf16 ? gradient::start_dkdv_reduce<__nv_bfloat16> : gradient::start_dkdv_reduce<__half>;
-    check(start(sums, stream), "dK and dV of split heads");
+    check(start(sums, stream), "dK and dV of split heads or parts of queries");
 }
 
 /// Starts the kernels that run after the main kernel, except dkdv_reduce_kernel.
@@ -138,12 +142,17 @@ std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
 void run(const BackwardCall& call, const Extents& extents,
          cudaError_t (*start)(const Problem&, const Launch&, cudaStream_t), const char* name) {
     const Problem& p = call.plan.problem;
-    const Launch launch = make_launch(call, extents);
+    Launch launch = make_launch(call, extents);
     const CurrentDevice current(call.plan.device);
     const cudaStream_t stream = stream_of(call);
     start_before(p, launch, extents, stream);
     if (has_keys(p)) {
-        check(start(p, launch, stream), name);
+        for (; launch.part < launch.query_parts; ++launch.part) {
+            if (launch.part > 0) {
+                check(cudaMemsetAsync(&launch.counters->next_cta, 0, sizeof(int), stream), "counters of the backward");
+            }
+            check(start(p, launch, stream), name);
+        }
         start_dkdv_reduce(p, launch, stream);
     }
     start_after(p, launch, extents, stream);

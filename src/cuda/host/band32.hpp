@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A mask's band in the 32-bit numbers that kernels count in. Plain C++.
+// A mask's band, and ranges of queries, keys and blocks, in the 32-bit numbers that kernels count in. Plain C++.
 #pragma once
 
 #include "tessera/mask.hpp"
 
 namespace tessera::cuda {
+
+/// Queries, keys or blocks begin ... end - 1; empty where begin >= end.
+struct Span {
+    int begin, end;
+
+    TESSERA_HOST_DEVICE constexpr int count() const { return end - begin; }
+    TESSERA_HOST_DEVICE constexpr bool contains(int n) const { return n >= begin && n < end; }
+};
 
 /// A Band in 32 bits: query q sees keys max(q + low, 0) ... min(q + high, last_key).
 struct Band32 {

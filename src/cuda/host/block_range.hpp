@@ -12,17 +12,16 @@ namespace tessera::cuda {
 /// Blocks [begin, end) of a sequence's keys, some of which need no mask code. All other blocks are skipped: under a
 /// causal mask, those past the tile's last query. A block is full if the tile's last query sees the block's first key
 /// and the tile's first query sees its last key.
-struct BlockRange {
-    int begin = 0;
-    int end = 0;
+struct BlockRange : Span {
     int full_begin = 0;  ///< every pair of blocks [full_begin, full_end) is visible
     int full_end = 0;
 
-    BlockRange() = default;
+    TESSERA_HOST_DEVICE constexpr BlockRange() : Span{0, 0} {}
     /// The blocks that queries [q_begin, q_end) need; empty where they see no key. fa1, fa2, standard and gradient take
     /// them in ascending order whatever the mask: a row then meets its keys in the same order in every tile, and its
     /// bits do not depend on the rows around it.
-    TESSERA_HOST_DEVICE BlockRange(const Band& band, std::int64_t q_begin, std::int64_t q_end, int block_kv) {
+    TESSERA_HOST_DEVICE BlockRange(const Band& band, std::int64_t q_begin, std::int64_t q_end, int block_kv)
+        : BlockRange() {
         const Range keys = band.kv_range(q_begin, q_end);
         if (keys.empty()) return;
         const std::int64_t lowest = larger(q_end - 1 + band.low, std::int64_t{0});
@@ -33,8 +32,6 @@ struct BlockRange {
         full_end = static_cast<int>(highest / block_kv);
     }
 
-    TESSERA_HOST_DEVICE int count() const { return end - begin; }
-    TESSERA_HOST_DEVICE bool contains(int n) const { return n >= begin && n < end; }
     TESSERA_HOST_DEVICE bool full(int n) const { return n >= full_begin && n < full_end; }
     /// Does block n hold a pair that is not visible?
     TESSERA_HOST_DEVICE bool partial(int n) const { return n < full_begin || n >= full_end; }

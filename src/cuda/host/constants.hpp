@@ -14,4 +14,8 @@ inline constexpr float kLn2 = 0.6931471805599453F;
 /// exponent is far over 0.
 inline constexpr float kLargeScore = 32768.0F;
 
+/// The largest |LSE| for which a backward computes P from the LSE, whose fp32 rounding P then tolerates
+/// (docs/numerics.md). Rows with more have their largest score subtracted.
+inline constexpr float kOrdinaryLse = 256;
+
 }  // namespace tessera::cuda

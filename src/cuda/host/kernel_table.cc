@@ -14,6 +14,7 @@
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/gradient/host/dispatch.hpp"
+#include "cuda/host/query_parts.hpp"
 #include "cuda/host/query_tiles.hpp"
 #include "cuda/standard/host/dispatch.hpp"
 #include "tessera/error.hpp"
@@ -187,13 +188,23 @@ Refusal refuse_standard_forward(const Problem& p, const AskedTile& tile, const L
     return refuse_matrices(p, tile, limits, shared, 1);
 }
 
+/// dK and dV are sums over the queries of a group, dQ is a sum over the keys, each in one accumulator of an MMA, which
+/// truncates (cuda/host/query_parts.hpp).
+Refusal refuse_long_sums(const Problem& p) {
+    const std::int64_t most = QueryParts::max_terms(p.dtype);
+    const std::int64_t longest = std::max(saturating_product(p.len_q, p.group()), p.len_kv);
+    if (longest <= most) return std::nullopt;
+    return fmt::format("has one accumulator for each sum: too inexact over {} terms, got {}", most, longest);
+}
+
 Refusal refuse_standard_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
     const std::int64_t blocks = tiles_of(p.batch, p.heads_kv, p.len_kv, standard::kKeysOfBlock);
     if (blocks >= kMaxIndex) return fmt::format("counts blocks of keys up to {}, got {}", kMaxIndex, blocks);
     const standard::Config& larger = standard::Shapes::kConfigs[standard::shape_of(std::max(p.head_dim, p.head_dim_v))];
     const int matrices = 2 + (p.dtype == DType::fp16 ? 1 : 0) + (p.bias_gradient ? 1 : 0);  // S, dP, dS, its gradient
-    return refuse_matrices(p, tile, limits, std::max(larger.score_shared_bytes(), larger.value_shared_bytes()),
-                           matrices);
+    const std::int64_t shared = std::max(larger.score_shared_bytes(), larger.value_shared_bytes());
+    if (auto reason = refuse_matrices(p, tile, limits, shared, matrices)) return reason;
+    return refuse_long_sums(p);
 }
 
 }  // namespace

@@ -35,19 +35,6 @@ __device__ __forceinline__ void tma_load_4d(void* shared, const CUtensorMap& map
         : "memory");
 }
 
-/// The multicast form: loads the box into both thread blocks of a 2-CTA cluster, at the same address of their shared
-/// memory, where the same barrier counts the bytes.
-__device__ __forceinline__ void tma_load_4d_multicast(void* shared, const CUtensorMap& map, int c0, int c1, int c2,
-                                                      int c3, Mbarrier& barrier, CacheHint hint) {
-    constexpr std::uint16_t kBoth = 0b11;
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-        "[%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(shared_address(shared)),
-        "l"(&map), "r"(shared_address(&barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(kBoth),
-        "l"(static_cast<std::uint64_t>(hint))
-        : "memory");
-}
-
 /// cp.async.bulk.tensor.4d, shared to global memory. Elements past its end are dropped; a negative coordinate is an
 /// illegal instruction (seen on an H200).
 __device__ __forceinline__ void tma_store_4d(const void* shared, const CUtensorMap& map, int c0, int c1, int c2,

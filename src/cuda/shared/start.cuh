@@ -33,31 +33,4 @@ cudaError_t start(void (*kernel)(Launch), std::int64_t blocks, int threads, int 
     return cudaLaunchKernelEx(&config, kernel, launch);
 }
 
-/// Starts a persistent kernel of 2-CTA clusters: `clusters` of them, or as many as run at once. Further clusters would
-/// start only when the first have ended.
-template <class Launch>
-cudaError_t start_clusters(void (*kernel)(Launch), int clusters, int threads, int shared_bytes, const Launch& launch,
-                           cudaStream_t stream, Start when = Start::behind) {
-    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    if (status != cudaSuccess) return status;
-    cudaLaunchAttribute attributes[2]{};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = 2;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(2 * clusters));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = when == Start::beside ? 2 : 1;
-    int active = 0;
-    status = cudaOccupancyMaxActiveClusters(&active, kernel, &config);
-    if (status != cudaSuccess) return status;
-    if (active > 0 && active < clusters) config.gridDim.x = static_cast<unsigned>(2 * active);
-    return cudaLaunchKernelEx(&config, kernel, launch);
-}
-
 }  // namespace tessera::cuda

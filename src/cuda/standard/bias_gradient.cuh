@@ -16,13 +16,19 @@ struct BiasElements {
     static constexpr int kStride = 16;
     static constexpr int kEach = kBiasTile / kStride;
     static constexpr int kPitch = kBiasTile + 1;  // floats from one row to the next in shared memory
+    float total[kEach][kEach] = {};               // of the earlier parts
     float sums[kEach][kEach] = {};
+    int tiles = 0;  // in sums
 
     __device__ static __forceinline__ int row() { return static_cast<int>(threadIdx.x) / kStride; }
     __device__ static __forceinline__ int column() { return static_cast<int>(threadIdx.x) % kStride; }
 
     __device__ __forceinline__ void add(const Head& head, std::int64_t pitch, const Band32& band, int first_query,
                                         int first_key) {
+        if (tiles++ == gradient::kTilesOfBiasPart) {
+            gradient::move_to_total(total, sums);
+            tiles = 1;
+        }
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
             const int query = first_query + row() + kStride * i;
@@ -56,12 +62,13 @@ __global__ void __launch_bounds__(kBiasThreads)
             }
         }
     }
+    gradient::move_to_total(elements.total, elements.sums);
 #pragma unroll
     for (int i = 0; i < BiasElements::kEach; ++i) {
 #pragma unroll
         for (int j = 0; j < BiasElements::kEach; ++j) {
             shared[(elements.row() + elements.kStride * i) * elements.kPitch + elements.column() +
-                   elements.kStride * j] = elements.sums[i][j];
+                   elements.kStride * j] = elements.total[i][j];
         }
     }
     __syncthreads();

@@ -13,14 +13,13 @@
 
 namespace tessera::cuda::standard {
 
-/// The fp16 scale of dS of a row (gradient/host/fp16_scale.hpp). `bound`: of every |dS| of the row; the scale is 1 if
-/// it is not finite.
+/// The fp16 scale of dS of a row (cuda/backward/host/fp16_scale.hpp). `bound`: of every |dS| of the row; the scale is 1
+/// if it is not finite.
 template <class T>
 __device__ __forceinline__ float ds_scale(float bound) {
     if constexpr (!std::is_same_v<T, __half>) return 1;
     if (!(bound < INFINITY)) return 1;
-    const int exponent = __float_as_int(bound) >> 23;
-    return __int_as_float((127 + gradient::fp16_scale_exponent(exponent)) << 23);
+    return power_of_two(Fp16DsScaleOfRows::exponent(biased_exponent(bound)));
 }
 
 /// One query of a head: its rows of Q K^T and dO V^T.
@@ -138,7 +137,7 @@ __device__ __forceinline__ void write_row(const GradientRow<T>& row, const RowFa
                 if (!of.visible[i]) continue;
                 const float prob = ptx::exp2_approx((of.score[i] - f.m) * kLog2E) * f.norm;
                 before_softcap[i] = prob * (dp[i] - f.delta);
-                p[i] = (kept >> i & 1) != 0 ? prob * gradient::kProbabilityScale<T> : 0.0F;
+                p[i] = (kept >> i & 1) != 0 ? prob * kPScale<T> : 0.0F;
                 ds[i] = before_softcap[i] * of.slope[i];
             }
             if (exact != nullptr) *reinterpret_cast<float4*>(exact + key) = make_float4(ds[0], ds[1], ds[2], ds[3]);

@@ -24,7 +24,8 @@ __device__ __forceinline__ float quad_max(float x) {
 }
 
 /// Sum over the quad, with the same bits in its four lanes.
-__device__ __forceinline__ float quad_sum(float x) {
+template <class Number>
+__device__ __forceinline__ Number quad_sum(Number x) {
     x += __shfl_xor_sync(kAllLanes, x, 1);
     return x + __shfl_xor_sync(kAllLanes, x, 2);
 }

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/cluster.cuh"
 
 namespace tessera::cuda {
 
@@ -54,11 +53,6 @@ struct Ring {
     template <class State>
     __device__ __forceinline__ void consumer_release(const State& state) {
         ptx::mbarrier_arrive(empty[state.index()]);
-    }
-    /// Consumer: the arrival goes to the same ring of the thread block of this rank in the cluster.
-    template <class State>
-    __device__ __forceinline__ void consumer_release(const State& state, int rank) {
-        ptx::mbarrier_arrive_cluster(empty[state.index()], rank);
     }
 };
 

@@ -28,6 +28,14 @@ __device__ __forceinline__ Sequence sequence_of(const ForwardParams& p, std::int
             static_cast<int>(min(max(end_kv - begin_kv, std::int64_t{0}), static_cast<std::int64_t>(p.len_kv)))};
 }
 
+/// Does this sequence begin past its end? Then cu_seqlens_q is invalid and sequences overlap. CTAs that add to dQ in a
+/// fixed order would wait for each other forever, so a backward that finds such a sequence waits for nothing.
+__device__ __forceinline__ bool cu_seqlens_decrease(const ForwardParams& p, std::int64_t batch) {
+    if (p.cu_seqlens_q == nullptr) return false;
+    return cu_seqlens_at(p.cu_seqlens_q, (batch + 1) * p.cu_stride_q, p.cu_q_is_64, p.total_q) <
+           cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
+}
+
 /// The tile of queries at `index` of a head of all sequences.
 __device__ __forceinline__ QueryTile ragged_tile(const ForwardParams& p, int index, int block_q) {
     return ragged_tile(static_cast<int>(p.batch), index, block_q, [&](int sequence) {

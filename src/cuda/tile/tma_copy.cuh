@@ -3,7 +3,6 @@
 // TMA loads of whole tiles, panel by panel (tile/swizzle_panel.cuh). One thread issues them.
 #pragma once
 
-#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/tile/swizzle_panel.cuh"
 
@@ -15,17 +14,6 @@ __device__ __forceinline__ void copy_in(Panel (&panels)[kPanels], const CUtensor
                                         ptx::Mbarrier& full, ptx::CacheHint hint) {
 #pragma unroll
     for (int s = 0; s < kPanels; ++s) ptx::tma_load_4d(panels[s], map, s * kPanelColumns, row, head, batch, full, hint);
-}
-
-/// The multicast form for a cluster of two thread blocks: each loads half of the rows, kBoxRows, into both.
-template <int kBoxRows, class Panel, int kPanels>
-__device__ __forceinline__ void copy_in_multicast(Panel (&panels)[kPanels], const CUtensorMap& map, int row, int head,
-                                                  int batch, ptx::Mbarrier& full, ptx::CacheHint hint) {
-    const int first = ptx::cluster_rank() * kBoxRows;
-#pragma unroll
-    for (int s = 0; s < kPanels; ++s) {
-        ptx::tma_load_4d_multicast(&panels[s][first], map, s * kPanelColumns, row + first, head, batch, full, hint);
-    }
 }
 
 }  // namespace tessera::cuda

@@ -51,7 +51,7 @@ Memory lay_out(Arena& arena, const Problem& p) {
     w.stats = arena.take<backward::RowStats>(blocks, c.row_stats());
     w.dq_semaphores = arena.take<int>(accumulators, blocks, backward::Config::kConsumers);
     w.dq = arena.take<float>(accumulators, blocks, std::int64_t{c.block_q}, std::int64_t{c.head_dim});
-    if (splits > 1) {
+    if (splits > 1 || backward::query_parts(p) > 1) {
         const std::int64_t keys = p.heads_kv * blocks_kv(p, c.block_kv) * c.block_kv;
         w.split_dk = arena.take<float>(splits, keys, std::int64_t{c.head_dim});
         w.split_dv = arena.take<float>(splits, keys, std::int64_t{c.head_dim_v});
@@ -96,6 +96,11 @@ void set_maps(Launch& launch, const Problem& p) {
     }
 }
 
+backward::SequenceSchedule schedule_of(const Problem& p, int part) {
+    return backward::ask_schedule(
+        p, [](const auto& schedule) -> backward::SequenceSchedule { return schedule; }, part);
+}
+
 Launch make_launch(const BackwardCall& call, const Memory& memory) {
     const Problem& p = call.plan.problem;
     const backward::Config& c = backward::config_of(p);
@@ -117,14 +122,32 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
         gradients.vector_dq && params.dq.data != nullptr && has_queries(p) && has_keys(p) && backward::writes_dq(p);
     launch.key_blocks = backward::key_block_numbering(p);
     launch.query_tiles = backward::query_tile_numbering(p);
-    launch.schedule =
-        backward::ask_schedule(p, [](const auto& schedule) -> backward::SequenceSchedule { return schedule; });
+    launch.schedule = schedule_of(p, 0);
+    launch.max_terms = QueryParts::max_terms(p.dtype);
     launch.scale_log2 = c.general ? kLog2E : params.forward.scale * kLog2E;
     launch.dq_accumulators = backward::dq_accumulators(p);
     launch.blocks_q = static_cast<int>(blocks_q(p, c.block_q));
     launch.blocks_kv = static_cast<int>(blocks_kv(p, c.block_kv));
     launch.multiprocessors = properties(call.plan.device).multiprocessors;
     return launch;
+}
+
+/// Launches the main kernel, once for each part of the queries, and sums up dK and dV.
+template <class T, class Shape>
+cudaError_t launch_main(const Problem& p, const Launch& first, cudaStream_t stream) {
+    const int parts = backward::query_parts(p);
+    Launch launch = first;
+    cudaError_t status = cudaSuccess;
+    for (launch.part = 0; launch.part < parts && status == cudaSuccess; ++launch.part) {
+        if (launch.part > 0) {
+            launch.schedule = schedule_of(p, launch.part);
+            status = cudaMemsetAsync(&launch.workspace.state->next_number, 0, sizeof(unsigned), stream);
+        }
+        if (status == cudaSuccess) status = backward::launch_backward<T, Shape>(launch, stream);
+    }
+    if (status != cudaSuccess || (launch.key_blocks.splits == 1 && parts == 1)) return status;
+    launch.part = 0;
+    return backward::launch_dkdv_reduce<T, Shape>(launch, stream);
 }
 
 /// Launches the kernels of a call. Without queries, dK and dV are still set to 0, and without keys dQ.
@@ -136,10 +159,7 @@ cudaError_t launch_all(const Problem& p, const Launch& launch, cudaStream_t stre
     }
     if (status == cudaSuccess && has_queries(p)) status = backward::launch_delta<T, Shape>(launch, stream);
     if (status == cudaSuccess && has_keys(p) && !launch.gradients.only_dq) {
-        status = backward::launch_backward<T, Shape>(launch, stream);
-        if (status == cudaSuccess && launch.key_blocks.splits > 1) {
-            status = backward::launch_dkdv_reduce<T, Shape>(launch, stream);
-        }
+        status = launch_main<T, Shape>(p, launch, stream);
     }
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
     if constexpr (Shape::kConfig.splits_dv_dk()) return backward::launch_dq_kernel<T, Shape>(launch, stream);

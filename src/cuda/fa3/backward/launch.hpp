@@ -51,7 +51,8 @@ struct Workspace {
     int* dq_semaphores;   // [accumulators, heads_q, query blocks, 2 halves]: key blocks that have added to this half of
                           // dQ; with an order thread, the first one counts for both
     float* dq;            // [accumulators, heads_q, query blocks, block_q * padded head_dim], in accumulator layout
-    float* split_dk;      // [head splits, heads_kv, key blocks, block_kv * padded head_dim], in accumulator layout
+    float* split_dk;      // with head splits or parts of queries:
+                          // [head splits, heads_kv, key blocks, block_kv * padded head_dim], in accumulator layout
     float* split_dv;      // like split_dk, with head_dim_v
 };
 
@@ -87,6 +88,8 @@ struct Launch {
     int blocks_q;               ///< query blocks of one head, over all sequences
     int blocks_kv;              ///< key blocks of one head, over all sequences
     int multiprocessors;
+    int max_terms;  ///< QueryParts::max_terms
+    int part;       ///< the part of the queries that this launch of the main kernel has (cuda/host/query_parts.hpp)
 };
 
 /// Query blocks of the sequences before this one.
@@ -113,7 +116,7 @@ cudaError_t launch_delta(const Launch& launch, cudaStream_t stream);
 /// The main kernel.
 template <class T, class Shape>
 cudaError_t launch_backward(const Launch& launch, cudaStream_t stream);
-/// Sums dK and dV over head splits; launched only with head splits.
+/// Sums dK and dV over head splits and rounds them; launched only with head splits or parts of the queries.
 template <class T, class Shape>
 cudaError_t launch_dkdv_reduce(const Launch& launch, cudaStream_t stream);
 /// Writes dQ from its accumulators, in shapes whose main kernel adds up dQ.

@@ -182,14 +182,9 @@ struct Consumer {
     }
     __device__ __forceinline__ void release_k() { release(shared.k_ring, k); }
     __device__ __forceinline__ void release_v() { release(shared.v_ring, v); }
-    /// Releases a stage. With multicast each CTA of the cluster fills half of it for both, so both producers are told.
     __device__ __forceinline__ static void release(Ring<kConfig.kv_stages>& ring,
                                                    PipelineState<kConfig.kv_stages>& state) {
-        if constexpr (kConfig.cluster_multicast) {
-            if (lane() < 2) ring.consumer_release(state, lane());
-        } else if (lane() == 0) {
-            ring.consumer_release(state);
-        }
+        if (lane() == 0) ring.consumer_release(state);
         state.advance();
     }
     /// With skips_blocks(): skips K of so many blocks; skip_v() then skips V of all blocks whose K was skipped.

@@ -27,8 +27,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
         for (const CUtensorMap* map : {&launch.q, &launch.k, &launch.v, &launch.o}) ptx::prefetch_tensor_map(*map);
         shared.init_barriers();
     }
-    if constexpr (kConfig.cluster_multicast) ptx::cluster_sync();
-    else __syncthreads();
+    __syncthreads();
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup == 0) {
         const int thread = static_cast<int>(threadIdx.x);
@@ -39,7 +38,6 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
         ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
         Consumer<T, kConfig>{launch, shared, warpgroup - 1}.run();
     }
-    if constexpr (kConfig.cluster_multicast) ptx::cluster_sync();  // the other CTA may still write to this one
 }
 
 template <class T, class Shape>
@@ -48,10 +46,6 @@ cudaError_t start_forward(const Launch& launch, int blocks, cudaStream_t stream)
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
     const Start when = launch.tile_counter == nullptr ? Start::behind : Start::beside;
-    if constexpr (Shape::kConfig.cluster_multicast) {
-        return start_clusters(forward_kernel<T, Shape>, blocks / 2, Shape::kConfig.threads(), kBytes, launch, stream,
-                              when);
-    }
     return start(forward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream, when);
 }
 

@@ -42,24 +42,20 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     launch.unscale = 1 / launch.scale_log2;
     if (c.scores == Scores::capped) launch.softcap = softcap_of(p.softcap, params.scale);
     launch.o_residual = o_residual;
-    // PackGQA saves nothing with o_residual (training, long rows), nor with clusters over heads, which run long rows.
-    const bool may_pack = o_residual.data == nullptr && !c.cluster_over_heads;
-    launch.pack = may_pack ? pack_gqa_of(p) : PackGqa{};
+    // With o_residual requested (training, long rows) PackGQA saves nothing.
+    launch.pack = o_residual.data == nullptr ? pack_gqa_of(p) : PackGqa{};
     const int packed = launch.pack.heads();
     launch.q = tensor_map_of_heads(params.q, shapes.q, p.dtype, packed, 64 / packed);
     if (p.len_kv > 0 && shapes.k.len > 0) {
-        launch.k = tensor_map(params.k, shapes.k, p.dtype, c.kv_box());
-        launch.v = tensor_map(params.v, shapes.v, p.dtype, c.kv_box());
+        launch.k = tensor_map(params.k, shapes.k, p.dtype, c.block_kv);
+        launch.v = tensor_map(params.v, shapes.v, p.dtype, c.block_kv);
     }
     launch.store_by_tma = !refuse_tma(params.o, shapes.o);
     if (launch.store_by_tma) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, packed, 16 / packed);
     const std::int64_t tiles = query_tiles(p, c.block_q() / packed);
-    const int together = c.cluster_over_heads ? 2 : packed;  // heads that one index of the order stands for
-    const bool cluster_over_tiles = c.cluster_multicast && !c.cluster_over_heads;
-    launch.order = TileOrder(static_cast<int>(query_heads(p)) / together,
-                             static_cast<int>(cluster_over_tiles ? (tiles + 1) / 2 : tiles),
-                             std::max(heads_together(p, kL2Share) / together, 1));
-    launch.packed_heads = Divider(params.heads_q / together);
+    launch.order = TileOrder(static_cast<int>(query_heads(p)) / packed, static_cast<int>(tiles),
+                             std::max(heads_together(p, kL2Share) / packed, 1));
+    launch.packed_heads = Divider(params.heads_q / packed);
     launch.group = Divider(params.group);
     const Band band = p.mask.bind(p.len_q, p.len_kv);
     launch.low = static_cast<int>(band.low);
@@ -78,8 +74,7 @@ void forward(const ForwardCall& call) {
         launch.tile_counter = reinterpret_cast<unsigned*>(call.workspace.data());
         check(start_counter_reset(launch.tile_counter, stream_of(call)), "cuda.fa3.forward, tile counter");
     }
-    const int blocks = std::min(properties(call.plan.device).multiprocessors,
-                                launch.order.tiles() * (config_of(p).cluster_multicast ? 2 : 1));
+    const int blocks = std::min(properties(call.plan.device).multiprocessors, launch.order.tiles());
     const cudaError_t status = Shapes::call(*shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));

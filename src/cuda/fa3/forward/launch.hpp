@@ -15,17 +15,17 @@ namespace tessera::cuda::fa3 {
 /// The kernel's argument.
 struct Launch {
     ForwardParams params;
-    CUtensorMap q, k, v, o;    ///< q and o: tensor_map_of_heads
-    float scale_log2;          ///< factor from Q K^T (with ALiBi and in general shapes: from scores) to log2 units
-    float unscale;             ///< 1 / scale_log2
-    Softcap softcap;           ///< in the capped shapes
-    bool store_by_tma;         ///< O has a tensor map
-    PackGqa pack;              ///< query heads in a tile
-    TileOrder order;           ///< tiles in launch order; those of all sequences of a varlen call
-    Divider packed_heads;      ///< heads of a sequence, as `order` counts them: divided by those in a tile or cluster
-    Divider group;             ///< query heads per K/V head
-    int low, high;             ///< the mask's band, in a dense call
-    Rows o_residual;           ///< low-order bits that rounding takes off O, one byte an element; null: not wanted
+    CUtensorMap q, k, v, o;  ///< q and o: tensor_map_of_heads
+    float scale_log2;        ///< from Q K^T to log2 units; with ALiBi and in general shapes, from scores to log2 units
+    float unscale;           ///< 1 / scale_log2
+    Softcap softcap;         ///< in the capped shapes
+    bool store_by_tma;       ///< O has a tensor map
+    PackGqa pack;            ///< query heads in a tile
+    TileOrder order;         ///< tiles in launch order; those of all sequences of a varlen call
+    Divider packed_heads;    ///< heads of a sequence, as `order` counts them: divided by those in a tile
+    Divider group;           ///< query heads per K/V head
+    int low, high;           ///< the mask's band, in a dense call
+    Rows o_residual;         ///< low-order bits that rounding takes off O, one byte an element; null: not wanted
     bool residual_by_vectors;  ///< 8 bytes at a time
     unsigned* tile_counter;    ///< counter of the dynamic tile scheduler (start_counter_reset); null: static
 };

@@ -12,18 +12,6 @@
 
 namespace tessera::cuda::fa3 {
 
-/// Starts the load of a block of K or V, from row `row` of (head, batch) on: multicast in a cluster.
-template <Config kConfig, class Panel, int kPanels>
-__device__ __forceinline__ void copy_kv(Panel (&panels)[kPanels], const CUtensorMap& map, int row, int head, int batch,
-                                        ptx::Mbarrier& full) {
-    constexpr auto kHint = ptx::CacheHint::evict_last;
-    if constexpr (kConfig.cluster_multicast) {
-        copy_in_multicast<kConfig.kv_box()>(panels, map, row, head, batch, full, kHint);
-    } else {
-        copy_in(panels, map, row, head, batch, full, kHint);
-    }
-}
-
 /// One thread: all loads, in the order in which the consumers take them. V comes one block behind K, across tiles too,
 /// since the first scores of a tile run beside the last P V of the previous tile.
 template <Config kConfig>
@@ -41,7 +29,7 @@ struct Producer {
     bool had_keys = false;  ///< a tile with keys came
 
     __device__ __forceinline__ void run() {
-        TileScheduler<kConfig> scheduler{launch, shared.tiles, shared.cluster_tile_indices()};
+        TileScheduler<kConfig> scheduler{launch, shared.tiles};
         while (true) {
             const WorkTile& tile = scheduler.next();
             if (!tile.exists) break;
@@ -113,14 +101,14 @@ struct Producer {
         shared.k_ring.producer_acquire(k);
         ptx::Mbarrier& full = shared.k_ring.full[k.index()];
         ptx::mbarrier_arrive_expect(full, sizeof(shared.k[0]));
-        copy_kv<kConfig>(shared.k[k.index()], launch.k, block.row, block.head, block.batch, full);
+        copy_in(shared.k[k.index()], launch.k, block.row, block.head, block.batch, full, ptx::CacheHint::evict_last);
         k.advance();
     }
     __device__ __forceinline__ void load_v(const Block& block) {
         shared.v_ring.producer_acquire(v);
         ptx::Mbarrier& full = block.partial ? shared.v_unsanitized[v.index()] : shared.v_ring.full[v.index()];
         ptx::mbarrier_arrive_expect(full, sizeof(shared.v[0]));
-        copy_kv<kConfig>(shared.v[v.index()], launch.v, block.row, block.head, block.batch, full);
+        copy_in(shared.v[v.index()], launch.v, block.row, block.head, block.batch, full, ptx::CacheHint::evict_last);
         v.advance();
     }
 };

@@ -29,14 +29,6 @@ struct OutputTiles {
 template <Config kConfig>
 struct OutputTiles<kConfig, false> {};
 
-/// Only with cluster_over_heads.
-template <bool kOverHeads>
-struct ClusterStorage {
-    ClusterTileIndices indices;
-};
-template <>
-struct ClusterStorage<false> {};
-
 /// Shared memory of one thread block. Q is kept by warpgroup. The panels come first, since their swizzle needs
 /// addresses at multiples of 1024 bytes.
 template <Config kConfig>
@@ -52,21 +44,14 @@ struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
     TileRing tiles;
     WorkTile epilogue_tiles[4 * kConfig.consumers];  ///< one per warp: the tile whose epilogue comes next
     ptx::Mbarrier v_unsanitized[kConfig.kv_stages];  ///< V of a partial block has arrived and is to be sanitized
-    ClusterStorage<kConfig.cluster_over_heads> cluster;
 
-    __device__ ClusterTileIndices* cluster_tile_indices() {
-        if constexpr (kConfig.cluster_over_heads) return &cluster.indices;
-        else return nullptr;
-    }
     __device__ void init_barriers() {
         constexpr int kReaders = 4 * kConfig.consumers;  // one arrival a warp
         q_ring.init(kReaders);
         tiles.ring.init(kReaders + kSanitizeWarps);
-        constexpr int kBlocks = kConfig.cluster_multicast ? 2 : 1;  // CTAs that read a stage
-        k_ring.init(kBlocks * kReaders);
-        v_ring.init(kBlocks * kReaders);
+        k_ring.init(kReaders);
+        v_ring.init(kReaders);
         for (auto& barrier : v_unsanitized) ptx::mbarrier_init(barrier, 1);
-        if constexpr (kConfig.cluster_over_heads) cluster.indices.init();
         ptx::fence_mbarrier_init();
     }
 };

@@ -39,15 +39,13 @@ struct ThreadRows {
           head{tile.head + pack.head(row), tile.head + pack.head(row + 8)} {}
 };
 
-/// The tile at an index of the launch order. A cluster takes two tiles or two heads at once; the result is this thread
-/// block's tile.
+/// The tile at an index of the launch order.
 template <Config kConfig>
 __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     const ForwardParams& p = launch.params;
     const TileIndex at = launch.order[index];
     WorkTile tile;
-    int block =
-        kConfig.cluster_multicast && !kConfig.cluster_over_heads ? 2 * at.block + ptx::cluster_rank() : at.block;
+    int block = at.block;
     const int queries = launch.pack.query(kConfig.block_q());
     Sequence sequence{0, 0, p.len_q, p.len_kv};
     tile.low = launch.low;
@@ -55,7 +53,6 @@ __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     if (p.cu_seqlens_q == nullptr) {
         tile.batch = launch.packed_heads.quotient(at.head);
         tile.head = (at.head - tile.batch * launch.packed_heads.divisor()) << launch.pack.shift;
-        if constexpr (kConfig.cluster_over_heads) tile.head = 2 * tile.head + ptx::cluster_rank();
     } else {
         const QueryTile of = ragged_tile(p, at.block, queries);
         block = of.block;
@@ -71,8 +68,7 @@ __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
     tile.first_kv = static_cast<int>(sequence.first_kv);
     tile.q_begin = block * queries;
     tile.q_end = min(tile.q_begin + queries, sequence.len_q);
-    // A cluster's second tile may have no queries: it still loads its half of K and V.
-    tile.exists = kConfig.cluster_multicast || tile.q_begin < tile.q_end;
+    tile.exists = tile.q_begin < tile.q_end;
     tile.last_key = sequence.len_kv - 1;
     tile.blocks = blocks_of<kConfig.block_kv>(tile.q_begin, tile.q_end, tile.band());
     tile.v_is_sanitized = false;
@@ -87,30 +83,14 @@ struct TileRing {
     WorkTile tiles[kTileStages];
 };
 
-/// Tile indices that the first CTA of a cluster draws from the counter, on their way to the second. The first CTA is at
-/// most three draws ahead: both load halves of every block, K has two stages, and every tile has a block.
-struct ClusterTileIndices {
-    static constexpr int kStages = 4;
-
-    ptx::Mbarrier full[kStages];
-    std::uint32_t index[kStages];
-
-    __device__ void init() {
-        for (auto& barrier : full) ptx::mbarrier_init(barrier, 1);
-    }
-};
-
 /// The producer's side of the scheduler. Dynamic: a counter in the workspace (FlashAttention-3's tile_count_semaphore)
 /// hands the next tile to whichever thread block is free. Static, without the counter: round-robin.
 template <Config kConfig>
 struct TileScheduler {
-    static constexpr int kBlocks = kConfig.cluster_multicast ? 2 : 1;  ///< CTAs that share an index of the order
-
     const Launch& launch;
     TileRing& ring;
-    ClusterTileIndices* cluster;  ///< with cluster_over_heads
     PipelineState<kTileStages> state{};
-    int next_index = static_cast<int>(blockIdx.x) / kBlocks;
+    int next_index = static_cast<int>(blockIdx.x);
     int rotation = 0;
 
     /// The next tile that has queries, passed to the other warps too. The reference holds for three more calls.
@@ -119,7 +99,6 @@ struct TileScheduler {
         ring.ring.producer_acquire(state);
         WorkTile& tile = ring.tiles[state.index()];
         tile.exists = false;
-        if constexpr (kConfig.cluster_over_heads) share_next_index();
         while (next_index < launch.order.tiles()) {
             tile = tile_at<kConfig>(launch, next_index);
             if (tile.exists) break;
@@ -133,32 +112,13 @@ struct TileScheduler {
     }
     /// Chooses the next tile. Called as late as its loads allow, when it is better known which thread block is free.
     __device__ __forceinline__ void choose_next() {
-        const int blocks = static_cast<int>(gridDim.x) / kBlocks;
+        const int blocks = static_cast<int>(gridDim.x);
         if (launch.tile_counter == nullptr) {
             next_index += blocks;
         } else {
-            if (kConfig.cluster_over_heads && ptx::cluster_rank() != 0) return;
             ptx::griddepcontrol_wait();  // the counter was reset
             next_index = blocks + static_cast<int>(atomicAdd(launch.tile_counter, 1));
         }
-    }
-
-    // With cluster_over_heads the first CTA draws an index and sends it to the second, when the second asks for it.
-    PipelineState<ClusterTileIndices::kStages> index_state{};
-    bool had_tile = false;  ///< false for the first tile, whose index is not drawn
-    __device__ __forceinline__ void share_next_index() {
-        if (had_tile && launch.tile_counter != nullptr) {
-            const int stage = index_state.index();
-            if (ptx::cluster_rank() == 0) {
-                ptx::st_async(cluster->index[stage], static_cast<std::uint32_t>(next_index), cluster->full[stage], 1);
-            } else {
-                ptx::mbarrier_arrive_expect(cluster->full[stage], sizeof(cluster->index[0]));
-                wait(cluster->full[stage], index_state.phase());
-                next_index = static_cast<int>(*static_cast<volatile std::uint32_t*>(&cluster->index[stage]));
-            }
-            index_state.advance();
-        }
-        had_tile = true;
     }
 };
 

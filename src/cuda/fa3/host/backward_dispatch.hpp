@@ -48,23 +48,12 @@ inline std::int64_t max_key_blocks(const Problem& p) {
     return (p.len_kv + block_kv - 1) / block_kv;
 }
 
-/// Accumulators of dQ in the workspace: 2 where a key block may wrap from the last query block to the first one
-/// (dq_order.hpp), 0 where dQ has a kernel of its own.
-inline int dq_accumulators(const Problem& p) {
-    if (config_of(p).splits_dv_dk()) return 0;
-    if (p.ragged) return 2;
-    // Under a causal mask of equal lengths, key blocks start at the first queries that see them, or ascend.
-    const bool square = p.mask.causal != Causal::none && p.len_q == p.len_kv;
-    const bool aligned = p.mask.trivial() && p.group() == 1 && p.len_kv <= 128 * kMaxAlignedBlocks;
-    return square || aligned ? 1 : 2;
-}
-
 /// Returns ask(schedule) for the BlockSchedule of a Problem; of a ragged one, of its largest sequence.
 template <class Ask>
-auto ask_schedule(const Problem& p, const Ask& ask) {
+auto ask_schedule(const Problem& p, const Ask& ask, int part = 0) {
     const auto of = [&](auto schedule) {
         schedule.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
-                     static_cast<int>(p.heads_kv));
+                     static_cast<int>(p.heads_kv), part, QueryParts::max_terms(p.dtype));
         return ask(schedule);
     };
     const Config& c = config_of(p);
@@ -72,11 +61,30 @@ auto ask_schedule(const Problem& p, const Ask& ask) {
     return c.block_q == 128 ? of(BlockSchedule<128, 128>{}) : of(BlockSchedule<64, 128>{});
 }
 
+/// The most parts of queries of any sequence: launches of the main kernel.
+inline int query_parts(const Problem& p) {
+    if (!p.ragged)
+        return ask_schedule(p, [&](const auto& schedule) { return schedule.parts(QueryParts::max_terms(p.dtype)); });
+    return QueryParts::of(p.len_q, p.group(), QueryParts::max_terms(p.dtype)).count;
+}
+
+/// Accumulators of dQ in the workspace: 2 where a key block may wrap from the last query block to the first one
+/// (dq_order.hpp), 0 where dQ has a kernel of its own.
+inline int dq_accumulators(const Problem& p) {
+    if (config_of(p).splits_dv_dk()) return 0;
+    if (p.ragged) return 2;
+    // Under a causal mask of equal lengths, key blocks start at the first queries that see them, or ascend.
+    const bool square = p.mask.causal != Causal::none && p.len_q == p.len_kv;
+    const bool aligned =
+        p.mask.trivial() && p.group() == 1 && p.len_kv <= 128 * kMaxAlignedBlocks && query_parts(p) == 1;
+    return square || aligned ? 1 : 2;
+}
+
 /// The most head splits of any sequence; 1 where a CTA has all query heads of a group.
 inline int head_splits(const Problem& p) {
     if (p.ragged) {
-        return max_head_splits(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
-                               static_cast<int>(p.len_kv), config_of(p).block_kv);
+        return EvenHeadSplit::max_splits(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
+                                         static_cast<int>(p.len_kv), config_of(p).block_kv);
     }
     return ask_schedule(p, [](const auto& schedule) { return schedule.head_splits; });
 }
@@ -131,7 +139,7 @@ inline std::int64_t cached_heads_of_many_blocks(const Problem& p, std::int64_t b
 /// rows of Q and dO in the L2 cache; with many, the longest blocks are balanced better. If the heads have few blocks,
 /// all heads are one round.
 inline std::int64_t heads_longest_first(std::int64_t blocks, std::int64_t heads, bool splits_dv_dk) {
-    if (!splits_dv_dk && heads * blocks <= kMinBlocksOfSequence) return heads;
+    if (!splits_dv_dk && heads * blocks <= EvenHeadSplit::kMinBlocks) return heads;
     const std::int64_t own = std::max<std::int64_t>(blocks, 1);
     const std::int64_t few = splits_dv_dk ? 4 : std::clamp<std::int64_t>(1024 / own, 4, 8);
     return std::max(few, 128 / own);
@@ -151,7 +159,7 @@ inline KeyBlockRounds key_block_rounds(const Problem& p) {
     if (c.splits_dv_dk()) return rounds(1, blocks, heads);
     if (uses_segments(p)) {
         constexpr std::int64_t kMaxBlocksInRounds = 32;  // heads with more blocks take turns all together
-        return rounds(kSegments, (blocks + kSegments - 1) / kSegments,
+        return rounds(kSegments, segment_size<std::int64_t>(blocks, kSegments),
                       blocks > kMaxBlocksInRounds ? heads : cached_heads_of_many_blocks(p, blocks));
     }
     // Few blocks that start together: heads take turns, so that few blocks wait for each other at their start.

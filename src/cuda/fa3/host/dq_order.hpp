@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fixed order in which key blocks add to dQ. It is deterministic, and no CTA waits for long.
-//
-// Invariant: a CTA never waits for a CTA that has not been launched. CTAs draw their number from a counter when they
-// start (KeyBlockNumbering), and the key blocks that add to one tile of dQ are numbered in the order in which they add.
+// The fixed order in which key blocks add to dQ in fa3's backward (backward/host/dq_order.hpp has what it shares with
+// gradient). CTAs draw their number from a counter (KeyBlockNumbering), and no CTA waits for long.
 //
 //     for the key blocks n of a head, in launch order:                 each by a CTA
 //         for the query blocks m that see n, from first_query_block(n) on and then from the first one (StepIterator):
@@ -23,12 +21,18 @@
 //   segmented   Causal, as many queries as keys, one query head a group, many blocks: a head's blocks form kSegments
 //               segments, descending in each. The segments with the longest blocks of all heads are launched first; one
 //               accumulator.
+//
+// A long sequence is cut into parts of queries (cuda/host/query_parts.hpp). Each part has a launch and the order of the
+// sequence, among its own query blocks.
 #pragma once
 
 #include <algorithm>
 
+#include "cuda/backward/host/dq_order.hpp"
+#include "cuda/backward/host/head_split.hpp"
 #include "cuda/fa3/host/backward_config.h"
 #include "cuda/host/band32.hpp"
+#include "cuda/host/query_parts.hpp"
 #include "tessera/mask.hpp"
 
 namespace tessera::cuda::fa3::backward {
@@ -37,16 +41,8 @@ namespace tessera::cuda::fa3::backward {
 /// additions delays the next CTA.
 enum class DqOrder { descending, ascending, segmented };
 
-/// Blocks begin ... end - 1.
-struct Span {
-    int begin, end;
-};
-
-/// Segments of a head's key blocks, and the fewest blocks that are cut into them: of one head, and of all heads of a
-/// sequence. With fewer, all blocks run at once, and segments would only wait for each other.
-inline constexpr int kSegments = 4;
+/// The fewest key blocks of one head that are cut into segments.
 inline constexpr int kMinBlocksToSegment = 16;
-inline constexpr int kMinBlocksOfAllHeads = 256;
 
 /// Without a mask, up to this many key blocks all start at query block 0 and need one accumulator only. Each is a step
 /// behind the previous one, which pays while there are few.
@@ -58,36 +54,6 @@ TESSERA_HOST_DEVICE constexpr bool may_use_segments(const Mask& mask, int group,
            std::int64_t{heads} * max_blocks >= kMinBlocksOfAllHeads;
 }
 
-/// Limits of head splits: CTAs share out the query heads of a group in the ascending order. Double the number of splits
-/// while a CTA handles more than kMaxHeadsPerSplit query heads or the sequence has fewer than kMinBlocksOfSequence
-/// CTAs, and the longest CTA keeps kMinStepsOfBlock steps of 64 queries. (Its prologue and epilogue cost about 3.)
-inline constexpr int kMaxHeadsPerSplit = 4;
-inline constexpr int kMinBlocksOfSequence = 256;
-inline constexpr int kMinStepsOfBlock = 64;
-
-/// Head splits of a causal sequence of `len` queries and keys. `count`: its key blocks of one kv head.
-TESSERA_HOST_DEVICE constexpr int head_splits_of(int group, int heads_kv, int count, int len) {
-    const std::int64_t steps = std::int64_t{group} * ((len + 63) / 64);
-    int splits = 1;
-    while (group % (2 * splits) == 0 && steps / (2 * splits) >= kMinStepsOfBlock &&
-           (group > kMaxHeadsPerSplit * splits || std::int64_t{heads_kv} * count * splits < kMinBlocksOfSequence)) {
-        splits *= 2;
-    }
-    return splits;
-}
-
-/// The most head splits of any sequence of no more than `len` keys.
-TESSERA_HOST_DEVICE constexpr int max_head_splits(const Mask& mask, int group, int heads_kv, int len, int block_kv) {
-    if (group == 1 || mask.trivial()) return 1;
-    int most = head_splits_of(group, heads_kv, (len + block_kv - 1) / block_kv, len);
-    // From kMinBlocksOfSequence blocks on, more keys never mean fewer splits.
-    for (int count = 1; heads_kv * (count - std::int64_t{1}) < kMinBlocksOfSequence && count * block_kv <= len;
-         ++count) {
-        most = std::max(most, head_splits_of(group, heads_kv, count, count * block_kv));
-    }
-    return most;
-}
-
 /// The numbers that decide the order of one sequence, computed once.
 struct SequenceSchedule : Band32 {
     int len_q;
@@ -96,10 +62,20 @@ struct SequenceSchedule : Band32 {
     int blocks_per_start;   ///< over 1 where there are more key blocks: so many start together
     bool ascending;
     bool segmented;
-    int head_splits;      ///< CTAs that share the group's query heads of one key block
-    int heads_per_split;  ///< query heads of each
+    int head_splits;             ///< CTAs that share the group's query heads of one key block
+    int heads_per_split;         ///< query heads of each
+    int first_query, end_query;  ///< the part of the queries that the launch has; 0 and len_q: all
 
     TESSERA_HOST_DEVICE int len_kv() const { return last_key + 1; }
+    TESSERA_HOST_DEVICE bool has_parts() const { return end_query - first_query < len_q; }
+    /// Parts of the sequence.
+    TESSERA_HOST_DEVICE int parts(int max_terms) const {
+        return QueryParts::of(len_q, heads_per_split, max_terms).count;
+    }
+    /// Are dK and dV sums in the workspace first, over head splits or parts?
+    TESSERA_HOST_DEVICE bool sums_in_workspace() const { return head_splits > 1 || has_parts(); }
+    /// Has the sequence no queries in this launch's part? A sequence of one part has all of them in part 0.
+    TESSERA_HOST_DEVICE bool is_past_last_part() const { return first_query > 0 && first_query >= len_q; }
     /// Are all pairs of these queries and keys in the sequence and visible? (Band32::full() takes a minimum instead of
     /// two comparisons. With it, ptxas spills 84 bytes in delta_kernel of general shapes.)
     TESSERA_HOST_DEVICE bool unmasked(int query, int queries, int key, int keys) const {
@@ -111,34 +87,39 @@ struct SequenceSchedule : Band32 {
 /// The order of one head of one sequence.
 template <int kBlockQ, int kBlockKv>
 struct BlockSchedule : SequenceSchedule {
-    /// `group`: query heads of a kv head.
-    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads_kv) {
+    /// `group`: query heads of a kv head. `part`: the part of the queries that the launch has.
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads_kv, int part = 0,
+                                 int max_terms = QueryParts::kMaxTerms) {
         static_cast<Band32&>(*this) = Band32(mask.bind(own_len_q, own_len_kv));
         len_q = own_len_q;
         count_q = (len_q + kBlockQ - 1) / kBlockQ;
         count_kv = (own_len_kv + kBlockKv - 1) / kBlockKv;
+        const bool square = is_causal_square(*this, len_q, own_len_kv);
+        ascending = group > 1 && square;
+        segmented = square && may_use_segments(mask, group, heads_kv, count_kv);
+        head_splits = ascending ? EvenHeadSplit::num_splits(group, heads_kv, count_kv, own_len_kv) : 1;
+        heads_per_split = group / head_splits;
+        const QueryParts parts = QueryParts::of(len_q, heads_per_split, max_terms);
+        const bool whole = parts.count == 1;
+        first_query = std::min(parts.begin(part), len_q);
+        end_query = std::min(parts.begin(part + 1), len_q);
         start_stride = std::max((count_q + 1) / std::max(count_kv, 1), 1);
         blocks_per_start = std::max((count_kv + count_q - 1) / std::max(count_q, 1), 1);
         if (count_q >= count_kv) blocks_per_start = 1;
         else start_stride = 1;
         const bool all_seen = low <= 1 - len_q && high >= own_len_kv - 1;
-        if (group == 1 && all_seen && count_kv <= kMaxAlignedBlocks) {
+        if (group == 1 && all_seen && count_kv <= kMaxAlignedBlocks && whole) {
             blocks_per_start = std::max(count_kv, 1), start_stride = 1;
         }
-        const bool square = len_q == own_len_kv && high == 0 && low <= 1 - len_q;
-        ascending = group > 1 && square;
-        segmented = square && may_use_segments(mask, group, heads_kv, count_kv);
-        head_splits = ascending ? head_splits_of(group, heads_kv, count_kv, own_len_kv) : 1;
-        heads_per_split = group / head_splits;
     }
     /// Copies `known`, the schedule that the host computed; for a ragged sequence computes it.
     TESSERA_HOST_DEVICE void set_of(const SequenceSchedule& known, bool ragged, const Mask& mask, int own_len_q,
-                                    int own_len_kv, int group, int heads_kv) {
-        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv);
+                                    int own_len_kv, int group, int heads_kv, int max_terms, int part = 0) {
+        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv, part, max_terms);
         else static_cast<SequenceSchedule&>(*this) = known;
     }
     /// Key blocks of a segment, if there are `segments` of them.
-    TESSERA_HOST_DEVICE int segment_size(int segments) const { return (count_kv + segments - 1) / segments; }
+    TESSERA_HOST_DEVICE int segment_size(int segments) const { return cuda::segment_size(count_kv, segments); }
     /// The key block that is launched as number `index` of a segment of up to `max_size` blocks. Returns count_kv, a
     /// block that does not exist, where this sequence's segments are shorter.
     TESSERA_HOST_DEVICE int key_block(int segment, int index, int segments, int max_size) const {
@@ -156,14 +137,16 @@ struct BlockSchedule : SequenceSchedule {
         return segmented ? segment_begin(n) + segment_size(kSegments) - 1 : count_kv;
     }
 
-    /// Query blocks that see some key of block n.
+    /// Query blocks of this part that see some key of block n.
     TESSERA_HOST_DEVICE Span query_blocks_of(int n) const {
         const int key = n * kBlockKv;
-        const int begin = std::max(key - high, 0);
-        const int end = std::min(std::min(key + kBlockKv, len_kv()) - low, len_q);
+        const int begin = std::max(key - high, first_query);
+        const int end = std::min(std::min(key + kBlockKv, len_kv()) - low, end_query);
         if (begin >= end || low > high) return Span{0, 0};
         return Span{begin / kBlockQ, (end + kBlockQ - 1) / kBlockQ};
     }
+    /// Where block n starts, unless ascending, and the query blocks that it visits.
+    TESSERA_HOST_DEVICE QueryVisits visits_of(int n) const { return {query_blocks_of(n), first_query_block(n)}; }
     /// Query blocks that exist in full and see all of these keys.
     TESSERA_HOST_DEVICE Span unmasked_query_blocks(int key, int keys) const {
         if (key + keys > len_kv()) return Span{0, 0};
@@ -203,7 +186,7 @@ struct BlockSchedule : SequenceSchedule {
     TESSERA_HOST_DEVICE bool first_block_adds_last() const {
         const bool all_see_first = low <= 1 - len_q && high >= 0 && count_kv > 0;
         const bool one_accumulator = blocks_per_start >= count_kv || (high == 0 && len_q == len_kv());
-        return all_see_first && one_accumulator && !ascending;
+        return all_see_first && one_accumulator && !ascending && !has_parts();
     }
     /// Does any key block add to this accumulator of query block m?
     TESSERA_HOST_DEVICE bool has_contributions(int accumulator, int m) const {
@@ -219,22 +202,20 @@ using ScheduleOf = BlockSchedule<kConfig.block_q, kConfig.block_kv>;
 
 /// The steps of one key block: its query blocks, for each query head of the CTA. kAscending: the order of the sequence.
 template <bool kAscending>
-struct StepIterator {
-    int begin, end, start;  ///< query blocks: the first, past the last, and where it starts
-    int heads_left;         ///< query heads of all steps; ascending: of the steps at this m
-    int m, accumulator;     ///< query block and dQ accumulator of this step
+struct StepIterator : QueryVisits {
+    int heads_left;      ///< query heads of all steps; ascending: of the steps at this m
+    int m, accumulator;  ///< query block and dQ accumulator of this step
 
     template <int kBlockQ, int kBlockKv>
     TESSERA_HOST_DEVICE StepIterator(const BlockSchedule<kBlockQ, kBlockKv>& schedule, int n, int heads) {
-        const Span queries = schedule.query_blocks_of(n);
-        begin = queries.begin;
-        end = queries.end;
-        start = kAscending ? end - 1 : std::min(std::max(schedule.first_query_block(n), begin), end);
+        static_cast<Span&>(*this) = schedule.query_blocks_of(n);
+        start = kAscending ? end - 1 : start_in(*this, schedule.first_query_block(n));
         heads_left = begin < end ? heads : 0;
         rewind();
     }
     TESSERA_HOST_DEVICE bool more() const { return heads_left > 0; }
-    TESSERA_HOST_DEVICE int count() const { return heads_left * (end - begin); }  ///< before the first advance()
+    /// All steps, before the first advance().
+    TESSERA_HOST_DEVICE int count() const { return heads_left * QueryVisits::count(); }
     TESSERA_HOST_DEVICE void advance(int heads) {
         if constexpr (kAscending) {
             if (--heads_left == 0 && --m >= begin) heads_left = heads;

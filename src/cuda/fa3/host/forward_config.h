@@ -29,12 +29,6 @@ struct Config {
     /// Keys up to which the shape is chosen, in calls with uneven tiles and in others; 0: no limit.
     int short_row = 0;
     int short_even_row = 0;
-    bool masked_only = false;  ///< the shape is chosen for calls with a mask only
-    /// A 2-CTA cluster works on two query tiles that see the same keys. Each CTA loads half of every K and V block and
-    /// multicasts it to both.
-    bool cluster_multicast = false;
-    /// The cluster's two tiles are the same queries of two heads of a GQA group, and its tile scheduler is dynamic.
-    bool cluster_over_heads = false;
 
     /// O has its own shared memory; else the epilogue's O aliases a stage of K and one of V (hand_stages_to_epilogue).
     constexpr bool own_o() const { return q_stages > 1; }
@@ -49,9 +43,6 @@ struct Config {
     /// Ping-pong scheduling: two warpgroups exponentiate one after the other, block by block, each beside the other's
     /// GEMMs. Untried in the general shapes.
     constexpr bool ping_pong() const { return consumers == 2 && scores != Scores::general; }
-
-    /// Rows of K and V in one TMA box: half of a block with multicast.
-    constexpr int kv_box() const { return cluster_multicast ? block_kv / 2 : block_kv; }
 
     /// Swizzle panels of 64 columns in shared memory, with zeros past head_dim.
     constexpr int qk_panels() const { return (head_dim + 63) / 64; }
@@ -96,28 +87,6 @@ struct HeadDim128 {
     static constexpr Config kConfig{
         .head_dim = 128, .head_dim_v = 128, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 2};
 };
-/// Two query tiles of a head in a 2-CTA cluster, for calls without a mask. Multicast halves the bytes that come from
-/// L2. Same bits as HeadDim128.
-struct HeadDim128Cluster {
-    static constexpr Config kConfig{.head_dim = 128,
-                                    .head_dim_v = 128,
-                                    .block_kv = 128,
-                                    .consumers = 2,
-                                    .kv_stages = 2,
-                                    .q_stages = 2,
-                                    .cluster_multicast = true};
-};
-/// Two heads of a GQA group in a 2-CTA cluster, for causal calls. Same bits as HeadDim128.
-struct HeadDim128ClusterHeads {
-    static constexpr Config kConfig{.head_dim = 128,
-                                    .head_dim_v = 128,
-                                    .block_kv = 128,
-                                    .consumers = 2,
-                                    .kv_stages = 2,
-                                    .q_stages = 2,
-                                    .cluster_multicast = true,
-                                    .cluster_over_heads = true};
-};
 struct HeadDim192V128 {
     static constexpr Config kConfig{
         .head_dim = 192, .head_dim_v = 128, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 1};
@@ -125,18 +94,6 @@ struct HeadDim192V128 {
 struct HeadDim192 {
     static constexpr Config kConfig{
         .head_dim = 192, .head_dim_v = 192, .block_kv = 96, .consumers = 2, .kv_stages = 2, .q_stages = 1};
-};
-/// For calls with a mask. A causal tile of 128 queries ends on the edge of a block of 64 keys, so fewer hidden pairs
-/// are computed than with blocks of 80. Speed beside those: 512 causal keys 1.07, 1,024 1.02, 2,048 1.01, 16,384 0.99;
-/// without a mask 0.97 to 1.00. The bits differ from HeadDim256: a mask may choose between the two, a length may not.
-struct HeadDim256Masked {
-    static constexpr Config kConfig{.head_dim = 256,
-                                    .head_dim_v = 256,
-                                    .block_kv = 64,
-                                    .consumers = 2,
-                                    .kv_stages = 2,
-                                    .q_stages = 1,
-                                    .masked_only = true};
 };
 struct HeadDim256 {
     static constexpr Config kConfig{
@@ -185,9 +142,8 @@ struct HeadDim128General {
                                     .q_stages = 1,
                                     .scores = Scores::general};
 };
-using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128Cluster, HeadDim128ClusterHeads, HeadDim128,
-                         HeadDim192V128, HeadDim192, HeadDim256Masked, HeadDim256, HeadDim64Capped, HeadDim128Capped,
-                         HeadDim64Alibi, HeadDim128Alibi, HeadDim64Dropout, HeadDim128Dropout, HeadDim64General,
-                         HeadDim128General>;
+using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256,
+                         HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi, HeadDim64Dropout,
+                         HeadDim128Dropout, HeadDim64General, HeadDim128General>;
 
 }  // namespace tessera::cuda::fa3

@@ -64,37 +64,12 @@ inline bool wants_short(const Problem& p) {
     return makespan_decides(p, kTileOf192) && makespan(p, kTileOf128) < kClearly * makespan(p, kTileOf192);
 }
 
-/// Do two query tiles of a head share K and V as a 2-CTA cluster? Tiles without a mask do, since they see the same
-/// keys. An odd number of tiles leaves half a cluster idle, which must not cost a round. Time beside single thread
-/// blocks: 1.00 at 2,048 keys, 0.96 to 0.97 at 16,384, where less L2 traffic raises the clock.
-inline bool wants_cluster(const Problem& p, const Config& c) {
-    constexpr std::int64_t kLongRow = 2048;
-    constexpr std::int64_t kClusters = kMultiprocessors / 2;
-    if (uneven(p) || p.len_q < kLongRow || p.len_kv < kLongRow || query_heads(p) == 0) return false;
-    const std::int64_t tiles = query_tiles(p, c.block_q());
-    const auto rounds = [&](std::int64_t of_head, std::int64_t at_once) {
-        return (saturating_product(query_heads(p), of_head) - 1) / at_once;
-    };
-    return rounds((tiles + 1) / 2, kClusters) <= rounds(tiles, 2 * kClusters);
-}
-
-/// Do the same queries of two heads of a GQA group share K and V as a 2-CTA cluster? They do in causal calls in which
-/// every query sees keys. Time beside single thread blocks: 1.00 to 1.06 at 2,048 and 4,096 keys, 0.96 to 0.98 from
-/// 8,192 on.
-inline bool wants_cluster_over_heads(const Problem& p) {
-    constexpr std::int64_t kLongRow = 8192;
-    const bool causal = p.mask.causal != Causal::none && p.mask.window_left == unbounded;
-    return causal && !p.ragged && p.group() % 2 == 0 && p.len_q >= kLongRow && p.len_kv >= p.len_q &&
-           query_heads(p) > 0 && p.mask.bind(p.len_q, p.len_kv).high >= 0;
-}
-
 /// Index in Shapes of the first shape that holds a Problem with such scores, or none: shapes with score modifications
 /// end at a smaller head_dim.
 inline std::optional<std::size_t> shape_of(const Problem& p, Scores scores) {
     return Shapes::first([&](const Config& c) {
         return c.scores == scores && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v &&
-               (c.short_row == 0 || wants_short(p)) && !(c.masked_only && p.mask.trivial()) &&
-               (!c.cluster_multicast || (c.cluster_over_heads ? wants_cluster_over_heads(p) : wants_cluster(p, c)));
+               (c.short_row == 0 || wants_short(p));
     });
 }
 inline std::optional<std::size_t> shape_of(const Problem& p) { return shape_of(p, scores_of(p)); }

@@ -17,11 +17,17 @@ struct BiasSums {
     using Gemms = RowGemms<T, kConfig>;
     static constexpr int kTiles = Gemms::kTiles;
     static constexpr int kPitch = kConfig.block_kv + 1;  // floats from one row to the next in shared memory
+    float total[kTiles][4] = {};                         // of the earlier parts
     float sums[kTiles][4] = {};                          // [8 keys][4], 16 queries a warp
+    int tiles = 0;                                       // in sums
 
     /// Adds dS of one score tile. `dp` includes the dropout.
     __device__ __forceinline__ void add(const Gemms& gemms, const typename Gemms::Scores& s,
                                         const typename Gemms::Scores& dp, int key_tile) {
+        if (tiles++ == kTilesOfBiasPart) {
+            move_to_total(total, sums);
+            tiles = 1;
+        }
         const Launch& launch = gemms.launch;
         const RowWork& work = gemms.work;
         const std::int64_t first = first_tile(launch, work.sequence, work.batch, work.head);
@@ -55,7 +61,7 @@ struct BiasSums {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int row = Gemms::first_row() + lane / 4 + e / 2 * 8;
-                shared[row * kPitch + 8 * j + lane % 4 * 2 + e % 2] = sums[j][e];
+                shared[row * kPitch + 8 * j + lane % 4 * 2 + e % 2] = total[j][e];
             }
         }
         __syncthreads();
@@ -91,6 +97,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
             }
         }
     }
+    move_to_total(sums.total, sums.sums);
     __syncthreads();
     sums.store(launch, task, reinterpret_cast<float*>(memory));
 }

@@ -5,6 +5,23 @@
 
 namespace tessera::cuda::gradient {
 
+/// Score tiles whose dS a thread sums before it adds them to its total. One fp32 number that a million tiles are added
+/// to loses the digits of each.
+inline constexpr int kTilesOfBiasPart = 512;
+
+/// total += part, part = 0. Both [kRows][kColumns].
+template <int kRows, int kColumns>
+__device__ __forceinline__ void move_to_total(float (&total)[kRows][kColumns], float (&part)[kRows][kColumns]) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+            total[i][j] += part[i][j];
+            part[i][j] = 0;
+        }
+    }
+}
+
 /// The elements of the gradient of the bias that a CTA owns, given as the sequences, heads, query tiles and key tiles
 /// whose dS it sums.
 struct BiasTask {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dK and dV of a group whose query heads are split over CTAs: adds up the partial sums in order, and rounds.
+// dK and dV of which there are partial sums, of head splits or parts of the queries: adds up those of the splits in
+// order, and rounds. The main kernel has added up the parts.
 #pragma once
 
 #include "cuda/gradient/launch.hpp"
@@ -26,8 +27,9 @@ __global__ void __launch_bounds__(DkdvReduceLaunch::kThreads)
     const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_kv));
     const Sequence sequence = sequence_of(p, batch);
     const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
-    const int splits = HeadSplit::num_splits(HeadSplit::heads_per_split(band, p.heads_kv, p.group), p.group);
-    if (splits == 1) return;
+    const int heads = launch.splits_heads ? HeadSplit::heads_per_split(band, p.heads_kv, p.group) : p.group;
+    const int splits = HeadSplit::num_splits(heads, p.group);
+    if (splits == 1 && QueryParts::of(sequence.len_q, heads, launch.max_terms).count == 1) return;
 
     const int dim = dv ? p.head_dim_v : p.head_dim;
     const Target target = target_of<T>(rows, head_offset(rows, batch, sequence.first_kv, head, sizeof(T)),
@@ -62,7 +64,6 @@ __global__ void __launch_bounds__(DkdvReduceLaunch::kThreads)
 template <class T>
 cudaError_t start_dkdv_reduce(const DkdvReduceLaunch& launch, cudaStream_t stream) {
     const ForwardParams& p = launch.params.forward;
-    if (launch.partial.max_splits == 1) return cudaSuccess;
     const std::int64_t blocks = 2 * p.batch * p.heads_kv * launch.tiles;
     return start(dkdv_reduce_kernel<T>, blocks, DkdvReduceLaunch::kThreads, 0, launch, stream);
 }

@@ -14,8 +14,8 @@
 
 namespace tessera::cuda::gradient {
 
-/// The largest |LSE| whose fp32 rounding P tolerates (docs/numerics.md), in units of log2.
-inline constexpr float kOrdinaryLse = 256 * kLog2E;
+/// kOrdinaryLse in units of log2.
+inline constexpr float kOrdinaryOffset = kOrdinaryLse * kLog2E;
 
 /// RowTile::norm of a row that delta_from_output_kernel has left to delta_kernel.
 inline constexpr float kRowLeft = -1;
@@ -24,8 +24,8 @@ inline constexpr float kRowLeft = -1;
 template <class T>
 struct DeltaSums {
     OnlineSoftmax<T> softmax;
-    float sum_p_dp[2] = {0, 0};  // P as softmax has it
-    float largest[2] = {0, 0};   // fp16: the largest |P dP|
+    double sum_p_dp[2] = {0, 0};  // P as softmax has it; each tile is summed in fp32
+    float largest[2] = {0, 0};    // |P dP| of one pair, in fp16
     static constexpr bool kFp16 = std::is_same_v<T, __half>;
 
     template <int kTiles>
@@ -39,7 +39,7 @@ struct DeltaSums {
             for (int e = 0; e < 4; ++e) part[e / 2] = fmaf(s[j][e], dp[j][e], part[e / 2]);
         }
 #pragma unroll
-        for (int r = 0; r < 2; ++r) sum_p_dp[r] = __fadd_rn(__fmul_rn(sum_p_dp[r], rescale[r]), part[r]);
+        for (int r = 0; r < 2; ++r) sum_p_dp[r] = fma(sum_p_dp[r], double{rescale[r]}, double{part[r]});
         if constexpr (kFp16) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) largest[r] *= rescale[r];
@@ -63,7 +63,7 @@ struct DeltaSums {
 
     /// A bound of |dS| of the row, after finish(); 0 if it is not finite.
     __device__ __forceinline__ float ds_bound(int r, float dlse) const {
-        const float found = (largest[r] + fabsf(sum_p_dp[r])) / softmax.sum[r] + fabsf(dlse);
+        const float found = (largest[r] + fabsf(static_cast<float>(sum_p_dp[r]))) / softmax.sum[r] + fabsf(dlse);
         return found < INFINITY ? found : 0.0F;
     }
 
@@ -78,8 +78,8 @@ struct DeltaSums {
         }
         const float offset = fmaf(softmax.max[r], scale.log2, kExponentOffset<T>) + ptx::log2_approx(sum);
         to.offset[row] = offset;
-        to.delta[row] = sum_p_dp[r] / sum - dlse;
-        if (fabsf(offset) < kOrdinaryLse) return;
+        to.delta[row] = static_cast<float>(sum_p_dp[r]) / sum - dlse;
+        if (fabsf(offset) < kOrdinaryOffset) return;
         to.max[row] = __fmul_rn(softmax.max[r], scale.natural);
         to.norm[row] = 1 / (sum * kExponentOffsetFactor<T>);
     }

@@ -13,11 +13,12 @@
 
 namespace tessera::cuda::gradient {
 
-/// m, l and the sum of P dP of one row, over the keys of one thread.
+/// m, l and the sum of P dP of one row, over the keys of one thread. The sums are in fp64, since one fp32 number that a
+/// million terms are added to loses the digits of each.
 struct DeltaFp32 {
     float max = -INFINITY;
-    float sum = 0;
-    float sum_p_dp = 0;
+    double sum = 0;
+    double sum_p_dp = 0;
 
     __device__ __forceinline__ void rescale(float to) {
         const float m = to == -INFINITY ? 0.0F : to;  // no visible key yet: exp(-inf - 0) = 0
@@ -29,7 +30,7 @@ struct DeltaFp32 {
     __device__ __forceinline__ void add(float score, float dp) {
         const float p = expf(score - (max == -INFINITY ? 0.0F : max));
         sum += p;
-        sum_p_dp = fmaf(p, dp, sum_p_dp);
+        sum_p_dp += double{p} * double{dp};
     }
     /// Reduces over the 16 threads of a row.
     __device__ __forceinline__ void finish() {
@@ -46,8 +47,8 @@ struct DeltaFp32 {
     __device__ __forceinline__ void store(RowTile& to, int row, float dlse) const {
         const bool empty = max == -INFINITY && sum == 0;
         to.offset[row] = 0;
-        to.delta[row] = empty ? 0.0F : sum_p_dp / sum - dlse;
-        to.norm[row] = empty ? 0.0F : 1 / sum;
+        to.delta[row] = empty ? 0.0F : static_cast<float>(sum_p_dp / sum - dlse);
+        to.norm[row] = empty ? 0.0F : static_cast<float>(1 / sum);
         to.max[row] = max == -INFINITY ? 0.0F : max;
     }
 };
@@ -156,7 +157,9 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
     const int key_tiles = (p.len_kv + Tile::kBlockKv - 1) / Tile::kBlockKv;
     const BiasTask task(p, launch.params.dbias, blockIdx.x, launch.q_tiles, key_tiles);
     const Rows32 rows{launch, work, Tile(memory)};
+    typename Tile::Scores total = {};
     typename Tile::Scores sums = {};
+    int tiles = 0;  // in sums
     for (int batch = task.batches.begin; batch < task.batches.end; ++batch) {
         for (int head = task.heads.begin; head < task.heads.end; ++head) {
             for (int q_tile = task.q_tiles.begin; q_tile < task.q_tiles.end; ++q_tile) {
@@ -169,6 +172,10 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
                 const ScoresFp32 scores(p, work.sequence, work.band, work.batch, work.head);
                 const RowTile& of = launch.rows[first_tile(launch, work.sequence, work.batch, work.head) + q_tile];
                 rows.for_each_tile(task.key_tiles.begin, task.key_tiles.end, [&](auto& s, const auto& dp, int number) {
+                    if (tiles++ == kTilesOfBiasPart) {
+                        move_to_total(total, sums);
+                        tiles = 1;
+                    }
 #pragma unroll
                     for (int i = 0; i < Tile::kQueries; ++i) {
 #pragma unroll
@@ -187,13 +194,14 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
             }
         }
     }
+    move_to_total(total, sums);
     __syncthreads();
     auto* const shared = reinterpret_cast<float*>(memory);
 #pragma unroll
     for (int i = 0; i < Tile::kQueries; ++i) {
 #pragma unroll
         for (int j = 0; j < Tile::kKeys; ++j) {
-            shared[(Tile::row() + 16 * i) * Tile::kRowOfScores + Tile::column() + 16 * j] = sums[i][j];
+            shared[(Tile::row() + 16 * i) * Tile::kRowOfScores + Tile::column() + 16 * j] = total[i][j];
         }
     }
     __syncthreads();

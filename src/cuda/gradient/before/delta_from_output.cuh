@@ -4,8 +4,9 @@
 // the LSE of the forward. Rows whose |LSE| is too large for that are left to delta_kernel.
 #pragma once
 
+#include "cuda/backward/fp16_scale.cuh"
+#include "cuda/backward/output_rows.cuh"
 #include "cuda/gradient/before/delta.cuh"
-#include "cuda/tile/residual.cuh"
 
 namespace tessera::cuda::gradient {
 
@@ -54,16 +55,6 @@ struct OutputRows {
     }
 };
 
-/// x, or 0 for a row that is not finite, which then does not count: its pairs have no finite gradient at any scale.
-__device__ __forceinline__ float finite_or_0(float x) { return x < INFINITY ? x : 0.0F; }
-
-/// Raises the maximum of a head to the largest number of a warp, all >= 0. All lanes take part; the result does not
-/// depend on the order of warps.
-__device__ __forceinline__ void raise_maximum(float* maximum, float of_lane) {
-    const int most = __reduce_max_sync(kAllLanes, __float_as_int(of_lane));
-    if (threadIdx.x % 32 == 0 && most > 0) atomicMax(reinterpret_cast<int*>(maximum), most);
-}
-
 /// Writes the row data of a query; `lse` is -inf for a query that does not exist. Returns |delta|, or 0 if it is not
 /// finite.
 __device__ __forceinline__ float write_row(const Launch& launch, float dot, float lse, const float* dlse, int query,
@@ -74,7 +65,7 @@ __device__ __forceinline__ float write_row(const Launch& launch, float dot, floa
     const float offset = sees_keys ? lse * kLog2E : INFINITY;
     float delta = sees_keys ? dot : 0.0F;
     if (sees_keys && dlse != nullptr) delta -= dlse[query * p.dlse.row];
-    const bool left = sees_keys && fabsf(offset) >= kOrdinaryLse;
+    const bool left = sees_keys && fabsf(offset) >= kOrdinaryOffset;
     to.offset[row] = offset;
     to.delta[row] = delta;
     to.norm[row] = left ? kRowLeft : 0.0F;
@@ -123,7 +114,7 @@ __device__ __forceinline__ void bound_values(const Launch& launch, unsigned numb
         for (int c = 0; c < kChunks; ++c) chunks[r][c].template add_squares_to<T>(squares);
         largest = fmaxf(largest, finite_or_0(sum_of_row(squares)));
     }
-    raise_maximum(launch.v_squares + head, largest);
+    raise_bound(launch.v_squares[head], largest);
 }
 
 template <class T, int kChunks>
@@ -179,8 +170,8 @@ __global__ void __launch_bounds__(kOutputThreads, kChunks > 2 ? 2 : 3)
         }
     }
     if constexpr (Output::kFp16) {
-        raise_maximum(launch.ds_scales + pair, largest_delta);
-        raise_maximum(launch.do_squares + pair, largest_squares);
+        raise_bound(launch.ds_scales[pair], largest_delta);
+        raise_bound(launch.do_squares[pair], largest_squares);
     }
 }
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernel that turns a bound of |dS| of each head into the fp16 scale of dS (host/fp16_scale.hpp).
+// The kernel that turns a bound of |dS| of each head into the fp16 scale of dS (cuda/backward/host/fp16_scale.hpp).
 #pragma once
 
-#include <algorithm>
-
-#include "cuda/gradient/host/fp16_scale.hpp"
+#include "cuda/backward/fp16_scale.cuh"
 #include "cuda/gradient/launch.hpp"
 #include "cuda/shared/start.cuh"
 
 namespace tessera::cuda::gradient {
 
 inline constexpr int kFp16ScaleThreads = 128;
+/// Exponents of the query heads of one group differ by at most this: dK adds up all of them, in fp32.
+inline constexpr int kFp16MaxScaleSpread = 40;
 
 /// A thread has the query heads of one kv head. With o_residual the bound is |delta| + |dO| |V|, by the largest rows.
 template <class T>
@@ -25,13 +25,12 @@ __global__ void __launch_bounds__(kFp16ScaleThreads) fp16_scale_kernel(const __g
     for (int i = 0; i < p.group; ++i) {
         float& bound = launch.ds_scales[first + i];
         bound = fmaf(sqrtf(launch.do_squares[first + i]), largest_value, bound);
-        largest = max(largest, __float_as_int(bound) >> 23);
+        largest = max(largest, biased_exponent(bound));
     }
     for (int i = 0; i < p.group; ++i) {
         float& scale = launch.ds_scales[first + i];
-        const int exponent = max(__float_as_int(scale) >> 23, largest - kFp16MaxScaleSpread);
-        const int power = largest == 0 ? 0 : fp16_scale_exponent(exponent);
-        scale = __int_as_float((127 + power) << 23);
+        const int exponent = max(biased_exponent(scale), largest - kFp16MaxScaleSpread);
+        scale = power_of_two(largest == 0 ? 0 : Fp16DsScaleOfRows::exponent(exponent));
     }
 }
 

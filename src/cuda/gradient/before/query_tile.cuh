@@ -33,14 +33,6 @@ struct RowWork {
     __device__ __forceinline__ bool exists() const { return q_begin < sequence.len_q; }
 };
 
-/// True if cu_seqlens_q is not monotone at this sequence. CTAs of sequences that overlap would wait for each other
-/// forever, so the main kernel then waits for nothing.
-__device__ __forceinline__ bool cu_seqlens_decrease(const ForwardParams& p, std::int64_t batch) {
-    if (p.cu_seqlens_q == nullptr) return false;
-    return cu_seqlens_at(p.cu_seqlens_q, (batch + 1) * p.cu_stride_q, p.cu_q_is_64, p.total_q) <
-           cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
-}
-
 /// The two GEMMs of such a kernel, S = Q K^T and dP = dO V^T, with 16 queries a warp. Shared memory holds Q, dO, then K
 /// and V for each stage.
 template <class T, RowConfig kConfig>

@@ -27,6 +27,8 @@ struct CtaWork {
     int first_key = 0;
     int query_tiles = 1;  // tiles of kBlockQ queries in a step's query tile, a power of two
     KeyBlockOrder order;
+    QueryParts parts;  // parts of the sequence's queries
+    int part = 0;      // the part that the launch has
     bool waits = true;
     bool sanitizes = false;  // the work is done a second time, with Inf and NaN of Q and dO replaced by 0
 
@@ -44,6 +46,8 @@ struct CtaWork {
             heads = HeadSplit::heads_per_split(band, p.heads_kv, p.group);
             num_splits = HeadSplit::num_splits(heads, p.group);
         }
+        parts = QueryParts::of(sequence.len_q, heads, launch.max_terms);
+        part = launch.part;
         first_head = kv_head * p.group + split * heads;
         heads = min(heads, (kv_head + 1) * p.group - first_head);
     }
@@ -52,16 +56,18 @@ struct CtaWork {
         sanitizes = false;
         first_key = number * block_kv;
         order.set(band, number, block_kv, log2_block_q());
+        clamp_to_part();
     }
     /// The block that starts as number `started` of `segment`.
     __device__ void set_started(const Launch& launch, int segment, int started, int block_kv) {
         const int blocks = (sequence.len_kv + block_kv - 1) / block_kv;
-        const bool segmented = launch.segments > 1 && is_triangle(band) &&
-                               launch.params.forward.heads_kv * num_splits * blocks >= kSegmentedBlocks;
+        const bool segmented = launch.segments > 1 && is_causal_square(band) &&
+                               launch.params.forward.heads_kv * num_splits * blocks >= kMinBlocksOfAllHeads;
         sanitizes = false;
         order.set_started(band, segment, started, launch.segments, blocks, launch.key_blocks, segmented, block_kv,
                           log2_block_q());
         first_key = order.block * block_kv;
+        clamp_to_part();
     }
     /// Prepares the second run, in which a step has one tile of kBlockQ queries.
     __device__ void start_over(int block_kv) {
@@ -70,12 +76,21 @@ struct CtaWork {
         sanitizes = true;
     }
 
-    __device__ __forceinline__ bool exists() const { return split < num_splits && first_key < sequence.len_kv; }
+    __device__ __forceinline__ bool exists() const {
+        return split < num_splits && first_key < sequence.len_kv && part < parts.count;
+    }
+    /// Are dK and dV sums in the workspace first, over head splits or parts of the queries?
+    __device__ __forceinline__ bool sums_in_workspace() const { return num_splits > 1 || parts.count > 1; }
     /// Steps of the CTA: query tiles times query heads.
     __device__ __forceinline__ int steps() const { return order.own.count() * heads; }
     /// Does this run add to dQ? A second run does not add again.
     __device__ __forceinline__ bool adds_dq(const Launch& launch) const {
         return !sanitizes && launch.params.dq.data != nullptr;
+    }
+
+ private:
+    __device__ void clamp_to_part() {
+        if (parts.count > 1) order.clamp(parts.begin(part) >> log2_block_q(), parts.begin(part + 1) >> log2_block_q());
     }
 };
 
@@ -106,8 +121,8 @@ struct Step {
         const int count = work.order.own.count();
         const int visit = index % count;
         head = work.first_head + index / count;
-        tile = work.order.own.tile(visit);
-        accumulator = work.order.own.accumulator(visit);
+        tile = work.order.own.query_block_of(visit);
+        accumulator = work.order.own.accumulator_of(visit);
     }
 };
 

@@ -4,8 +4,8 @@
 // elements 0 and 1 belong to row lane / 4, elements 2 and 3 to the row 8 below.
 #pragma once
 
+#include "cuda/backward/fp16_scale.cuh"
 #include "cuda/gradient/host/config.h"
-#include "cuda/gradient/host/fp16_scale.hpp"
 #include "cuda/gradient/launch.hpp"
 #include "cuda/host/constants.hpp"
 #include "cuda/ptx/math.cuh"
@@ -13,12 +13,6 @@
 #include "cuda/tile/fragment.cuh"
 
 namespace tessera::cuda::gradient {
-
-/// P^T is rounded after multiplication by this power of two (host/fp16_scale.hpp).
-template <class T>
-inline constexpr float kProbabilityScale = std::is_same_v<T, __half> ? 0x1p15F : 1.0F;
-template <class T>
-inline constexpr float kProbabilityExponent = std::is_same_v<T, __half> ? float{kFp16ProbabilityExponent} : 0.0F;
 
 /// The thread's number, hidden from the compiler, which would keep values derived from it in registers over all steps.
 /// It is unsigned, so that divisions by powers of two are shifts and masks alone.
@@ -54,12 +48,12 @@ __device__ __forceinline__ bool any_nonfinite(const float (&x)[kRows][kColumns][
     return probe != probe;
 }
 
-/// P = 2^kProbabilityExponent exp2(factor * S - offset) in place. `offset` is that of the thread's two queries.
+/// P = 2^kPScaleExponent exp2(factor * S - offset) in place. `offset` is that of the thread's two queries.
 template <class T>
 __device__ __forceinline__ void exponentiate(float (&s)[4], float factor, const float2& offset) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-        s[e] = ptx::exp2_approx(fmaf(s[e], factor, kProbabilityExponent<T> - (e % 2 == 0 ? offset.x : offset.y)));
+        s[e] = ptx::exp2_approx(fmaf(s[e], factor, kPScaleExponent<T> - (e % 2 == 0 ? offset.x : offset.y)));
     }
 }
 
@@ -71,10 +65,10 @@ __device__ __forceinline__ void exponentiate_large(float (&s)[4], float scale, c
     for (int e = 0; e < 4; ++e) {
         const int row = column + e % 2;
         if (rows.norm[row] == 0.0F) {
-            s[e] = ptx::exp2_approx(fmaf(s[e], scale * kLog2E, kProbabilityExponent<T> - rows.offset[row]));
+            s[e] = ptx::exp2_approx(fmaf(s[e], scale * kLog2E, kPScaleExponent<T> - rows.offset[row]));
         } else {
             const float below = __fadd_rn(__fmul_rn(s[e], scale), -rows.max[row]);
-            s[e] = ptx::exp2_approx(fmaf(below, kLog2E, kProbabilityExponent<T>)) * rows.norm[row];
+            s[e] = ptx::exp2_approx(fmaf(below, kLog2E, kPScaleExponent<T>)) * rows.norm[row];
         }
     }
 }
@@ -109,9 +103,12 @@ __device__ __forceinline__ void add_if_nonfinite(float (&sum)[4], int r, float f
     if (!isfinite(x.y)) sum[2 * r + 1] = fmaf(factor, x.y, sum[2 * r + 1]);
 }
 
-/// Writes two elements of row half r, times `factor`, to partial dK or dV. fmaf(x, f, 0) turns -0 into +0.
-__device__ __forceinline__ void store_partial(float* to, const float (&sum)[4], int r, float factor) {
-    const float2 x = {fmaf(sum[2 * r], factor, 0.0F), fmaf(sum[2 * r + 1], factor, 0.0F)};
+/// Writes two elements of row half r, times `factor`, to partial dK or dV, or adds them there. fmaf(x, f, 0) turns -0
+/// into +0.
+__device__ __forceinline__ void store_partial(float* to, const float (&sum)[4], int r, float factor, bool adds) {
+    float2 x = {0, 0};
+    if (adds) x = __ldcg(reinterpret_cast<const float2*>(to));
+    x = {fmaf(sum[2 * r], factor, x.x), fmaf(sum[2 * r + 1], factor, x.y)};
     __stcg(reinterpret_cast<float2*>(to), x);
 }
 

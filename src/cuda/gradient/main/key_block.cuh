@@ -101,9 +101,9 @@ struct KeyBlock {
         const ForwardParams& p = launch.params.forward;
         const bool stores_dv = launch.params.dv.data != nullptr;
         const bool stores_dk = launch.params.dk.data != nullptr;
-        const float factor_dv = p.keep_scale * (1 / kProbabilityScale<T>);
+        const float factor_dv = p.keep_scale * (1 / kPScale<T>);
         float factor_dk = p.scale;
-        if (Warp::kFp16 && plan.count > 0) factor_dk /= plan.at(plan.count - 1).ds_scale * kProbabilityScale<T>;
+        if (Warp::kFp16 && plan.count > 0) factor_dk /= plan.at(plan.count - 1).ds_scale * kPScale<T>;
         ptx::cp_async_wait<0>();
         if (plan.count == 0) __syncthreads();
         if constexpr (kConfig.split_queries) reduce_sums(dv, dk);
@@ -116,7 +116,7 @@ struct KeyBlock {
                 if (stores_dk) store(false, dk, factor_dk);
             }
         };
-        if (tiles.work.num_splits > 1) {
+        if (tiles.work.sums_in_workspace()) {
             if (releases) sync().release_last(plan);
             for_each([&](bool is_dv, const Sums& sums, float factor) { store_partial_sums(is_dv, sums, factor); });
             return;
@@ -163,7 +163,8 @@ struct KeyBlock {
         }
     }
 
-    /// Writes the warp's sums to the workspace, as those of the CTA's split.
+    /// Writes the warp's sums to the workspace, as those of the CTA's split; from the second part of the queries on,
+    /// adds them there.
     __device__ __forceinline__ void store_partial_sums(bool dv, const Sums& sums, float factor) const {
         const int row = Warp::first_sum_row() + lane_number() / 4;
         float* const to = tiles.partial_row(dv, row) + 8 * Warp::first_sum_chunk() + lane_number() % 4 * 2;
@@ -172,7 +173,7 @@ struct KeyBlock {
             if (tiles.work.first_key + row + 8 * i >= tiles.work.sequence.len_kv) continue;
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
-                store_partial(to + 8 * i * kHeadDim + 8 * n, sums[i / 2][n], i % 2, factor);
+                store_partial(to + 8 * i * kHeadDim + 8 * n, sums[i / 2][n], i % 2, factor, tiles.work.part > 0);
             }
         }
     }

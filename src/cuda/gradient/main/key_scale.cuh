@@ -18,7 +18,7 @@ struct KeyScale {
     __device__ __forceinline__ explicit KeyScale(bool of_dv) {
 #pragma unroll
         for (auto& of_keys : exponent) {
-            of_keys[0] = of_keys[1] = !kFp16 ? 0 : of_dv ? kFp16ProbabilityExponent : kFp16MaxScaleExponent;
+            of_keys[0] = of_keys[1] = !kFp16 ? 0 : of_dv ? kFp16PExponent : Fp16DsScaleOfRows::kMax;
         }
     }
 
@@ -27,7 +27,7 @@ struct KeyScale {
     template <int kTiles, int kColumns>
     __device__ __forceinline__ void rescale(float (&ds)[kKeyTiles][kTiles][4], float (&sums)[kKeyTiles][kColumns][4],
                                             float head_scale) {
-        const int head_exponent = exponent_of(head_scale) - 127;
+        const int head_exponent = biased_exponent(head_scale) - 127;
         bool changes = false;
         int before[kKeyTiles][2];
 #pragma unroll
@@ -36,8 +36,8 @@ struct KeyScale {
             for (int r = 0; r < 2; ++r) {
                 int& current = exponent[m][r];
                 before[m][r] = current;
-                const int largest = exponent_of(largest_of(ds[m], r));
-                if (largest > 0) current = fp16_scale_exponent(largest - head_exponent, current);
+                const int largest = biased_exponent(largest_of(ds[m], r));
+                if (largest > 0) current = Fp16DsScaleOfRows::exponent(largest - head_exponent, current);
                 changes |= current != before[m][r];
                 const float factor = power_of_two(current - head_exponent);
 #pragma unroll
@@ -70,11 +70,6 @@ struct KeyScale {
     }
 
  private:
-    __device__ static __forceinline__ int exponent_of(float x) { return __float_as_int(x) >> 23; }  // x >= 0
-    __device__ static __forceinline__ float power_of_two(int exponent) {
-        return __int_as_float((127 + exponent) << 23);
-    }
-
     /// The largest |dS| of row half r, which a quad of lanes holds. NaN is ignored.
     template <int kTiles>
     __device__ static __forceinline__ float largest_of(const float (&ds)[kTiles][4], int r) {

@@ -52,7 +52,8 @@ struct MainloopFp32 {
         if (adds && count > 0) semaphore.release(Step(launch, work, count - 1));
     }
 
-    /// Writes dV or dK of the block. fmaf(x, f, 0) turns -0 into +0.
+    /// Writes dV or dK of the block, or adds them to those of the earlier parts of the queries. fmaf(x, f, 0) turns -0
+    /// into +0.
     __device__ void store(const Sums& sums, const Rows& rows, int dim, float factor) const {
         if (rows.data == nullptr) return;
         auto* to = reinterpret_cast<float*>(rows.data +
@@ -64,7 +65,9 @@ struct MainloopFp32 {
 #pragma unroll
             for (int n = 0; n < Tile::kColumns; ++n) {
                 const int column = column_of(n);
-                if (column < dim) to[key * rows.row + column * rows.column] = fmaf(sums[j][n], factor, 0.0F);
+                if (column >= dim) continue;
+                float& element = to[key * rows.row + column * rows.column];
+                element = fmaf(sums[j][n], factor, work.part > 0 ? element : 0.0F);
             }
         }
     }

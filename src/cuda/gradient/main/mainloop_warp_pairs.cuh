@@ -123,7 +123,7 @@ struct MainloopWarpPairs {
         else compute_ds(s, step, stage, part, masked);
     }
 
-    /// S^T becomes P^T times kProbabilityScale, 0 where dropout drops it. The dS warp is handed P^T times the slope of
+    /// S^T becomes P^T times kPScale, 0 where dropout drops it. The dS warp is handed P^T times the slope of
     /// the softcap, with the sign bit set where dropout drops it.
     __device__ __forceinline__ void compute_p(Scores& s, const Step& step, int stage, int part, bool masked) const {
         const RowTile& rows = tiles.rows(stage);
@@ -165,7 +165,7 @@ struct MainloopWarpPairs {
     /// dP^T becomes dS^T, in registers and, rounded, in shared memory: [keys][queries].
     __device__ __forceinline__ void compute_ds(Scores& s, const Step& step, int stage, int part, bool masked) const {
         const RowTile& rows = tiles.rows(stage);
-        const float scale = tiles.ds_scale(step.head) * (1 / kProbabilityScale<T>);
+        const float scale = tiles.ds_scale(step.head) * (1 / kPScale<T>);
         ptx::named_barrier_sync(barrier_of(part), 64);
         if (masked) compute_ds<true>(s, step, rows, part, scale);
         else compute_ds<false>(s, step, rows, part, scale);
@@ -291,7 +291,7 @@ struct MainloopWarpPairs {
     }
 
     /// Writes dV or dK of the pair's keys, rounded, through the shared memory of V or K, after a barrier of all
-    /// threads; or unrounded to the workspace, if the CTA has a split of the heads.
+    /// threads; or unrounded to the workspace, if the CTA has a split of the heads or a part of the queries.
     __device__ __forceinline__ void store_sums(const Sums& sums, const Scale& scale) const {
         const Launch& launch = tiles.launch;
         const CtaWork& work = tiles.work;
@@ -301,14 +301,15 @@ struct MainloopWarpPairs {
         if (rows.data == nullptr) return;
         float factor[kKeyTiles][2];
         scale.factors(factor, p_warp ? p.keep_scale : p.scale);
-        if (work.num_splits > 1) {
+        if (work.sums_in_workspace()) {
             float* const to = tiles.partial_row(p_warp, first_row() + lane_number() / 4) + lane_number() % 4 * 2;
 #pragma unroll
             for (int i = 0; i < 2 * kKeyTiles; ++i) {
                 if (work.first_key + first_row() + lane_number() / 4 + 8 * i >= work.sequence.len_kv) continue;
 #pragma unroll
                 for (int n = 0; n < kHeadDim / 8; ++n) {
-                    store_partial(to + 8 * i * kHeadDim + 8 * n, sums[i / 2][n], i % 2, factor[i / 2][i % 2]);
+                    store_partial(to + 8 * i * kHeadDim + 8 * n, sums[i / 2][n], i % 2, factor[i / 2][i % 2],
+                                  work.part > 0);
                 }
             }
             return;

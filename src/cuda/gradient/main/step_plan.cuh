@@ -22,7 +22,7 @@ struct PlannedStep {
     float* dq;            // the accumulator
     int* semaphore;       // the dQ semaphore of the accumulator
     int predecessor;      // the key block that is waited for; -1: none
-    float ds_scale;       // fp16: the scale of dS of the head, divided by kProbabilityScale
+    float ds_scale;       // fp16: the scale of dS of the head, divided by kPScale
 
     __device__ __forceinline__ Step step() const { return {head, tile, accumulator}; }
 };
@@ -110,7 +110,7 @@ struct StepPlanner {
         const Rows& q = launch.params.forward.q;
         const Rows& d_o = launch.params.d_o;
         const Sequence& m = work.sequence;
-        const Step step(work.first_head, work.order.own.tile(0), work.order.own.accumulator(0));
+        const Step step(work.first_head, work.order.own.query_block_of(0), work.order.own.accumulator_of(0));
         const int first = step.tile * kStepQueries;
         if (work.steps() == 0 || first + kStepQueries > m.len_q) return false;
         if (!launch.vector_q || !launch.vector_do) return false;
@@ -143,7 +143,7 @@ struct StepPlanner {
         to.predecessor = semaphore.predecessor(step);
         to.first = to.predecessor < 0;
         if (!work.waits) to.predecessor = -1;
-        if constexpr (kFp16) to.ds_scale = tiles.ds_scale(step.head) * (1 / kProbabilityScale<T>);
+        if constexpr (kFp16) to.ds_scale = tiles.ds_scale(step.head) * (1 / kPScale<T>);
         to.whole = exist && launch.vector_q && launch.vector_do;
         to.q = p.q.data + head_offset(p.q, work.batch, m.first_q, step.head, sizeof(T)) + first * p.q.row * kSize;
         to.d_o = d_o.data + head_offset(d_o, work.batch, m.first_q, step.head, sizeof(T)) + first * d_o.row * kSize;

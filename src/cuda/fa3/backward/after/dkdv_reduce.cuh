@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs after the main kernel, with head splits: sums dK and dV over the splits, in order, and rounds them. One CTA for
+// Runs after the main kernel, with head splits or parts of queries: sums dK and dV over the splits, in order, and
+// rounds them. One CTA for
 // 64 keys of dK or of dV.
 #pragma once
 
@@ -78,8 +79,8 @@ __global__ void __launch_bounds__(kReduceThreads) dkdv_reduce_kernel(const __gri
     keys.row = sequence.first_kv + keys.first;
     ScheduleOf<kConfig> schedule;
     schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
-                    p.heads_kv);
-    if (keys.first >= keys.len || schedule.head_splits == 1 || launch.workspace.state->cu_seqlens_decreased != 0)
+                    p.heads_kv, launch.max_terms);
+    if (keys.first >= keys.len || !schedule.sums_in_workspace() || launch.workspace.state->cu_seqlens_decreased != 0)
         return;
     keys.at = first_block_kv(p, kConfig.block_kv, keys.batch, sequence.first_kv) * kPieces + keys.first / kReduceKeys;
     const int all = launch.blocks_kv * kPieces;

@@ -7,34 +7,18 @@
 
 #include <algorithm>
 
+#include "cuda/backward/output_rows.cuh"
 #include "cuda/fa3/backward/common/fp16_scale.cuh"
 #include "cuda/fa3/backward/common/query_tile.cuh"
 #include "cuda/host/constants.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/fragment.cuh"
-#include "cuda/tile/residual.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
 inline constexpr int kOutputThreads = 256;
 inline constexpr int kOutputCtas = 2;  ///< CTAs of a multiprocessor, as registers allow
-
-/// This thread's part of the sum of squares of a row. `vector`: the row can be read 16 bytes at a time.
-template <class T>
-__device__ __forceinline__ float squares_of_row(const HeadRows& rows, int row, int dim, int part, bool vector) {
-    float sum = 0;
-    for (int first = 8 * part; first < dim; first += 8 * kRowThreads) {
-        const uint4 chunk = rows.chunk<uint4>(row, first, dim, vector);
-        const std::uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const float x = ptx::unpack<T>(words[i / 2], i % 2);
-            sum = fmaf(x, x, sum);
-        }
-    }
-    return sum;
-}
 
 /// One warp: 64 queries of a head.
 template <class T, Config kConfig>

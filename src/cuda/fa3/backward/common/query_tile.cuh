@@ -9,9 +9,6 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// |LSE| up to which fp32 holds it precisely enough (docs/numerics.md). A row with more is called large.
-inline constexpr float kOrdinaryLse = 256;
-
 /// A tile's number, head by head.
 __device__ __forceinline__ QueryTileNumber tile_by_head(const Launch& launch, int number) {
     const int tiles = launch.query_tiles.tiles;
@@ -55,7 +52,7 @@ struct QueryTile {
         first_q = static_cast<int>(sequence.first_q);
         first_kv = static_cast<int>(sequence.first_kv);
         schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
-                        p.heads_kv);
+                        p.heads_kv, launch.max_terms);
         first_block = std::int64_t{head} * launch.blocks_q +
                       first_block_q(p, kConfig.block_q, batch, sequence.first_q) + query / kConfig.block_q;
         n_begin = 0;
@@ -98,7 +95,7 @@ struct QueryRows {
         const Sequence sequence = sequence_of(p, batch);
         first_q = static_cast<int>(sequence.first_q);
         schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
-                        p.heads_kv);
+                        p.heads_kv, launch.max_terms);
         first_block_q =
             std::int64_t{head} * launch.blocks_q + backward::first_block_q(p, kConfig.block_q, batch, sequence.first_q);
     }
@@ -123,13 +120,6 @@ __device__ __forceinline__ void clear_dq_semaphores(const Launch& launch, std::i
             launch.workspace.dq_semaphores[(accumulator * all + block) * Config::kConsumers + half] = 0;
         }
     }
-}
-
-/// Does this sequence begin past its end? Then cu_seqlens is invalid.
-__device__ __forceinline__ bool cu_seqlens_decrease(const ForwardParams& p, int batch) {
-    if (p.cu_seqlens_q == nullptr) return false;
-    return cu_seqlens_at(p.cu_seqlens_q, (batch + std::int64_t{1}) * p.cu_stride_q, p.cu_q_is_64, p.total_q) <
-           cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The epilogue: dK and dV through shared memory to the tensors, or to the workspace if the key block has a head split.
+// The epilogue: dK and dV through shared memory to the tensors, or to the workspace with head splits or parts of
+// queries.
 #pragma once
 
 #include "cuda/fa3/backward/common/store_gradient.cuh"
@@ -55,7 +56,8 @@ __device__ __forceinline__ GradientRows gradient_rows(const ConsumerThread<T, kC
             columns};
 }
 
-/// With head splits: the address in the workspace of dK or dV of this warpgroup's 64 keys, [64 keys][kDim] of `splits`.
+/// With head splits or parts of queries: the address in the workspace of dK or dV of this warpgroup's 64 keys,
+/// [64 keys][kDim] of `splits`.
 template <int kDim, class T, Config kConfig>
 __device__ __forceinline__ float* split_gradient(const ConsumerThread<T, kConfig>& c, float* splits) {
     const Launch& launch = c.launch;
@@ -67,14 +69,19 @@ __device__ __forceinline__ float* split_gradient(const ConsumerThread<T, kConfig
     return splits + index * (kConfig.block_kv * kDim) + c.first_row() * kDim;
 }
 
-/// Stores accumulators times `factor` in accumulator layout.
+/// Stores accumulators times `factor` in accumulator layout. `adds`: to the sums of the earlier parts of the queries.
 template <int kDim>
-__device__ __forceinline__ void store_split(const float (&gradient)[kDim / 2], float factor, float* to) {
+__device__ __forceinline__ void store_split(const float (&gradient)[kDim / 2], float factor, float* to, bool adds) {
     auto* out = reinterpret_cast<float4*>(to) + threadIdx.x % 128;
 #pragma unroll
     for (int j = 0; j < kDim / 8; ++j) {
-        out[128 * j] = make_float4(scaled(gradient[4 * j], factor), scaled(gradient[4 * j + 1], factor),
-                                   scaled(gradient[4 * j + 2], factor), scaled(gradient[4 * j + 3], factor));
+        float4 sum = make_float4(scaled(gradient[4 * j], factor), scaled(gradient[4 * j + 1], factor),
+                                 scaled(gradient[4 * j + 2], factor), scaled(gradient[4 * j + 3], factor));
+        if (adds) {
+            const float4 earlier = out[128 * j];
+            sum = make_float4(earlier.x + sum.x, earlier.y + sum.y, earlier.z + sum.z, earlier.w + sum.w);
+        }
+        out[128 * j] = sum;
     }
 }
 
@@ -84,10 +91,10 @@ __device__ __forceinline__ void store_dv(const ConsumerThread<T, kConfig>& c, fl
     if (c.block().zeroed_do != 0) restore_nonfinite(c, dv);
     // In fp16 P has not been multiplied by dropout's keep_scale (exponentiate_with_score_mod).
     const float factor = kFp16Scaled<T> ? launch.params.forward.keep_scale / kPScale<T> : 1.0F;
-    if (c.block().schedule.head_splits > 1) {
+    if (c.block().schedule.sums_in_workspace()) {
         if (launch.params.dv.data == nullptr) return;
-        return store_split<kConfig.head_dim_v>(dv, factor,
-                                               split_gradient<kConfig.head_dim_v>(c, launch.workspace.split_dv));
+        return store_split<kConfig.head_dim_v>(
+            dv, factor, split_gradient<kConfig.head_dim_v>(c, launch.workspace.split_dv), launch.part > 0);
     }
     const GradientRows to =
         gradient_rows(c, launch.params.dv, launch.maps.dv, launch.gradients.tma_dv, launch.params.forward.head_dim_v);
@@ -104,10 +111,10 @@ __device__ __forceinline__ void store_dk(const ConsumerThread<T, kConfig>& c, co
     const Launch& launch = c.launch;
     const ForwardParams& p = launch.params.forward;
     const float factor = kFp16Scaled<T> ? p.scale / (c.ds_factor() * kPScale<T>) : p.scale;
-    if (c.block().schedule.head_splits > 1) {
+    if (c.block().schedule.sums_in_workspace()) {
         if (launch.params.dk.data == nullptr) return;
-        return store_split<kConfig.head_dim>(dk, factor,
-                                             split_gradient<kConfig.head_dim>(c, launch.workspace.split_dk));
+        return store_split<kConfig.head_dim>(dk, factor, split_gradient<kConfig.head_dim>(c, launch.workspace.split_dk),
+                                             launch.part > 0);
     }
     const GradientRows to = gradient_rows(c, launch.params.dk, launch.maps.dk, launch.gradients.tma_dk, p.head_dim);
     PanelRows rows[kConfig.qk_panels()];
