@@ -48,7 +48,8 @@ TEST(Gain, says_why_there_is_none) {
     const Gain elsewhere = gain(call, SdpBackend::flash, Pass::forward, {});
     EXPECT_EQ("", elsewhere.missing);
     ASSERT_FALSE(elsewhere.caveats.empty());
-    EXPECT_NE(std::string::npos, elsewhere.caveats.front().find("not compared with measurements on a100")) << elsewhere.caveats.front();
+    EXPECT_NE(std::string::npos, elsewhere.caveats.front().find("not compared with measurements on a100"))
+        << elsewhere.caveats.front();
     call.gpu.name = "Imaginary 9000";
     EXPECT_NE(std::string::npos, gain(call, SdpBackend::flash, Pass::forward, {}).missing.find("Imaginary"));
     call = big_call();
