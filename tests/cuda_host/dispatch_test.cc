@@ -73,7 +73,7 @@ TEST(Dispatch, fa3) {
     EXPECT_EQ(fa3_shape(of_dims(192, 136)), "HeadDim192");
     EXPECT_EQ(fa3_shape(of_dims(128, 192)), "HeadDim192");
     EXPECT_EQ(fa3_shape(of_dims(200, 64)), "HeadDim256");
-    EXPECT_EQ(fa3_shape(causal(of_dims(200, 64))), "HeadDim256");
+    EXPECT_EQ(fa3_shape(causal(of_dims(200, 64))), "HeadDim256Masked");
     EXPECT_EQ(fa3_shape(capped(of_dims(64, 64))), "HeadDim64Capped");
     EXPECT_EQ(fa3_shape(capped(of_dims(72, 64))), "HeadDim128Capped");
     EXPECT_EQ(fa3_shape(capped(of_dims(192, 64))), "none");
