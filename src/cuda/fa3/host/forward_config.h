@@ -155,8 +155,8 @@ struct HeadDim128General {
                                     .q_stages = 1,
                                     .scores = Scores::general};
 };
-using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256Masked, HeadDim256,
-                         HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi, HeadDim64Dropout,
-                         HeadDim128Dropout, HeadDim64General, HeadDim128General>;
+using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256Masked,
+                         HeadDim256, HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi,
+                         HeadDim64Dropout, HeadDim128Dropout, HeadDim64General, HeadDim128General>;
 
 }  // namespace tessera::cuda::fa3
