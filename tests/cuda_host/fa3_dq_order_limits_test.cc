@@ -35,13 +35,13 @@ void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
         const std::int64_t key = std::int64_t{n} * kBlockKv;
         const std::int64_t end = std::min<std::int64_t>(key + kBlockKv, len_kv);
         const Span all_blocks = tiles(band.q_range(key, end), kBlockQ);
-        const auto parts = cuda::QueryParts::of(len_q, 1, cuda::QueryParts::kMaxTerms);
-        for (const int part : {0, parts.count / 2, parts.count - 1}) {
+        const cuda::QueryParts parts(len_q, cuda::QueryParts::kMaxTerms);
+        for (const int part : {0, parts.count() / 2, parts.count() - 1}) {
             BlockSchedule<kBlockQ, kBlockKv> of_part{};
-            of_part.set(mask, len_q, len_kv, 1, 1, part);
-            const int begin = std::max(all_blocks.begin, part * parts.queries / kBlockQ);
-            const std::int64_t end_query = std::min((std::int64_t{part} + 1) * parts.queries, std::int64_t{len_q});
-            const int past = std::min(all_blocks.end, static_cast<int>((end_query + kBlockQ - 1) / kBlockQ));
+            of_part.set(mask, len_q, len_kv, 1, 1);
+            of_part.set_part(part, cuda::QueryParts::kMaxTerms);
+            const int begin = std::max(all_blocks.begin, parts.begin(part) / kBlockQ);
+            const int past = std::min(all_blocks.end, (parts.begin(part + 1) + kBlockQ - 1) / kBlockQ);
             const Span expected = begin < past ? Span{begin, past} : Span{0, 0};
             const Span got = of_part.query_blocks_of(n);
             EXPECT_TRUE(got.begin == expected.begin && got.end == expected.end) << "queries of " << n << ", " << part;

@@ -17,6 +17,7 @@
 namespace tessera::check::fa3_dq_order_test {
 namespace {
 
+using cuda::QueryParts;
 using cuda::fa3::backward::BlockSchedule;
 using cuda::fa3::backward::StepIterator;
 
@@ -83,11 +84,13 @@ template <int kBlockQ, int kBlockKv>
 void expect_right(const Mask& mask, int len_q, int len_kv, int group, int heads = 1, int segments = 1, int more = 0) {
     SCOPED_TRACE(describe(mask, kBlockQ, kBlockKv, len_q, len_kv, group, heads, segments, more));
     BlockSchedule<kBlockQ, kBlockKv> schedule{};
+    const int part_queries = QueryParts::fitting(group, QueryParts::kMaxTerms);
     schedule.set(mask, len_q, len_kv, group, heads);
     Adders adders;
-    for (int part = 0; part < schedule.parts(cuda::QueryParts::kMaxTerms); ++part) {
+    for (int part = 0; part < QueryParts(len_q, part_queries * schedule.head_splits).count(); ++part) {
         BlockSchedule<kBlockQ, kBlockKv> of_part{};
-        of_part.set(mask, len_q, len_kv, group, heads, part);
+        of_part.set(mask, len_q, len_kv, group, heads);
+        of_part.set_part(part, part_queries);
         const Adders own =
             of_part.ascending ? adders_of<true>(of_part, segments, more) : adders_of<false>(of_part, segments, more);
         for (const auto& [accumulator_and_block, blocks_of_keys] : own) {
@@ -155,19 +158,15 @@ TEST(Fa3DqOrder, parts_of_a_long_sequence_are_added_in_the_order_of_the_position
     }
     BlockSchedule<64, 128> schedule{};
     schedule.set({.causal = Causal::top_left}, 10'000, 10'000, 7, 1);
-    EXPECT_TRUE(schedule.ascending && schedule.parts(cuda::QueryParts::kMaxTerms) == 2);
+    schedule.set_part(1, QueryParts::fitting(7, QueryParts::kMaxTerms));
+    EXPECT_TRUE(schedule.ascending && schedule.has_parts() && !schedule.is_past_last_part());
     schedule.set({.causal = Causal::top_left}, 66'000, 66'000, 1, 1);
-    EXPECT_TRUE(schedule.segmented && schedule.parts(cuda::QueryParts::kMaxTerms) == 2);
-    schedule.set({}, 20'000, 1500, 8, 1);
-    EXPECT_EQ(schedule.parts(cuda::QueryParts::kMaxTerms), 3);
-    schedule.set({}, 8192, 1500, 8, 1);
-    EXPECT_EQ(schedule.parts(cuda::QueryParts::kMaxTerms), 1);
-    schedule.set({}, 20'000, 1500, 64, 1);
-    EXPECT_EQ(schedule.parts(cuda::QueryParts::kMaxTerms), 20);
+    schedule.set_part(1, QueryParts::kMaxTerms);
+    EXPECT_TRUE(schedule.segmented && schedule.has_parts() && !schedule.is_past_last_part());
+    EXPECT_EQ(schedule.first_query, 65'536);
+    EXPECT_EQ(schedule.end_query, 66'000);
     schedule.set({}, 70'000, 1500, 1, 1);
-    EXPECT_EQ(schedule.parts(cuda::QueryParts::kMaxTerms), 2);
-    EXPECT_FALSE(schedule.is_past_last_part());
-    schedule.set({}, 70'000, 1500, 1, 1, 2);
+    schedule.set_part(2, QueryParts::kMaxTerms);
     EXPECT_TRUE(schedule.is_past_last_part());
 }
 

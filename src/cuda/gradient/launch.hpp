@@ -95,7 +95,8 @@ struct Workspace {
             heads = HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), partial.heads_kv, group);
             partial.max_splits = HeadSplit::num_splits(heads, group);
         }
-        query_parts = QueryParts::of(p.len_q, heads, QueryParts::max_terms(p.dtype)).count;
+        query_parts =
+            QueryParts(static_cast<int>(p.len_q), QueryParts::fitting(heads, QueryParts::max_terms(p.dtype))).count();
         if (partial.max_splits == 1 && (query_parts == 1 || p.dtype == DType::fp32)) return;
         partial.data = arena.take<float>(2, partial.max_splits, p.heads_kv, partial.keys, padded_dim);
     }

@@ -23,22 +23,23 @@ struct QueryParts {
     static constexpr int max_terms(DType dtype) { return dtype == DType::fp16 ? kMaxTermsFp16 : kMaxTerms; }
     static constexpr int kMultiple = 1024;  ///< of queries in a part: tiles of any kernel end there
 
-    int queries = 0;  ///< in each part but the last
-    int count = 1;
+    int len_q;    ///< queries of the sequence
+    int queries;  ///< in each part but the last
 
-    /// `heads`: query heads that a CTA sums over. The parts depend on the sequence alone, so it has the same bits in
-    /// any batch.
-    TESSERA_HOST_DEVICE static constexpr QueryParts of(std::int64_t len_q, std::int64_t heads, int max_terms) {
-        const std::int64_t own_heads = heads < 1 ? 1 : heads;
-        QueryParts parts;
-        parts.queries = static_cast<int>(len_q);
-        if (len_q * own_heads <= max_terms) return parts;
-        const std::int64_t fitting = max_terms / own_heads / kMultiple;
-        parts.queries = static_cast<int>((fitting < 1 ? 1 : fitting) * kMultiple);
-        parts.count = static_cast<int>((len_q + parts.queries - 1) / parts.queries);
-        return parts;
+    /// The queries of a part in which a CTA sums over `heads` query heads, 1 at least.
+    TESSERA_HOST_DEVICE static constexpr int fitting(int heads, int max_terms) {
+        const int multiples = max_terms / heads / kMultiple;
+        return (multiples < 1 ? 1 : multiples) * kMultiple;
     }
-    TESSERA_HOST_DEVICE constexpr int begin(int part) const { return part * queries; }
+    /// `of_part`: depends on the shape of the sequence alone, so that it has the same bits in any batch.
+    TESSERA_HOST_DEVICE constexpr QueryParts(int of_len_q, int of_part) : len_q(of_len_q), queries(of_part) {}
+    TESSERA_HOST_DEVICE constexpr bool is_one() const { return len_q <= queries; }
+    TESSERA_HOST_DEVICE constexpr int count() const { return is_one() ? 1 : (len_q - 1) / queries + 1; }
+    /// The first query of a part; len_q past the last part.
+    TESSERA_HOST_DEVICE constexpr int begin(int part) const {
+        const unsigned first = static_cast<unsigned>(part) * static_cast<unsigned>(queries);
+        return first < static_cast<unsigned>(len_q) ? static_cast<int>(first) : len_q;
+    }
 };
 
 }  // namespace tessera::cuda

@@ -96,11 +96,6 @@ void set_maps(Launch& launch, const Problem& p) {
     }
 }
 
-backward::SequenceSchedule schedule_of(const Problem& p, int part) {
-    return backward::ask_schedule(
-        p, [](const auto& schedule) -> backward::SequenceSchedule { return schedule; }, part);
-}
-
 Launch make_launch(const BackwardCall& call, const Memory& memory) {
     const Problem& p = call.plan.problem;
     const backward::Config& c = backward::config_of(p);
@@ -122,8 +117,9 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
         gradients.vector_dq && params.dq.data != nullptr && has_queries(p) && has_keys(p) && backward::writes_dq(p);
     launch.key_blocks = backward::key_block_numbering(p);
     launch.query_tiles = backward::query_tile_numbering(p);
-    launch.schedule = schedule_of(p, 0);
-    launch.max_terms = QueryParts::max_terms(p.dtype);
+    launch.schedule =
+        backward::ask_schedule(p, [](const auto& schedule) -> backward::SequenceSchedule { return schedule; });
+    launch.part_queries = backward::part_queries(p);
     launch.scale_log2 = c.general ? kLog2E : params.forward.scale * kLog2E;
     launch.dq_accumulators = backward::dq_accumulators(p);
     launch.blocks_q = static_cast<int>(blocks_q(p, c.block_q));
@@ -140,7 +136,6 @@ cudaError_t launch_main(const Problem& p, const Launch& first, cudaStream_t stre
     cudaError_t status = cudaSuccess;
     for (launch.part = 0; launch.part < parts && status == cudaSuccess; ++launch.part) {
         if (launch.part > 0) {
-            launch.schedule = schedule_of(p, launch.part);
             status = cudaMemsetAsync(&launch.workspace.state->next_number, 0, sizeof(unsigned), stream);
         }
         if (status == cudaSuccess) status = backward::launch_backward<T, Shape>(launch, stream);

@@ -88,8 +88,8 @@ struct Launch {
     int blocks_q;               ///< query blocks of one head, over all sequences
     int blocks_kv;              ///< key blocks of one head, over all sequences
     int multiprocessors;
-    int max_terms;  ///< QueryParts::max_terms
-    int part;       ///< the part of the queries that this launch of the main kernel has (cuda/host/query_parts.hpp)
+    int part_queries;  ///< of a part in which a CTA has all heads of a group
+    int part;          ///< the part of the queries that this launch of the main kernel has (cuda/host/query_parts.hpp)
 };
 
 /// Query blocks of the sequences before this one.

@@ -48,12 +48,17 @@ inline std::int64_t max_key_blocks(const Problem& p) {
     return (p.len_kv + block_kv - 1) / block_kv;
 }
 
+/// Queries of a part in which a CTA has all query heads of a group.
+inline int part_queries(const Problem& p) {
+    return QueryParts::fitting(static_cast<int>(p.group()), QueryParts::max_terms(p.dtype));
+}
+
 /// Returns ask(schedule) for the BlockSchedule of a Problem; of a ragged one, of its largest sequence.
 template <class Ask>
-auto ask_schedule(const Problem& p, const Ask& ask, int part = 0) {
+auto ask_schedule(const Problem& p, const Ask& ask) {
     const auto of = [&](auto schedule) {
         schedule.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
-                     static_cast<int>(p.heads_kv), part, QueryParts::max_terms(p.dtype));
+                     static_cast<int>(p.heads_kv));
         return ask(schedule);
     };
     const Config& c = config_of(p);
@@ -63,9 +68,11 @@ auto ask_schedule(const Problem& p, const Ask& ask, int part = 0) {
 
 /// The most parts of queries of any sequence: launches of the main kernel.
 inline int query_parts(const Problem& p) {
-    if (!p.ragged)
-        return ask_schedule(p, [&](const auto& schedule) { return schedule.parts(QueryParts::max_terms(p.dtype)); });
-    return QueryParts::of(p.len_q, p.group(), QueryParts::max_terms(p.dtype)).count;
+    const auto parts = [&](int head_splits) {
+        return QueryParts(static_cast<int>(p.len_q), part_queries(p) * head_splits).count();
+    };
+    if (p.ragged) return parts(1);
+    return ask_schedule(p, [&](const auto& schedule) { return parts(schedule.head_splits); });
 }
 
 /// Accumulators of dQ in the workspace: 2 where a key block may wrap from the last query block to the first one
@@ -75,8 +82,7 @@ inline int dq_accumulators(const Problem& p) {
     if (p.ragged) return 2;
     // Under a causal mask of equal lengths, key blocks start at the first queries that see them, or ascend.
     const bool square = p.mask.causal != Causal::none && p.len_q == p.len_kv;
-    const bool aligned =
-        p.mask.trivial() && p.group() == 1 && p.len_kv <= 128 * kMaxAlignedBlocks && query_parts(p) == 1;
+    const bool aligned = p.mask.trivial() && p.group() == 1 && p.len_kv <= 128 * kMaxAlignedBlocks;
     return square || aligned ? 1 : 2;
 }
 

@@ -68,10 +68,6 @@ struct SequenceSchedule : Band32 {
 
     TESSERA_HOST_DEVICE int len_kv() const { return last_key + 1; }
     TESSERA_HOST_DEVICE bool has_parts() const { return end_query - first_query < len_q; }
-    /// Parts of the sequence.
-    TESSERA_HOST_DEVICE int parts(int max_terms) const {
-        return QueryParts::of(len_q, heads_per_split, max_terms).count;
-    }
     /// Are dK and dV sums in the workspace first, over head splits or parts?
     TESSERA_HOST_DEVICE bool sums_in_workspace() const { return head_splits > 1 || has_parts(); }
     /// Has the sequence no queries in this launch's part? A sequence of one part has all of them in part 0.
@@ -87,36 +83,41 @@ struct SequenceSchedule : Band32 {
 /// The order of one head of one sequence.
 template <int kBlockQ, int kBlockKv>
 struct BlockSchedule : SequenceSchedule {
-    /// `group`: query heads of a kv head. `part`: the part of the queries that the launch has.
-    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads_kv, int part = 0,
-                                 int max_terms = QueryParts::kMaxTerms) {
+    /// `group`: query heads of a kv head. All queries are one part (set_part).
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads_kv) {
         static_cast<Band32&>(*this) = Band32(mask.bind(own_len_q, own_len_kv));
         len_q = own_len_q;
         count_q = (len_q + kBlockQ - 1) / kBlockQ;
         count_kv = (own_len_kv + kBlockKv - 1) / kBlockKv;
-        const bool square = is_causal_square(*this, len_q, own_len_kv);
-        ascending = group > 1 && square;
-        segmented = square && may_use_segments(mask, group, heads_kv, count_kv);
-        head_splits = ascending ? EvenHeadSplit::num_splits(group, heads_kv, count_kv, own_len_kv) : 1;
-        heads_per_split = group / head_splits;
-        const QueryParts parts = QueryParts::of(len_q, heads_per_split, max_terms);
-        const bool whole = parts.count == 1;
-        first_query = std::min(parts.begin(part), len_q);
-        end_query = std::min(parts.begin(part + 1), len_q);
         start_stride = std::max((count_q + 1) / std::max(count_kv, 1), 1);
         blocks_per_start = std::max((count_kv + count_q - 1) / std::max(count_q, 1), 1);
         if (count_q >= count_kv) blocks_per_start = 1;
         else start_stride = 1;
         const bool all_seen = low <= 1 - len_q && high >= own_len_kv - 1;
-        if (group == 1 && all_seen && count_kv <= kMaxAlignedBlocks && whole) {
+        if (group == 1 && all_seen && count_kv <= kMaxAlignedBlocks) {
             blocks_per_start = std::max(count_kv, 1), start_stride = 1;
         }
+        // The conditional operator keeps a branch here. Without it, ptxas assigns registers differently.
+        const bool square = is_causal_square(*this, len_q, own_len_kv) ? true : false;
+        ascending = group > 1 && square;
+        segmented = square && may_use_segments(mask, group, heads_kv, count_kv);
+        head_splits = ascending ? EvenHeadSplit::num_splits(group, heads_kv, count_kv, own_len_kv) : 1;
+        heads_per_split = group / head_splits;
+        first_query = 0;
+        end_query = len_q;
     }
     /// Copies `known`, the schedule that the host computed; for a ragged sequence computes it.
     TESSERA_HOST_DEVICE void set_of(const SequenceSchedule& known, bool ragged, const Mask& mask, int own_len_q,
-                                    int own_len_kv, int group, int heads_kv, int max_terms, int part = 0) {
-        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv, part, max_terms);
+                                    int own_len_kv, int group, int heads_kv) {
+        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv);
         else static_cast<SequenceSchedule&>(*this) = known;
+    }
+    /// Leaves only a part of the queries, after set(). `part_queries`: of a part in which a CTA has all heads of a
+    /// group (QueryParts::fitting).
+    TESSERA_HOST_DEVICE void set_part(int part, int part_queries) {
+        const QueryParts parts(len_q, part_queries * head_splits);
+        first_query = parts.begin(part);
+        end_query = parts.begin(part + 1);
     }
     /// Key blocks of a segment, if there are `segments` of them.
     TESSERA_HOST_DEVICE int segment_size(int segments) const { return cuda::segment_size(count_kv, segments); }

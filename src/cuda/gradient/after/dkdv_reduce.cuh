@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(DkdvReduceLaunch::kThreads)
     const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
     const int heads = launch.splits_heads ? HeadSplit::heads_per_split(band, p.heads_kv, p.group) : p.group;
     const int splits = HeadSplit::num_splits(heads, p.group);
-    if (splits == 1 && QueryParts::of(sequence.len_q, heads, launch.max_terms).count == 1) return;
+    if (splits == 1 && QueryParts(sequence.len_q, QueryParts::fitting(heads, launch.max_terms)).is_one()) return;
 
     const int dim = dv ? p.head_dim_v : p.head_dim;
     const Target target = target_of<T>(rows, head_offset(rows, batch, sequence.first_kv, head, sizeof(T)),

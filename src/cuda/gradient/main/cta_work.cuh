@@ -27,8 +27,8 @@ struct CtaWork {
     int first_key = 0;
     int query_tiles = 1;  // tiles of kBlockQ queries in a step's query tile, a power of two
     KeyBlockOrder order;
-    QueryParts parts;  // parts of the sequence's queries
-    int part = 0;      // the part that the launch has
+    QueryParts parts{0, 1};  // parts of the sequence's queries
+    int part = 0;            // the part that the launch has
     bool waits = true;
     bool sanitizes = false;  // the work is done a second time, with Inf and NaN of Q and dO replaced by 0
 
@@ -46,7 +46,7 @@ struct CtaWork {
             heads = HeadSplit::heads_per_split(band, p.heads_kv, p.group);
             num_splits = HeadSplit::num_splits(heads, p.group);
         }
-        parts = QueryParts::of(sequence.len_q, heads, launch.max_terms);
+        parts = QueryParts(sequence.len_q, QueryParts::fitting(heads, launch.max_terms));
         part = launch.part;
         first_head = kv_head * p.group + split * heads;
         heads = min(heads, (kv_head + 1) * p.group - first_head);
@@ -77,10 +77,10 @@ struct CtaWork {
     }
 
     __device__ __forceinline__ bool exists() const {
-        return split < num_splits && first_key < sequence.len_kv && part < parts.count;
+        return split < num_splits && first_key < sequence.len_kv && (part == 0 || parts.begin(part) < sequence.len_q);
     }
     /// Are dK and dV sums in the workspace first, over head splits or parts of the queries?
-    __device__ __forceinline__ bool sums_in_workspace() const { return num_splits > 1 || parts.count > 1; }
+    __device__ __forceinline__ bool sums_in_workspace() const { return num_splits > 1 || !parts.is_one(); }
     /// Steps of the CTA: query tiles times query heads.
     __device__ __forceinline__ int steps() const { return order.own.count() * heads; }
     /// Does this run add to dQ? A second run does not add again.
@@ -90,7 +90,9 @@ struct CtaWork {
 
  private:
     __device__ void clamp_to_part() {
-        if (parts.count > 1) order.clamp(parts.begin(part) >> log2_block_q(), parts.begin(part + 1) >> log2_block_q());
+        if (parts.is_one()) return;
+        const int log2 = log2_block_q();
+        order.clamp(parts.begin(part) >> log2, (parts.begin(part + 1) + (1 << log2) - 1) >> log2);
     }
 };
 

@@ -52,7 +52,7 @@ struct QueryTile {
         first_q = static_cast<int>(sequence.first_q);
         first_kv = static_cast<int>(sequence.first_kv);
         schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
-                        p.heads_kv, launch.max_terms);
+                        p.heads_kv);
         first_block = std::int64_t{head} * launch.blocks_q +
                       first_block_q(p, kConfig.block_q, batch, sequence.first_q) + query / kConfig.block_q;
         n_begin = 0;
@@ -95,7 +95,7 @@ struct QueryRows {
         const Sequence sequence = sequence_of(p, batch);
         first_q = static_cast<int>(sequence.first_q);
         schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
-                        p.heads_kv, launch.max_terms);
+                        p.heads_kv);
         first_block_q =
             std::int64_t{head} * launch.blocks_q + backward::first_block_q(p, kConfig.block_q, batch, sequence.first_q);
     }
