@@ -141,6 +141,7 @@ TEST(Fa3DqOrder, every_tile_is_added_once_and_in_the_order_of_the_positions) {
 /// parts, 64 of them twenty.
 TEST(Fa3DqOrder, parts_of_a_long_sequence_are_added_in_the_order_of_the_positions) {
     for (const Mask& mask : kMasks) {
+        expect_right<64, 128>(mask, 70'000, 500, 1);
         for (const int len_kv : {1, 200, 1500, 20'000}) {
             for (const int group : {4, 64}) {
                 expect_right<64, 128>(mask, 20'000, len_kv, group);

@@ -122,7 +122,7 @@ inline constexpr std::int64_t kMinBlocksToWriteDq = 1024;
 /// Does the key block that adds last write the finished dQ? The launch also needs rows of dQ that it can write by
 /// vectors.
 inline bool writes_dq(const Problem& p) {
-    if (!config_of(p).may_write_dq() || p.ragged || uses_segments(p)) return false;
+    if (!config_of(p).may_write_dq() || p.ragged || uses_segments(p) || query_parts(p) > 1) return false;
     if (p.batch * p.heads_kv * max_key_blocks(p) < kMinBlocksToWriteDq) return false;
     return ask_schedule(p, [](const auto& schedule) { return schedule.first_block_adds_last(); });
 }

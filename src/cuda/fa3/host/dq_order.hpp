@@ -187,7 +187,7 @@ struct BlockSchedule : SequenceSchedule {
     TESSERA_HOST_DEVICE bool first_block_adds_last() const {
         const bool all_see_first = low <= 1 - len_q && high >= 0 && count_kv > 0;
         const bool one_accumulator = blocks_per_start >= count_kv || (high == 0 && len_q == len_kv());
-        return all_see_first && one_accumulator && !ascending && !has_parts();
+        return all_see_first && one_accumulator && !ascending;
     }
     /// Does any key block add to this accumulator of query block m?
     TESSERA_HOST_DEVICE bool has_contributions(int accumulator, int m) const {
