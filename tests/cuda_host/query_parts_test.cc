@@ -15,7 +15,7 @@ using cuda::QueryParts;
 TEST(QueryParts, cover_a_sequence_in_order_and_keep_to_the_most_terms) {
     for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
         const int most = QueryParts::max_terms(dtype);
-        for (const int heads : {1, 3, 8, 100, 200'000}) {
+        for (const int heads : {0, 1, 3, 8, 100, 200'000}) {
             for (const int len_q : {0, 1, 700, 1024, 1025, 32'768, 32'769, 65'536, 65'537, 1'000'003}) {
                 SCOPED_TRACE(std::to_string(heads) + " heads of " + std::to_string(len_q));
                 const QueryParts parts(len_q, QueryParts::fitting(heads, most));

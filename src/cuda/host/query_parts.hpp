@@ -26,9 +26,9 @@ struct QueryParts {
     int len_q;    ///< queries of the sequence
     int queries;  ///< in each part but the last
 
-    /// The queries of a part in which a CTA sums over `heads` query heads, 1 at least.
+    /// The queries of a part in which a CTA sums over `heads` query heads.
     TESSERA_HOST_DEVICE static constexpr int fitting(int heads, int max_terms) {
-        const int multiples = max_terms / heads / kMultiple;
+        const int multiples = max_terms / (heads < 1 ? 1 : heads) / kMultiple;
         return (multiples < 1 ? 1 : multiples) * kMultiple;
     }
     /// `of_part`: depends on the shape of the sequence alone, so that it has the same bits in any batch.
