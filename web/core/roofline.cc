@@ -61,11 +61,11 @@ Json ask_roofline(const Json& question) {
     for (const Problem& problem : options.problems(machine)) rows.push_back(measure::sweep_one(problem, asked));
     Json answer{{"figure", json_of(measure::roofline_figure(machine, rows))},
                 {"limits", limits_of(rows.front(), asked)}};
-    if (const auto share = options.attention_share()) {
+    if (const auto fraction = options.attention_fraction()) {
         Json wins = Json::array();
         for (const measure::SweepRow& row : rows) {
             const double win = row.win(row.best());
-            wins.push_back(win > 0 ? measure::amdahl_speedup(*share, win) : 0);
+            wins.push_back(win > 0 ? measure::amdahl_speedup(*fraction, win) : 0);
         }
         answer["model_wins"] = wins;
     }
