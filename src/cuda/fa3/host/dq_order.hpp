@@ -146,7 +146,7 @@ struct BlockSchedule : SequenceSchedule {
         if (begin >= end || low > high) return Span{0, 0};
         return Span{begin / kBlockQ, (end + kBlockQ - 1) / kBlockQ};
     }
-    /// Where block n starts, unless ascending, and the query blocks that it visits.
+    /// The query blocks that block n visits, and the one that it starts at unless ascending.
     TESSERA_HOST_DEVICE QueryVisits visits_of(int n) const { return {query_blocks_of(n), first_query_block(n)}; }
     /// Query blocks that exist in full and see all of these keys.
     TESSERA_HOST_DEVICE Span unmasked_query_blocks(int key, int keys) const {
