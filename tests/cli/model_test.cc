@@ -320,7 +320,8 @@ TEST_F(ModelCommandsTest, errors_name_the_option) {
     expect_error("calibrate --threads 1025", 2, "--threads: expected 1..");
     expect_error("calibrate --name 'a\nb' --threads 1", 2, "--name: expected text on one line");
     const std::string micro = " --micro " TESSERA_SOURCE_DIR "/bench/results/h200/micro.jsonl";
-    expect_error("calibrate --device xeon-16" + micro, 2, "--device: expected the GPU that the Records were measured on");
+    expect_error("calibrate --device xeon-16" + micro, 2,
+                 "--device: expected the GPU that the Records were measured on");
     expect_error("calibrate --device a100" + micro, 65, "device: expected Records of NVIDIA A100");
     std::ofstream(path("none.jsonl")).flush();
     expect_error("roofline --accuracy --records none.jsonl", 65, "--records: expected Records");
