@@ -3,10 +3,10 @@
 #
 #     manylinux_sysroot.sh x86_64|aarch64 FOLDER
 #
-# Makes a sysroot in FOLDER with which GCC 12 builds for manylinux_2_28: C headers and startup files of Debian 11, stubs
-# of the C and C++ libraries (tools/stub_library.py), and in FOLDER/libraries static builds of fmt, Highway, oneTBB,
-# SQLite and zlib. Nothing of the machine changes and root is not needed. cmake/manylinux.cmake is the toolchain file that
-# uses it. Exit status 77: the packages cannot be had here, and the last line says why.
+# Makes a folder that the linker takes for an older system, with which GCC 12 builds for manylinux_2_28: startup files of
+# Debian 11, stubs of its C and C++ libraries (tools/stub_library.py), and in FOLDER/libraries static builds of fmt,
+# Highway, oneTBB, SQLite and zlib. Nothing of the machine changes and root is not needed. cmake/manylinux.cmake is the
+# toolchain file that uses it. Exit status 77: the packages cannot be had here, and the last line says why.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -59,7 +59,7 @@ download() {
         cannot "apt-get download: $(tail -n 1 "$apt/log")"
     for package in "$apt"/packages/*.deb; do dpkg-deb -x "$package" "$into"; done
 }
-download "$folder" {libc6,libc6-dev,linux-libc-dev,libgcc-s1,libstdc++6}/bullseye
+download "$folder" {libc6,libc6-dev,libgcc-s1,libstdc++6}/bullseye
 download "$folder/libraries" {zlib1g-dev,libsqlite3-dev}/bullseye {nlohmann-json3-dev,libcli11-dev}/bookworm
 rm "$folder/libraries/usr/lib/$triple"/lib{sqlite3,z}.so  # which leaves the static ones
 (cd "$apt/sources" && apt-get "${options[@]}" source --download-only fmtlib highway onetbb) >"$apt/log" 2>&1 ||

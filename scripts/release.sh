@@ -31,8 +31,8 @@ for processor in x86_64 aarch64; do
 done
 say "source distribution"
 build='import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])'
-"$VENV/bin/python" -c "$build" "$OUTPUT" >build-wheels/sdist.log 2>&1 ||
-    { cat build-wheels/sdist.log >&2; die "the source distribution failed"; }
+"$VENV/bin/python" -c "$build" "$OUTPUT" >build-manylinux-x86_64/sdist.log 2>&1 ||
+    { cat build-manylinux-x86_64/sdist.log >&2; die "the source distribution failed"; }
 
 say "checks"
 "$VENV/bin/python" -c 'import twine' 2>/dev/null || "$VENV/bin/python" -m pip install -q twine ||

@@ -39,7 +39,7 @@ PACKAGES=("${BUILD_PACKAGES[@]}" python3 python3-venv)
 if [[ -n $MANYLINUX ]]; then
     [[ $(uname -m) == x86_64 ]] || die "--manylinux: expected an x86-64 machine, got $(uname -m)"
     [[ $MANYLINUX == aarch64 ]] && PACKAGES+=(g++-aarch64-linux-gnu unzip)
-    BUILD=build-wheels/$MANYLINUX
+    BUILD=build-manylinux-$MANYLINUX  # no deeper than other builds, which ccache wants
 fi
 need "${PACKAGES[@]}"
 [[ -x $VENV/bin/python ]] || python3 -m venv "$VENV" || die "could not make a virtual environment in $VENV"
@@ -61,7 +61,7 @@ fi
 cmake=() repair=()
 if [[ -n $MANYLINUX ]]; then
     say "wheel: sysroot for manylinux_2_28_$MANYLINUX"
-    sysroot=$PWD/build-wheels/sysroot-$MANYLINUX
+    sysroot=$PWD/build-sysroot-$MANYLINUX
     scripts/manylinux_sysroot.sh "$MANYLINUX" "$sysroot"
     cmake+=("CMAKE_TOOLCHAIN_FILE=$PWD/cmake/manylinux.cmake" "TESSERA_PROCESSOR=$MANYLINUX" "TESSERA_SYSROOT=$sysroot")
     repair+=(--plat "manylinux_2_28_$MANYLINUX")
@@ -71,7 +71,7 @@ if [[ $MANYLINUX == aarch64 ]]; then
     export _PYTHON_HOST_PLATFORM=linux-aarch64  # which Python names the wheel after
     if [[ $TORCH == ON ]]; then
         # PyTorch's headers are those of this machine. Its libraries are loaded before ours, so that names suffice here.
-        torch=$PWD/build-wheels/torch-aarch64
+        torch=$PWD/build-sysroot-aarch64/torch
         mkdir -p "$torch/lib"
         of_machine=$("$PYTHON" -c 'import importlib.util as u; print(*u.find_spec("torch").submodule_search_locations)')
         ln -sfn "$of_machine/include" "$torch/include"
@@ -83,8 +83,9 @@ if [[ $MANYLINUX == aarch64 ]]; then
     if [[ $CUDA != OFF && -n $nvcc ]]; then
         # The CUDA toolkit for x86-64 has the compiler and all headers, but no static runtime for Arm.
         release=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
-        if [[ ${release%%.*} -ge 13 ]]; then package=nvidia-cuda-runtime; else package=nvidia-cuda-runtime-cu${release%%.*}; fi
-        cudart=$PWD/build-wheels/cudart-aarch64-$release
+        package=nvidia-cuda-runtime
+        [[ ${release%%.*} -ge 13 ]] || package+=-cu${release%%.*}
+        cudart=$PWD/build-sysroot-aarch64/cudart-$release
         if [[ ! -f $cudart/libcudart_static.a ]]; then
             mkdir -p "$cudart"
             "$PYTHON" -m pip download -q --no-deps --only-binary :all: --platform manylinux2014_aarch64 -d "$cudart" \
@@ -95,7 +96,9 @@ if [[ $MANYLINUX == aarch64 ]]; then
         cmake+=("TESSERA_CUDA_LIBRARIES=$cudart" "TESSERA_CUDA_ARCHITECTURES=90-real;90-virtual")
     fi
 fi
-[[ -z $MANYLINUX || -n $nvcc ]] || echo "no nvcc here: the wheel has no CUDA kernels"
+if [[ -n $MANYLINUX && $CUDA != OFF ]]; then
+    if [[ -n $nvcc ]]; then CUDA=ON; else CUDA=OFF; echo "no nvcc here: the wheel has no CUDA kernels"; fi
+fi
 
 # By the long name: pip knows -C from 23.1 on, and Debian 12 has 23.0.
 settings=(--config-settings "build-dir=$BUILD")
