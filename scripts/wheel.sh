@@ -64,7 +64,8 @@ if [[ -n $MANYLINUX ]]; then
     sysroot=$PWD/build-sysroot-$MANYLINUX
     scripts/manylinux_sysroot.sh "$MANYLINUX" "$sysroot"
     cmake+=("CMAKE_TOOLCHAIN_FILE=$PWD/cmake/manylinux.cmake" "TESSERA_PROCESSOR=$MANYLINUX" "TESSERA_SYSROOT=$sysroot")
-    repair+=(--plat "manylinux_2_28_$MANYLINUX")
+    # auditwheel knows the names of this machine's platforms only; the tag it gives to others is compared below.
+    [[ $MANYLINUX != x86_64 ]] || repair+=(--plat manylinux_2_28_x86_64)
 fi
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
 if [[ $MANYLINUX == aarch64 ]]; then
@@ -120,4 +121,8 @@ PATH=$(dirname "$PYTHON"):$PATH "$PYTHON" -m auditwheel -v repair "${repair[@]}"
     >"$BUILD/auditwheel.log" 2>&1 || { tail -n 30 "$BUILD/auditwheel.log" >&2; die "auditwheel refused the wheel"; }
 wheel=$(sed -n 's/.*Fixed-up wheel written to //p' "$BUILD/auditwheel.log" | tail -n 1)
 [[ -f $wheel ]] || die "auditwheel wrote no wheel: see $BUILD/auditwheel.log"
+if [[ -n $MANYLINUX ]]; then
+    glibc=$(sed -n 's/.*-manylinux_2_\([0-9]*\)_.*/\1/p' <<<"$wheel")
+    [[ ${glibc:-99} -le 28 ]] || die "expected a wheel for glibc 2.28 or earlier, got $wheel"
+fi
 printf '%s  %s\n' "$(du -h "$wheel" | cut -f1)" "$wheel"
