@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
 from .. import _native
-from . import _errors, _functorch, _math, _operators
+from . import _distributed, _errors, _functorch, _math, _operators
 from ._operators import Arguments
 from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor, under_autocast
 
@@ -98,10 +98,12 @@ def run(arguments, with_lse=True):
     A graph gets the operator that has a gradient. An eager call runs one without where no gradient is wanted, and an
     autograd.Function of its own where one is, since both take a fraction of the time.
     Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
-    expect_arguments(arguments)
+    plain = expect_arguments(arguments)
     compiling = is_compiling()
     if not compiling:  # a graph may have symbols there
         arguments = _with_numbers(arguments)
+    if not plain and _distributed.are_in(arguments):
+        return _on_parts(lambda parts: run(parts, with_lse), arguments, _distributed.of_o_and_lse(arguments))
     try:
         if compiling or is_tracing():
             keeps = _needs_gradients(arguments) and _operators.keeps_residual(arguments.q, arguments.dropout_p,
@@ -118,10 +120,22 @@ def run(arguments, with_lse=True):
     return results[:2] if with_lse else results[0]
 
 
+def _on_parts(function, arguments, dims_of_results):
+    """function(Arguments) on each process's part of DTensors (_distributed.run). Raises ValueError naming the
+    argument."""
+    try:
+        return _distributed.run(function, arguments, dims_of_results)
+    except RuntimeError as error:
+        raise _errors.translated(error) from None
+
+
 def run_math(arguments, with_lse=True):
     """run() by PyTorch's own operators (_math.py). Raises ValueError naming the argument."""
     if arguments.kernel is not None:
         raise ValueError(f"kernel: expected None with math=True, got {arguments.kernel!r}")
+    if not expect_arguments(arguments) and _distributed.are_in(arguments):
+        return _on_parts(lambda parts: run_math(parts, with_lse), _with_numbers(arguments),
+                         _distributed.of_o_and_lse(arguments))
     try:
         return _math.attention(_with_numbers(arguments), with_lse)
     except RuntimeError as error:
@@ -318,10 +332,13 @@ def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
     no_gradient("alibi_slopes", alibi_slopes)
     if bias is not None:
         causal, bias = _causal_and_bias(q, k, causal, bias, heads_first)
+    arguments = _with_numbers(Arguments(
+        q, k, k, bias, alibi_slopes, causal=causal_number(causal), window_left=left, window_right=right, scale=scale,
+        softcap=softcap, heads_first=heads_first))
+    if not expect_arguments(arguments) and _distributed.are_in(arguments):
+        return _on_parts(_math.weights, arguments, _distributed.OF_WEIGHTS)
     try:
-        return _math.weights(_with_numbers(Arguments(
-            q, k, k, bias, alibi_slopes, causal=causal_number(causal), window_left=left, window_right=right,
-            scale=scale, softcap=softcap, heads_first=heads_first)))
+        return _math.weights(arguments)
     except RuntimeError as error:
         raise _errors.translated(error) from None
 

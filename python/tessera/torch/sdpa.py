@@ -16,7 +16,8 @@ _NONE, _BOTTOM_RIGHT, _TOP_LEFT = 0, 1, 2
 
 def bias_of(mask, q_shape, len_kv, dtype):
     """The additive bias of 4 dimensions for torch's attn_mask: bool (True: the key takes part) or numbers to add. A
-    mask of fewer dimensions gets dimensions of 1 in front. None for None."""
+    mask of fewer dimensions gets dimensions of 1 in front. A bool mask that repeats elements (stride 0) gives a bias
+    with a dimension of 1 there. None for None."""
     if mask is None:
         return None
     batch, heads, len_q = q_shape[0], q_shape[1], q_shape[2]
@@ -25,7 +26,8 @@ def bias_of(mask, q_shape, len_kv, dtype):
     if not fits:
         raise ValueError(f"attn_mask: expected a shape that broadcasts to {list(full)}, got {list(mask.shape)}")
     if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, _BLOCKED)
+        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())
+        mask = torch.where(mask[once], mask.new_zeros((), dtype=dtype), _BLOCKED)  # allocates nothing but its result
     elif mask.dtype not in (dtype, torch.float32):
         raise ValueError(f"attn_mask: expected bool, float32 or the dtype of query, {dtype}, got {mask.dtype}")
     return mask[(None,) * (4 - mask.dim())]
