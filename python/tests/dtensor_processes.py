@@ -208,9 +208,9 @@ def the_provider(meshes):
     from torch.nn import attention
     if not hasattr(attention, "register_flash_attention_impl"):
         return
-    import tessera.torch.sdpa as sdpa
-    shapes, original = [], sdpa._operators.forward
-    sdpa._operators.forward = lambda q, *rest: shapes.append(tuple(q.shape)) or original(q, *rest)
+    from tessera.torch import _provider
+    shapes, original = [], _provider._operators.forward
+    _provider._operators.forward = lambda q, *rest: shapes.append(tuple(q.shape)) or original(q, *rest)
     tt.register_provider()
     attention.activate_flash_attention_impl("tessera")
     try:
@@ -219,7 +219,7 @@ def the_provider(meshes):
                 [both], meshes)
     finally:
         attention.restore_flash_attention_impl()
-        sdpa._operators.forward = original
+        _provider._operators.forward = original
     assert (2, 2, 9, 16) in shapes, shapes  # each process computed its part
 
 
