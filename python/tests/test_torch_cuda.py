@@ -49,6 +49,29 @@ def test_rows_that_the_first_kernel_cannot_read_go_to_the_next(kernel):
         tt.attention(*slices, kernel="cuda.fa3")
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_long_rows_that_the_first_kernel_cannot_read_are_copied(ragged):
+    """The same kernel runs then, so the bits are those of aligned rows; plan() says so."""
+    aligned = [t.detach().flatten(0, 1) if ragged else t.detach()
+               for t in inputs(head_dim=128, len_q=2048, len_kv=2048)]
+    leaves = [t.requires_grad_() for t in aligned]
+    slices = [torch.nn.functional.pad(t.detach(), (3, 5))[..., 3:-5].requires_grad_() for t in aligned]
+    shifted = torch.zeros(aligned[0].numel() + 1, dtype=torch.bfloat16, device="cuda")[1:].view(aligned[0].shape)
+    shifted = shifted.copy_(aligned[0]).requires_grad_()  # contiguous, at an odd address
+    cu = torch.tensor([0, 1000, 4096], dtype=torch.int32, device="cuda")
+
+    def call(q, k, v, d_o=None):
+        o = tt.varlen_attention(q, k, v, cu, cu) if ragged else tt.attention(q, k, v, causal="bottom-right")
+        d_o = torch.ones_like(o) if d_o is None else d_o
+        return (o, *torch.autograd.grad(o, (q, k, v), d_o))
+    want = call(*leaves)
+    assert_same(call(*slices), want)
+    assert_same(call(shifted, *leaves[1:]), want)
+    assert_same(call(*leaves, torch.nn.functional.pad(torch.ones_like(want[0]), (1, 2))[..., 1:-2]), want)
+    if not ragged and tessera.plan(*aligned).kernel.startswith("cuda.fa3"):
+        assert "tessera.torch copies them" in tessera.plan(*(t.detach() for t in slices)).layout
+
+
 def test_gradients_with_strides_of_zero():
     leaves = inputs()
     o = tt.attention(*leaves)
