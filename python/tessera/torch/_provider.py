@@ -112,10 +112,10 @@ class _FlashFirst:
             return
         order = torch._C._get_sdp_priority_order()
         choose_a_backend()
-        if order == self._own:
-            self._put_flash_first()
-        else:  # the program set an order of its own
+        if order != self._own:  # the program set an order of its own
             torch._C._set_sdp_priority_order(order)
+        elif torch._C._get_sdp_priority_order() != order:
+            self._put_flash_first()
 
     def remove(self):
         """PyTorch's order again, unless the program has set another one in the meantime."""
