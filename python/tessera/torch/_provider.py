@@ -193,6 +193,14 @@ def is_active() -> bool:
     return bool(_active)
 
 
+def order_when_active() -> list[str]:
+    """The names of PyTorch's backends in the order in which it asks them on CUDA while the provider is active."""
+    from torch.nn.attention import SDPBackend
+    names = {int(value): name for name, value in SDPBackend.__members__.items()}
+    order = torch._C._get_sdp_priority_order()
+    return [names.get(backend, str(backend)) for backend in [_FLASH] + [b for b in order if b != _FLASH]]
+
+
 def register_provider(name: str = "tessera") -> None:
     """Makes `name` known to PyTorch: torch.nn.attention.activate_flash_attention_impl(name) then runs
     torch.nn.functional.scaled_dot_product_attention on tessera wherever PyTorch chooses its flash kernel, on the CPU
