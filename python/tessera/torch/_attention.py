@@ -186,9 +186,9 @@ def seed_tensor(seed, dropout_p):
     """int64 [1] in host memory, or None without dropout. Without a seed one is drawn from torch's CPU generator.
 
     Raises ValueError where a compiled graph would draw it, and might draw another one for its backward."""
-    if dropout_p == 0:
-        return None
     if seed is None:
+        if dropout_p == 0:
+            return None
         if is_compiling() and is_grad_enabled() and _graph_may_draw_again():
             raise ValueError("seed: expected a seed, since a graph compiled with an activation memory budget under 1 may "
                              "draw another one for its backward, got None")
@@ -196,10 +196,12 @@ def seed_tensor(seed, dropout_p):
     if isinstance(seed, torch.Tensor):
         expect_tensor("seed", seed)
         if seed.numel() == 1:
-            return seed.reshape(1)
+            return None if dropout_p == 0 else seed.reshape(1)
     number = _integer(seed)
     if number is None or not -2**63 <= number < 2**64:
         raise ValueError(f"seed: expected an integer of 64 bits or a tensor with one, got {seed!r}")
+    if dropout_p == 0:
+        return None
     if isinstance(number, int) and number >= 2**63:
         number -= 2**64  # the int64 of the same bits
     return torch.full((1,), number, dtype=torch.int64, device="cpu")
@@ -208,7 +210,7 @@ def seed_tensor(seed, dropout_p):
 def causal_number(causal):
     number = CAUSAL.get(causal) if causal is None or isinstance(causal, (str, bool)) else None
     if number is None:
-        raise ValueError(f"causal: expected None, \"bottom-right\" or \"top-left\", got {causal!r}")
+        raise ValueError(f"causal: expected None, 'bottom-right' or 'top-left', got {causal!r}")
     return number
 
 
@@ -218,7 +220,7 @@ def window_sides(window):
     try:
         left, right = window
     except (TypeError, ValueError):
-        raise ValueError(f"window: expected (left, right), each a number of keys or None, got {window!r}") from None
+        raise ValueError(f"window: expected None or (left, right), got {window!r}") from None
     return _bound("window", left), _bound("window", right)
 
 
@@ -238,7 +240,7 @@ def kernel_name(kernel):
     """The name of the forward kernel, for a name with or without its pass."""
     if kernel is None:
         return None
-    if not isinstance(kernel, str) or not kernel.isprintable():  # PyTorch's strings end at a zero
+    if not isinstance(kernel, str):
         raise ValueError(f"kernel: expected a name or None, got {kernel!r}")
     name = kernel.removesuffix(".forward") + ".forward"
     if not is_compiling() and name not in _native.kernel_names():
@@ -299,7 +301,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     Source: docs/numerics.md."""
     heads_first = layout == "bhsd"
     if not heads_first and layout != "bshd":
-        raise ValueError(f"layout: expected \"bshd\" or \"bhsd\", got {layout!r}")
+        raise ValueError(f"layout: expected 'bshd' or 'bhsd', got {layout!r}")
     left, right = (-1, -1) if window is None else window_sides(window)
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         q, k, v, bias = _cast(q, k, v, bias)
@@ -326,7 +328,7 @@ def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
     weights. Raises ValueError that names the argument."""
     heads_first = layout == "bhsd"
     if not heads_first and layout != "bshd":
-        raise ValueError(f"layout: expected \"bshd\" or \"bhsd\", got {layout!r}")
+        raise ValueError(f"layout: expected 'bshd' or 'bhsd', got {layout!r}")
     left, right = window_sides(window)
     q, k, _, bias = _cast(q, k, k, bias)
     no_gradient("alibi_slopes", alibi_slopes)
@@ -363,8 +365,8 @@ def _causal_and_bias(q, k, causal, bias, heads_first):
         return alignment_of("bias", bias, q.shape[length], k.shape[length]), None
     expect_tensor("bias", bias)
     if bias.dtype == torch.bool:
-        raise ValueError("bias: expected float32 or the dtype of q, numbers that are added to the scores, got "
-                         "torch.bool; a mask is 0 where the key takes part and -inf where it does not")
+        raise ValueError("bias: expected float32 or the dtype of q, numbers that are added to the scores, got bool; "
+                         "a mask is 0 where the key takes part and -inf where it does not")
     return causal, bias[(None,) * (4 - bias.dim())]
 
 
