@@ -90,7 +90,9 @@ function nextOf(shown) {
 }
 
 async function run() {
-  place('rooms').replaceChildren(...ROOMS.map((r) => element('li', {}, element('a', {href: `#${r.id}`}, r.title))));
+  // A link to the hash that is there already gives no event of its own.
+  const open = (r) => () => { if (location.hash === `#${r.id}`) enter(true); };
+  place('rooms').replaceChildren(...ROOMS.map((r) => element('li', {}, element('a', {href: `#${r.id}`, onclick: open(r)}, r.title))));
   try {
     await start();
   } catch (error) {
