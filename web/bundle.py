@@ -83,6 +83,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "index.html").write_text(page, encoding="utf-8")
     (out / "sample.safetensors").write_bytes(carried)
+    (out / "card.png").write_bytes((WEB / "page/card.png").read_bytes())  # the picture of a shared link
     size = len(page.encode())
     print(f"{out / 'index.html'}: {size / 1e6:.2f} MB, of which the core {len(packed) * 4 / 3 / 1e6:.2f} MB")
     if size > MOST_BYTES:

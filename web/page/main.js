@@ -6,6 +6,7 @@ import {form, refill} from './controls.js';
 import {element} from './dom.js';
 import {stop} from './player.js';
 import {backward} from './backward.js';
+import {compare} from './compare.js';
 import {paper} from './paper.js';
 import {race} from './race.js';
 import {roofline} from './roofline.js';
@@ -13,7 +14,8 @@ import {tiles} from './tiles.js';
 import {walk} from './walk.js';
 import {which} from './which.js';
 
-const ROOMS = [tiles, walk, paper, roofline, race, backward, which];
+/** In the order of the lessons. */
+const ROOMS = [compare, tiles, walk, paper, backward, race, which, roofline];
 const place = (id) => document.getElementById(id);
 let room = null;
 let values = {};
@@ -54,7 +56,7 @@ function change(patch, quiet = false) {
   values = {...values, ...patch};
   toUrl();
   if (quiet) return;
-  refill(place('room-form').firstElementChild, room.controls, values);
+  refill(place('room-form'), room.controls, values);
   redraw();
 }
 
@@ -62,19 +64,35 @@ function enter(focus) {
   const {chosen, given} = fromUrl();
   room = chosen;
   values = {...room.defaults, ...given};
-  document.title = `${room.title} — tessera`;
+  document.title = `${room.question} — tessera`;
+  document.querySelector('meta[name=description]').content = room.lead;
   for (const link of document.querySelectorAll('nav a')) {
     if (link.hash === `#${room.id}`) link.setAttribute('aria-current', 'page'); else link.removeAttribute('aria-current');
   }
-  place('room-title').textContent = room.title;
+  place('room-title').textContent = room.question;
   place('room-lead').textContent = room.lead;
-  place('room-form').replaceChildren(form(room.controls, values, (name, value) => change(name === 'ask' || !('step' in room.defaults) ? {[name]: value} : {[name]: value, step: room.defaults.step})));
+  const fields = form(room.controls, values, (name, value) => change(name === 'ask' || !('step' in room.defaults) ? {[name]: value} : {[name]: value, step: room.defaults.step}));
+  const open = room.formFirst || room.controls.some((spec) => values[spec.name] !== room.defaults[spec.name]);
+  place('room-form').replaceChildren(room.controls.length === 0 ? '' : room.formFirst ? fields
+    : element('details', {open}, element('summary', {}, 'Change what is shown'), fields));
+  if (room.formFirst) place('room-picture').before(place('room-form')); else place('room-picture').after(place('room-form'));
+  place('room-next').replaceChildren(...nextOf(room));
   redraw();
   if (focus) place('room-title').focus();
 }
 
+/** The lessons of a room, and the way to the next room. */
+function nextOf(shown) {
+  const next = ROOMS[ROOMS.indexOf(shown) + 1];
+  const lessons = shown.lessons?.map(([page, title]) => [element('code', {}, `docs/learn/${page}`), ` (${title})`]);
+  return [lessons && element('p', {}, lessons.length > 1 ? 'Lessons: ' : 'Lesson: ', lessons.flatMap((lesson, i) => (i ? [', ', ...lesson] : lesson))),
+    next && element('p', {class: 'next'}, element('a', {href: `#${next.id}`}, `Next: ${next.question}`))].filter(Boolean);
+}
+
 async function run() {
-  place('rooms').replaceChildren(...ROOMS.map((r) => element('li', {}, element('a', {href: `#${r.id}`}, r.title))));
+  // A link to the hash that is there already gives no event of its own.
+  const open = (r) => () => { if (location.hash === `#${r.id}`) enter(true); };
+  place('rooms').replaceChildren(...ROOMS.map((r) => element('li', {}, element('a', {href: `#${r.id}`, onclick: open(r)}, r.title))));
   try {
     await start();
   } catch (error) {

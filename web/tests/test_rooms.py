@@ -9,7 +9,7 @@ from conftest import DIST
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-ROOMS = ("tiles", "walk", "paper", "roofline", "race", "backward", "which")
+ROOMS = ("compare", "tiles", "walk", "paper", "backward", "race", "which", "roofline")
 
 
 def press(page, *keys):
@@ -38,7 +38,7 @@ def test_rooms_by_keyboard_alone(page):
         page.until("return document.activeElement.id === 'room-title'")  # once the event of the new hash was heard
         assert page.run("return document.querySelector('nav [aria-current]').hash") == f"#{room}"
         press(page, Keys.TAB)  # from the title to the first control of the room
-        assert page.run("return document.activeElement.closest('#room-form') !== null")
+        assert page.run("return document.activeElement.closest('#room-form, #room-picture') !== null")
 
 
 def test_first_tab_stop_skips_to_the_content(page):
@@ -47,6 +47,45 @@ def test_first_tab_stop_skips_to_the_content(page):
     assert page.run("return document.activeElement.className") == "skip"
     press(page, Keys.ENTER)
     page.until("return document.activeElement.id === 'room-title'")
+
+
+def test_compare_ends_with_the_commands_digits_on_both_sides(page, command):
+    page.open("compare?step=0")
+    assert set(page.values().values()) == {0}
+    press(page, Keys.END)
+    page.until("return document.querySelector('.now').textContent.includes('same digits')")
+    got = page.values()
+    assert got["moved.standard"] > 1.5 * got["moved.fa2"]
+    left, right = page.run("return document.querySelector('.now').textContent.match(/\\([^)]*\\)/g).slice(0, 2)")
+    assert left == right
+    documents = [command("walk", DIST / "sample.safetensors", "--layout", "bhsd", "--causal", "none", "--schedule", schedule,
+                         "--tile", "32,32", "--row", 100) for schedule in ("standard", "fa2")]
+    for document in documents:
+        first = [round(value, 4) for value in walk_steps(document)[-1]["estimate"][:1]]
+        assert f"({first[0]}".replace("-", "−") in left
+
+
+def test_rooms_open_on_something_to_see_and_lead_on(page):
+    """Each room has its question as title, names its lessons, and leads to the next one."""
+    for room, following in zip(ROOMS, (*ROOMS[1:], None)):
+        page.open(room)
+        assert page.run("return document.querySelector('h1').textContent").endswith("?")
+        assert page.run("return document.title").startswith(page.run("return document.querySelector('h1').textContent"))
+        assert page.run("return document.querySelectorAll('#room-next code').length") >= 1
+        next_room = page.run("return document.querySelector('#room-next a')?.hash ?? null")
+        assert next_room == (following and f"#{following}")
+    page.open("walk")
+    assert page.values()["m"] is not None
+    page.open("race")
+    assert page.values()["fa2.flop"] > 0
+
+
+def test_fields_without_effect_are_hidden(page):
+    page.open("walk")
+    seen = "return [...document.querySelectorAll('[data-control]')].filter(n => !n.hidden).map(n => n.dataset.control)"
+    assert not {"len", "layout"} & set(page.run(seen))
+    choose(page, "from", "random")
+    assert "len" in page.run(seen) and "layout" not in page.run(seen)
 
 
 @pytest.mark.parametrize("mask, block", [("none", "128"), ("bottom-right", "128"), ("bottom-right", "64")])
@@ -82,10 +121,11 @@ def test_walk_has_the_commands_numbers(page, command, schedule):
     document = command("walk", DIST / "sample.safetensors", "--layout", "bhsd", "--causal", "bottom-right", "--schedule", schedule,
                        "--tile", "16,16", "--row", 100)
     steps = walk_steps(document)
-    page.open(f"walk?schedule={schedule}")
+    page.open(f"walk?schedule={schedule}&step=0")
+    assert page.values()["m"] is None
     for at, step in enumerate(steps, 1):
         press(page, Keys.ARROW_RIGHT)
-        page.until("return new URLSearchParams(location.hash.split('?')[1]).get('step') === arguments[0]", str(at))
+        page.until("return (new URLSearchParams(location.hash.split('?')[1]).get('step') ?? '6') === arguments[0]", str(at))
         got = page.values()
         for name in ("m", "l", "error"):
             if name in step:
@@ -97,7 +137,7 @@ def test_walk_has_the_commands_numbers(page, command, schedule):
             assert got["bytes.standard"] == pytest.approx(step["bytes"]["standard"], rel=1e-12)
     assert got["error"] < 1e-6  # the last step is exact
     press(page, Keys.HOME)
-    page.until("return !location.hash.includes('step=')")
+    page.until("return location.hash.includes('step=0')")
     assert page.values()["m"] is None
 
 
@@ -148,7 +188,7 @@ def test_walk_takes_files_of_ones_own(page, command, tmp_path):
     before = page.values()["l"]
     write_npy(paths[0], shape, [3 * math.sin(1.1 * i) for i in range(40 * 8)])  # a file of the same name, another content
     page.driver.find_element("id", "own-files").send_keys("\n".join(map(str, paths)))
-    page.until("return document.querySelector('[data-key=m]') !== null && !location.hash.includes('step=')")
+    page.until("return Number(document.querySelector('[data-key=l]').dataset.value) !== arguments[0]", before)
     press(page, Keys.END)
     assert page.values()["l"] != before
 
@@ -212,7 +252,7 @@ def test_roofline_is_drawn_step_by_step(page):
 
 
 def test_race_ends_with_the_commands_counts(page, command):
-    page.open("race?len=1024&causal=bottom-right")
+    page.open("race?len=1024&causal=bottom-right&step=0")
     assert page.values()["fa2.flop"] == 0
     press(page, Keys.END)
     page.until("return Number(document.querySelector('[data-key=\"standard.flop\"]').dataset.value) > 0")
