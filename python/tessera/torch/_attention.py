@@ -103,7 +103,7 @@ def run(arguments, with_lse=True):
     if not compiling:  # a graph may have symbols there
         arguments = _with_numbers(arguments)
     if not plain and _distributed.are_in(arguments):
-        return _on_parts(lambda parts: run(parts, with_lse), arguments, _distributed.of_o_and_lse(arguments))
+        return _distributed.run(lambda parts: run(parts, with_lse), arguments, _distributed.of_o_and_lse(arguments))
     try:
         if compiling or is_tracing():
             keeps = _needs_gradients(arguments) and _operators.keeps_residual(arguments.q, arguments.dropout_p,
@@ -120,22 +120,13 @@ def run(arguments, with_lse=True):
     return results[:2] if with_lse else results[0]
 
 
-def _on_parts(function, arguments, dims_of_results):
-    """function(Arguments) on each process's part of DTensors (_distributed.run). Raises ValueError naming the
-    argument."""
-    try:
-        return _distributed.run(function, arguments, dims_of_results)
-    except RuntimeError as error:
-        raise _errors.translated(error) from None
-
-
 def run_math(arguments, with_lse=True):
     """run() by PyTorch's own operators (_math.py). Raises ValueError naming the argument."""
     if arguments.kernel is not None:
         raise ValueError(f"kernel: expected None with math=True, got {arguments.kernel!r}")
     if not expect_arguments(arguments) and _distributed.are_in(arguments):
-        return _on_parts(lambda parts: run_math(parts, with_lse), _with_numbers(arguments),
-                         _distributed.of_o_and_lse(arguments))
+        return _distributed.run(lambda parts: run_math(parts, with_lse), _with_numbers(arguments),
+                                _distributed.of_o_and_lse(arguments))
     try:
         return _math.attention(_with_numbers(arguments), with_lse)
     except RuntimeError as error:
@@ -305,7 +296,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     left, right = (-1, -1) if window is None else window_sides(window)
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         q, k, v, bias = _cast(q, k, v, bias)
-    if (bias is alibi_slopes is kernel is None and not (return_lse or math)
+    if (bias is alibi_slopes is kernel is seed is None and not (return_lse or math)
             and type(softcap) is type(dropout_p) is float and softcap == dropout_p == 0.0):
         return run_few(q, k, v, 0 if causal is None else causal_number(causal), heads_first, scale, left, right)
     no_gradient("alibi_slopes", alibi_slopes)
@@ -338,7 +329,7 @@ def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
         q, k, k, bias, alibi_slopes, causal=causal_number(causal), window_left=left, window_right=right, scale=scale,
         softcap=softcap, heads_first=heads_first))
     if not expect_arguments(arguments) and _distributed.are_in(arguments):
-        return _on_parts(_math.weights, arguments, _distributed.OF_WEIGHTS)
+        return _distributed.run(_math.weights, arguments, _distributed.OF_WEIGHTS)
     try:
         return _math.weights(arguments)
     except RuntimeError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from . import _shapes
+from . import _errors, _shapes
 from ._operators import TENSORS, Arguments
 
 # The dimensions (batch, heads) of results, None where there is none: dense O with heads first or not, dense LSE and
@@ -144,9 +144,12 @@ def run(function, a: Arguments, dims_of_results):
     """The results of `function`, which takes Arguments and returns a tensor or several, as DTensors.
 
     dims_of_results: the dimensions (batch, heads) of each. Raises ValueError that names a tensor of `a` which is no
-    DTensor or on another mesh; RuntimeError in an operator's form for shapes that do not fit."""
+    DTensor, is on another mesh or has a shape that does not fit."""
     mesh = _mesh_of(a)
-    _shapes.expect(a)
+    try:
+        _shapes.expect(a)
+    except RuntimeError as error:
+        raise _errors.translated(error) from None
     batch, heads = of_o_and_lse(a)[0]
     sharded = _sharded(a, mesh, batch, heads)
     results = function(_parts(a, mesh, sharded, batch, heads))
