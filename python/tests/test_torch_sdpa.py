@@ -226,4 +226,4 @@ def test_a_bool_mask_allocates_its_bias_and_nothing_else():
             bias = bias_of(mask, (2, 4, 37, 16), 53, torch.bfloat16)
         assert bias.dtype == torch.bfloat16 and bias.numel() == elements
         assert sum(allocated.storages.values()) <= 2 * elements + 8
-        assert torch.equal(bias.expand(2, 4, 37, 53) == 0, mask)
+        assert torch.equal(bias.expand(2, 4, 37, 53) == 0, mask.expand(2, 4, 37, 53))

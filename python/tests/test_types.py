@@ -116,7 +116,8 @@ WRONG = {"tessera.torch.attention(q, q, q, cusal=None)": "cusal", "tessera.torch
          "tessera.plan(q, q, q).kernal": "kernal", "tessera.rotary.rotate_half(3)": "int",
          "tessera.xformers.memory_efficient_attention(q, q, q, 'causal')": "str",
          "tessera.bert_padding.pad_input(q, q, 1)": "seqlen", "tessera.flash_attn_cute.flash_attn_func(q, q)": "v"}
-CHECKERS = {"mypy": ["--strict"], "pyright": [], "basedpyright": ["--level", "error"]}
+OF_PYRIGHT = ["--level", "error", "--pythonpath", sys.executable]
+CHECKERS = {"mypy": ["--strict"], "pyright": OF_PYRIGHT, "basedpyright": OF_PYRIGHT}
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
