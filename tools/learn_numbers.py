@@ -6,16 +6,16 @@
 
 Kinds of marks (docs/learn/README.md, "For maintainers", has an example of each):
 
-    sum: A [= B ...] = RESULT   arithmetic; RESULT is A rounded to as many digits as RESULT has. Each number of A must be
-                                in an output or a command of the page, in a mark above, at most 16, or a power of 2 or 10
+    sum: A [= B ...] = RESULT   arithmetic; RESULT is A rounded to as many digits as RESULT has. Each number of A must
+                                be in an output, a command or a mark above, at most 16, or a power of 2 or 10
     shown: TEXT                 TEXT stands in an output of this page; runs of spaces and line ends are alike
     run: COMMAND -> TEXT        TEXT stands in the output of a command that the page doesn't show
     marked: NUMBERS [in PAGE]   the numbers have a mark further up, or on another page of docs/learn
     given: NUMBERS; SOURCE      the numbers come from outside: a paper, a data sheet, a definition
 
-A number needs a mark unless it is one of these: part of a name (H100, fp16, FlashAttention-2), of code or of a link; the
-number of a lesson, a part or a list item; a year; a version; a size from a command of the page, from the opening question
-or from the exercise; a whole number below 10 that counts or indexes, and so has no unit of a measurement after it.
+A number needs a mark unless it is one of these: part of a name (H100, fp16, FlashAttention-2), of code or of a link;
+the number of a lesson, a part or a list item; a year; a version; a size from a command of the page, from the opening
+question or from the exercise; a whole number below 10 that counts or indexes, without a unit of measurement after it.
 """
 import ast
 import math
@@ -25,9 +25,10 @@ import re
 MARK = re.compile(r"^ *<!--\s*((?:sum|shown|run|marked|given):.*?)-->[ ]*$", re.MULTILINE | re.DOTALL)
 KIND = re.compile(r"^(sum|shown|run|marked|given):\s*(.*)$")
 MEASURE = re.compile(r"x\b|\s*(?:%|times\b|ms\b|us\b|microseconds?\b|(?:T|G)?FLOP|[TGMK]i?B\b|GHz|clocks?\b)")
+WHOLE = re.compile(r"(?<![\d.,])\d+(?:,\d{3})*(?![\d.]*\d)")
 # What stands before the number of a thing, and before an exponent.
-NAMED = re.compile(r"(?:[A-Za-z_][-_.]?|\d\^|(?:[Ll]essons?(?: \d+(?:,| to| and))*|Part|Debian|Ubuntu|PyTorch|RTX(?: \d+ and)?"
-                   r"|[Rr]elease|[Rr]ow|[Kk]ey|[Ll]ines?(?: \d+ to)?) )$")
+NAMED = re.compile(r"(?:[A-Za-z_][-_.]?|\d\^|(?:[Ll]essons?(?: \d+(?:,| to| and))*|Part|Debian|Ubuntu|PyTorch"
+                   r"|RTX(?: \d+ and)?|[Rr]elease|[Rr]ow|[Kk]ey|[Ll]ines?(?: \d+ to)?) )$")
 YEAR = re.compile(r"19[5-9]\d|20[0-3]\d")
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
              ast.Pow: operator.pow, ast.USub: operator.neg}
@@ -85,8 +86,9 @@ class Page:
         self.name, self.text, self.run, self.pages = name, text, run, pages
         self.output = joined(" ".join(outputs))
         self.sizes = numbers_of(" ".join(commands))
-        for question in re.findall(r"\*\*Before you read on\.\*\*(?:.+\n)+", text):
-            self.sizes |= numbers_of(question)
+        for question in re.findall(r"\*\*Before you read on\.\*\*(?:(?!<!--).+\n)+", text):
+            self.sizes |= {plain(match[0]) for match in WHOLE.finditer(question)
+                           if not MEASURE.match(question[match.end():])}
         for command, output in zip(commands, outputs):
             if re.search(r" learn \d+ --show", command):
                 self.sizes |= numbers_of(output)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Runs every command of docs/learn and compares its output with the pages. It also checks the numbers of the prose
-(learn_numbers.py), redraws and compares the pictures, and checks that each lesson has its parts and that the code it names
-exists. In README.md and docs it checks the numbers that have a mark.
+(learn_numbers.py), redraws and compares the pictures, and checks that each lesson has its parts and that the code it
+names exists. In README.md and docs it checks the numbers that have a mark.
 
-In a ```console block, text after "$ " is a command, which bash runs in a copy of what a learner's checkout has. The lines
-below it are its output. A line "..." replaces output that depends on the machine (times, the kernel that was chosen).
+In a ```console block, text after "$ " is a command, which bash runs in a copy of what a learner's checkout has. The
+lines below it are its output. A line "..." replaces output that depends on the machine (times, the chosen kernel).
 
 Usage: learn_pages.py COMMAND [ROOT] [--update]     COMMAND is the program tessera; --update puts new output and new
 pictures into the pages (output with "..." is left to you). Exit status 1 if something differs.
@@ -87,7 +87,8 @@ def check_commands(page, text, folder, update):
                 if update and "\n...\n" not in "\n" + shown + "\n":
                     shown = printed
                 else:
-                    lines = difflib.unified_diff(shown.split("\n"), printed.split("\n"), "the page", "now", lineterm="", n=1)
+                    lines = difflib.unified_diff(shown.split("\n"), printed.split("\n"), "the page", "now", lineterm="",
+                                                 n=1)
                     problems.append(f"{page.name}: another output of: {command}\n" + "\n".join(lines))
             written.append(f"$ {command}" + (f"\n{shown}" if shown else ""))
         return "```console\n" + "\n".join(written) + "\n```"
@@ -146,9 +147,10 @@ def marked_numbers(pages):
 
 def check_numbers(page, text, folder, root, strict):
     shown = [session for block in BLOCK.findall(text) for session in sessions(block)]
-    numbers = learn_numbers.Page(str(page.relative_to(root)), text, [output for _, output in shown],
-                                 [command for command, _ in shown], folder.output_of, marked_numbers(root / "docs/learn"))
-    return numbers.check(strict)
+    outputs, commands = [output for _, output in shown], [command for command, _ in shown]
+    name = str(page.relative_to(root))
+    pages = marked_numbers(root / "docs/learn")
+    return learn_numbers.Page(name, text, outputs, commands, folder.output_of, pages).check(strict)
 
 
 def check_pictures(folder, lessons, pages, update):
