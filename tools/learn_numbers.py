@@ -24,7 +24,7 @@ import re
 
 MARK = re.compile(r"^ *<!--\s*((?:sum|shown|run|marked|given):.*?)-->[ ]*$", re.MULTILINE | re.DOTALL)
 KIND = re.compile(r"^(sum|shown|run|marked|given):\s*(.*)$")
-MEASURE = re.compile(r"x\b|\s*(?:%|times\b|ms\b|us\b|microseconds?\b|(?:T|G)?FLOP|[TGMK]i?B\b|GHz|clocks?\b)")
+MEASURE = re.compile(r"x\b|\s*(?:%|times\b|ms\b|us\b|microseconds?\b|(?:T|G)?FLOP|[TGMK]i?B\b|GHz|clocks?\b|[bm]illion\b)")
 WHOLE = re.compile(r"(?<![\d.,])\d+(?:,\d{3})*(?![\d.]*\d)")
 # What stands before the number of a thing, and before an exponent.
 NAMED = re.compile(r"(?:[A-Za-z_][-_.]?|\d\^|(?:[Ll]essons?(?: \d+(?:,| to| and))*|Part|Debian|Ubuntu|PyTorch"

@@ -256,7 +256,7 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
     }
     if (machine.kind == model::MachineKind::gpu && slower < 0.99 * peak) {
         figure.guides.push_back(
-            {{slower / slope, slower}, {most, slower}, fmt::format("mma.sync {} TFLOP/s", rate_text(slower)), 0.3});
+            {{slower / slope, slower}, {most, slower}, fmt::format("mma.sync {} TFLOP/s", rate_text(slower)), 0.38});
     }
     return figure;
 }
