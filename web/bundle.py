@@ -15,6 +15,8 @@ import re
 import struct
 import sys
 
+from lessons import lessons
+
 WEB = pathlib.Path(__file__).resolve().parent
 SAMPLE = WEB.parent / "examples/data/kjv-layer2.safetensors"
 TOKENS = 128  # of the sample that the page carries, of its first head
@@ -76,7 +78,8 @@ def main() -> None:
     packed = gzip.compress((core / "core.wasm").read_bytes(), 9, mtime=0)
     for place, text in {"/*STYLE*/": (WEB / "page/style.css").read_text(encoding="utf-8"), "<!--GLUE-->": glue,
                         "<!--SCRIPT-->": script("main.js"), "<!--CORE-->": base64.b64encode(packed).decode(),
-                        "<!--SAMPLE-->": base64.b64encode(carried).decode()}.items():
+                        "<!--SAMPLE-->": base64.b64encode(carried).decode(),
+                        "<!--LESSONS-->": json.dumps(lessons()).replace("</", "<\\/")}.items():
         if page.count(place) != 1:
             raise SystemExit(f"index.html: expected {place} once")
         page = page.replace(place, text)

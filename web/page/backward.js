@@ -39,7 +39,6 @@ export const backward = {
   id: 'backward',
   title: 'Backward',
   question: 'How do gradients come out when the weights were never stored?',
-  lessons: [['08-backward.md', 'the backward']],
   lead: 'P was never stored. From dO, how the loss changes with O, come dQ, dK and dV, the same for Q, K and V. Each tile makes P again from Q, K and the LSE (m + ln l, one number a row), then dV gets Pᵀ dO, dK gets dSᵀ Q, dQ gets dS K. Workers own blocks of keys, so dK and dV are theirs alone; dQ belongs to queries, and every worker adds to it.',
   controls: [
     {name: 'len', label: 'Length', options: ['256', '512', '1024', '2048']}, {name: 'head_dim', label: 'head_dim', options: ['64', '128', '256']},

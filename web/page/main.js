@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The page: its rooms (views), and their state in the URL: #walk?row=100&step=3. Default values are left out.
-import {start} from './core.js';
+import {ask, start} from './core.js';
 import {form, refill} from './controls.js';
 import {element} from './dom.js';
+import {LESSONS_OF} from './path.js';
 import {stop} from './player.js';
 import {backward} from './backward.js';
 import {compare} from './compare.js';
+import {learn} from './learn.js';
 import {paper} from './paper.js';
 import {race} from './race.js';
 import {roofline} from './roofline.js';
@@ -15,7 +17,7 @@ import {walk} from './walk.js';
 import {which} from './which.js';
 
 /** In the order of the lessons. */
-const ROOMS = [compare, tiles, walk, paper, backward, race, which, roofline];
+const ROOMS = [compare, learn, tiles, walk, paper, backward, race, which, roofline];
 const place = (id) => document.getElementById(id);
 let room = null;
 let values = {};
@@ -70,7 +72,7 @@ function enter(focus) {
     if (link.hash === `#${room.id}`) link.setAttribute('aria-current', 'page'); else link.removeAttribute('aria-current');
   }
   place('room-title').textContent = room.question;
-  place('room-lead').textContent = room.lead;
+  place('room-lead').textContent = values.lesson ? '' : room.lead;
   const fields = form(room.controls, values, (name, value) => change(name === 'ask' || !('step' in room.defaults) ? {[name]: value} : {[name]: value, step: room.defaults.step}));
   const open = room.formFirst || room.controls.some((spec) => values[spec.name] !== room.defaults[spec.name]);
   place('room-form').replaceChildren(room.controls.length === 0 ? '' : room.formFirst ? fields
@@ -81,11 +83,13 @@ function enter(focus) {
   if (focus) place('room-title').focus();
 }
 
-/** The lessons of a room, and the way to the next room. */
+/** Links to the lessons of a room, and to the next room. */
 function nextOf(shown) {
+  if (values.lesson) return [];  // a lesson has links of its own
   const next = ROOMS[ROOMS.indexOf(shown) + 1];
-  const lessons = shown.lessons?.map(([page, title]) => [element('code', {}, `docs/learn/${page}`), ` (${title})`]);
-  return [lessons && element('p', {}, lessons.length > 1 ? 'Lessons: ' : 'Lesson: ', lessons.flatMap((lesson, i) => (i ? [', ', ...lesson] : lesson))),
+  const numbers = LESSONS_OF[shown.id] ?? [];
+  const lessons = ask({ask: 'lessons'}).filter((lesson) => numbers.includes(lesson.lesson));
+  return [...lessons.map((lesson) => element('p', {}, element('a', {href: `#learn?lesson=${lesson.lesson}`}, `Lesson ${lesson.lesson}: ${lesson.title}`))),
     next && element('p', {class: 'next'}, element('a', {href: `#${next.id}`}, `Next: ${next.question}`))].filter(Boolean);
 }
 

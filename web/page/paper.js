@@ -56,7 +56,6 @@ export const paper = {
   id: 'paper',
   title: 'On paper',
   question: 'Can you compute it with a pencil?',
-  lessons: [['07-one-tile.md', 'one tile by hand']],
   lead: 'Four queries, four keys, tiles of 2 × 2. The scale is ln 2, so every weight is a power of two and every result a fraction. Print it and use a pencil.',
   controls: [
     {name: 'schedule', label: 'Schedule', options: ['fa2', 'fa1', 'standard']}, {name: 'causal', label: 'Mask', options: [['none', 'none'], ['bottom-right', 'causal']]},

@@ -81,7 +81,6 @@ export const race = {
   id: 'race',
   title: 'Race',
   question: 'What did FlashAttention-1, -2 and -3 change?',
-  lessons: [['10-fa2.md', 'FlashAttention-2'], ['11-fa3.md', 'FlashAttention-3']],
   lead: 'The same sums, four orders. Standard attention writes the matrix of scores out and reads it back. FA1 keeps tiles near but carries O to and fro. FA2 turns the loops round: O stays. FA3 starts the next GEMMs while the exponentials run.',
   controls: [
     {name: 'len', label: 'Length', options: ['256', '512', '1024', '2048', '4096']}, {name: 'head_dim', label: 'head_dim', options: ['64', '128', '256']},

@@ -170,7 +170,6 @@ export const walk = {
   id: 'walk',
   title: 'Walk',
   question: 'How can a softmax be summed before its maximum is known?',
-  lessons: [['06-running-maximum.md', 'the running maximum']],
   lead: 'One query meets its keys, a tile at a time. It keeps three things: m, the largest score so far; l, the sum of the weights; O, the weighted sum of values. When m rises, what was summed is scaled down. Nothing is approximated.',
   controls: [
     {name: 'from', label: 'Numbers', options: [['sample', 'a real model'], ['random', 'random'], ['own', 'my files']]},

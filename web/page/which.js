@@ -28,7 +28,6 @@ export const which = {
   id: 'which',
   title: 'Which',
   question: 'Which attention kernel did my program run?',
-  lessons: [['12-which.md', 'names of kernels'], ['13-family.md', 'the family']],
   formFirst: true,
   lead: 'Paste names of GPU kernels, one a line, or a table of a profiler. Nothing leaves this page.',
   controls: [{name: 'names', label: 'Names of kernels', lines: 7}],

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each room by mouse and by keyboard, and its numbers against the command's."""
+import json
 import math
+import os
 import struct
+import subprocess
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from conftest import DIST
+from conftest import COMMAND, DIST
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-ROOMS = ("compare", "tiles", "walk", "paper", "backward", "race", "which", "roofline")
+ROOMS = ("compare", "learn", "tiles", "walk", "paper", "backward", "race", "which", "roofline")
 
 
 def press(page, *keys):
@@ -71,13 +74,54 @@ def test_rooms_open_on_something_to_see_and_lead_on(page):
         page.open(room)
         assert page.run("return document.querySelector('h1').textContent").endswith("?")
         assert page.run("return document.title").startswith(page.run("return document.querySelector('h1').textContent"))
-        assert page.run("return document.querySelectorAll('#room-next code').length") >= 1
-        next_room = page.run("return document.querySelector('#room-next a')?.hash ?? null")
+        assert room == "learn" or page.run("return document.querySelectorAll('#room-next a[href^=\"#learn?lesson=\"]').length") >= 1
+        next_room = page.run("return document.querySelector('#room-next .next a')?.hash ?? null")
         assert next_room == (following and f"#{following}")
     page.open("walk")
     assert page.values()["m"] is not None
     page.open("race")
     assert page.values()["fa2.flop"] > 0
+
+
+def test_lessons_are_those_of_the_command(page, tmp_path):
+    """A lesson unfolds after its question; its exercise is graded as by `tessera learn`; answers stay in the browser."""
+    def learn(*args):
+        return json.loads(subprocess.run([COMMAND, "learn", *args, "--json"], capture_output=True, text=True, check=False,
+                                         env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}).stdout)
+    listed = learn()["lessons"]
+    page.open("learn")
+    page.run("localStorage.clear()")
+    page.open("learn")
+    assert page.run("return [...document.querySelectorAll('#room-picture ol a')].map(a => a.textContent)") == [one["title"] for one in listed]
+    for one in listed:
+        page.open(f"learn?lesson={one['lesson']}")
+        assert not page.run("return document.querySelector('.unfold').open")
+        assert len(page.run("return document.querySelector('.unfold .lesson').textContent")) > 500
+        assert page.run("return document.querySelector('.unfold img').naturalWidth >= 0")
+        assert page.run("return document.querySelectorAll('#room-picture h2').length") == 1
+    page.open("learn?lesson=7")
+    field = page.driver.find_element("id", "learn-answer")
+    shown = "return !document.querySelector('.card button[type=button]').hidden"
+    for answer in ("5", "6"):
+        field.clear()
+        field.send_keys(answer, Keys.ENTER)
+        assert page.run("return document.querySelector('.grade').textContent") == learn("7", "--answer", answer)["text"]
+    assert page.run(shown)  # after two misses
+    field.clear()
+    field.send_keys("21/4", Keys.ENTER)
+    assert page.run("return document.querySelector('.grade').textContent") == learn("7", "--answer", "21/4")["text"]
+    page.open("learn")
+    assert page.run("return document.querySelector('#room-picture').textContent").count("done, missed at first") == 1
+    kept = json.loads(page.run("return localStorage.getItem('tessera.learn')"))
+    file = tmp_path / "tessera/learn.json"
+    file.write_text(json.dumps(kept), encoding="utf-8")  # the command goes on from the page's answers
+    assert [one["lesson"] for one in learn()["lessons"] if one["done"]] == [7]
+    page.run("localStorage.clear()")
+    page.open("learn")
+    page.run("document.querySelector('#room-picture details').open = true")
+    page.driver.find_element("id", "learn-file").send_keys(str(file))  # and the page from the command's
+    page.until("return document.querySelector('#room-picture').textContent.includes('✓ done')")
+    page.run("localStorage.clear()")
 
 
 def test_fields_without_effect_are_hidden(page):
