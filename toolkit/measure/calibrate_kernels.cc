@@ -215,6 +215,7 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
         if (!model::in_range(shares)) return std::numeric_limits<double>::infinity();
         double sum = 0;
         for (const TimedCall& call : calls) {
+            if (model::runs_few_queries({call.problem, schedule, pass, machine, call.options})) continue;  // others
             Prediction prediction;
             prediction.schedule = schedule, prediction.pass = pass;
             model::predict_cpu_family({call.problem, schedule, pass, machine, call.options}, shares, prediction);
