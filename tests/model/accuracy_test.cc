@@ -194,7 +194,7 @@ TEST(Accuracy, calibrated_hosts) {
 
 /// One to eight queries per head without AMX: rows that no constant was fitted on, from a host that others used.
 TEST(Accuracy, few_queries_on_a_cpu) {
-    const auto host = measure::compare(kept("cpu", {"blind_71002_few_epyc2.jsonl"}));
+    const auto host = measure::compare(kept("cpu", {"blind_71004_few_epyc2.jsonl"}));
     ASSERT_EQ(host.rows.size(), 60U);
     for (const measure::Comparison& row : host.rows) EXPECT_TRUE(row.blind && !row.prediction.measured);
     for (const measure::Accuracy& a : measure::summarise_held_out(host)) EXPECT_LE(a.median, 0.19) << a.pass;
