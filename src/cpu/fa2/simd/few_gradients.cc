@@ -39,7 +39,7 @@ class FewTask {
         seen_.reserve(static_cast<std::size_t>(run.layout.rows));
     }
 
-    bool few() const { return sequence_.len_q <= kFewQueries; }
+    bool few() const { return has_few_rows(p_, sequence_); }
     std::int64_t tiles() const { return ceil_div(sequence_.len_kv, g_.block_kv); }
 
     /// Loads the rows and fills LSE, delta (without the sum over keys) and norm.
@@ -273,7 +273,8 @@ template <class Body>
 void for_each_tile(const FewRun& run, const Body& body) {
     const FewLayout& layout = run.layout;
     const HeadTasks tasks(run.call, run.call.plan.problem.heads_kv, run.ends, [&](const Sequence& m) {
-        const std::int64_t tiles = m.len_q <= kFewQueries ? ceil_div(m.len_kv, layout.g.block_kv) : 0;
+        const bool few = has_few_rows(run.call.plan.problem, m);
+        const std::int64_t tiles = few ? ceil_div(m.len_kv, layout.g.block_kv) : 0;
         return ceil_div(tiles, layout.tiles_per_task);
     });
     run.call.parallel_for(tasks.total(), layout.threads, [&](std::int64_t index, int worker) {
@@ -308,12 +309,13 @@ bool takes_few_gradients(const Plan& plan) {
     const bool on_amx = matrix::packing_pays(p.dtype) && matrix::unit() == matrix::Unit::amx;
     const bool scaled_only = p.softcap == 0 && !p.alibi && !p.bias && !p.bias_gradient &&
                              !(p.dropout.probability > 0) && std::abs(p.effective_scale()) <= 1;
-    return !on_amx && scaled_only && p.group() <= simd::kSumTiles &&
-           plan.tile.block_q >= std::min(p.len_q, kFewQueries) && plan.tile.block_kv <= simd::kMostRowKeys;
+    return !on_amx && scaled_only && p.group() <= kMostRows && plan.tile.block_q >= std::min(p.len_q, kFewQueries) &&
+           plan.tile.block_kv <= simd::kMostRowKeys;
 }
 
 bool takes_only_few_gradients(const Plan& plan) {
-    return plan.problem.len_q <= kFewQueries && takes_few_gradients(plan);
+    const Problem& p = plan.problem;
+    return p.len_q <= kFewQueries && p.group() * p.len_q <= kMostRows && takes_few_gradients(plan);
 }
 
 std::size_t few_gradients_workspace(const Plan& plan) {

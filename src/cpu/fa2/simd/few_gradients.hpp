@@ -5,14 +5,15 @@
 
 namespace tessera::cpu::fa2::simd_path {
 
-/// Does few_gradients() take the sequences of up to kFewQueries queries of this plan? Those of a call with a matrix
-/// unit for AVX512-BF16 are taken, too; AMX keeps its own.
+/// Does few_gradients() take the plan's sequences of few rows: up to kFewQueries queries per head, kMostRows per kv
+/// head? It takes calls whose scores are only scaled, without a matrix unit and on AVX512-BF16. AMX keeps its own
+/// kernels.
 bool takes_few_gradients(const Plan& plan);
 /// Does it take all sequences that the Problem allows?
 bool takes_only_few_gradients(const Plan& plan);
 std::size_t few_gradients_workspace(const Plan& plan);
 
-/// Computes the gradients of all sequences of up to kFewQueries queries and leaves those of others as they are. The
+/// Computes the gradients of all sequences of few rows and leaves those of others as they are. The
 /// bits are those of backward() on the SIMD path.
 void few_gradients(const BackwardCall& call);
 

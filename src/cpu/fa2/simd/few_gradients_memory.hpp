@@ -14,6 +14,14 @@ namespace tessera::cpu::fa2::simd_path {
 /// Keys whose dK and dV stay in the L1 cache until they are stored.
 inline constexpr std::int64_t kKeysAtOnce = 32;
 
+/// The most rows of a kv head: more would take more memory than the tensors, and are work enough for panels.
+inline constexpr std::int64_t kMostRows = 64;
+
+/// Does the kernel take this sequence? It knows nothing of its neighbours.
+inline bool has_few_rows(const Problem& p, const Sequence& m) {
+    return m.len_q <= kFewQueries && p.group() * m.len_q <= kMostRows;
+}
+
 /// The sizes of a call.
 struct FewLayout {
     Geometry g;
@@ -29,7 +37,7 @@ struct FewLayout {
 
     explicit FewLayout(const Plan& plan)
         : g(plan, kFewQueries),
-          rows(plan.problem.group() * g.block_q),
+          rows(std::min(plan.problem.group() * g.block_q, kMostRows)),
           tiles(ceil_div(plan.problem.len_kv, g.block_kv)),
           s_stride(simd::padded(g.block_kv)),
           sums_delta(plan.problem.dtype != DType::fp32),
