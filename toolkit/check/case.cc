@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <numeric>
 
 #include "check/feature_cases.hpp"
@@ -45,6 +46,7 @@ std::int64_t draw_length(Draw& draw) {
     if (draw.chance(0.35)) return draw.between(1, 17);
     if (draw.chance(0.5)) return draw.between(1, 4) * 64 + draw.between(-2, 2);
     if (draw.chance(0.15)) return 2048 + draw.between(-3, 67);  // near fa3's limit for short rows
+    if (draw.chance(0.05)) return draw.between(2116, 9000);
     return draw.between(18, 300);
 }
 
@@ -98,6 +100,27 @@ void draw_ragged(Draw& draw, Case& c) {
     c.cu_seqlens_dtype = draw.pick({DType::int32, DType::int64});
 }
 
+/// Draws what few calls have: NaN, scores far from 0, negative slopes, a bias of stride 0, many threads.
+void draw_extremes(Draw& draw, Case& c) {
+    constexpr std::int64_t all = SetElements::all;
+    const Problem& p = c.problem;
+    c.alibi_both_signs = draw.chance(0.3);
+    c.bias_expanded = draw.chance(0.2);
+    if (draw.chance(0.1)) c.threads = static_cast<int>(draw.between(5, 16));
+    if (draw.chance(0.06)) {
+        const Input input = draw.pick({Input::q, Input::k, Input::v, Input::d_o});
+        std::array<std::int64_t, 4> index{};
+        for (std::int64_t& i : index) i = draw.between(0, 1000);
+        c.elements.push_back({input, index, std::nan("")});
+    } else if (draw.chance(0.06) && p.softcap == 0 && p.effective_scale() != 0) {
+        // A constant part of 300 in every score, so that |LSE| exceeds 256.
+        const double column = std::sqrt(300 / std::abs(p.effective_scale()));
+        // Tensors of a ragged batch have the column as their third dimension.
+        const std::array<std::int64_t, 4> first_column{all, all, p.ragged ? 0 : all, 0};
+        for (const Input input : {Input::q, Input::k}) c.elements.push_back({input, first_column, column});
+    }
+}
+
 void make_cheap(Problem& p) {
     const auto cost = [&] { return p.batch * p.heads_q * p.len_q * p.len_kv * (p.head_dim + p.head_dim_v); };
     while (cost() > kMaxMultiplies) {
@@ -130,6 +153,15 @@ void Case::set_lengths(std::vector<std::int64_t> of_q, std::vector<std::int64_t>
     lengths_kv = std::move(of_kv);
 }
 
+std::string describe(const SetElements& set) {
+    constexpr const char* kNames[] = {"q", "k", "v", "dO", "bias", "dlse"};
+    std::string index;
+    for (const std::int64_t i : set.index) {
+        index += (index.empty() ? "" : ", ") + (i == SetElements::all ? std::string(":") : std::to_string(i));
+    }
+    return fmt::format("{}[{}] = {:g}", kNames[static_cast<std::size_t>(set.input)], index, set.value);
+}
+
 std::string Case::describe() const {
     std::string text = problem.describe();
     text += fmt::format(", {}, q {}, k {}, v {}, dO {}", name_of_layout(layout), name_of(q), name_of(k), name_of(v),
@@ -144,6 +176,9 @@ std::string Case::describe() const {
                             fmt::join(bias_broadcast, " "), holes[static_cast<int>(bias_holes)]);
     }
     if (layout == Layout::random) text += fmt::format(", stride 0 [{:d}]", fmt::join(expanded, " "));
+    if (layout == Layout::random && bias_expanded) text += ", bias of stride 0";
+    if (problem.alibi && alibi_both_signs) text += ", slopes of both signs";
+    for (const SetElements& set : elements) text += ", " + check::describe(set);
     if (dlse) text += ", dlse";
     if (!lse) text += ", no lse";
     if (o_residual) text += ", residual of O";
@@ -171,6 +206,7 @@ Case random_case(std::uint64_t seed, std::uint64_t index) {
     c.threads = static_cast<int>(draw.between(1, 4));
     if (draw.chance(0.15)) c.tile = Tile{draw.between(1, 100), draw.between(1, 130)};
     c.o_residual = is_16_bit(p.dtype) && draw.chance(0.6);
+    draw_extremes(draw, c);
     return c;
 }
 

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bugs to plant in the Python adapters, for tools/planted_bugs.py: name, file, old text, new text, files of tests."""
+
+NUMPY = ("test_attention.py", "test_arrays.py", "test_every_argument.py")
+TORCH = ("test_torch_attention.py", "test_torch_math.py", "test_every_argument.py")
+SDPA = ("test_torch_sdpa.py", "test_torch_sdpa_shapes.py", "test_every_argument.py")
+FLASH = ("test_flash_attn.py", "test_compat.py", "test_every_argument.py")
+TRANSFORMERS = ("test_transformers.py", "test_every_argument.py")
+XFORMERS = ("test_xformers.py", "test_every_argument.py")
+JAX = ("test_jax.py", "test_jax_sharded.py", "test_every_argument.py")
+
+P = "python/tessera/"
+
+BUGS = [
+    # NumPy and all arrays of DLPack.
+    ("numpy_layout_ignored", P + "_problem.py",
+     '("bhsd", False): (0, 2, 1, 3),', '("bhsd", False): (0, 1, 2, 3),', NUMPY),
+    ("numpy_seed_not_passed", P + "_problem.py",
+     'problem.dropout_seed = _seed(scores["seed"])', 'problem.dropout_seed = 0 * _seed(scores["seed"])', NUMPY),
+    ("numpy_window_sides_swapped", P + "_problem.py",
+     'problem.window_left, problem.window_right = _window(scores["window"])',
+     'problem.window_right, problem.window_left = _window(scores["window"])', NUMPY),
+    ("numpy_dlse_dropped", P + "_attention.py",
+     'if source is not None or name == "lse":', 'if name == "lse":', NUMPY),
+    ("numpy_lengths_of_keys_from_q", P + "_problem.py",
+     '("kv", self.inputs["k"])):', '("kv", self.inputs["q"])):', NUMPY),
+    # PyTorch: attention() and varlen_attention().
+    ("torch_scale_dropped", P + "torch/_attention.py",
+     "return _forward_o(q, k, v, causal, heads_first, scale, window_left, window_right)",
+     "return _forward_o(q, k, v, causal, heads_first, None, window_left, window_right)", TORCH),
+    ("torch_scale_dropped_in_backward", P + "torch/_operators.py",
+     "(-1, -1, causal, left, right, scale, 0.0, 0.0, None, heads_first), d_o, None,",
+     "(-1, -1, causal, left, right, None, 0.0, 0.0, None, heads_first), d_o, None,", TORCH),
+    ("torch_gradients_of_k_and_v_swapped", P + "torch/_operators.py",
+     "return dq, dk, dv, dbias if needs_bias else None", "return dq, dv, dk, dbias if needs_bias else None", TORCH),
+    ("torch_dlse_dropped", P + "torch/_operators.py",
+     "        d_o, dlse, q, k, v, o, lse, bias, alibi_slopes,", "        d_o, None, q, k, v, o, lse, bias, alibi_slopes,",
+     TORCH),
+    ("torch_window_right_is_left", P + "torch/_attention.py",
+     'return _bound("window", left), _bound("window", right)', 'return _bound("window", left), _bound("window", left)',
+     TORCH),
+    ("torch_seed_tensor_ignored", P + "torch/_attention.py",
+     "            return seed.reshape(1)", "            return torch.zeros_like(seed.reshape(1))", TORCH),
+    ("torch_bounds_swapped", P + "torch/_attention.py",
+     '_bound("max_len_q", max_len_q), _bound("max_len_kv", max_len_kv)',
+     '_bound("max_len_kv", max_len_kv), _bound("max_len_q", max_len_q)', TORCH),
+    ("torch_causal_bias_of_other_length", P + "torch/_attention.py",
+     "length = 2 if heads_first else 1", "length = 1 if heads_first else 2",
+     (*TORCH, "test_torch_subclasses.py")),
+    ("torch_math_other_kv_head", P + "torch/_math.py",
+     "keys = k.repeat_interleave(q.shape[1] // max(k.shape[1], 1), 1)",
+     "keys = k.repeat(1, q.shape[1] // max(k.shape[1], 1), 1, 1)", TORCH),
+    ("torch_math_dropout_unscaled", P + "torch/_math.py",
+     "weights = weights * kept / (1 - a.dropout_p)", "weights = weights * kept", TORCH),
+    ("torch_math_slopes_of_first_sequence", P + "torch/_math.py",
+     "else a.alibi_slopes[b]", "else a.alibi_slopes[0]", TORCH),
+    # torch.nn.functional.scaled_dot_product_attention.
+    ("sdpa_causal_bottom_right", P + "torch/sdpa.py",
+     "causal = _TOP_LEFT if is_causal else _NONE", "causal = _BOTTOM_RIGHT if is_causal else _NONE", SDPA),
+    ("sdpa_bool_mask_inverted", P + "torch/sdpa.py",
+     ".masked_fill(~mask, _BLOCKED)", ".masked_fill(mask, _BLOCKED)", SDPA),
+    ("sdpa_mask_of_3_dimensions_by_batch", P + "torch/sdpa.py",
+     "return mask[(None,) * (4 - mask.dim())]",
+     "return mask.reshape(*mask.shape[:-2], *(1,) * (4 - mask.dim()), *mask.shape[-2:])", SDPA),
+    ("sdpa_square_mask_transposed", P + "torch/sdpa.py",
+     "bias = bias_of(_mask_of(mask, leading, q.shape[2], k.shape[2]), q.shape,",
+     "bias = bias_of(_mask_of(mask.mT if mask.shape[-1] == mask.shape[-2] else mask, leading, q.shape[2], k.shape[2]), "
+     "q.shape,", SDPA),
+    ("sdpa_backward_of_provider_top_left_lost", P + "torch/sdpa.py",
+     "gradients = _backward(*tensors, logsumexp, bias, None, _causal_on_cpu(is_causal), scale, dropout_p, False)",
+     "gradients = _backward(*tensors, logsumexp, bias, None, _NONE, scale, dropout_p, False)",
+     (*SDPA, "test_torch_paths.py")),
+    ("sdpa_heads_of_key_repeated_in_other_order", P + "torch/_broadcast.py",
+     "return tuple(t.repeat_interleave(common // max(t.shape[-3], 1), -3) for t in (key, value))",
+     "return tuple(torch.cat([t] * (common // max(t.shape[-3], 1)), -3) for t in (key, value))", SDPA),
+    # flash-attn 2.8, FlashAttention-3 and their other modules.
+    ("flash_window_sides_swapped", P + "flash_attn.py",
+     "return _side(left), _side(right)", "return _side(right), _side(left)", FLASH),
+    ("flash_kv_unpacked_as_vk", P + "flash_attn.py",
+     'k, v = _unpacked("kv", kv, 2, 2,', 'v, k = _unpacked("kv", kv, 2, 2,', FLASH),
+    ("flash_lse_of_empty_rows", P + "flash_attn.py",
+     'return o, torch.where(lse == float("-inf"), float("inf"), lse), weights\n\n\ndef flash_attn_func',
+     "return o, lse, weights\n\n\ndef flash_attn_func", FLASH),
+    ("flash_backward_lse_of_base_2", P + "flash_attn.py",
+     'lse = torch.where(softmax_lse == float("inf"), float("-inf"), softmax_lse)',
+     'lse = 1.4426950408889634 * torch.where(softmax_lse == float("inf"), float("-inf"), softmax_lse)', FLASH),
+    ("flash_3_used_keys_by_one", P + "flash_attn_3.py",
+     "used_k = ends_k if seqused_k is None else begins_k + seqused_k",
+     "used_k = ends_k if seqused_k is None else begins_k + seqused_k - 1", FLASH),
+    ("flash_unpadded_starts_by_one", P + "bert_padding.py",
+     "F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))", "F.pad(lengths.cumsum(0, dtype=torch.int32), (0, 1))", FLASH),
+    ("flash_rotary_of_other_sign", P + "rotary.py",
+     "return torch.cat((-x[..., half:], x[..., :half]), -1)", "return torch.cat((x[..., half:], -x[..., :half]), -1)",
+     FLASH),
+    # transformers.
+    ("transformers_window_by_one", P + "transformers.py",
+     "left = sliding_window - 1 if", "left = sliding_window if", TRANSFORMERS),
+    ("transformers_scaling_dropped", P + "transformers.py",
+     "                  scale=scaling,", "                  scale=None,", TRANSFORMERS),
+    ("transformers_sequences_by_one", P + "transformers.py",
+     "torch.searchsorted(cu_seq_lens, rows, right=True)", "torch.searchsorted(cu_seq_lens, rows, right=False)",
+     TRANSFORMERS),
+    # xFormers.
+    ("xformers_merge_in_base_2", P + "xformers.py",
+     'torch.where(total == float("-inf"), 0.0, total)).exp()', 'torch.where(total == float("-inf"), 0.0, total)).exp2()',
+     XFORMERS),
+    ("xformers_lower_triangle_bottom_right", P + "_xformers_masks.py",
+     '    """Query i sees the keys 0 .. i."""\n    _causal = "top-left"',
+     '    """Query i sees the keys 0 .. i."""\n    _causal = "bottom-right"', XFORMERS),
+    # JAX.
+    ("jax_causal_bottom_right", P + "jax.py", "_jax_calls.Scores(2 if is_causal", "_jax_calls.Scores(1 if is_causal", JAX),
+    ("jax_window_not_moved", P + "jax.py",
+     "sides = window[0] + diagonal, window[1] - diagonal", "sides = window[0], window[1]", JAX),
+    ("jax_lse_reshaped", P + "jax.py",
+     "return o, lse.transpose(0, 2, 1)", "return o, lse.reshape(lse.shape[0], lse.shape[2], lse.shape[1])", JAX),
+    ("jax_dlse_dropped", P + "_jax_derivatives.py",
+     "return backward(q, k, v, o, lse, *gradients, *bias)",
+     "return backward(q, k, v, o, lse, gradients[0], 0 * gradients[1], *bias)", JAX),
+    ("jax_gradient_of_keys_not_summed", P + "_jax_sharding.py",
+     "dk, dv = (_sum_over(d, (*split.shared, *rows), k.dtype) for d in (dk, dv))",
+     "dk, dv = (_sum_over(d, split.shared, k.dtype) for d in (dk, dv))", JAX),
+]
