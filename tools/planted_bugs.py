@@ -87,7 +87,7 @@ def run_pytest(package: pathlib.Path, tests: tuple) -> tuple:
     done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, check=False)
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
     test = failed.group(1) if failed else done.stdout[-300:]
-    return done.returncode, test.removeprefix("python/tests/")
+    return done.returncode, test.rpartition("python/tests/")[2]
 
 
 def trial_python(folder: str, names: list, first_without: bool) -> int:
@@ -114,6 +114,12 @@ def trial_python(folder: str, names: list, first_without: bool) -> int:
     return 1 if survived else 0
 
 
+def targets_of(tests: tuple) -> list:
+    """The programs that these commands run."""
+    programs = {shlex.split(test)[0].rpartition("/")[2] for test in tests}
+    return sorted("tessera_cli" if program == "tessera" else program for program in programs)
+
+
 def trial_built(kind: str, build: str, names: list) -> int:
     survived = 0
     for bug in chosen(kind, names):
@@ -124,7 +130,7 @@ def trial_built(kind: str, build: str, names: list) -> int:
             return 2
         try:
             path.write_text(text.replace(bug.old, bug.new))
-            built = subprocess.run(["ninja", "-C", build, "kernels_test", "tessera_cli"], capture_output=True, text=True,
+            built = subprocess.run(["ninja", "-C", build, *targets_of(bug.tests)], capture_output=True, text=True,
                                    check=False)
             if built.returncode != 0:
                 row(bug, "does not compile")
