@@ -95,8 +95,8 @@ TEST(BackwardOutputs, a_weight_is_at_most_1_where_lse_is_rounded_below_the_score
     }
 }
 
-/// At scores of 2^20 an LSE in fp32 is off by up to 1/32, so P = exp(score - LSE) would be off by 3 %. The row's own sum
-/// normalises it: three keys of one score have weights of 1/3, and dV is dO / 3.
+/// At scores of 2^20 an LSE in fp32 is off by up to 1/32, so P = exp(score - LSE) would be off by 3 %. The row's own
+/// sum normalises it: three keys of one score have weights of 1/3, and dV is dO / 3.
 TEST(BackwardOutputs, weights_of_large_scores_are_normalised_by_their_sum) {
     for (const DType dtype : kStorageTypes) {
         Problem p = make_problem(1, 1, 3, 1, 1, 8, dtype);

@@ -121,15 +121,10 @@ GuardedTensor slopes_tensor(const Case& c) {
     return result;
 }
 
-double largest_of(DType dtype) {
-    if (dtype == DType::fp64) return std::numeric_limits<double>::max();
-    return dtype == DType::fp16 ? 65504 : dtype == DType::bf16 ? 0x1.FEp127 : std::numeric_limits<float>::max();
-}
-
 /// Sets the elements of `to` that `set` names.
 void set_elements(const TensorView& to, const SetElements& set) {
     const auto shape = shape_of_rank_4(to);
-    const double largest = largest_of(to.dtype);
+    const double largest = to.dtype == DType::fp16 ? 65504 : to.dtype == DType::bf16 ? 0x1.FEp127 : 0x1.FFFFFEp127;
     const double value = std::isfinite(set.value) ? std::clamp(set.value, -largest, largest) : set.value;
     for_each_element(to, [&](std::int64_t flat, std::byte* element) {
         bool chosen = true;
