@@ -9,7 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 BUILD_PACKAGES=(g++ cmake ninja-build pkg-config libhwy-dev libtbb-dev libfmt-dev nlohmann-json3-dev libcli11-dev
                 librsvg2-dev libcairo2-dev zlib1g-dev libsqlite3-dev)
 # shellcheck disable=SC2034
-WEB_PACKAGES=(emscripten cmake ninja-build libhwy-dev libfmt-dev nlohmann-json3-dev libcli11-dev python3)
+WEB_PACKAGES=(emscripten cmake ninja-build libhwy-dev libfmt-dev nlohmann-json3-dev libcli11-dev python3
+              python3-markdown)
 JOBS=${JOBS:-$(nproc)}
 
 say() { printf '\n== %s\n' "$*"; }

@@ -38,6 +38,7 @@ if [[ ${#missing[@]} != 0 ]]; then
         cannot "could not install ${missing[*]}: $(tail -n 1 build-web/packages.log)"
 fi
 for tool in "${tools[@]}"; do command -v "$tool" >/dev/null || cannot "$tool is not here"; done
+getent hosts localhost >/dev/null || cannot "the name localhost has no address (no /etc/hosts), and the driver of the browser listens there"
 [[ -x build/tessera ]] || cannot "build/tessera is not here, with which the numbers are compared"
 
 scripts/web.sh --build

@@ -29,7 +29,10 @@ say "page: the core as WebAssembly"
 mkdir -p "$FOLDER"
 emcmake cmake -S web -B "$FOLDER" -G Ninja >"$FOLDER/configure.log" 2>&1 || { cat "$FOLDER/configure.log" >&2; exit 1; }
 cmake --build "$FOLDER" -j "$JOBS" | short
-python3 web/bundle.py "$FOLDER" web/dist
+# The distribution's own Python has the package markdown; another python3 on the PATH may not.
+PYTHON=python3
+[[ -x /usr/bin/python3 ]] && PYTHON=/usr/bin/python3
+"$PYTHON" web/bundle.py "$FOLDER" web/dist
 [[ -n $BUILD_ONLY ]] && exit
 say "http://localhost:$PORT/ (ends with Ctrl-C); web/dist/index.html opens from the disk as well"
 exec python3 -m http.server --bind 127.0.0.1 --directory web/dist "$PORT"

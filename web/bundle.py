@@ -15,6 +15,8 @@ import re
 import struct
 import sys
 
+from lessons import lessons
+
 WEB = pathlib.Path(__file__).resolve().parent
 SAMPLE = WEB.parent / "examples/data/kjv-layer2.safetensors"
 TOKENS = 128  # of the sample that the page carries, of its first head
@@ -76,13 +78,15 @@ def main() -> None:
     packed = gzip.compress((core / "core.wasm").read_bytes(), 9, mtime=0)
     for place, text in {"/*STYLE*/": (WEB / "page/style.css").read_text(encoding="utf-8"), "<!--GLUE-->": glue,
                         "<!--SCRIPT-->": script("main.js"), "<!--CORE-->": base64.b64encode(packed).decode(),
-                        "<!--SAMPLE-->": base64.b64encode(carried).decode()}.items():
+                        "<!--SAMPLE-->": base64.b64encode(carried).decode(),
+                        "<!--LESSONS-->": json.dumps(lessons()).replace("</", "<\\/")}.items():
         if page.count(place) != 1:
             raise SystemExit(f"index.html: expected {place} once")
         page = page.replace(place, text)
     out.mkdir(parents=True, exist_ok=True)
     (out / "index.html").write_text(page, encoding="utf-8")
     (out / "sample.safetensors").write_bytes(carried)
+    (out / "card.png").write_bytes((WEB / "page/card.png").read_bytes())  # the picture of a shared link
     size = len(page.encode())
     print(f"{out / 'index.html'}: {size / 1e6:.2f} MB, of which the core {len(packed) * 4 / 3 / 1e6:.2f} MB")
     if size > MOST_BYTES:

@@ -31,4 +31,13 @@ Json ask_backward(const Json& question);
 /// Returns all machines known by name, with the quantities that the page shows.
 Json ask_devices(const Json& question);
 
+/// Returns all lessons in order, each with its exercise's task.
+Json ask_lessons(const Json& question);
+
+/// Takes {"lesson": 7, "answer": "21/4"}. Returns {"right", "text"}, as `tessera learn` prints it.
+Json ask_grade(const Json& question);
+
+/// Takes {"lesson": 7}. Returns the {"answer"} of its exercise, and {"why"}.
+Json ask_solution(const Json& question);
+
 }  // namespace tessera::web

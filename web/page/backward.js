@@ -38,6 +38,7 @@ function view(answer, state) {
 export const backward = {
   id: 'backward',
   title: 'Backward',
+  question: 'How do gradients come out when the weights were never stored?',
   lead: 'P was never stored. From dO, how the loss changes with O, come dQ, dK and dV, the same for Q, K and V. Each tile makes P again from Q, K and the LSE (m + ln l, one number a row), then dV gets Pᵀ dO, dK gets dSᵀ Q, dQ gets dS K. Workers own blocks of keys, so dK and dV are theirs alone; dQ belongs to queries, and every worker adds to it.',
   controls: [
     {name: 'len', label: 'Length', options: ['256', '512', '1024', '2048']}, {name: 'head_dim', label: 'head_dim', options: ['64', '128', '256']},
@@ -63,7 +64,7 @@ export const backward = {
     };
     const time = player({last: answer.rounds.length, at: Number(values.step) || 0, label: 'Steps of the backward', moved});
     queueMicrotask(() => moved(time.at));
-    return [fig, time.node, sentence,
+    return [time.node, sentence, fig,
       facts([
         ['steps with a collision', number('clashes', clashes, `${count(clashes)} of ${count(answer.rounds.length)}`)],
         ['FLOP', number('flop', answer.work.flop, short(answer.work.flop)), ` — the forward takes ${short(answer.forward_work.flop)}; S is made again, and five GEMMs instead of two`],

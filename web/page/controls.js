@@ -18,11 +18,12 @@ function field(spec, value, change) {
   return element('input', {...attributes, type: spec.text ? 'text' : 'number', min: spec.min, max: spec.max, step: spec.step, value, autocomplete: 'off'});
 }
 
-/** The form of a room; change(name, text) is called when the reader changes a value. */
+/** The form of a room; change(name, text) is called when the reader changes a value. A control with `when` is shown
+ * while when(values) holds. */
 export function form(specs, values, change) {
   const changed = (name, target) => change(name, target.type === 'checkbox' ? (target.checked ? '1' : '0') : target.value);
   return element('form', {class: 'controls', 'aria-label': 'What to show', onsubmit: (event) => event.preventDefault()},
-    specs.map((spec) => element('div', {class: spec.lines ? 'wide' : spec.check ? 'check' : null, 'data-control': spec.name},
+    specs.map((spec) => element('div', {class: spec.lines ? 'wide' : spec.check ? 'check' : null, 'data-control': spec.name, hidden: spec.when ? !spec.when(values) : false},
       element('label', {for: `c-${spec.name}`}, spec.label), field(spec, values[spec.name], changed))));
 }
 
@@ -30,7 +31,9 @@ export function form(specs, values, change) {
 export function refill(node, specs, values) {
   for (const spec of specs) {
     const input = node.querySelector(`#c-${spec.name}`);
-    if (!input || input === document.activeElement) continue;
+    if (!input) continue;
+    if (spec.when) input.parentElement.hidden = !spec.when(values);
+    if (input === document.activeElement) continue;
     if (spec.check) input.checked = values[spec.name] === '1';
     else if (input.value !== values[spec.name]) input.value = values[spec.name];
   }

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The page: its rooms (views), and their state in the URL: #walk?row=100&step=3. Default values are left out.
-import {start} from './core.js';
+import {ask, start} from './core.js';
 import {form, refill} from './controls.js';
 import {element} from './dom.js';
+import {LESSONS_OF} from './path.js';
 import {stop} from './player.js';
 import {backward} from './backward.js';
+import {compare} from './compare.js';
+import {learn} from './learn.js';
 import {paper} from './paper.js';
 import {race} from './race.js';
 import {roofline} from './roofline.js';
@@ -13,7 +16,8 @@ import {tiles} from './tiles.js';
 import {walk} from './walk.js';
 import {which} from './which.js';
 
-const ROOMS = [tiles, walk, paper, roofline, race, backward, which];
+/** In the order of the lessons. */
+const ROOMS = [compare, learn, tiles, walk, paper, backward, race, which, roofline];
 const place = (id) => document.getElementById(id);
 let room = null;
 let values = {};
@@ -54,7 +58,7 @@ function change(patch, quiet = false) {
   values = {...values, ...patch};
   toUrl();
   if (quiet) return;
-  refill(place('room-form').firstElementChild, room.controls, values);
+  refill(place('room-form'), room.controls, values);
   redraw();
 }
 
@@ -62,19 +66,37 @@ function enter(focus) {
   const {chosen, given} = fromUrl();
   room = chosen;
   values = {...room.defaults, ...given};
-  document.title = `${room.title} — tessera`;
+  document.title = `${room.question} — tessera`;
+  document.querySelector('meta[name=description]').content = room.lead;
   for (const link of document.querySelectorAll('nav a')) {
     if (link.hash === `#${room.id}`) link.setAttribute('aria-current', 'page'); else link.removeAttribute('aria-current');
   }
-  place('room-title').textContent = room.title;
-  place('room-lead').textContent = room.lead;
-  place('room-form').replaceChildren(form(room.controls, values, (name, value) => change(name === 'ask' || !('step' in room.defaults) ? {[name]: value} : {[name]: value, step: room.defaults.step})));
+  place('room-title').textContent = room.question;
+  place('room-lead').textContent = values.lesson ? '' : room.lead;
+  const fields = form(room.controls, values, (name, value) => change(name === 'ask' || !('step' in room.defaults) ? {[name]: value} : {[name]: value, step: room.defaults.step}));
+  const open = room.formFirst || room.controls.some((spec) => values[spec.name] !== room.defaults[spec.name]);
+  place('room-form').replaceChildren(room.controls.length === 0 ? '' : room.formFirst ? fields
+    : element('details', {open}, element('summary', {}, 'Change what is shown'), fields));
+  if (room.formFirst) place('room-picture').before(place('room-form')); else place('room-picture').after(place('room-form'));
+  place('room-next').replaceChildren(...nextOf(room));
   redraw();
   if (focus) place('room-title').focus();
 }
 
+/** Links to the lessons of a room, and to the next room. */
+function nextOf(shown) {
+  if (values.lesson) return [];  // a lesson has links of its own
+  const next = ROOMS[ROOMS.indexOf(shown) + 1];
+  const numbers = LESSONS_OF[shown.id] ?? [];
+  const lessons = ask({ask: 'lessons'}).filter((lesson) => numbers.includes(lesson.lesson));
+  return [...lessons.map((lesson) => element('p', {}, element('a', {href: `#learn?lesson=${lesson.lesson}`}, `Lesson ${lesson.lesson}: ${lesson.title}`))),
+    next && element('p', {class: 'next'}, element('a', {href: `#${next.id}`}, `Next: ${next.question}`))].filter(Boolean);
+}
+
 async function run() {
-  place('rooms').replaceChildren(...ROOMS.map((r) => element('li', {}, element('a', {href: `#${r.id}`}, r.title))));
+  // A link to the hash that is there already gives no event of its own.
+  const open = (r) => () => { if (location.hash === `#${r.id}`) enter(true); };
+  place('rooms').replaceChildren(...ROOMS.map((r) => element('li', {}, element('a', {href: `#${r.id}`, onclick: open(r)}, r.title))));
   try {
     await start();
   } catch (error) {

@@ -55,6 +55,7 @@ function backwardOf(hand) {
 export const paper = {
   id: 'paper',
   title: 'On paper',
+  question: 'Can you compute it with a pencil?',
   lead: 'Four queries, four keys, tiles of 2 × 2. The scale is ln 2, so every weight is a power of two and every result a fraction. Print it and use a pencil.',
   controls: [
     {name: 'schedule', label: 'Schedule', options: ['fa2', 'fa1', 'standard']}, {name: 'causal', label: 'Mask', options: [['none', 'none'], ['bottom-right', 'causal']]},
@@ -86,7 +87,7 @@ export const paper = {
     const time = player({last: steps.length - 1, at: Number(values.step) || 0, pace: 1500, label: 'Steps on paper', moved});
     queueMicrotask(() => moved(time.at));
     const results = element('section', {class: 'results'}, element('h2', {}, 'Results'), element('div', {class: 'grids'}, matrix('l', hand.rows.map((row) => [row.l])), matrix('O', hand.rows.map((row) => row.o))));
-    return [place, time.node,
+    return [time.node, place,
       element('p', {}, element('button', {type: 'button', onclick: () => window.print()}, 'Print the worksheet')),
       element('details', {}, element('summary', {}, 'The results, and the backward'), results, backwardOf(hand)),
       element('div', {class: 'print-only'}, element('h2', {}, `Attention by hand, ${values.schedule}`), element('div', {class: 'grids'}, matrix('Q', hand.q), matrix('K', hand.k), matrix('V', hand.v)), steps.map((_, index) => card(steps, index, values.blank !== '1', values.schedule))),

@@ -80,13 +80,14 @@ function counters(answer, runs, time) {
 export const race = {
   id: 'race',
   title: 'Race',
+  question: 'What did FlashAttention-1, -2 and -3 change?',
   lead: 'The same sums, four orders. Standard attention writes the matrix of scores out and reads it back. FA1 keeps tiles near but carries O to and fro. FA2 turns the loops round: O stays. FA3 starts the next GEMMs while the exponentials run.',
   controls: [
     {name: 'len', label: 'Length', options: ['256', '512', '1024', '2048', '4096']}, {name: 'head_dim', label: 'head_dim', options: ['64', '128', '256']},
     {name: 'block_q', label: 'Tile: queries', options: ['64', '128', '192', '256']}, {name: 'block_kv', label: 'Tile: keys', options: ['64', '96', '128', '176', '256']},
     {name: 'causal', label: 'Mask', options: MASKS}, {name: 'device', label: 'Device', options: gpus},
   ],
-  defaults: {len: '1024', head_dim: '128', block_q: '128', block_kv: '128', causal: 'none', device: 'h200', step: '0'},
+  defaults: {len: '1024', head_dim: '128', block_q: '128', block_kv: '128', causal: 'none', device: 'h200', step: '120'},
   draw(values, say, change) {
     const sizes = numbers(values, 'len', 'head_dim', 'block_q', 'block_kv');
     const answer = ask({ask: 'race', ...values, ...sizes, len_q: sizes.len, len_kv: sizes.len, step: undefined});
@@ -105,7 +106,7 @@ export const race = {
     };
     const time = player({last: STRIDES, at: Number(values.step) || 0, pace: 60, stride: 1, label: 'Time', moved});
     queueMicrotask(() => moved(time.at));
-    return [fig, time.node, element('p', {class: 'key'}, UNITS.map(([unit, name]) => [element('span', {class: `swatch unit-${unit}`}), ` ${name} `])), list,
+    return [time.node, fig, element('p', {class: 'key'}, UNITS.map(([unit, name]) => [element('span', {class: `swatch unit-${unit}`}), ` ${name} `])), list,
       element('p', {class: 'source'}, `A picture, not a prediction: every unit at its full rate, one of ${count(answer.cores)} multiprocessors with its share of the memory’s rate. Loads run one tile ahead. In the room Roofline the model says what real kernels take. FA3’s order needs Hopper’s wgmma; on other devices it shows what it would be.`)];
   },
 };

@@ -78,6 +78,7 @@ function worksheet(args, values) {
 export const roofline = {
   id: 'roofline',
   title: 'Roofline',
+  question: 'How fast can attention be on this GPU?',
   lead: 'Draw it as one would by hand: a slope for the memory, a roof for the arithmetic. Standard attention sits under the slope; the tiles carry FlashAttention to the roof.',
   controls: [
     {name: 'device', label: 'Device', options: devices}, {name: 'len', label: 'Length', options: LENGTHS},

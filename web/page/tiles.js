@@ -52,6 +52,7 @@ function scratchpad(answer) {
 export const tiles = {
   id: 'tiles',
   title: 'Tiles',
+  question: 'How do the scores fit into fast memory?',
   lead: 'The N × N matrix of scores never has to exist. Cut it into tiles until one fits the scratchpad, and leave out those that the mask hides.',
   controls: [
     {name: 'len_q', label: 'Queries', min: 1, max: 1048576}, {name: 'len_kv', label: 'Keys', min: 1, max: 1048576},

@@ -50,23 +50,38 @@ function strip(steps, at, width, nodes) {
   nodes.push(text(0, 11, 'keys, tile by tile'));
 }
 
-function curve(steps, at, key, box, title, nodes, log = false) {
+/** A curve over the steps, with its formula, the values of its ends and a mark at each step. */
+function curve(steps, at, {key, title, formula, log = false}, box, nodes) {
   const points = steps.map((s, i) => [i + 1, s[key]]).filter(([, v]) => typeof v === 'number' && (!log || v > 0));
-  nodes.push(text(box.x, box.y - 6, title), rect(box.x, box.y, box.w, box.h, {class: 'frame'}));
+  nodes.push(text(box.x, box.y - 22, title, {class: 'strong'}), text(box.x, box.y - 7, formula, {class: 'small'}), rect(box.x, box.y, box.w, box.h, {class: 'frame'}));
   if (points.length === 0) return;
   const f = log ? Math.log10 : (v) => v;
-  const values = points.map(([, v]) => f(v));
-  const low = Math.min(...values), high = Math.max(...values);
-  const y = (v) => box.y + box.h - 8 - (high > low ? (f(v) - low) / (high - low) : 0.5) * (box.h - 18);
-  const x = (i) => box.x + 10 + (i - 1) / Math.max(1, steps.length - 1) * (box.w - 20);
+  const values = points.map(([, v]) => v).sort((a, b) => a - b);
+  const low = values[0], high = values[values.length - 1];
+  const y = (v) => box.y + box.h - 12 - (high > low ? (f(v) - f(low)) / (f(high) - f(low)) : 0.5) * (box.h - 24);
+  const x = (i) => box.x + 56 + (i - 1) / Math.max(1, steps.length - 1) * (box.w - 72);
+  for (const value of high > low ? [low, high] : [low]) {
+    nodes.push(text(box.x + 46, y(value) + 4, log ? value.toExponential(0).replace('-', '−') : figures(value, 3), {class: 'small', 'text-anchor': 'end'}), line(box.x + 49, y(value), box.x + box.w, y(value), {class: 'rule'}));
+  }
   const seen = points.filter(([i]) => i <= at);
   if (seen.length > 0) {
     nodes.push(path(seen.map(([i, v]) => [x(i), y(v)]), {class: 'curve'}));
     seen.forEach(([i, v]) => nodes.push(shape('circle', {cx: x(i), cy: y(v), r: i === at ? 5 : 3, class: i === at ? 'dot here-dot' : 'dot'})));
-    const [i, v] = seen[seen.length - 1];
-    const right = x(i) > box.x + box.w * 0.75;
-    nodes.push(text(right ? x(i) - 9 : x(i) + 9, Math.max(box.y + 14, y(v) + (y(v) > box.y + box.h / 2 ? -8 : 18)), figures(v, 3), {class: 'strong', 'text-anchor': right ? 'end' : 'start'}));
   }
+  nodes.push(text(box.x + box.w, box.y + box.h + 14, 'tiles of keys seen →', {class: 'small', 'text-anchor': 'end'}));
+}
+
+/** The bytes moved so far by this schedule and by standard attention, on one scale. */
+function moved(steps, at, schedule, box, nodes) {
+  const last = steps.filter((s) => s.bytes).pop()?.bytes;
+  const now = steps.slice(0, at).filter((s) => s.bytes).pop()?.bytes ?? {schedule: 0, standard: 0};
+  if (!last) return;
+  const most = Math.max(last.schedule, last.standard, 1), label = 132;
+  [[schedule, now.schedule, 'unit-GEMMs'], ['standard attention', now.standard, 'unit-memory']].forEach(([name, value, cls], i) => {
+    const y = box.y + i * 20;
+    nodes.push(text(box.x, y + 12, name), rect(box.x + label, y, box.w - label - 80, 14, {class: 'lane'}),
+      rect(box.x + label, y, (box.w - label - 80) * value / most, 14, {class: cls}), text(box.x + box.w, y + 12, bytes(Math.round(value)), {class: 'strong', 'text-anchor': 'end'}));
+  });
 }
 
 function bars(trace, step, box, nodes) {
@@ -82,14 +97,20 @@ function bars(trace, step, box, nodes) {
   exact.forEach((v, i) => nodes.push(bar(v, i, pitch * 0.08, 'outline')));
 }
 
-function view(trace, steps, state) {
+const CURVES = [
+  {key: 'm', title: 'm, the largest score so far', formula: 'm = max(old m, scores of the tile)'},
+  {key: 'l', title: 'l, the sum of the weights', formula: 'l = rescale · old l + Σ 2^(s − m)'},
+  {key: 'error', title: 'error of O so far', formula: 'of O / l against the exact softmax (log)', log: true},
+];
+
+function view(trace, steps, state, schedule) {
   return (width) => {
     const nodes = [];
     strip(steps, state.at, width, nodes);
-    const narrow = width < 560, half = narrow ? width : (width - 20) / 2;
-    curve(steps, state.at, 'm', {x: 0, y: 72, w: half, h: 110}, 'm, the largest score so far', nodes);
-    curve(steps, state.at, 'error', {x: narrow ? 0 : half + 20, y: narrow ? 214 : 72, w: half, h: 110}, 'error of O against the exact softmax (log)', nodes, true);
-    const y = narrow ? 356 : 214;
+    moved(steps, state.at, schedule, {x: 0, y: 60, w: width}, nodes);
+    const narrow = width < 640, gap = 22, w = narrow ? width : (width - 2 * gap) / 3, h = narrow ? 84 : 120;
+    CURVES.forEach((one, i) => curve(steps, state.at, one, {x: narrow ? 0 : i * (w + gap), y: 144 + (narrow ? i * (h + 56) : 0), w, h}, nodes));
+    const y = 144 + (narrow ? 3 * (h + 56) : h + 56) - 10;
     const last = steps.slice(0, state.at).reverse().find((s) => s.estimate);
     bars(trace, last, {x: 0, y, w: width, h: 110}, nodes);
     return {height: y + 116, nodes};
@@ -135,7 +156,7 @@ function question(steps, quiz) {
 async function takeFiles(files, values, change) {
   own = [];
   for (const file of files) own.push(keepFile(file.name, new Uint8Array(await file.arrayBuffer())));
-  change({from: 'own', row: '0', step: '0'});
+  change({from: 'own', row: '0', step: '6'});
 }
 
 function drop(values, change) {
@@ -148,22 +169,23 @@ function drop(values, change) {
 export const walk = {
   id: 'walk',
   title: 'Walk',
+  question: 'How can a softmax be summed before its maximum is known?',
   lead: 'One query meets its keys, a tile at a time. It keeps three things: m, the largest score so far; l, the sum of the weights; O, the weighted sum of values. When m rises, what was summed is scaled down. Nothing is approximated.',
   controls: [
     {name: 'from', label: 'Numbers', options: [['sample', 'a real model'], ['random', 'random'], ['own', 'my files']]},
     {name: 'schedule', label: 'Schedule', options: ['fa2', 'fa1', 'standard']}, {name: 'causal', label: 'Mask', options: MASKS},
     {name: 'block_q', label: 'Tile: queries', options: ['16', '32', '64']}, {name: 'block_kv', label: 'Tile: keys', options: ['16', '32', '64']},
-    {name: 'row', label: 'Query', min: 0, max: 1048575}, {name: 'len', label: 'Length (random)', min: 1, max: 2048},
-    {name: 'layout', label: 'Layout (my files)', options: ['bshd', 'bhsd']}, {name: 'ask', label: 'Ask me first', check: true},
+    {name: 'row', label: 'Query', min: 0, max: 1048575}, {name: 'len', label: 'Length', min: 1, max: 2048, when: (values) => values.from === 'random'},
+    {name: 'layout', label: 'Layout', options: ['bshd', 'bhsd'], when: (values) => values.from === 'own'}, {name: 'ask', label: 'Ask me first', check: true},
   ],
-  defaults: {from: 'sample', schedule: 'fa2', causal: 'bottom-right', block_q: '16', block_kv: '16', row: '100', len: '128', layout: 'bshd', ask: '0', step: '0'},
+  defaults: {from: 'sample', schedule: 'fa2', causal: 'bottom-right', block_q: '16', block_kv: '16', row: '100', len: '128', layout: 'bshd', ask: '0', step: '6'},
   draw(values, say, change) {
     const files = drop(values, change);
     if (values.from === 'own' && own.length === 0) return [files, element('p', {class: 'note'}, 'Choose files, or drop them here.')];
     const trace = command(walkArguments(values));
     const steps = shown(trace);
     const state = {at: Math.min(Number(values.step) || 0, steps.length)};
-    const fig = picture('walk', `Query ${values.row}`, '', view(trace, steps, state));
+    const fig = picture('walk', `Query ${values.row}`, '', view(trace, steps, state, values.schedule));
     const list = element('div');
     const now = element('p', {class: 'now'});
     const quiz = question(steps, {asked: 0, right: 0, answered: state.at});
@@ -179,7 +201,7 @@ export const walk = {
     const time = player({last: steps.length, at: state.at, label: 'Steps of the walk', moved, guard: (to) => values.ask !== '1' || quiz.ask(Math.min(to, steps.length), () => time.go(to))});
     queueMicrotask(() => moved(time.at));
     const rows = steps.map((s) => [s.step === 'finish' ? 'finish' : `${s.keys[0]}–${s.keys[1] - 1}`, s.tile, ...['m', 'rescale', 'l', 'error'].map((key) => (s[key] === undefined ? '' : figures(s[key])))]);
-    return [fig, time.node, quiz, now, list,
+    return [time.node, now, quiz, fig, list,
       element('details', {}, element('summary', {}, 'All steps'), table('All steps of the walk', ['keys', 'tile', 'm', 'rescale', 'l', 'error'], rows)),
       element('p', {class: 'command'}, element('code', {}, `tessera ${walkArguments(values).join(' ').replaceAll('/own/', '').replace('/sample', 'sample')}`), ' ',
         values.from === 'sample' ? element('button', {type: 'button', onclick: () => save('sample.safetensors', new Blob([sample()]))}, 'Save the sample') : ''),

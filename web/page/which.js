@@ -27,7 +27,9 @@ const others = (title, list) => (list?.length ? element('section', {}, element('
 export const which = {
   id: 'which',
   title: 'Which',
-  lead: 'Which attention kernel ran? Paste names of GPU kernels, one a line, or a table of a profiler. Nothing leaves this page.',
+  question: 'Which attention kernel did my program run?',
+  formFirst: true,
+  lead: 'Paste names of GPU kernels, one a line, or a table of a profiler. Nothing leaves this page.',
   controls: [{name: 'names', label: 'Names of kernels', lines: 7}],
   defaults: {names: EXAMPLES},
   draw(values, say) {

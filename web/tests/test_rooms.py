@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each room by mouse and by keyboard, and its numbers against the command's."""
+import json
 import math
+import os
 import struct
+import subprocess
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from conftest import DIST
+from conftest import COMMAND, DIST
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-ROOMS = ("tiles", "walk", "paper", "roofline", "race", "backward", "which")
+ROOMS = ("compare", "learn", "tiles", "walk", "paper", "backward", "race", "which", "roofline")
 
 
 def press(page, *keys):
@@ -38,7 +41,7 @@ def test_rooms_by_keyboard_alone(page):
         page.until("return document.activeElement.id === 'room-title'")  # once the event of the new hash was heard
         assert page.run("return document.querySelector('nav [aria-current]').hash") == f"#{room}"
         press(page, Keys.TAB)  # from the title to the first control of the room
-        assert page.run("return document.activeElement.closest('#room-form') !== null")
+        assert page.run("return document.activeElement.closest('#room-form, #room-picture') !== null")
 
 
 def test_first_tab_stop_skips_to_the_content(page):
@@ -47,6 +50,86 @@ def test_first_tab_stop_skips_to_the_content(page):
     assert page.run("return document.activeElement.className") == "skip"
     press(page, Keys.ENTER)
     page.until("return document.activeElement.id === 'room-title'")
+
+
+def test_compare_ends_with_the_commands_digits_on_both_sides(page, command):
+    page.open("compare?step=0")
+    assert set(page.values().values()) == {0}
+    press(page, Keys.END)
+    page.until("return document.querySelector('.now').textContent.includes('same digits')")
+    got = page.values()
+    assert got["moved.standard"] > 1.5 * got["moved.fa2"]
+    left, right = page.run("return document.querySelector('.now').textContent.match(/\\([^)]*\\)/g).slice(0, 2)")
+    assert left == right
+    documents = [command("walk", DIST / "sample.safetensors", "--layout", "bhsd", "--causal", "none", "--schedule", schedule,
+                         "--tile", "32,32", "--row", 100) for schedule in ("standard", "fa2")]
+    for document in documents:
+        first = [round(value, 4) for value in walk_steps(document)[-1]["estimate"][:1]]
+        assert f"({first[0]}".replace("-", "−") in left
+
+
+def test_rooms_open_on_something_to_see_and_lead_on(page):
+    """Each room has its question as title, names its lessons, and leads to the next one."""
+    for room, following in zip(ROOMS, (*ROOMS[1:], None)):
+        page.open(room)
+        assert page.run("return document.querySelector('h1').textContent").endswith("?")
+        assert page.run("return document.title").startswith(page.run("return document.querySelector('h1').textContent"))
+        assert room == "learn" or page.run("return document.querySelectorAll('#room-next a[href^=\"#learn?lesson=\"]').length") >= 1
+        next_room = page.run("return document.querySelector('#room-next .next a')?.hash ?? null")
+        assert next_room == (following and f"#{following}")
+    page.open("walk")
+    assert page.values()["m"] is not None
+    page.open("race")
+    assert page.values()["fa2.flop"] > 0
+
+
+def test_lessons_are_those_of_the_command(page, tmp_path):
+    """A lesson unfolds after its question; its exercise is graded as by `tessera learn`; answers stay in the browser."""
+    def learn(*args):
+        return json.loads(subprocess.run([COMMAND, "learn", *args, "--json"], capture_output=True, text=True, check=False,
+                                         env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}).stdout)
+    listed = learn()["lessons"]
+    page.open("learn")
+    page.run("localStorage.clear()")
+    page.open("learn")
+    assert page.run("return [...document.querySelectorAll('#room-picture ol a')].map(a => a.textContent)") == [one["title"] for one in listed]
+    for one in listed:
+        page.open(f"learn?lesson={one['lesson']}")
+        assert not page.run("return document.querySelector('.unfold').open")
+        assert len(page.run("return document.querySelector('.unfold .lesson').textContent")) > 500
+        assert page.run("return document.querySelector('.unfold img').naturalWidth >= 0")
+        assert page.run("return document.querySelectorAll('#room-picture h2').length") == 1
+    page.open("learn?lesson=7")
+    field = page.driver.find_element("id", "learn-answer")
+    shown = "return !document.querySelector('.card button[type=button]').hidden"
+    for answer in ("5", "6"):
+        field.clear()
+        field.send_keys(answer, Keys.ENTER)
+        assert page.run("return document.querySelector('.grade').textContent") == learn("7", "--answer", answer)["text"]
+    assert page.run(shown)  # after two misses
+    field.clear()
+    field.send_keys("21/4", Keys.ENTER)
+    assert page.run("return document.querySelector('.grade').textContent") == learn("7", "--answer", "21/4")["text"]
+    page.open("learn")
+    assert page.run("return document.querySelector('#room-picture').textContent").count("done, missed at first") == 1
+    kept = json.loads(page.run("return localStorage.getItem('tessera.learn')"))
+    file = tmp_path / "tessera/learn.json"
+    file.write_text(json.dumps(kept), encoding="utf-8")  # the command goes on from the page's answers
+    assert [one["lesson"] for one in learn()["lessons"] if one["done"]] == [7]
+    page.run("localStorage.clear()")
+    page.open("learn")
+    page.run("document.querySelector('#room-picture details').open = true")
+    page.driver.find_element("id", "learn-file").send_keys(str(file))  # and the page from the command's
+    page.until("return document.querySelector('#room-picture').textContent.includes('✓ done')")
+    page.run("localStorage.clear()")
+
+
+def test_fields_without_effect_are_hidden(page):
+    page.open("walk")
+    seen = "return [...document.querySelectorAll('[data-control]')].filter(n => !n.hidden).map(n => n.dataset.control)"
+    assert not {"len", "layout"} & set(page.run(seen))
+    choose(page, "from", "random")
+    assert "len" in page.run(seen) and "layout" not in page.run(seen)
 
 
 @pytest.mark.parametrize("mask, block", [("none", "128"), ("bottom-right", "128"), ("bottom-right", "64")])
@@ -82,10 +165,11 @@ def test_walk_has_the_commands_numbers(page, command, schedule):
     document = command("walk", DIST / "sample.safetensors", "--layout", "bhsd", "--causal", "bottom-right", "--schedule", schedule,
                        "--tile", "16,16", "--row", 100)
     steps = walk_steps(document)
-    page.open(f"walk?schedule={schedule}")
+    page.open(f"walk?schedule={schedule}&step=0")
+    assert page.values()["m"] is None
     for at, step in enumerate(steps, 1):
         press(page, Keys.ARROW_RIGHT)
-        page.until("return new URLSearchParams(location.hash.split('?')[1]).get('step') === arguments[0]", str(at))
+        page.until("return (new URLSearchParams(location.hash.split('?')[1]).get('step') ?? '6') === arguments[0]", str(at))
         got = page.values()
         for name in ("m", "l", "error"):
             if name in step:
@@ -97,7 +181,7 @@ def test_walk_has_the_commands_numbers(page, command, schedule):
             assert got["bytes.standard"] == pytest.approx(step["bytes"]["standard"], rel=1e-12)
     assert got["error"] < 1e-6  # the last step is exact
     press(page, Keys.HOME)
-    page.until("return !location.hash.includes('step=')")
+    page.until("return location.hash.includes('step=0')")
     assert page.values()["m"] is None
 
 
@@ -148,7 +232,7 @@ def test_walk_takes_files_of_ones_own(page, command, tmp_path):
     before = page.values()["l"]
     write_npy(paths[0], shape, [3 * math.sin(1.1 * i) for i in range(40 * 8)])  # a file of the same name, another content
     page.driver.find_element("id", "own-files").send_keys("\n".join(map(str, paths)))
-    page.until("return document.querySelector('[data-key=m]') !== null && !location.hash.includes('step=')")
+    page.until("return Number(document.querySelector('[data-key=l]').dataset.value) !== arguments[0]", before)
     press(page, Keys.END)
     assert page.values()["l"] != before
 
@@ -212,7 +296,7 @@ def test_roofline_is_drawn_step_by_step(page):
 
 
 def test_race_ends_with_the_commands_counts(page, command):
-    page.open("race?len=1024&causal=bottom-right")
+    page.open("race?len=1024&causal=bottom-right&step=0")
     assert page.values()["fa2.flop"] == 0
     press(page, Keys.END)
     page.until("return Number(document.querySelector('[data-key=\"standard.flop\"]').dataset.value) > 0")

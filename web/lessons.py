@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of docs/learn as parts of HTML for web/page/learn.js: the question, what unfolds after it, and the places in
+the code. The exercise is left out, since the page asks it through the core, as `tessera learn` does."""
+import base64
+import pathlib
+import re
+
+import markdown
+
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / "docs/learn"
+
+
+def html(text: str) -> str:
+    made = markdown.markdown(text, extensions=["fenced_code", "tables", "md_in_html"], output_format="html")
+    made = re.sub(r'src="([\w-]+\.svg)"', lambda match: f'src="data:image/svg+xml;base64,{picture(match[1])}"', made)
+    made = re.sub(r'<a href="([^"]*)">(.*?)</a>', link, made, flags=re.DOTALL)
+    made = re.sub(r"<(/?)h2\b", r"<\1h3", made)
+    made = made.replace("<pre>", '<pre tabindex="0">').replace(
+        "<table>", '<div class="scroll" tabindex="0" role="region" aria-label="Table"><table>').replace("</table>", "</table></div>")
+    return made
+
+
+def picture(name: str) -> str:
+    return base64.b64encode((FOLDER / name).read_bytes()).decode()
+
+
+def link(match: re.Match) -> str:
+    """A link inside of the path becomes one inside of the page; the page has no other documents to lead to."""
+    page = re.match(r"(?:(\d\d)-[\w-]+|(README|faq))\.md", match[1])
+    if not page:
+        return match[2]
+    where = {"README": "", "faq": "?lesson=faq"}.get(page[2], f"?lesson={int(page[1] or 0)}")
+    return f'<a href="#learn{where}">{match[2]}</a>'
+
+
+def sections(text: str) -> tuple:
+    """The text before the first heading of the second level, and the sections: heading -> text."""
+    first, *rest = re.split(r"^## ", text, flags=re.MULTILINE)
+    return first, {part.split("\n", 1)[0]: part.split("\n", 1)[1] for part in rest}
+
+
+def lesson(path: pathlib.Path) -> dict:
+    text = re.sub(r"<!--.*?-->\n?", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"^Next: .*\n?", "", text, flags=re.MULTILINE)
+    first, others = sections(text)
+    opening = re.search(r"^\*\*Before you read on\.\*\* (.*?)\n\n", first, flags=re.MULTILINE | re.DOTALL)
+    if not opening:
+        raise SystemExit(f"{path}: expected a paragraph that begins with **Before you read on.**")
+    before = re.sub(r"\A# .*\n+Part .*\n+", "", first[:opening.start()])  # the title and the way back
+    code = others.pop("In the code", "")
+    others.pop("Exercise", None)
+    body = first[opening.end():] + "".join(f"## {heading}\n{part}" for heading, part in others.items())
+    return {"opening": html(f"{before}\n\n{opening[1]}"), "body": html(body), "code": html(code)}
+
+
+def lessons() -> dict:
+    """Number of the lesson, or "faq" -> its parts."""
+    made = {str(int(path.name[:2])): lesson(path) for path in sorted(FOLDER.glob("[0-9][0-9]-*.md"))}
+    text = re.sub(r"<!--.*?-->\n?", "", (FOLDER / "faq.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    made["faq"] = {"opening": "", "body": html(re.sub(r"\A# .*\n", "", text)), "code": ""}
+    return made
