@@ -46,7 +46,6 @@ std::int64_t draw_length(Draw& draw) {
     if (draw.chance(0.35)) return draw.between(1, 17);
     if (draw.chance(0.5)) return draw.between(1, 4) * 64 + draw.between(-2, 2);
     if (draw.chance(0.15)) return 2048 + draw.between(-3, 67);  // near fa3's limit for short rows
-    if (draw.chance(0.05)) return draw.between(2116, 9000);
     return draw.between(18, 300);
 }
 
@@ -100,10 +99,29 @@ void draw_ragged(Draw& draw, Case& c) {
     c.cu_seqlens_dtype = draw.pick({DType::int32, DType::int64});
 }
 
-/// Draws what few calls have: NaN, scores far from 0, negative slopes, a bias of stride 0, many threads.
+void make_cheap(Problem& p) {
+    const auto cost = [&] { return p.batch * p.heads_q * p.len_q * p.len_kv * (p.head_dim + p.head_dim_v); };
+    while (cost() > kMaxMultiplies) {
+        if (p.heads_kv > 1) p.heads_q /= p.heads_kv, p.heads_kv = 1;
+        else if (p.batch > 2) p.batch = 2;
+        else if (p.head_dim + p.head_dim_v > 64)
+            p.head_dim = (p.head_dim + 1) / 2, p.head_dim_v = (p.head_dim_v + 1) / 2;
+        else if (p.heads_q > 2) p.heads_q = 2;
+        else if (p.batch > 1) p.batch = 1;
+        else if (p.heads_q > 1) p.heads_q = 1;
+        else if (p.len_q > 70) p.len_q = p.len_q / 2 + 1;
+        else p.len_kv = p.len_kv / 2 + 1;
+    }
+}
+
+/// Draws what few calls have: long rows, NaN, scores far from 0, negative slopes, a bias of stride 0, many threads.
 void draw_extremes(Draw& draw, Case& c) {
     constexpr std::int64_t all = SetElements::all;
-    const Problem& p = c.problem;
+    Problem& p = c.problem;
+    if (draw.chance(0.03) && !p.ragged) {
+        p.len_kv = draw.between(2116, 9000);
+        make_cheap(p);
+    }
     c.alibi_both_signs = draw.chance(0.3);
     c.bias_expanded = draw.chance(0.2);
     if (draw.chance(0.1)) c.threads = static_cast<int>(draw.between(5, 16));
@@ -120,21 +138,6 @@ void draw_extremes(Draw& draw, Case& c) {
         const std::int64_t last = p.head_dim - 1;
         const std::array<std::int64_t, 4> last_column{all, all, p.ragged ? last : all, last};
         for (const Input input : {Input::q, Input::k}) c.elements.push_back({input, last_column, column});
-    }
-}
-
-void make_cheap(Problem& p) {
-    const auto cost = [&] { return p.batch * p.heads_q * p.len_q * p.len_kv * (p.head_dim + p.head_dim_v); };
-    while (cost() > kMaxMultiplies) {
-        if (p.heads_kv > 1) p.heads_q /= p.heads_kv, p.heads_kv = 1;
-        else if (p.batch > 2) p.batch = 2;
-        else if (p.head_dim + p.head_dim_v > 64)
-            p.head_dim = (p.head_dim + 1) / 2, p.head_dim_v = (p.head_dim_v + 1) / 2;
-        else if (p.heads_q > 2) p.heads_q = 2;
-        else if (p.batch > 1) p.batch = 1;
-        else if (p.heads_q > 1) p.heads_q = 1;
-        else if (p.len_q > 70) p.len_q = p.len_q / 2 + 1;
-        else p.len_kv = p.len_kv / 2 + 1;
     }
 }
 
