@@ -31,6 +31,26 @@ std::string range_text(const Range& range) {
                           : fmt::format("from {} to {}", count_text(range.begin), count_text(range.end - 1));
 }
 
+/// Says of which peak rate the column "tensor" is the share: mma.sync, which some kernels use, has a lower one.
+std::string tensor_text(const SweepRow& row, const model::Machine& machine) {
+    std::vector<std::pair<double, std::string>> peaks;  // and the schedules that have them
+    for (const SweepCell& cell : row.cells) {
+        if (!cell.known()) continue;
+        const double peak = measure::mma_peak_tflops(machine, row.problem, cell.longest());
+        const auto same = std::find_if(peaks.begin(), peaks.end(), [&](const auto& one) { return one.first == peak; });
+        if (same == peaks.end()) peaks.emplace_back(peak, name_of(cell.schedule));
+        else same->second += fmt::format(" and {}", name_of(cell.schedule));
+    }
+    const double whole = machine.peak_tflops(row.problem.dtype);
+    std::string text;
+    for (const auto& [peak, schedules] : peaks) {
+        text += fmt::format("{}% of {:.0f} TFLOP/s", text.empty() ? "" : "; ", peak);
+        if (peak < 0.99 * whole) text += fmt::format(" (mma.sync) in {}", schedules);
+        else if (peaks.size() > 1) text += fmt::format(" in {}", schedules);
+    }
+    return text;
+}
+
 }  // namespace
 
 std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> fraction, int width) {
@@ -107,7 +127,9 @@ std::string schedules_text(const SweepRow& row, const model::Machine& machine, s
         }
         parts += facts_text({{fmt::format("{:<8}", name_of(cell.schedule)), where}}, width);
     }
-    return table.text(width) + "\nWhere the time goes\n" + parts;
+    const std::string tensor = gpu ? tensor_text(row, machine) : "";
+    return table.text(width) + (tensor.empty() ? "" : facts_text({{"column tensor:", tensor}}, width)) +
+           "\nWhere the time goes\n" + parts;
 }
 
 std::string worksheet_text(const SweepRow& row, const model::Machine& machine, bool of_many, int width) {

@@ -37,6 +37,14 @@ if [[ ! -f $packages/complete ]]; then
     echo "$SECONDS s"
 fi
 
+# The type checkers are small and change nothing else, so they do not renew the environment.
+types=python/tests/requirements-types.txt
+if ! cmp -s "$types" "$packages/types"; then
+    if "$packages/bin/python" -m pip install -q --disable-pip-version-check -r "$types"; then cp "$types" "$packages/types"
+    else echo "could not install the packages of $types: its tests are skipped"
+    fi
+fi
+
 rm -rf build-python/dist build-python/installed
 scripts/wheel.sh "${wheel_options[@]}" --venv "$packages" -o build-python/dist
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every command of docs/learn and compares its output with the pages. It also redraws and compares the pictures, and
-checks that each lesson has its parts and that the code it names exists.
+"""Runs every command of docs/learn and compares its output with the pages. It also checks the numbers of the prose
+(learn_numbers.py), redraws and compares the pictures, and checks that each lesson has its parts and that the code it
+names exists. In README.md and docs it checks the numbers that have a mark.
 
-In a ```console block, text after "$ " is a command, which bash runs in the root of the checkout. The lines below it are its
-output. A line "..." replaces output that depends on the machine (times, the kernel that was chosen). Pictures are the
-files that commands with --picture write to docs/learn.
+In a ```console block, text after "$ " is a command, which bash runs in a copy of what a learner's checkout has. The
+lines below it are its output. A line "..." replaces output that depends on the machine (times, the chosen kernel).
 
 Usage: learn_pages.py COMMAND [ROOT] [--update]     COMMAND is the program tessera; --update puts new output and new
 pictures into the pages (output with "..." is left to you). Exit status 1 if something differs.
@@ -16,9 +16,12 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+
+import learn_numbers
 
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^- `([\w./]+)`: (.*(?:\n  .*)*)", re.MULTILINE)
@@ -27,22 +30,29 @@ HOME = "build/tessera"  # the name of the program in the pages
 
 
 class Folder:
-    """A folder that looks like the checkout, in which commands may write."""
+    """A copy of what a learner has in the checkout, in which commands may write."""
 
     def __init__(self, root, command):
         self.temporary = tempfile.TemporaryDirectory(prefix="tessera_learn_pages_")
         self.path = pathlib.Path(self.temporary.name)
         for name in ("examples", "bench", "src", "toolkit", "tools"):
             (self.path / name).symlink_to(root / name)
-        (self.path / "docs/learn").mkdir(parents=True)
+        shutil.copytree(root / "docs", self.path / "docs")
         (self.path / "build").mkdir()
         (self.path / HOME).symlink_to(command)
         self.environment = dict(os.environ, XDG_STATE_HOME=str(self.path / "state"), LC_ALL="C.UTF-8", COLUMNS="80")
+        self.printed = {}
 
     def run(self, command):
         done = subprocess.run(["bash", "-c", "set -o pipefail; " + command], cwd=self.path, env=self.environment,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
         return done.stdout.decode().rstrip("\n"), done.returncode
+
+    def output_of(self, command):
+        """Returns the output of a command of a mark; each command runs once."""
+        if command not in self.printed:
+            self.printed[command] = self.run(command)[0]
+        return self.printed[command]
 
 
 def sessions(block):
@@ -77,7 +87,8 @@ def check_commands(page, text, folder, update):
                 if update and "\n...\n" not in "\n" + shown + "\n":
                     shown = printed
                 else:
-                    lines = difflib.unified_diff(shown.split("\n"), printed.split("\n"), "the page", "now", lineterm="", n=1)
+                    lines = difflib.unified_diff(shown.split("\n"), printed.split("\n"), "the page", "now", lineterm="",
+                                                 n=1)
                     problems.append(f"{page.name}: another output of: {command}\n" + "\n".join(lines))
             written.append(f"$ {command}" + (f"\n{shown}" if shown else ""))
         return "```console\n" + "\n".join(written) + "\n```"
@@ -110,8 +121,7 @@ def check_lesson(lesson, page, text, root):
     for part in PARTS:
         if part not in text:
             yield f"{page.name}: no {part}"
-    for needed in (f"({lesson['slug']}.svg)", f"learn {lesson['lesson']} --picture docs/learn/{lesson['slug']}.svg",
-                   f"learn {lesson['lesson']} --show", f"learn {lesson['lesson']} --answer"):
+    for needed in (f"({lesson['slug']}.svg)", f"learn {lesson['lesson']} --show", f"learn {lesson['lesson']} --answer"):
         if needed not in text:
             yield f"{page.name}: no {needed}"
     answers = [shown for block in BLOCK.findall(text) for command, shown in sessions(block) if " --answer " in command]
@@ -126,18 +136,41 @@ def check_links(page, text, root):
             yield f"{page.relative_to(root)}: leads to nothing: {target}"
 
 
-def check_pictures(folder, pages, update):
-    made = {path.name: path.read_bytes() for path in (folder.path / "docs/learn").iterdir()}
-    kept = {path.name: path.read_bytes() for path in pages.glob("*.svg")}
-    for name in sorted(made.keys() | kept.keys()):
-        if made.get(name) == kept.get(name):
+def marked_numbers(pages):
+    """Returns a function from the name of a page to the numbers of its marks."""
+    def numbers(name):
+        page = pages / name
+        text = page.read_text() if page.is_file() else ""
+        return learn_numbers.numbers_of(" ".join(match[1] for match in learn_numbers.MARK.finditer(text)))
+    return numbers
+
+
+def check_numbers(page, text, folder, root, strict):
+    shown = [session for block in BLOCK.findall(text) for session in sessions(block)]
+    outputs, commands = [output for _, output in shown], [command for command, _ in shown]
+    name = str(page.relative_to(root))
+    pages = marked_numbers(root / "docs/learn")
+    return learn_numbers.Page(name, text, outputs, commands, folder.output_of, pages).check(strict)
+
+
+def check_pictures(folder, lessons, pages, update):
+    """Redraws the pictures over those of the checkout, as somebody does who changed one."""
+    for lesson in lessons.values():
+        name = f"{lesson['slug']}.svg"
+        printed, status = folder.run(f"{HOME} learn {lesson['lesson']} --picture docs/learn/{name}")
+        if status != 0:
+            yield f"{name}: exit status {status} of --picture\n{printed}"
             continue
-        if update and name in made:
-            (pages / name).write_bytes(made[name])
-        elif name not in made:
-            yield f"{name}: no command of a page makes it"
+        made, kept = folder.path / "docs/learn" / name, pages / name
+        if kept.is_file() and made.read_bytes() == kept.read_bytes():
+            continue
+        if update:
+            kept.write_bytes(made.read_bytes())
         else:
-            yield f"{name}: the command makes another picture; tools/learn_pages.py --update replaces it"
+            yield f"{name}: the command draws another picture; tools/learn_pages.py --update replaces it"
+    for picture in pages.glob("*.svg"):
+        if picture.stem not in lessons:
+            yield f"{picture.name}: no lesson has it"
 
 
 def main():
@@ -159,11 +192,14 @@ def main():
         if options.update and new != text:
             page.write_text(new)
         problems += found
+        problems += check_numbers(page, new, folder, root, strict=True)
         problems += check_links(page, new, root)
         if page.stem in lessons:
             problems += check_lesson(lessons[page.stem], page, new, root)
         count += sum(len(sessions(block)) for block in BLOCK.findall(new))
-    problems += check_pictures(folder, pages, options.update)
+    for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
+        problems += check_numbers(page, page.read_text(), folder, root, strict=False)
+    problems += check_pictures(folder, lessons, pages, options.update)
     for problem in problems:
         print(problem)
     print(f"{len(lessons)} lessons, {count} commands, {len(problems)} problems")

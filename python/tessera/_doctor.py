@@ -108,10 +108,25 @@ def _torch() -> list:
         return [("for torch", "PyTorch is not installed: its operators are not loaded")]
     try:
         from .torch import _library
-        return [("for torch", f"{name}: {'loaded' if reason is None else reason}")
+        rows = [("for torch", f"{name}: {'loaded' if reason is None else reason}")
                 for name, reason in _library.status().items()]
+        return rows if _library.status()[_library.CPU_LIBRARY] else rows + [("for torch", _provider(_library.status()))]
     except Exception as error:  # a broken PyTorch may raise anything
         return [("for torch", f"PyTorch can't be imported: {type(error).__name__}: {error}")]
+
+
+def _provider(status) -> str:
+    """Which backend PyTorch's own attention would run once the provider is active."""
+    from torch.nn import attention
+
+    from .torch import _library, _provider
+    if not hasattr(attention, "register_flash_attention_impl"):
+        return "provider: this PyTorch has no torch.nn.attention.register_flash_attention_impl"
+    if status[_library.CUDA_LIBRARY] is not None:
+        return "provider, once activated: PyTorch's attention runs tessera on the CPU, and its own kernels on CUDA"
+    first, *others = _provider.order_when_active()
+    return (f"provider, once activated: PyTorch's attention runs tessera on the CPU, and on CUDA wherever {first} "
+            f"takes the call; it is asked first, then {', '.join(others)}")
 
 
 def _jax() -> list:

@@ -6,7 +6,7 @@ import ctypes
 import typing
 from typing import Any
 
-from . import _native
+from . import _layout, _native
 from ._arrays import expect
 from ._attention import scores_of
 from ._problem import Call
@@ -39,6 +39,7 @@ class Plan(typing.NamedTuple):
     predicted: typing.Optional[Prediction]  # None: the model does not know this machine
     refused: typing.Tuple[Refusal, ...]
     text: str
+    layout: str = ""  # rows in CUDA memory that the kernel can't read, and what happens then; "": it reads all
 
     def __str__(self) -> str:
         return self.text
@@ -62,8 +63,12 @@ def plan(q: Any, k: Any, v: Any, *, backward: bool = False, bias_gradient: bool 
         _native.check(library.tessera_plan_refusal(*planned, index, ctypes.byref(refusal)))
         refusals.append(Refusal(refusal.kernel.decode(), refusal.reason.decode(), bool(refusal.capable)))
     kernel = info.kernel.decode()
+    layout = _layout.remark(call, kernel, next((r.kernel for r in refusals if r.capable), None))
+    text = _text(planned)
+    if layout:
+        text = f"{text.rstrip()}\n{layout}\n"
     return Plan(kernel, info.target.decode(), info.matrix_unit.decode(), info.block_q, info.block_kv, info.threads,
-                info.workspace_bytes, _prediction_of(call, kernel, info), tuple(refusals), _text(planned))
+                info.workspace_bytes, _prediction_of(call, kernel, info), tuple(refusals), text, layout)
 
 
 def predict(q: Any, k: Any, v: Any, *, machine: str, schedule: str | None = None, backward: bool = False,

@@ -42,10 +42,9 @@ def number(name, value) -> float:
         if isinstance(value, (str, bytes)):
             raise TypeError
         return float(value)
-    except (TypeError, ValueError):
-        expect(name, "a number", repr(value))
-    except OverflowError:
-        expect(name, "a number that a float can hold", f"an integer of {value.bit_length()} bits")
+    except (TypeError, ValueError, OverflowError):
+        shown = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else repr(value)
+        expect(name, "a number that is finite in fp32", shown)
 
 
 def integer(name, value) -> int:
@@ -65,14 +64,26 @@ def _window(window):
         left, right = window
     except (TypeError, ValueError):
         expect("window", "None or (left, right)", repr(window))
-    return tuple(_native.UNBOUNDED if side is None else integer("window", side) for side in (left, right))
+    return _side(left), _side(right)
+
+
+def _side(side):
+    if side is None:
+        return _native.UNBOUNDED
+    try:
+        keys = operator.index(side)
+    except TypeError:
+        keys = -1
+    if keys < 0:
+        expect("window", "an integer from 0 on or None", repr(side))
+    return integer("window", keys)
 
 
 def _seed(seed) -> int:
     try:
         seed = operator.index(seed)
     except TypeError:
-        expect("seed", "an integer", repr(seed))
+        expect("seed", "an integer of 64 bits", repr(seed))
     if not -2**63 <= seed < 2**64:
         expect("seed", "an integer of 64 bits", seed)
     return seed % 2**64
@@ -119,7 +130,7 @@ class Call:
     def laid_out(self, array: Array) -> _native.Tensor:
         """The tensor of an array in the caller's layout, with its dimensions in the order of the C ABI."""
         if len(array.shape) != len(self.order):
-            expect(array.name, f"shape {self._meaning}", list(array.shape))
+            expect(array.name, f"{len(self.order)} dimensions ({self._meaning})", len(array.shape))
         return array.tensor(self.order)
 
     def _set_sizes(self):
@@ -145,11 +156,11 @@ class Call:
         if scores["scale"] is not None:
             problem.scale = number("scale", scores["scale"])
             if not math.isfinite(problem.scale):
-                expect("scale", "a finite number", problem.scale)
+                expect("scale", "a number that is finite in fp32", problem.scale)
         problem.softcap = number("softcap", scores["softcap"])
         problem.dropout_probability = number("dropout_p", scores["dropout_p"])
         if not 0 <= problem.dropout_probability < 1:
-            expect("dropout_p", "0 or more and under 1", problem.dropout_probability)
+            expect("dropout_p", "a probability in [0, 1)", f"{problem.dropout_probability:g}")
         problem.dropout_seed = _seed(scores["seed"])
         if scores["alibi_slopes"] is not None:
             self.inputs["alibi_slopes"] = self.borrow("alibi_slopes", scores["alibi_slopes"]).tensor()
@@ -191,13 +202,12 @@ class Call:
         options.threads = integer("threads", scores["threads"]) if scores["threads"] is not None else 0
         if scores["kernel"] is not None:
             if not isinstance(scores["kernel"], str):
-                expect("kernel", "a name", repr(scores["kernel"]))
-            names = _native.kernel_names()
-            of_pass = f"{scores['kernel']}.{'backward' if self.backward else 'forward'}"
-            name = of_pass if of_pass in names else scores["kernel"]
-            if name not in names:
-                of_this_pass = [n for n in names if n.endswith(".backward" if self.backward else ".forward")]
-                expect("kernel", f"one of {', '.join(of_this_pass)}, or one without its pass", repr(name))
+                expect("kernel", "a name or None", repr(scores["kernel"]))
+            ending = ".backward" if self.backward else ".forward"
+            of_this_pass = [name for name in _native.kernel_names() if name.endswith(ending)]
+            name = scores["kernel"].removesuffix(ending) + ending
+            if name not in of_this_pass:
+                expect("kernel", f"one of {', '.join(of_this_pass)}, or one without its pass", repr(scores["kernel"]))
             options.kernel = name.encode()
         return options
 

@@ -43,8 +43,18 @@ def ask(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
     return answers, CHOICES.get(choice, f"backend {choice}")
 
 
-def differences(answers, chosen, table):
+def taken(table, flash_first):
+    """The backend that PyTorch takes by tessera's table, "none" where it aborts. flash_first: PyTorch asks flash before
+    all others, and not in the order of the table."""
+    flash = next(row for row in table["backends"] if row["backend"] == "flash")
+    if flash_first and flash["verdict"] in ("taken", "could run"):
+        return "flash"
+    return "none" if table["aborts"] else table["taken"]
+
+
+def differences(answers, chosen, table, flash_first=False):
     """Lines about disagreements between PyTorch (the results of ask()) and tessera's table (`tessera which --json`)."""
+    expected = taken(table, flash_first)
     rows = {row["backend"]: row for row in table["backends"]}
     for name, (runs, texts) in answers.items():
         row = rows[name]
@@ -53,6 +63,5 @@ def differences(answers, chosen, table):
         # One of the texts begins with cuDNN's version, so a rule's text may stand anywhere in it.
         elif texts and not any(rule["text"] and rule["text"] in texts[0] for rule in row["refusals"]):
             yield f"{name}: PyTorch's text is in no rule: {texts[0]}"
-    taken = "none" if table["aborts"] else table["taken"]
-    if chosen != taken:
-        yield f"PyTorch takes {chosen}, tessera says {taken}"
+    if chosen != expected:
+        yield f"PyTorch takes {chosen}, tessera says {expected}"

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 from .torch import _attention, _broadcast, sdpa
 from .torch._operators import Arguments
@@ -44,6 +46,23 @@ def _bias(attention_mask, position_bias, query, len_kv):
     return position_bias + mask
 
 
+def _of_padding(mask, len_q, len_kv):
+    """(mask, whether it is bottom-right causal beside that): the row of a padded batch, [batch, 1, 1, len_kv] or None
+    when all keys count, if the bool mask says no more than that. On the CPU only: the comparison reads the mask, which
+    costs less there than computing the tiles above the diagonal, and on CUDA the host would wait for it."""
+    if (mask.dtype != torch.bool or mask.device.type != "cpu" or type(mask) is not Tensor or is_compiling()
+            or is_tracing() or mask.dim() != 4 or mask.shape[2:] != (len_q, len_kv) or not 2 <= len_q <= len_kv):
+        return mask, False
+    row, first = mask[:, :, -1:], mask[:, :, :1]
+    causal = not torch.equal(row, first)
+    seen = row.expand_as(mask)
+    if causal:
+        seen = row & torch.ones(len_q, len_kv, dtype=torch.bool).tril(len_kv - len_q)
+    if not torch.equal(mask, seen):
+        return mask, False
+    return None if row.all() else row, causal
+
+
 def _check(unsupported, tensors):
     """Raises ValueError naming the argument: `unsupported` and `tensors` map names to what was given."""
     for name, given in unsupported.items():
@@ -57,6 +76,17 @@ def _check(unsupported, tensors):
         raise ValueError(f"{missing[0]}: expected a tensor, since the other one is given, got None")
     if tensors["position_bias"] is not None and not missing:
         raise ValueError("position_bias: expected none with packed sequences")
+
+
+_warned: list[bool] = []
+
+
+def _warn_once():
+    """Not for each layer."""
+    if not _warned:
+        _warned.append(True)
+        warnings.warn(f"attn_implementation=\"{NAME}\" gives no attention weights, as \"sdpa\" gives none: "
+                      "use \"eager\" for output_attentions=True", stacklevel=3)
 
 
 def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -74,12 +104,11 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         see each other. max_length_q, max_length_k: bounds of their lengths. position_ids that begin anew mean packed
         sequences where they do for "sdpa": in the mask that transformers makes without a cache.
     Under autocast query, key and value are cast as PyTorch's attention casts them.
-    Returns ([batch, len_q, heads, head_dim], None): output_attentions only warns, as it does with "sdpa".
+    Returns ([batch, len_q, heads, head_dim], None): output_attentions only warns, once, as it does with "sdpa".
     Raises ValueError that names the argument, also for s_aux and sinks, head_mask and paged caches, which tessera does
     not have. Other keywords are for other implementations and change nothing."""
     if output_attentions:
-        warnings.warn(f"attn_implementation=\"{NAME}\" gives no attention weights, as \"sdpa\" gives none: "
-                      "use \"eager\" for output_attentions=True", stacklevel=2)
+        _warn_once()
     _check(dict(s_aux=s_aux, sinks=sinks, head_mask=head_mask, cache=cache),
            dict(query=query, key=key, value=value, attention_mask=attention_mask, position_bias=position_bias,
                 cu_seq_lens_q=cu_seq_lens_q, cu_seq_lens_k=cu_seq_lens_k))
@@ -92,9 +121,10 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         key, value = key[:, :, :query.shape[2]], value[:, :, :query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., :query.shape[2]]
     left = sliding_window - 1 if sliding_window is not None and is_causal and attention_mask is None else -1
+    if attention_mask is not None and cu_seq_lens_q is None:
+        attention_mask, causal = _of_padding(attention_mask, query.shape[2], key.shape[2])
     scores = dict(seed=_attention.seed_tensor(None, dropout), causal=1 if causal else 0, window_left=left,
-                  scale=scaling,
-                  softcap=softcap or 0.0, dropout_p=dropout)
+                  scale=scaling, softcap=softcap or 0.0, dropout_p=dropout)
     if cu_seq_lens_q is not None and attention_mask is not None:
         attention_mask = _within_sequences(attention_mask, cu_seq_lens_q, cu_seq_lens_k, query, key)
     if cu_seq_lens_q is None or attention_mask is not None:

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import typing
 
@@ -74,17 +75,23 @@ class Explanation:
     differences: lines about disagreements of PyTorch and the table; empty when they agree or cannot be compared, which
         is when PyTorch was not asked or `unsaid` is not empty.
     unsaid: properties of the call that the table does not take: strides, offsets, a mask that requires a gradient.
+    provider: whether tessera is active as PyTorch's flash backend (tessera.torch.register_provider). PyTorch then asks
+        flash first, and flash is tessera.
     """
 
     def __init__(self, table: dict[str, Any], asked: dict[str, tuple[bool, list[str]]] | None, chosen: str | None,
-                 unsaid: Iterable[str] = ()) -> None:
-        self.table, self.asked, self.unsaid = table, asked, list(unsaid)
-        self.taken = chosen or ("none" if table["aborts"] else table["taken"])
+                 unsaid: Iterable[str] = (), provider: bool = False) -> None:
+        self.table, self.asked, self.unsaid, self.provider = table, asked, list(unsaid), provider
+        self.taken = chosen or _sdpa_choice.taken(table, provider)
         comparable = asked is not None and not self.unsaid
-        self.differences = list(_sdpa_choice.differences(asked, chosen, table)) if comparable else []
+        self.differences = list(_sdpa_choice.differences(asked, chosen, table, provider)) if comparable else []
 
     def __str__(self) -> str:
         lines = [self.table["sentence"], ""]
+        if self.provider:
+            lines[1:1] = ["tessera is active as PyTorch's flash backend, which is asked first: "
+                          + ("flash is taken, so tessera runs." if self.taken == "flash"
+                             else f"flash refuses this call, so {self.taken} is taken.")]
         for backend in self.table["backends"]:
             lines.append(f"{backend['backend']}: {backend['verdict']}")
             lines += [f"    {rule['meaning']}. Cure: {rule['cure']}." for rule in backend["refusals"]]
@@ -215,12 +222,17 @@ def explain(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dr
         raise ValueError(f"gpu: expected a GPU (\"h200\", \"9.0\") for tensors on {q.device.type}, got none")
     options = _call_options(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa, torch_version)
     if gpu is not None:
-        return Explanation(_run([*options, "--gpu", str(gpu)]), None, None)
+        return Explanation(_run([*options, "--gpu", str(gpu)]), None, None, provider=_provider_is_active())
     table = _table_for_this_machine(torch, q, options)
     if torch_version is not None:
-        return Explanation(table, None, None)
+        return Explanation(table, None, None, provider=_provider_is_active())
     return Explanation(table, *_sdpa_choice.ask(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa),
-                       _unsaid(q, k, v, attn_mask))
+                       _unsaid(q, k, v, attn_mask), _provider_is_active())
+
+
+def _provider_is_active() -> bool:
+    provider = sys.modules.get("tessera.torch._provider")  # a program that activated it has imported it
+    return provider is not None and provider.is_active()
 
 
 def _short(torch, value):

@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 import tessera
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "80"}
@@ -41,6 +43,16 @@ def test_doctor():
                      "for torch", "for jax"):
         assert expected in said.stdout
     assert max(map(len, said.stdout.splitlines())) <= 110, "a path may be long; nothing else passes 80 columns"
+
+
+def test_the_doctor_says_what_the_provider_would_run():
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    from tessera import _doctor
+    from tessera.torch import _library
+    loaded = dict.fromkeys((_library.CPU_LIBRARY, _library.CUDA_LIBRARY))
+    assert "its own kernels on CUDA" in _doctor._provider({**loaded, _library.CUDA_LIBRARY: "no CUDA"})
+    text = _doctor._provider(loaded)
+    assert "on CUDA wherever FLASH_ATTENTION takes the call" in text and "CUDNN_ATTENTION" in text
 
 
 def test_doctor_names_a_library_that_does_not_load(tmp_path):

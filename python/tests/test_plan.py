@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """plan() says what a call would do, predict() what it would take, and both refuse what attention() refuses."""
+import types
+
 import numpy
 import pytest
 
@@ -62,16 +64,16 @@ def test_predict():
     ("^causal: ", dict(causal=numpy.ones(3))),
     (r"^window: expected None or \(left, right\), got 3", dict(window=3)),
     ("^window: expected an integer", dict(window=(1.5, None))),
-    ("^window_left: ", dict(window=(-1, 3))),
+    ("^window: expected an integer from 0 on or None, got -1", dict(window=(-1, 3))),
     ("^scale: expected a number", dict(scale="1")),
-    ("^scale: expected a finite number", dict(scale=float("nan"))),
+    ("^scale: expected a number that is finite in fp32", dict(scale=float("nan"))),
     ("^softcap: ", dict(softcap=-2)),
-    ("^dropout_p: expected 0 or more and under 1, got 1.0", dict(dropout_p=1)),
+    (r"^dropout_p: expected a probability in \[0, 1\), got 1", dict(dropout_p=1)),
     ("^seed: expected an integer", dict(seed=0.5)),
     ("^seed: expected an integer of 64 bits", dict(seed=-2**63 - 1)),
     ("^window: expected an integer of 64 bits", dict(window=(2**70, None))),
     ("^max_len_q: expected None without cu_seqlens, got 3", dict(max_len_q=3)),
-    ("^scale: expected a number, got 1j", dict(scale=1j)),
+    ("^scale: expected a number that is finite in fp32, got 1j", dict(scale=1j)),
     ("^kernel: expected one of cpu.fa2.forward", dict(kernel="cpu.fa2\0x")),
     ("^layout: expected 'bshd' or 'bhsd'", dict(layout="sbhd")),
     ("^kernel: expected one of cpu.fa2.forward", dict(kernel="cuda.fa9")),
@@ -125,3 +127,46 @@ def test_wrong_words():
 def test_spec_holds_no_data():
     with pytest.raises(ValueError, match="^q: expected a NumPy array or one with __dlpack__, got a Spec"):
         tessera.attention(Spec((1, 64, 4, 32)), *[numpy.zeros((1, 64, 4, 32), numpy.float32)] * 2)
+
+
+class Problem(types.SimpleNamespace):
+    """The fields of a problem that say whether copies pay."""
+
+    def __init__(self, length, **fields):
+        unbounded = tessera._native.UNBOUNDED
+        super().__init__(**{**dict(ragged=0, len_q=length, len_kv=length, window_left=unbounded,
+                                   window_right=unbounded, causal=0), **fields})
+
+
+def test_copies_of_unaligned_rows_pay_for_long_sequences_only():
+    """The limits follow from 295 FLOP a byte: 885 keys forward, 472 backward; causal twice that."""
+    from tessera._layout import copies_pay
+    for backward, limit in ((False, 885), (True, 472)):
+        assert copies_pay(Problem(limit), backward) and not copies_pay(Problem(limit - 1), backward)
+        assert copies_pay(Problem(2 * limit, causal=1), backward)
+        assert not copies_pay(Problem(2 * limit - 2, causal=1), backward)
+    assert not copies_pay(Problem(4096, window_left=127, window_right=0), False)
+    assert not copies_pay(Problem(8192, len_q=1), False)
+    assert copies_pay(Problem(8, ragged=1), False)
+
+
+def test_a_plan_says_what_happens_to_unaligned_rows():
+    from tessera import _layout, _native
+
+    def call(data=256, strides=(131072, 1024, 128, 1), length=4096, kernel=None):
+        given = _native.Tensor(data=data, rank=4, shape=(2, length, 8, 128), strides=strides)
+        good = _native.Tensor(data=256, rank=4, shape=(2, length, 8, 128), strides=(131072, 1024, 128, 1))
+        return types.SimpleNamespace(inputs=dict(q=good, k=given, v=good), problem=Problem(length), backward=False,
+                                     options=types.SimpleNamespace(kernel=kernel))
+
+    def remark(*, plan="cuda.fa3.forward", following="cuda.fa2.forward", **changes):
+        return _layout.remark(call(**changes), plan, following)
+    assert remark() == "" and remark(plan="cuda.fa2.forward", data=258) == ""
+    for change in (dict(data=258), dict(strides=(131072, 1028, 128, 1)), dict(strides=(0, 1024, 128, 1)),
+                   dict(strides=(131072, 1, 128, 1024))):
+        text = remark(**change)
+        assert text.startswith("cuda.fa3.forward needs contiguous rows") and " of k are not: " in text
+        assert "tessera.torch copies them" in text and "cuda.fa2.forward" in text
+    assert "cuda.fa2.forward runs, since copies would take longer" in remark(data=258, length=512)
+    assert "refused" in remark(data=258, kernel=b"cuda.fa3.forward")
+    assert "refused" in remark(data=258, following=None)

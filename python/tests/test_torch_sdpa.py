@@ -75,16 +75,20 @@ def test_wrong_calls(options, words):
         tt.scaled_dot_product_attention(**{**tensors, "enable_gqa": True, **options})
 
 
+needs_provider = pytest.mark.skipif(not hasattr(torch.nn.attention, "register_flash_attention_impl"),
+                                    reason=f"PyTorch {torch.__version__} has no register_flash_attention_impl")
+
+
 @pytest.fixture
 def provider(monkeypatch):
     """The provider active, with a list that grows by one at each call of our forward."""
     from torch.nn import attention
     if not hasattr(attention, "register_flash_attention_impl"):
         pytest.skip(f"PyTorch {torch.__version__} has no register_flash_attention_impl")
-    import tessera.torch.sdpa as sdpa
+    from tessera.torch import _provider
     calls = []
-    original = sdpa._operators.forward
-    monkeypatch.setattr(sdpa._operators, "forward", lambda *a: calls.append(1) or original(*a))
+    original = _provider._operators.forward
+    monkeypatch.setattr(_provider._operators, "forward", lambda *a: calls.append(1) or original(*a))
     tt.register_provider()
     assert "tessera" in attention.list_flash_attention_impls() and not calls
     attention.activate_flash_attention_impl("tessera")
@@ -120,3 +124,106 @@ def test_restore_gives_pytorchs_kernel_back(provider):
     attention.activate_flash_attention_impl("tessera")
     torch.testing.assert_close(torch_sdpa(q, k, v), want)
     assert len(provider) == seen + 1
+
+
+# The order in which PyTorch asks its backends on CUDA. No GPU is needed: the order is a setting of the process.
+
+def backends(*names):
+    return [int(getattr(torch.nn.attention.SDPBackend, name)) for name in names]
+
+
+ON_HOPPER = backends("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH", "OVERRIDEABLE")
+FLASH_FIRST = backends("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH", "OVERRIDEABLE")
+READ, WRITE = torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """PyTorch as it is on Hopper: its first choice puts cuDNN first, whatever was set before. initialize() is what
+    CUDA's initialization calls."""
+    from tessera.torch import _provider
+    before, queued, first = READ(), [], [True]
+
+    def choose():
+        if first.pop() if first else False:
+            WRITE(ON_HOPPER)
+
+    def initialize():
+        while queued:
+            queued.pop()()
+    monkeypatch.setattr(_provider, "choose_a_backend", choose)
+    monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: not queued and not first)
+    monkeypatch.setattr(_provider._library, "status", lambda: dict.fromkeys(("libtessera_torch.so",
+                                                                             "libtessera_torch_cuda.so")))
+    tt.register_provider()
+    yield choose, initialize
+    torch.nn.attention.restore_flash_attention_impl(_raise_warn=False)
+    WRITE(before)
+
+
+@needs_provider
+@pytest.mark.parametrize("initialized", [False, True], ids=["before CUDA", "after CUDA"])
+def test_flash_is_asked_first_while_the_provider_is_active(hopper, initialized):
+    from tessera.torch import _provider
+    from torch.nn import attention
+    choose, initialize = hopper
+    if initialized:
+        choose()
+    attention.activate_flash_attention_impl("tessera")
+    assert _provider.is_active() and READ()[0] == FLASH_FIRST[0]
+    initialize()
+    choose()
+    assert READ() == FLASH_FIRST
+    attention.restore_flash_attention_impl()
+    assert READ() == ON_HOPPER and not _provider.is_active()
+
+
+@needs_provider
+def test_an_order_of_the_program_is_left_alone(hopper):
+    from torch.nn import attention
+    choose, initialize = hopper
+    own = FLASH_FIRST[::-1]
+    attention.activate_flash_attention_impl("tessera")
+    WRITE(own)
+    initialize()
+    assert READ() == own
+    attention.restore_flash_attention_impl()
+    assert READ() == own
+
+
+@needs_provider
+def test_a_provider_that_ended_before_cuda_began_changes_nothing(hopper):
+    from torch.nn import attention
+    choose, initialize = hopper
+    before = READ()
+    attention.activate_flash_attention_impl("tessera")
+    attention.restore_flash_attention_impl()
+    assert READ() == before
+    initialize()
+    choose()
+    assert READ() == ON_HOPPER
+
+
+def test_a_bool_mask_allocates_its_bias_and_nothing_else():
+    """So does PyTorch. A mask that repeats elements costs one copy of them."""
+    from tessera.torch.sdpa import bias_of
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Allocated(TorchDispatchMode):
+        storages = {}
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            storage = result.untyped_storage()
+            self.storages.setdefault(storage.data_ptr(), storage.nbytes())
+            return result
+    row = torch.rand(2, 1, 37, 53) > 0.5
+    for mask, elements in ((row, row.numel()), (row.expand(2, 4, 37, 53), row.numel()),
+                           ((torch.rand(53) > 0.5).expand(2, 4, 37, 53), 53)):
+        with Allocated() as allocated:
+            allocated.storages = {mask.untyped_storage().data_ptr(): 0}
+            bias = bias_of(mask, (2, 4, 37, 16), 53, torch.bfloat16)
+        assert bias.dtype == torch.bfloat16 and bias.numel() == elements
+        assert sum(allocated.storages.values()) <= 2 * elements + 8
+        assert torch.equal(bias.expand(2, 4, 37, 53) == 0, mask.expand(2, 4, 37, 53))

@@ -191,31 +191,6 @@ def test_what_nobody_can_read_is_refused_by_name(kind, name, gradients, device):
         tt.attention(**{**call, name: other})
 
 
-def test_distributed_tensors_are_refused_by_name(tmp_path):
-    import torch.distributed as distributed
-    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-    from torch.distributed.tensor.experimental import local_map
-    if not distributed.is_available():
-        pytest.skip("this PyTorch has no torch.distributed")
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        q, k, v = (distribute_tensor(t.detach(), mesh) for t in reference.inputs())
-        for gradients in (False, True):
-            leaves = [t.requires_grad_(gradients) for t in (q, k, v)]
-            with pytest.raises(ValueError, match="^q: expected a tensor that tessera's .* DTensor.*local_map"):
-                tt.attention(*leaves)
-            with pytest.raises(ValueError, match="^query: expected a tensor that tessera's .* DTensor.*local_map"):
-                tt.scaled_dot_product_attention(*(t.transpose(1, 2) for t in leaves), enable_gqa=True)
-        over_heads = [Shard(2)]
-        sharded = local_map(tt.attention, out_placements=over_heads, in_placements=(over_heads,) * 3, device_mesh=mesh,
-                            redistribute_inputs=True)
-        want = tt.attention(*(t.detach().full_tensor() for t in (q, k, v)))
-        assert torch.equal(sharded(q, k, v).full_tensor(), want)
-    finally:
-        distributed.destroy_process_group()
-
-
 # The core, which reads by DLPack or NumPy's array interface.
 
 class Quantity(numpy.ndarray):

@@ -245,12 +245,56 @@ def test_what_is_not_there_is_refused(keywords, words):
         layer_call(**keywords)
 
 
-def test_attention_weights_are_asked_for_with_a_warning():
+def test_attention_weights_are_asked_for_with_one_warning(monkeypatch):
+    """Not with one for each layer."""
+    monkeypatch.setattr(tessera.transformers, "_warned", [])
     torch.manual_seed(0)
-    with pytest.warns(UserWarning, match="output_attentions=True"):
+    with pytest.warns(UserWarning, match="output_attentions=True") as warned:
         o = layer_call(output_attentions=True)
+        layer_call(output_attentions=True)
+    assert len(warned) == 1 and warned[0].filename == __file__
     torch.manual_seed(0)
     assert torch.equal(o, layer_call())
+
+
+PADDED = {"left": [(3, 23), (0, 23)], "right": [(0, 17), (0, 23)], "none": [(0, 23), (0, 23)]}
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("side", PADDED)
+@pytest.mark.parametrize("len_q", [23, 7])
+def test_a_mask_of_padding_runs_without_a_mask_of_all_pairs(monkeypatch, causal, side, len_q):
+    """[batch, 1, 1, keys] and the causal diagonal say it all; the tiles above the diagonal are then skipped."""
+    keys = torch.arange(23)
+    kept = torch.stack([(keys >= begin) & (keys < end) for begin, end in PADDED[side]])[:, None, None]
+    mask = kept.expand(2, 1, len_q, 23)
+    if causal:
+        mask = mask & torch.ones(len_q, 23, dtype=torch.bool).tril(23 - len_q)
+    q, k, v = (torch.randn(2, 4, length, 16) for length in (len_q, 23, 23))
+    seen = []
+    for name in ("run", "run_few"):
+        original = getattr(tessera.transformers._attention, name)
+        monkeypatch.setattr(tessera.transformers._attention, name,
+                            lambda *a, f=original, n=name: seen.append((n, *a)) or f(*a))
+    layer = torch.nn.Identity()
+    got, _ = tessera.transformers.attention_forward(layer, q, k, v, mask)
+    assert torch.equal(got.transpose(1, 2), tessera.torch.scaled_dot_product_attention(q, k, v, mask))
+    name, first, *others = seen[0]
+    if side == "none":
+        assert name == "run_few" and others[2] == causal
+    else:
+        assert first.bias.shape == (2, 1, 1, 23) and first.causal == causal
+
+
+def test_a_mask_that_says_more_stays_as_it_is():
+    from tessera.transformers import _of_padding
+    mask = torch.ones(2, 1, 9, 9, dtype=torch.bool).tril()
+    for place in ((0, 0, 4, 1), (1, 0, 0, 0), (0, 0, 0, 8)):
+        other = mask.clone()
+        other[place] = not other[place]
+        assert _of_padding(other, 9, 9)[0] is other
+    assert _of_padding(mask.float(), 9, 9)[1] is False and _of_padding(mask[:, :, :, :8], 9, 8)[1] is False
+    assert _of_padding(mask, 9, 9) == (None, True)
 
 
 def test_names_with_flash_are_refused():

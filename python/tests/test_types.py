@@ -2,8 +2,10 @@
 """Types and help of the public functions: annotations, docstrings, dir(), and what mypy says of a caller."""
 import importlib.util
 import inspect
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import typing
@@ -13,11 +15,14 @@ import pytest
 import tessera
 
 MODULES = ("tessera", "tessera.compat", "tessera.which", "tessera.torch", "tessera.flash_attn", "tessera.flash_attn_3",
-           "tessera.transformers")
+           "tessera.flash_attn_cute", "tessera.transformers", "tessera.jax", "tessera.xformers", "tessera.bert_padding",
+           "tessera.rotary")
 
 
 def module(name):
-    if name not in ("tessera", "tessera.compat", "tessera.which"):
+    if name == "tessera.jax":
+        pytest.importorskip("jax", reason="JAX is not installed")
+    elif name not in ("tessera", "tessera.compat", "tessera.which"):
         pytest.importorskip("torch", reason="PyTorch is not installed")
     if name == "tessera.transformers":
         pytest.importorskip("transformers", reason="transformers is not installed")
@@ -31,18 +36,26 @@ def public(of):
     return [(name, getattr(of, name)) for name in names]
 
 
+def expect_types(name, function):
+    signature = inspect.signature(function)
+    missing = [p.name for p in signature.parameters.values()
+               if p.annotation is p.empty and p.name not in ("self", "cls")]
+    assert not missing and signature.return_annotation is not signature.empty, f"{name}: {missing}"
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_every_public_function_has_types_and_a_docstring(name):
     of = module(name)
     found = [(n, value) for n, value in public(of) if callable(value)]
     assert found
     for n, value in found:
-        assert value.__doc__, f"{name}.{n} has no docstring"
+        assert inspect.getdoc(value), f"{name}.{n} has no docstring"
         if inspect.isclass(value):
+            for method, function in vars(value).items():  # of the class itself, not of a base of another package
+                if not method.startswith("_") and inspect.isroutine(getattr(value, method)):
+                    expect_types(f"{name}.{n}.{method}", getattr(value, method))
             continue
-        signature = inspect.signature(value)
-        missing = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
-        assert not missing and signature.return_annotation is not signature.empty, f"{name}.{n}: {missing}"
+        expect_types(f"{name}.{n}", value)
         if name != "tessera.which":  # its tensors are of a package that it does not import
             assert typing.get_type_hints(value)
 
@@ -77,25 +90,55 @@ gradients = tessera.attention_backward(q, q, q, q, q, q)
 version: str = tessera.__version__
 report: list[str] = tessera.which.read("trace.json").families
 '''
-WRONG = {"tessera.torch.attention(q, q, q, cusal=None)": "cusal", "tessera.torch.attention(q, q, 3)": "int",
-         "tessera.torch.attention(q, q, q)[0].lse": "lse", "tessera.atention": "atention",
-         "tessera.plan(q, q, q).kernal": "kernal"}
+CALLER += '''
+import tessera.xformers, tessera.bert_padding, tessera.rotary, tessera.flash_attn_cute
+
+x: torch.Tensor = tessera.xformers.memory_efficient_attention(q, q, q, tessera.xformers.LowerTriangularMask(), p=0.0)
+mask = tessera.xformers.BlockDiagonalMask.from_seqlens([1, 3]).make_causal()
+part, lse = tessera.xformers.memory_efficient_attention_partial(q, q, q)
+merged, total = tessera.xformers.merge_attentions([part, part], [lse, lse])
+kept, indices, starts, longest, used = tessera.bert_padding.unpad_input(q, torch.ones(1, 4))
+again: torch.Tensor = tessera.bert_padding.pad_input(kept, indices, 1, longest)
+rotated: torch.Tensor = tessera.rotary.apply_rotary_emb(q, q[0, :, 0], q[0, :, 0], inplace=False)
+embedding = tessera.rotary.RotaryEmbedding(8)
+o4, lse4 = tessera.flash_attn_cute.flash_attn_func(q, q, q, causal=True, window_size=(3, None))
+layout: str = tessera.plan(spec, spec, spec).layout
+'''
+CALLER_OF_JAX = '''
+import jax, tessera.jax
+
+a: jax.Array = jax.numpy.zeros((1, 4, 2, 8))
+oj = tessera.jax.dot_product_attention(a, a, a, is_causal=True, local_window_size=(3, 0), implementation="xla")
+checks = tessera.jax.export_checks()
+'''
+# Wrong lines, and a pattern of what mypy or pyright says of each.
+WRONG = {"tessera.torch.attention(q, q, q, cusal=None)": "cusal|No overloads",
+         "tessera.torch.attention(q, q, 3)": "int|Literal", "tessera.torch.attention(q, q, q)[0].lse": "lse",
+         "tessera.atention": "atention", "tessera.plan(q, q, q).kernal": "kernal",
+         "tessera.rotary.rotate_half(3)": "int|Literal",
+         "tessera.xformers.memory_efficient_attention(q, q, q, 'causal')": "str|Literal",
+         "tessera.bert_padding.pad_input(q, q, 1)": "seqlen", "tessera.flash_attn_cute.flash_attn_func(q, q)": '"v"'}
+# basedpyright is pyright with its program in the wheel.
+CHECKERS = {"mypy": ["--strict"], "basedpyright": ["--level", "error", "--pythonpath", sys.executable]}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
-def test_mypy_strict(tmp_path):
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_a_checker_takes_right_calls_and_finds_wrong_ones(tmp_path, checker):
+    """One run for both files: reading PyTorch's types takes most of the time."""
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed")
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    (tmp_path / "caller.py").write_text(CALLER)
-    (tmp_path / "wrong.py").write_text(CALLER + "\n".join(WRONG))
+    right = CALLER if importlib.util.find_spec("jax") is None else CALLER + CALLER_OF_JAX
+    (tmp_path / "caller.py").write_text(right)
+    (tmp_path / "wrong.py").write_text(CALLER + "\n".join(WRONG) + "\n")
     package = pathlib.Path(tessera.__file__).parents[1]
-
-    def mypy(name):
-        environment = {} if "site-packages" in str(package) else dict(MYPYPATH=str(package))
-        return subprocess.run([sys.executable, "-m", "mypy", "--strict", name], cwd=tmp_path, capture_output=True,
-                              text=True, env={**os.environ, **environment})
-    right, wrong = mypy("caller.py"), mypy("wrong.py")
-    assert "caller.py" not in right.stdout, right.stdout
+    path = {} if "site-packages" in str(package) else dict(MYPYPATH=str(package))
+    if checker != "mypy":
+        (tmp_path / "pyrightconfig.json").write_text(json.dumps(dict(extraPaths=list(path.values()))))
+    said = subprocess.run([sys.executable, "-m", checker, *CHECKERS[checker], "caller.py", "wrong.py"], cwd=tmp_path,
+                          capture_output=True, text=True, env={**os.environ, **path}).stdout
+    errors = [re.sub(r"^.*?(\w+\.py):(\d+)", r"\1:\2", line.strip()) for line in said.splitlines() if "error" in line]
+    assert not [e for e in errors if e.startswith("caller.py")], said
     first = len(CALLER.splitlines()) + 1
-    for line, word in enumerate(WRONG.values(), first):
-        errors = [e for e in wrong.stdout.splitlines() if e.startswith(f"wrong.py:{line}: error")]
-        assert any(word in e for e in errors), wrong.stdout
+    for line, pattern in enumerate(WRONG.values(), first):
+        assert any(re.search(pattern, e) for e in errors if e.startswith(f"wrong.py:{line}:")), said

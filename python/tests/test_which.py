@@ -148,6 +148,28 @@ def test_answers_of_pytorch_are_compared_with_the_table(torch):
     assert "PyTorch and the table differ: PyTorch takes math" in str(explanation)
 
 
+def test_explain_knows_that_the_provider_is_asked_first(torch):
+    tt = pytest.importorskip("tessera.torch")
+    from torch.nn import attention
+    if not hasattr(attention, "register_flash_attention_impl"):
+        pytest.skip(f"PyTorch {torch.__version__} has no register_flash_attention_impl")
+    q, = calls_of(torch, (2, 8, 512, 64))
+    mask = torch.empty(8, 512, 512, device="meta", dtype=torch.bool)
+    options = dict(gpu="h200", torch_version="2.11")
+    tt.register_provider()
+    attention.activate_flash_attention_impl("tessera")
+    try:
+        plain, masked = which.explain(q, q, q, **options), which.explain(q, q, q, attn_mask=mask, **options)
+    finally:
+        attention.restore_flash_attention_impl()
+    assert plain.provider and plain.taken == "flash" and "flash is taken, so tessera runs" in str(plain)
+    assert masked.taken == "memory-efficient" and "flash refuses this call" in str(masked)
+    answers = {name: (True, []) for name in ("flash", "memory-efficient", "cuDNN")}
+    assert list(_sdpa_choice.differences(answers, "flash", plain.table, True)) == []
+    assert list(_sdpa_choice.differences(answers, "flash", plain.table)) == ["PyTorch takes flash, tessera says cuDNN"]
+    assert which.explain(q, q, q, **options).taken == "cuDNN"
+
+
 def test_what_the_table_can_not_be_asked_is_said(torch):
     q = torch.zeros(2, 8, 512, 65, dtype=torch.bfloat16)
     mask = torch.zeros(512, 1, requires_grad=True).expand(512, 512)

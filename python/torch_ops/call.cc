@@ -159,4 +159,18 @@ const Plan* next_plan(const Plan& plan, const Settings& settings) {
     return &caches[plan.pass == Pass::forward ? 0 : 1].plan_for(plan.problem, options);
 }
 
+bool copies_pay(const Problem& p, Pass pass) {
+    if (p.ragged) return true;
+    const auto sum = [](std::int64_t a, std::int64_t b) { return a > unbounded - b ? unbounded : a + b; };
+    const std::int64_t width = sum(sum(p.mask.window_left, p.mask.window_right), 1);
+    double keys = static_cast<double>(std::min(p.len_kv, width));  // that a query sees, about
+    if (p.mask.causal != Causal::none && width >= p.len_kv) keys /= 2;
+    const bool backward = pass == Pass::backward;
+    const double rows = static_cast<double>(p.len_q) * (backward ? 2 : 1) + 2.0 * static_cast<double>(p.len_kv);
+    // For each element of a row: 2 GEMMs or 5, of 2 FLOP a pair, and a copy that reads and writes 2 bytes.
+    const double flop = (backward ? 10.0 : 4.0) * static_cast<double>(p.len_q) * keys;
+    constexpr double kFlopPerByte = 295;
+    return flop >= kFlopPerByte * 4 * rows;
+}
+
 }  // namespace tessera::torch_ops

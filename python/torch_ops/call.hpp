@@ -3,11 +3,17 @@
 // From the arguments of an operator's schema to a plan, and the run of that plan; both passes use it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "tensors.hpp"
 
@@ -50,6 +56,15 @@ const Plan& plan_of(const Problem& problem, Pass pass, const Settings& settings,
 /// none or the caller named the kernel.
 const Plan* next_plan(const Plan& plan, const Settings& settings);
 
+/// Whether copies of q, k, v (and of dO) into aligned rows take less time than the next kernel would add.
+///
+/// The kernel that refuses unaligned rows is fa3, and the next one, fa2, takes about twice its time. So the copies pay
+/// if they take less time than fa3: if a pass has 295 FLOP or more for each byte that they read and write, the ratio of
+/// an H100 (989 TFLOP/s and 3.35 TB/s in its data sheet). One head is counted, with its lengths and its mask, since the
+/// choice of a kernel changes bits and must not depend on batch and heads. The lengths of a ragged batch are on the
+/// device and its members are neighbours: there the copies always pay.
+bool copies_pay(const Problem& problem, Pass pass);
+
 /// Sets the device and the number of threads. cpu.cc and cuda.cc define it, one in each library. Throws
 /// Error(invalid_argument) when q is on another device.
 void set_device_and_threads(PlanOptions& options, TensorRef q);
@@ -71,11 +86,19 @@ Args args_of(const Inputs& in, bool heads_first) {
     return args;
 }
 
-/// Runs forward() or backward() by the plan of the problem, with a workspace from PyTorch's allocator. The next kernel
-/// runs when the planned one refuses the strides or the alignment of these tensors. Clears args.o_residual when the
-/// kernel does not support it.
+/// The tensors of a call that a copy may replace, by the names of their arguments.
+struct Copyable {
+    std::string_view argument;
+    TensorRef tensor;
+    TensorView* view;  ///< of ForwardArgs or BackwardArgs
+};
+
+/// Runs forward() or backward() by the plan of the problem, with a workspace from PyTorch's allocator. When the planned
+/// kernel refuses the strides or the alignment of a tensor, the tensor is copied if copies_pay(), otherwise the next
+/// kernel runs. Clears args.o_residual when the kernel does not support it.
 template <class Args>
-void run(const Problem& problem, Pass pass, const Settings& settings, TensorRef q, Args& args) {
+void run(const Problem& problem, Pass pass, const Settings& settings, std::span<const Copyable> inputs, Args& args) {
+    const TensorRef q = inputs.front().tensor;
     const auto run_by = [&](const Plan& plan) {
         if (!plan.o_residual) args.o_residual = {};
         const TorchWorkspace workspace(q, plan);
@@ -84,11 +107,22 @@ void run(const Problem& problem, Pass pass, const Settings& settings, TensorRef 
     };
     const Plan& plan = plan_of(problem, pass, settings, q);
     const Plan* next = nullptr;
-    try {
-        return run_by(plan);
-    } catch (const Error& error) {
-        if (error.code() == ErrorCode::unsupported) next = next_plan(plan, settings);
-        if (next == nullptr) throw;
+    std::vector<std::pair<std::string, Tensor>> copies;
+    while (next == nullptr) {
+        try {
+            return run_by(plan);
+        } catch (const Error& error) {
+            if (error.code() == ErrorCode::unsupported) next = next_plan(plan, settings);
+            if (next == nullptr) throw;
+            const auto named = [&](const auto& entry) { return std::get<0>(entry) == error.argument(); };
+            const auto refused = std::find_if(inputs.begin(), inputs.end(),
+                                              [&](const Copyable& c) { return c.argument == error.argument(); });
+            if (refused == inputs.end() || std::any_of(copies.begin(), copies.end(), named)) continue;
+            if (!copies_pay(problem, pass)) continue;
+            copies.emplace_back(error.argument(), aligned_copy(refused->tensor, settings.heads_first));
+            *refused->view = rows_of(error.argument().c_str(), copies.back().second, settings.heads_first);
+            next = nullptr;
+        }
     }
     run_by(*next);
 }

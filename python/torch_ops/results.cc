@@ -43,7 +43,8 @@ Results run_forward(const Inputs& in, const Settings& settings, const Wanted& wa
         to.o_residual = empty_like_o(p, q, settings.heads_first, aoti_torch_dtype_int8());
         args.o_residual = rows_of("o_residual", to.o_residual, settings.heads_first);
     }
-    run(p, Pass::forward, settings, q, args);
+    const Copyable inputs[] = {{"q", in.q, &args.q}, {"k", in.k, &args.k}, {"v", in.v, &args.v}};
+    run(p, Pass::forward, settings, inputs, args);
     if (wanted.residual && !args.o_residual.given()) to.o_residual = empty(q, {0}, aoti_torch_dtype_int8());
     return to;
 }
@@ -70,7 +71,9 @@ Gradients run_backward(const Tensor& d_o, TensorRef dlse, const Inputs& in, Tens
     }
     if (o_residual.has_value() && o_residual.numel() > 0)
         args.o_residual = rows_of("o_residual", o_residual, heads_first);
-    run(problem, Pass::backward, settings, in.q, args);
+    const Copyable inputs[] = {
+        {"q", in.q, &args.q}, {"k", in.k, &args.k}, {"v", in.v, &args.v}, {"do", d_o, &args.d_o}};
+    run(problem, Pass::backward, settings, inputs, args);
     return to;
 }
 

@@ -127,6 +127,12 @@ Tensor empty_like(TensorRef like, bool heads_first) {
     return empty(like, std::span(sizes, static_cast<std::size_t>(like.dim())), like.dtype());
 }
 
+Tensor aligned_copy(TensorRef tensor, bool heads_first) {
+    Tensor copy = empty_like(tensor, heads_first);
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(copy.get(), tensor.get(), /*non_blocking=*/0));
+    return copy;
+}
+
 TorchWorkspace::TorchWorkspace(TensorRef like, const Plan& plan) : bytes_(plan.workspace_bytes) {
     if (bytes_ == 0) return;
     memory_ = empty(like, {static_cast<std::int64_t>(bytes_)}, aoti_torch_dtype_uint8());

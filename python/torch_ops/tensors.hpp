@@ -75,6 +75,9 @@ Tensor empty_heads_first(TensorRef like, const std::array<std::int64_t, 4>& shap
 /// A new tensor of the shape and dtype of `like`: contiguous, or with heads_first by empty_heads_first().
 Tensor empty_like(TensorRef like, bool heads_first = false);
 
+/// A copy of q, k, v or a gradient whose rows are contiguous and aligned to 16 bytes, if head_dim allows it.
+Tensor aligned_copy(TensorRef tensor, bool heads_first);
+
 /// The workspace of a plan, from PyTorch's allocator for the device of `like`, freed with the object. On CUDA that may
 /// be while the kernel still runs: the allocator reuses the memory for later work on the same stream only.
 class TorchWorkspace {

@@ -113,12 +113,22 @@ TEST_F(ModelCommandsTest, roofline_draws) {
     shows("--tokens 16384 --len 512:16384", "batch 32 to 1");
     shows("--len-q 1 --len-kv 1024:4096", "1 query, 1k to 4k keys");
     shows("--len 300", "length 300");
+    shows("--device h200 --len 512:4096 --schedule fa2", "mma.sync 660 TFLOP/s");
     shows("--device b200 --len 512:4096 --schedule fa2", "GEMMs 2250 TFLOP/s");
     if (plot::can_draw_png()) {
         run_ok("roofline --len 512:4096 --png r.png");
         EXPECT_EQ(text_of(path("r.png")).substr(1, 3), "PNG");
     }
     EXPECT_EQ(run("roofline --len 512 --svg none/r.svg").code, 73);
+}
+
+TEST_F(ModelCommandsTest, roofline_names_the_peak_of_tensor) {
+    const auto says = [&](const std::string& options, const std::string& peaks) {
+        expect_says(run_ok("roofline --len 1024 " + options), "column tensor:  " + peaks + "\n");
+    };
+    says("--device a100 --schedule standard,fa2", "% of 312 TFLOP/s");
+    says("--device h200 --schedule fa3", "% of 989 TFLOP/s");
+    says("--device h200 --schedule fa2,fa3", "% of 660 TFLOP/s (mma.sync) in fa2; % of 989 TFLOP/s in fa3");
 }
 
 TEST_F(ModelCommandsTest, roofline_tells_its_accuracy) {

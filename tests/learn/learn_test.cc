@@ -15,6 +15,7 @@
 #include "learn/expression.hpp"
 #include "learn/pictures.hpp"
 #include "learn/progress.hpp"
+#include "plot/mark.hpp"
 #include "plot/xml_check.hpp"
 #include "tessera/error.hpp"
 
@@ -144,6 +145,7 @@ TEST(Pictures, are_whole_and_the_same_every_time) {
         const std::string svg = picture(lesson.number);
         EXPECT_EQ(svg, picture(lesson.number));
         EXPECT_EQ(plot::first_xml_error(svg), "") << lesson.number;
+        EXPECT_NE(svg.find(plot::kSvgMark), std::string::npos) << lesson.number << ": would not be written over";
         EXPECT_EQ(svg.find("nan"), std::string::npos) << lesson.number;
         EXPECT_EQ(svg.find("xlink"), std::string::npos) << "refers to something outside";
     }

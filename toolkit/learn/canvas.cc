@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "plot/mark.hpp"
 #include "plot/style.hpp"
 #include "plot/text.hpp"
 
@@ -15,7 +16,7 @@ using plot::Theme;
 
 Canvas::Canvas(const std::string& title, const std::string& subtitle, double width, double height)
     : width_(width), height_(height) {
-    head_ = fmt::format("<title>{}</title>\n", escaped(title));
+    head_ = fmt::format("{}\n<title>{}</title>\n", plot::kSvgMark, escaped(title));
     double baseline = 6;
     const auto heading = [&](const std::string& text, double size, bool bold) {
         if (text.empty()) return;

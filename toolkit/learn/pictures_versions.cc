@@ -182,7 +182,10 @@ std::string prediction_picture() {
     std::vector<measure::SweepRow> rows;
     for (std::int64_t len = 512; len <= 16384; len *= 2)
         rows.push_back(measure::sweep_one(problem_of(len, 16, 128), question));
-    return plot::svg(measure::roofline_figure(question.machine, rows));
+    plot::Figure figure = measure::roofline_figure(question.machine, rows);
+    figure.width = 600;
+    figure.height = 400;
+    return plot::svg(figure);
 }
 
 }  // namespace tessera::learn

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "measure/record.hpp"
+#include "model/family.hpp"
 
 namespace tessera::measure {
 namespace {
@@ -122,6 +123,12 @@ std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedul
         before = now;
     }
     return ranges;
+}
+
+double mma_peak_tflops(const model::Machine& machine, const Problem& problem, const model::Prediction& prediction) {
+    const model::Family* family = model::find_family(prediction.schedule, prediction.pass, prediction.by);
+    const bool warp_wide = machine.kind == model::MachineKind::gpu && family != nullptr && family->warp_wide;
+    return machine.gemm_flop(problem.dtype, warp_wide) * machine.cores * machine.rated_clock_ghz * 1e-3;
 }
 
 double amdahl_speedup(double fraction, double speedup) { return 1 / (1 - fraction + fraction / speedup); }
@@ -242,6 +249,14 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
                                  {most, exp_roof},
                                  one_label ? "" : fmt::format("exp unit {} TFLOP/s", rate_text(exp_roof)),
                                  0.5});
+    }
+    double slower = peak;  // the roof of kernels with mma.sync
+    for (const SweepCell& cell : rows.front().cells) {
+        if (cell.known()) slower = std::min(slower, mma_peak_tflops(machine, first, cell.passes.front()));
+    }
+    if (machine.kind == model::MachineKind::gpu && slower < 0.99 * peak) {
+        figure.guides.push_back(
+            {{slower / slope, slower}, {most, slower}, fmt::format("mma.sync {} TFLOP/s", rate_text(slower)), 0.38});
     }
     return figure;
 }

@@ -56,6 +56,10 @@ std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedul
 /// 1 / (1 - fraction + fraction / speedup) (Amdahl 1967).
 double amdahl_speedup(double fraction, double speedup);
 
+/// Returns the peak TFLOP/s of the MMA instruction that the predicted kernel uses, which its share of the tensor roof
+/// refers to. On Hopper and Blackwell, mma.sync is slower than the native instruction.
+double mma_peak_tflops(const model::Machine& machine, const Problem& problem, const model::Prediction& prediction);
+
 /// Plots FLOP per byte of DRAM against TFLOP/s, log-log: the machine's roofs, and one line through its lengths per
 /// schedule.
 plot::Figure roofline_figure(const model::Machine& machine, std::span<const SweepRow> rows);

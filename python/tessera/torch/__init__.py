@@ -8,6 +8,7 @@
 """
 from . import _flops  # noqa: F401 - registers what FlopCounterMode counts
 from ._attention import attention, attention_weights, varlen_attention
-from .sdpa import register_provider, scaled_dot_product_attention
+from ._provider import register_provider
+from .sdpa import scaled_dot_product_attention
 
 __all__ = ["attention", "attention_weights", "register_provider", "scaled_dot_product_attention", "varlen_attention"]

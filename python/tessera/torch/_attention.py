@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
 from .. import _native
-from . import _errors, _functorch, _math, _operators
+from . import _distributed, _errors, _functorch, _math, _operators
 from ._operators import Arguments
 from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor, under_autocast
 
@@ -98,10 +98,12 @@ def run(arguments, with_lse=True):
     A graph gets the operator that has a gradient. An eager call runs one without where no gradient is wanted, and an
     autograd.Function of its own where one is, since both take a fraction of the time.
     Raises ValueError naming the argument; tessera.Unsupported, tessera.DeviceUnavailable."""
-    expect_arguments(arguments)
+    plain = expect_arguments(arguments)
     compiling = is_compiling()
     if not compiling:  # a graph may have symbols there
         arguments = _with_numbers(arguments)
+    if not plain and _distributed.are_in(arguments):
+        return _distributed.run(lambda parts: run(parts, with_lse), arguments, _distributed.of_o_and_lse(arguments))
     try:
         if compiling or is_tracing():
             keeps = _needs_gradients(arguments) and _operators.keeps_residual(arguments.q, arguments.dropout_p,
@@ -122,6 +124,9 @@ def run_math(arguments, with_lse=True):
     """run() by PyTorch's own operators (_math.py). Raises ValueError naming the argument."""
     if arguments.kernel is not None:
         raise ValueError(f"kernel: expected None with math=True, got {arguments.kernel!r}")
+    if not expect_arguments(arguments) and _distributed.are_in(arguments):
+        return _distributed.run(lambda parts: run_math(parts, with_lse), _with_numbers(arguments),
+                                _distributed.of_o_and_lse(arguments))
     try:
         return _math.attention(_with_numbers(arguments), with_lse)
     except RuntimeError as error:
@@ -172,9 +177,9 @@ def seed_tensor(seed, dropout_p):
     """int64 [1] in host memory, or None without dropout. Without a seed one is drawn from torch's CPU generator.
 
     Raises ValueError where a compiled graph would draw it, and might draw another one for its backward."""
-    if dropout_p == 0:
-        return None
     if seed is None:
+        if dropout_p == 0:
+            return None
         if is_compiling() and is_grad_enabled() and _graph_may_draw_again():
             raise ValueError("seed: expected a seed, since a graph compiled with an activation memory budget under 1 may "
                              "draw another one for its backward, got None")
@@ -182,10 +187,12 @@ def seed_tensor(seed, dropout_p):
     if isinstance(seed, torch.Tensor):
         expect_tensor("seed", seed)
         if seed.numel() == 1:
-            return seed.reshape(1)
+            return None if dropout_p == 0 else seed.reshape(1)
     number = _integer(seed)
     if number is None or not -2**63 <= number < 2**64:
         raise ValueError(f"seed: expected an integer of 64 bits or a tensor with one, got {seed!r}")
+    if dropout_p == 0:
+        return None
     if isinstance(number, int) and number >= 2**63:
         number -= 2**64  # the int64 of the same bits
     return torch.full((1,), number, dtype=torch.int64, device="cpu")
@@ -194,7 +201,7 @@ def seed_tensor(seed, dropout_p):
 def causal_number(causal):
     number = CAUSAL.get(causal) if causal is None or isinstance(causal, (str, bool)) else None
     if number is None:
-        raise ValueError(f"causal: expected None, \"bottom-right\" or \"top-left\", got {causal!r}")
+        raise ValueError(f"causal: expected None, 'bottom-right' or 'top-left', got {causal!r}")
     return number
 
 
@@ -204,7 +211,7 @@ def window_sides(window):
     try:
         left, right = window
     except (TypeError, ValueError):
-        raise ValueError(f"window: expected (left, right), each a number of keys or None, got {window!r}") from None
+        raise ValueError(f"window: expected None or (left, right), got {window!r}") from None
     return _bound("window", left), _bound("window", right)
 
 
@@ -224,7 +231,7 @@ def kernel_name(kernel):
     """The name of the forward kernel, for a name with or without its pass."""
     if kernel is None:
         return None
-    if not isinstance(kernel, str) or not kernel.isprintable():  # PyTorch's strings end at a zero
+    if not isinstance(kernel, str):
         raise ValueError(f"kernel: expected a name or None, got {kernel!r}")
     name = kernel.removesuffix(".forward") + ".forward"
     if not is_compiling() and name not in _native.kernel_names():
@@ -285,11 +292,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     Source: docs/numerics.md."""
     heads_first = layout == "bhsd"
     if not heads_first and layout != "bshd":
-        raise ValueError(f"layout: expected \"bshd\" or \"bhsd\", got {layout!r}")
+        raise ValueError(f"layout: expected 'bshd' or 'bhsd', got {layout!r}")
     left, right = (-1, -1) if window is None else window_sides(window)
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         q, k, v, bias = _cast(q, k, v, bias)
-    if (bias is alibi_slopes is kernel is None and not (return_lse or math)
+    if (bias is alibi_slopes is kernel is seed is None and not (return_lse or math)
             and type(softcap) is type(dropout_p) is float and softcap == dropout_p == 0.0):
         return run_few(q, k, v, 0 if causal is None else causal_number(causal), heads_first, scale, left, right)
     no_gradient("alibi_slopes", alibi_slopes)
@@ -312,16 +319,19 @@ def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
     weights. Raises ValueError that names the argument."""
     heads_first = layout == "bhsd"
     if not heads_first and layout != "bshd":
-        raise ValueError(f"layout: expected \"bshd\" or \"bhsd\", got {layout!r}")
+        raise ValueError(f"layout: expected 'bshd' or 'bhsd', got {layout!r}")
     left, right = window_sides(window)
     q, k, _, bias = _cast(q, k, k, bias)
     no_gradient("alibi_slopes", alibi_slopes)
     if bias is not None:
         causal, bias = _causal_and_bias(q, k, causal, bias, heads_first)
+    arguments = _with_numbers(Arguments(
+        q, k, k, bias, alibi_slopes, causal=causal_number(causal), window_left=left, window_right=right, scale=scale,
+        softcap=softcap, heads_first=heads_first))
+    if not expect_arguments(arguments) and _distributed.are_in(arguments):
+        return _distributed.run(_math.weights, arguments, _distributed.OF_WEIGHTS)
     try:
-        return _math.weights(_with_numbers(Arguments(
-            q, k, k, bias, alibi_slopes, causal=causal_number(causal), window_left=left, window_right=right,
-            scale=scale, softcap=softcap, heads_first=heads_first)))
+        return _math.weights(arguments)
     except RuntimeError as error:
         raise _errors.translated(error) from None
 
@@ -346,8 +356,8 @@ def _causal_and_bias(q, k, causal, bias, heads_first):
         return alignment_of("bias", bias, q.shape[length], k.shape[length]), None
     expect_tensor("bias", bias)
     if bias.dtype == torch.bool:
-        raise ValueError("bias: expected float32 or the dtype of q, numbers that are added to the scores, got "
-                         "torch.bool; a mask is 0 where the key takes part and -inf where it does not")
+        raise ValueError("bias: expected float32 or the dtype of q, numbers that are added to the scores, got bool; "
+                         "a mask is 0 where the key takes part and -inf where it does not")
     return causal, bias[(None,) * (4 - bias.dim())]
 
 

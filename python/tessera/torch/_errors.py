@@ -39,10 +39,8 @@ def without_kernel(tensors: dict) -> Exception:
         if tensor is None:
             continue
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            hint = ("; pass its local part, as torch.distributed.tensor.experimental.local_map does"
-                    if hasattr(tensor, "to_local") else "")
             return ValueError(f"{name}: expected a tensor that tessera's operators can be called with, got a "
-                              f"{type(tensor).__name__}, which does not implement them{hint}")
+                              f"{type(tensor).__name__}, which does not implement them")
         if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type not in ("cpu", "cuda"):
             kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
             return ValueError(f"{name}: expected a strided tensor on the CPU or a CUDA device, got one that is {kind} "

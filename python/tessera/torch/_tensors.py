@@ -32,14 +32,16 @@ def expect_tensor(name, tensor):
 
 
 def expect_arguments(arguments):
-    """expect_tensor() of the 8 tensors with which the operators' Arguments begin; all but q, k and v may be None."""
+    """expect_tensor() of the 8 tensors with which the operators' Arguments begin; all but q, k and v may be None.
+    Returns whether all are of PyTorch's own classes."""
     q, k, v, *others = arguments[:8]
     if (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
             and _PLAIN_OR_NONE.issuperset([type(t) for t in others])):
-        return
+        return True
     for name, tensor in zip(arguments._fields, arguments[:8]):
         if tensor is not None or name in ("q", "k", "v"):
             expect_tensor(name, tensor)
+    return False
 
 
 def under_autocast(q, k, v, bias=None):

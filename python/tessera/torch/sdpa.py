@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.nn.functional.scaled_dot_product_attention, and PyTorch's own function running on tessera."""
+"""torch.nn.functional.scaled_dot_product_attention: its arguments and its meaning, by tessera."""
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from . import _attention, _broadcast, _dropout_weights, _library, _operators
+from . import _attention, _broadcast
 from ._operators import Arguments
 from ._tensors import CausalBias, alignment_of, expect_tensor, under_autocast
 
 _BLOCKED = float("-inf")
 _NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask"}
-_NONE, _BOTTOM_RIGHT, _TOP_LEFT = 0, 1, 2
+_NONE, _TOP_LEFT = 0, 2
 
 
 def bias_of(mask, q_shape, len_kv, dtype):
     """The additive bias of 4 dimensions for torch's attn_mask: bool (True: the key takes part) or numbers to add. A
-    mask of fewer dimensions gets dimensions of 1 in front. None for None."""
+    mask of fewer dimensions gets dimensions of 1 in front. A bool mask that repeats elements (stride 0) gives a bias
+    with a dimension of 1 there. None for None."""
     if mask is None:
         return None
     batch, heads, len_q = q_shape[0], q_shape[1], q_shape[2]
@@ -25,7 +26,8 @@ def bias_of(mask, q_shape, len_kv, dtype):
     if not fits:
         raise ValueError(f"attn_mask: expected a shape that broadcasts to {list(full)}, got {list(mask.shape)}")
     if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, _BLOCKED)
+        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())
+        mask = torch.where(mask[once], mask.new_zeros((), dtype=dtype), _BLOCKED)  # allocates nothing but its result
     elif mask.dtype not in (dtype, torch.float32):
         raise ValueError(f"attn_mask: expected bool, float32 or the dtype of query, {dtype}, got {mask.dtype}")
     return mask[(None,) * (4 - mask.dim())]
@@ -113,101 +115,3 @@ def _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, 
         o = run(Arguments(q, k, v, bias, seed=_attention.seed_tensor(None, dropout_p), causal=causal, scale=scale,
                           dropout_p=dropout_p, heads_first=True), False)
     return o if len(leading) == 2 else o.reshape(*leading, *o.shape[-2:])
-
-
-def _forward(query, key, value, bias, seed, causal, scale, dropout_p):
-    """O [batch, heads, len_q, head_dim_v] and LSE [batch, heads, len_q]. O has the strides that PyTorch's fake kernels
-    promise, those of query."""
-    o, lse = _operators.forward(*Arguments(query, key, value, bias, seed=seed, causal=causal, scale=scale,
-                                           dropout_p=dropout_p, heads_first=True))
-    promised = torch.empty_like(query) if query.shape == o.shape else o
-    return (o if promised.stride() == o.stride() else promised.copy_(o)), lse
-
-
-def _backward(grad_out, query, key, value, out, lse, bias, seed, causal, scale, dropout_p, heads_first=True):
-    return _operators.backward(grad_out, None, query, key, value, out, lse, bias, None, None, None, seed, -1, -1,
-                               causal, -1, -1, scale, 0.0, dropout_p, None, False, heads_first)[:3]
-
-
-def _causal_on_cpu(is_causal):
-    """Causal of PyTorch's flash kernel for the CPU: top-left, as its SDPA has it, for any lengths."""
-    return _TOP_LEFT if is_causal else _NONE
-
-
-def _causal_on_cuda(is_causal):
-    """Causal of PyTorch's flash kernel for CUDA: bottom-right, as flash-attention has it. SDPA calls that kernel with
-    equal lengths only; torch.nn.attention.bias.causal_lower_right also with others."""
-    return _BOTTOM_RIGHT if is_causal else _NONE
-
-
-def _flash_for_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    """aten::_scaled_dot_product_flash_attention_for_cpu. Its LSE [batch, heads, len] is [batch, len, heads] in
-    memory."""
-    bias = bias_of(attn_mask, query.shape, key.shape[2], query.dtype)
-    o, lse = _forward(query, key, value, bias, None, _causal_on_cpu(is_causal), scale, dropout_p)
-    return o, lse.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def _flash_for_cpu_backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None,
-                            scale=None):
-    """aten::_scaled_dot_product_flash_attention_for_cpu_backward. Its gradients are [batch, len, heads, head_dim] in
-    memory, whatever the order of its inputs."""
-    bias = bias_of(attn_mask, query.shape, key.shape[2], query.dtype)
-    tensors = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
-    gradients = _backward(*tensors, logsumexp, bias, None, _causal_on_cpu(is_causal), scale, dropout_p, False)
-    return tuple(g.transpose(1, 2) for g in gradients)
-
-
-def _flash_for_cuda(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-    """aten::_scaled_dot_product_flash_attention. philox_seed is tessera's seed, in host memory, drawn from the CPU
-    generator. _dropout_weights.py computes the debug mask."""
-    seed, causal = _attention.seed_tensor(None, dropout_p), _causal_on_cuda(is_causal)
-    o, lse = _forward(query, key, value, None, seed, causal, scale, dropout_p)
-    none = debug_mask = query.new_empty(0)
-    if return_debug_mask and seed is not None:
-        rows = (t.transpose(1, 2) for t in (query, key, value))
-        debug_mask = _dropout_weights.signed_weights(Arguments(*rows, seed=seed, causal=causal, scale=scale,
-                                                               dropout_p=dropout_p))
-    return o, lse, None, None, query.shape[2], key.shape[2], none if seed is None else seed, none, debug_mask
-
-
-def _flash_for_cuda_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
-                             is_causal, philox_seed, philox_offset, *, scale=None):
-    seed = philox_seed if dropout_p else None
-    return _backward(grad_out, query, key, value, out, logsumexp, None, seed, _causal_on_cuda(is_causal), scale,
-                     dropout_p)
-
-
-_KERNELS = {"CPU": {"_scaled_dot_product_flash_attention_for_cpu": _flash_for_cpu,
-                    "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_for_cpu_backward},
-            "CUDA": {"_scaled_dot_product_flash_attention": _flash_for_cuda,
-                     "_scaled_dot_product_flash_attention_backward": _flash_for_cuda_backward}}
-
-
-class _Handle:
-    """The handle that PyTorch holds while the provider is active; remove() gives PyTorch its own kernels back."""
-
-    def __init__(self):
-        keys = ["CPU"] if _library.status()[_library.CUDA_LIBRARY] else ["CPU", "CUDA"]
-        self._libraries = []
-        for key in keys:
-            self._libraries.append(torch.library.Library("aten", "IMPL", key))
-            for name, function in _KERNELS[key].items():
-                self._libraries[-1].impl(name, function, key, allow_override=True)
-
-    def remove(self):
-        for library in self._libraries:
-            library._destroy()
-
-
-def register_provider(name: str = "tessera") -> None:
-    """Makes `name` known to PyTorch: torch.nn.attention.activate_flash_attention_impl(name) then runs
-    torch.nn.functional.scaled_dot_product_attention on tessera wherever PyTorch chooses its flash kernel, on the CPU
-    and on CUDA, and torch.nn.attention.restore_flash_attention_impl() ends that.
-
-    Raises ImportError when this PyTorch has no such registry (it came after 2.10)."""
-    from torch.nn import attention
-    register = getattr(attention, "register_flash_attention_impl", None)
-    if register is None:
-        raise ImportError(f"PyTorch {torch.__version__} has no torch.nn.attention.register_flash_attention_impl")
-    register(name, register_fn=_Handle)

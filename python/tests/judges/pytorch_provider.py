@@ -25,8 +25,8 @@ def pytest_configure(config):
             module = sys.modules["torch.testing._internal." + name] = types.ModuleType(name)
         module.__getattr__ = stand_in
     import tessera.torch
-    from tessera.torch import sdpa
+    from tessera.torch import _provider
     from torch.nn.attention import activate_flash_attention_impl
-    sdpa._forward = sample.counted(sdpa._forward)
+    _provider._forward = sample.counted(_provider._forward)
     tessera.torch.register_provider()
     activate_flash_attention_impl("tessera")
