@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package itself: what an import brings, the doctor, and the command."""
+import importlib.metadata
 import os
 import pathlib
 import subprocess
 import sys
+import tarfile
+
+import pytest
 
 import pytest
 
 import tessera
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "80"}
 
@@ -82,3 +88,34 @@ def test_command():
     assert wrong.returncode == 2 and "--len" in wrong.stderr
     suites = python("-m", "tessera", "bench", "--suite", "none-of-them")
     assert "lengths" in suites.stderr, "the suites are in the wheel"
+
+
+def test_metadata():
+    try:
+        distribution = importlib.metadata.distribution("tessera-attention")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("no wheel is installed: the package comes from PYTHONPATH")
+    said = distribution.metadata
+    assert said["Version"] == tessera.__version__ and said["License-Expression"] == "Apache-2.0", said
+    assert said["Requires-Python"] == ">=3.9" and not said.get_all("Requires-Dist"), said
+    files = [str(file) for file in distribution.files]
+    for name in said.get_all("License-File"):
+        assert any(file.endswith("dist-info/licenses/" + name) for file in files), (name, files)
+    assert "tessera/py.typed" in files and not any(file.endswith(".cc") for file in files), files
+
+
+def test_source_distribution_has_what_a_build_needs(tmp_path):
+    pytest.importorskip("scikit_build_core")
+    build = "import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, tmp_path], check=True, capture_output=True, cwd=ROOT)
+    archive, = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
+    needed = [ROOT / name for name in ("CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")]
+    for folder in ("bench/suites", "cli", "cmake", "include", "python/jax_ffi", "python/licenses", "python/tessera",
+                   "python/torch_ops", "src", "toolkit"):
+        needed += [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    missing = sorted(str(path.relative_to(ROOT)) for path in needed if str(path.relative_to(ROOT)) not in names)
+    assert not missing, missing
+    assert not any(name.startswith(("tests/", "bench/results/", "examples/data/", "build")) for name in names)
+    assert archive.stat().st_size < 3e6, "bytes; a file was added that a build does not need"
