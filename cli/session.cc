@@ -57,11 +57,15 @@ std::string escaped(std::string_view text) {
     return result;
 }
 
+/// The end of a message's first line. Further lines, its notes, are indented; any other newline belongs to a text in
+/// it, such as the name of a file.
+std::size_t end_of_line(std::string_view message) { return message.find("\n "); }
+
 void print_lines(std::string_view first_kind, std::string_view message) {
     std::string text;
     std::string_view kind = first_kind;
     while (!message.empty()) {
-        const std::size_t end = message.find('\n');
+        const std::size_t end = end_of_line(message);
         std::string_view line = message.substr(0, end);
         line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
         if (!line.empty()) text += fmt::format("tessera: {}: {}\n", kind, escaped(line));
@@ -109,7 +113,7 @@ void print_error_json(std::string_view message, int code) {
     Json notes = Json::array();
     std::string first;
     for (std::size_t begin = 0; begin <= message.size();) {
-        const std::size_t end = std::min(message.find('\n', begin), message.size());
+        const std::size_t end = std::min(end_of_line(message.substr(begin)), message.size() - begin) + begin;
         std::string_view line = message.substr(begin, end - begin);
         line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
         if (begin == 0) first = line;

@@ -9,8 +9,9 @@
 #   scripts/test.sh [--long] [--without-torch]
 #
 # --without-torch: the Python package without PyTorch, which is some gigabytes once; its tests are then skipped.
-# --long: ten times the random cases and properties, and on NEON and under the sanitizers also the tests that are no matter
-# of the instruction set or of memory. Takes hours; for nights and releases.
+# --long: ten times the random cases and properties, and other ones each day (TESSERA_SEED=NUMBER gives those of another run
+# again); on NEON and under the sanitizers also the tests that are no matter of the instruction set or of memory. Takes
+# hours; for nights and releases.
 # shellcheck source=scripts/setup.sh
 source "$(dirname "$0")/setup.sh"
 # shellcheck source=scripts/stages.sh
@@ -39,7 +40,12 @@ check_format() {
     [[ ${#files[@]} == 0 ]] || clang-format-14 --dry-run --Werror "${files[@]}"
 }
 
-[[ -n $LONG ]] || echo "without what takes long; scripts/test.sh --long has it too"
+if [[ -n $LONG ]]; then
+    export TESSERA_SEED=${TESSERA_SEED:-$(date -u +%Y%m%d)}
+    echo "random cases of TESSERA_SEED=$TESSERA_SEED"
+else
+    echo "without what takes long; scripts/test.sh --long has it too"
+fi
 say "source"
 python3 tools/check_layers.py || problem "layers"
 python3 tools/check_text.py || problem "pages"

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -239,9 +240,14 @@ std::span<std::byte> bytes_of(void* workspace, std::size_t bytes) {
 }  // namespace
 
 tessera_status fail(ErrorCode code, const char* message, const char* argument) noexcept {
+    // Two fields of the struct are one field of the C++ Problem. The message begins with the argument's name.
+    const bool dropout = std::string_view(argument) == "dropout";
+    const char* const named = dropout ? "dropout_probability" : argument;
     copy_text(last_error.message, message);
-    // Two fields of the struct are one field of the C++ Problem.
-    copy_text(last_error.argument, std::string_view(argument) == "dropout" ? "dropout_probability" : argument);
+    if (dropout && std::string_view(message).starts_with("dropout:")) {
+        std::snprintf(last_error.message, sizeof last_error.message, "%s%s", named, message + std::strlen(argument));
+    }
+    copy_text(last_error.argument, named);
     return static_cast<tessera_status>(code);
 }
 

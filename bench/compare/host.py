@@ -160,10 +160,10 @@ class Bound:
         return all(abs(x) < 100 for x in numbers) and any(x != 0 for x in numbers)
 
 
-def milliseconds(call):
-    begin = time.perf_counter()
+def milliseconds(call, clock=time.perf_counter):
+    begin = clock()
     call()
-    return (time.perf_counter() - begin) * 1e3
+    return (clock() - begin) * 1e3
 
 
 def short_median(call, most_ms=20, calls=4):
@@ -186,11 +186,12 @@ def in_turn(calls, seconds, least=3, most=25):
     return times
 
 
-def alternate(calls, seconds):
+def alternate(calls, seconds, clock=time.perf_counter):
     """Times (ms) of calls of different libraries, taken in alternating blocks; at least three of each.
 
     Between blocks the process sleeps until the other library's idle threads have stopped spinning; the first call of a
-    block wakes the library's own threads and is not counted.
+    block wakes the library's own threads and is not counted. With `clock` time.process_time, other programs on the host
+    take no part of the time of calls on one thread.
     """
     times = [[] for _ in calls]
     stop = time.perf_counter() + seconds
@@ -199,7 +200,7 @@ def alternate(calls, seconds):
             time.sleep(0.03)
             call()
             for _ in range(BLOCK):
-                taken.append(milliseconds(call))
+                taken.append(milliseconds(call, clock))
                 if taken[-1] > LONG_CALL:
                     break
     return times

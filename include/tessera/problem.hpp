@@ -16,6 +16,8 @@ namespace tessera {
 struct Dropout {
     double probability = 0;  ///< 0 <= probability < 1
     std::uint64_t seed = 0;
+
+    friend bool operator==(const Dropout&, const Dropout&) = default;
 };
 
 /// A Problem says what to compute, and nothing about hardware, tiles or pointers:
@@ -66,6 +68,8 @@ struct Problem {
 
     /// A line of text: "fp32 batch 2, heads 8/2, len 128 x 256, head_dim 64, causal bottom-right".
     std::string describe() const;
+
+    friend bool operator==(const Problem&, const Problem&) = default;
 };
 
 }  // namespace tessera

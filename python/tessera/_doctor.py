@@ -137,7 +137,7 @@ def _jax() -> list:
         ctypes.CDLL(str(path))
     except OSError as error:
         return [("for jax", f"{path} can't be loaded: {error}")]
-    return [("for jax", "libtessera_jax.so: loaded; it computes on the CPU")]
+    return [("for jax", "libtessera_jax.so: loaded, with handlers for the CPU and for CUDA")]
 
 
 def main() -> int:

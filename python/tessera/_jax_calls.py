@@ -29,10 +29,10 @@ class Scores(typing.NamedTuple):
     scale: float
     softcap: float
 
-    def attributes(self):
+    def attributes(self, bias, o_residual):
         return dict(causal=numpy.int32(self.causal), window_left=numpy.int64(self.window_left),
                     window_right=numpy.int64(self.window_right), scale=numpy.float64(self.scale),
-                    softcap=numpy.float64(self.softcap))
+                    softcap=numpy.float64(self.softcap), bias=numpy.int32(bias), o_residual=numpy.int32(o_residual))
 
 
 @functools.lru_cache(maxsize=None)
@@ -45,7 +45,25 @@ def register():
     except OSError as error:
         raise ImportError(f"the handlers for JAX can't be loaded from {path}: {error}") from error
     for name in TARGETS:
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(handlers, name)), platform="cpu")
+        for platform, suffix in (("cpu", ""), ("CUDA", "_cuda")):
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(handlers, name + suffix)), platform=platform)
+
+
+@functools.lru_cache(maxsize=None)
+def on_cuda():
+    """Whether arrays may lie on a CUDA device: JAX has one, and this build has kernels for it."""
+    if not any(name.startswith("cuda.") for name in _native.kernel_names()):
+        return False
+    try:
+        return bool(jax.devices("cuda"))
+    except RuntimeError:
+        return False
+
+
+def keeps_residual(dtype):
+    """Whether a forward that will have a backward keeps the residual of O, as tessera.torch does: the rule knows the
+    dtype alone, so gradients have the same bits in every batch."""
+    return dtype == jnp.bfloat16 and on_cuda()
 
 
 def varying(kind):
@@ -64,8 +82,7 @@ def _struct(shape, dtype, like):
                                 manual_axis_type=kind.manual_axis_type)
 
 
-def _workspace(scores, q, k, v, bias, backward):
-    """The workspace, whose size depends on static shapes alone."""
+def _problem(scores, q, k, v, bias, backward):
     problem = _native.new_problem()
     problem.dtype = DTYPES[q.dtype.name]
     problem.batch, problem.len_q, problem.heads_q, problem.head_dim = q.shape
@@ -73,10 +90,35 @@ def _workspace(scores, q, k, v, bias, backward):
     problem.bias, problem.bias_gradient = int(bool(bias)), int(backward and bool(bias))
     for name, value in scores._asdict().items():
         setattr(problem, name, value)
-    size = ctypes.c_size_t()
+    return problem
+
+
+def _cuda_bytes(problem, backward):
+    """The bytes of workspace of the planned CUDA kernel and of the next one, which runs when the first refuses the
+    alignment of the rows; 0 where there is no such kernel, and the call says so when it runs."""
+    library, options = _native.library(), _native.sized(_native.Options)
+    options.backend = _native.BACKENDS["cuda"]
+    planned = ctypes.byref(problem), ctypes.byref(options), int(backward)
+    info, refusal = _native.sized(_native.PlanInfo), _native.sized(_native.Refusal)
+    if library.tessera_plan_query(*planned, ctypes.byref(info)):
+        return 0
+    found = info.workspace_bytes
+    for index in range(info.refused):
+        _native.check(library.tessera_plan_refusal(*planned, index, ctypes.byref(refusal)))
+        if refusal.capable:
+            options.kernel = refusal.kernel
+            _native.check(library.tessera_plan_query(*planned, ctypes.byref(info)))
+            return max(found, info.workspace_bytes)
+    return found
+
+
+def _workspace(scores, q, k, v, bias, backward):
+    """The workspace, whose size depends on static shapes alone. A traced call does not know its platform, so the
+    workspace is large enough for every platform that this process has."""
+    problem, size = _problem(scores, q, k, v, bias, backward), ctypes.c_size_t()
     _native.check(_native.library().tessera_workspace_bytes(ctypes.byref(problem), None, int(backward),
                                                             ctypes.byref(size)))
-    return _struct((size.value,), jnp.uint8, q)
+    return _struct((max(size.value, _cuda_bytes(problem, backward) if on_cuda() else 0),), jnp.uint8, q)
 
 
 def _flat(array, dims=3):
@@ -91,27 +133,30 @@ def _flat_bias(bias, batch):
     return _flat(bias)
 
 
-def forward(scores, q, k, v, *bias):
-    """(o, lse)."""
+def forward(scores, q, k, v, *bias, o_residual=False):
+    """(o, lse), and with o_residual the residual of O: int8, the shape of o."""
     batch, q, k, v = q.shape[:-3], _flat(q), _flat(k), _flat(v)
     bias = [_flat_bias(b, batch) for b in bias]
     o = _struct((*q.shape[:3], v.shape[3]), q.dtype, q)
     lse = _struct((q.shape[0], q.shape[2], q.shape[1]), jnp.promote_types(q.dtype, jnp.float32), q)
-    call = jax.ffi.ffi_call(TARGETS[0], (o, lse, _workspace(scores, q, k, v, bias, False)))
-    o, lse, _ = call(q, k, v, *bias, **scores.attributes())
-    return o.reshape(*batch, *o.shape[1:]), lse.reshape(*batch, *lse.shape[1:])
+    residual = [_struct(o.shape, jnp.int8, q)] if o_residual else []
+    call = jax.ffi.ffi_call(TARGETS[0], (o, lse, _workspace(scores, q, k, v, bias, False), *residual))
+    o, lse, _, *residual = call(q, k, v, *bias, **scores.attributes(len(bias), o_residual))
+    return tuple(a.reshape(*batch, *a.shape[1:]) for a in (o, lse, *residual))
 
 
-def backward(scores, q, k, v, o, lse, do, dlse, *bias):
-    """(dq, dk, dv), and dbias if there is a bias."""
+def backward(scores, q, k, v, o, lse, do, dlse, *rest, o_residual=False):
+    """(dq, dk, dv), and dbias if there is a bias. rest: the residual of O with o_residual, then the bias if there is
+    one."""
     shapes, batch = [a.shape for a in (q, k, v)], q.shape[:-3]
+    residual, bias = [_flat(a) for a in rest[:o_residual]], rest[o_residual:]
     q, k, v, o, do = (_flat(a) for a in (q, k, v, o, do))
     flat_bias = [_flat_bias(b, batch) for b in bias]
     results = [_struct(a.shape, a.dtype, a) for a in (q, k, v)]
     results += [_workspace(scores, q, k, v, bias, True)] + [_struct(b.shape, b.dtype, b) for b in flat_bias]
     call = jax.ffi.ffi_call(TARGETS[1], tuple(results))
-    *gradients, _, dbias = (*call(q, k, v, o, _flat(lse, 2), do, _flat(dlse, 2), *flat_bias, **scores.attributes()),
-                            *(() if bias else (None,)))
+    *gradients, _, dbias = (*call(q, k, v, o, _flat(lse, 2), do, _flat(dlse, 2), *flat_bias, *residual,
+                                  **scores.attributes(len(bias), o_residual)), *(() if bias else (None,)))
     gradients = tuple(g.reshape(shape) for g, shape in zip(gradients, shapes))
     return (*gradients, _unflat_bias(dbias, bias[0], batch)) if bias else gradients
 

@@ -23,14 +23,14 @@ def same_axes(arrays):
             for a, axes in zip(arrays, missing)]
 
 
-def _batched(scores, backward, with_bias):
+def _batched(scores, backward, with_bias, o_residual=False):
     """The call as a function of its arrays, with a rule for vmap that adds a dimension to the batch."""
     @jax.custom_batching.custom_vmap
     def call(*arrays):
         arrays = same_axes(arrays)
         q, k, v = (a.shape for a in arrays[:3])
         bias = arrays[-1].shape if with_bias else None
-        return tuple(with_automatic_axes(Shapes(scores, backward, q, k, v, bias), arrays)(*arrays))
+        return tuple(with_automatic_axes(Shapes(scores, backward, q, k, v, bias, o_residual), arrays)(*arrays))
 
     @call.def_vmap
     def rule(size, batched, *arrays):
@@ -48,21 +48,23 @@ def _batched(scores, backward, with_bias):
 
 
 @functools.lru_cache(maxsize=1024)
-def differentiable(scores, with_bias):
-    """(q, k, v[, bias]) -> (o, lse), with gradients of both results for every argument."""
-    forward, backward = (_batched(scores, is_backward, with_bias) for is_backward in (False, True))
+def differentiable(scores, with_bias, o_residual):
+    """(q, k, v[, bias]) -> (o, lse), with gradients of both results for every argument. o_residual: a forward that
+    will have a backward keeps the residual of O."""
+    forward = _batched(scores, False, with_bias)
+    kept, backward = (_batched(scores, is_backward, with_bias, o_residual) for is_backward in (False, True))
 
     @jax.custom_vjp
     def function(*arrays):
         return forward(*arrays)
 
     def forward_rule(*arrays):
-        o, lse = forward(*arrays)
-        return (o, lse), (arrays, o, lse)
+        o, lse, *residual = kept(*arrays)
+        return (o, lse), (arrays, o, lse, residual)
 
     def backward_rule(saved, gradients):
-        (q, k, v, *bias), o, lse = saved
-        return backward(q, k, v, o, lse, *gradients, *bias)
+        (q, k, v, *bias), o, lse, residual = saved
+        return backward(q, k, v, o, lse, *gradients, *residual, *bias)
 
     function.defvjp(forward_rule, backward_rule)
 

@@ -26,6 +26,7 @@ class Shapes(typing.NamedTuple):
     k: tuple
     v: tuple
     bias: typing.Optional[tuple]
+    o_residual: bool  # the forward returns the residual of O, the backward takes it
 
     @property
     def heads(self):
@@ -35,15 +36,15 @@ class Shapes(typing.NamedTuple):
         """(labels of each operand, labels of each result)."""
         batch = [f"b{i}" for i in range(len(self.q) - 3)]
         q, k, v, o = ([*batch, *dims] for dims in ("tnh", "smh", "smd", "tnd"))
-        lse, bias = [*batch, "n", "t"], []
+        lse, bias, residual = [*batch, "n", "t"], [], [o] if self.o_residual else []
         if self.bias is not None:
             full = [*batch, "n", "t", "s"]
             sizes = [*self.q[:-3], self.q[-2], self.q[-3], self.k[-3]]
             bias = [[label if size == whole else f"u{i}"
                      for i, (label, size, whole) in enumerate(zip(full, self.bias, sizes))]]
         if self.is_backward:
-            return [q, k, v, o, lse, o, lse, *bias], [q, k, v, *bias]
-        return [q, k, v, *bias], [o, lse]
+            return [q, k, v, o, lse, o, lse, *residual, *bias], [q, k, v, *bias]
+        return [q, k, v, *bias], [o, lse, *residual]
 
     def rule(self):
         """The keywords of def_partition that say which dimensions belong together.
@@ -149,11 +150,11 @@ def _call(shapes, scores, len_kv, q, k, v, *rest):
         rest = (*rest[:-1], rest[-1][..., :len_kv])
     k, v = k[..., :len_kv, :, :], v[..., :len_kv, :, :]
     if not shapes.is_backward:
-        return forward(scores, q, k, v, *rest)
+        return forward(scores, q, k, v, *rest, o_residual=shapes.o_residual)
 
     def padded(gradient, axis):
         return jnp.pad(gradient, [(0, hidden if i == gradient.ndim + axis else 0) for i in range(gradient.ndim)])
-    dq, dk, dv, *dbias = backward(scores, q, k, v, *rest)
+    dq, dk, dv, *dbias = backward(scores, q, k, v, *rest, o_residual=shapes.o_residual)
     return dq, padded(dk, -3), padded(dv, -3), *(padded(d, -1) if of_bias else d for d in dbias)
 
 

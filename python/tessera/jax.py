@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention for JAX on CPUs: jax.nn.dot_product_attention's signature over XLA FFI.
+"""Attention for JAX on CPUs and CUDA: jax.nn.dot_product_attention's signature over XLA FFI.
 
     import tessera.jax
     out = tessera.jax.dot_product_attention(query, key, value, is_causal=True)
@@ -35,7 +35,7 @@ def dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, bi
                           local_window_size: int | tuple[int, int] | None = None,
                           implementation: Literal["tessera", "xla", "cudnn"] | None = None, softcap: float = 0.0,
                           return_residual: bool = False) -> Any:
-    """jax.nn.dot_product_attention by tessera's kernels, on the CPU.
+    """jax.nn.dot_product_attention by tessera's kernels, on the CPU or on CUDA.
 
     query: [B, T, N, H] or [T, N, H]; key, value: [B, S, K, H] or [S, K, H], N a multiple of K; float32, bfloat16,
     float16, or float64 (the reference). bias: broadcasts to [B, N, T, S], differentiable. mask: bool, broadcasts
@@ -134,7 +134,7 @@ def _attention(arrays, is_causal, window, scale, softcap, by_xla):
             _jax_derivatives.expect_numbers(name, array.shape)
         scores = _jax_calls.Scores(2 if is_causal else 0, left, right, scale, softcap)
         inputs = _jax_derivatives.same_axes([q, k, v, *(() if bias is None else (bias,))])
-        o, lse = _jax_derivatives.differentiable(scores, bias is not None)(*inputs)
+        o, lse = _jax_derivatives.differentiable(scores, bias is not None, _jax_calls.keeps_residual(q.dtype))(*inputs)
     if "query_seq_lengths" in arrays:
         rows = jnp.arange(shape[2])[None, :, None, None] < arrays["query_seq_lengths"][:, None, None, None]
         o = jnp.where(rows, o, 0)

@@ -9,9 +9,18 @@ import pytest
 from jax.test_util import check_grads
 from reference import Reference, check_gradient, check_lse, check_o
 
+from tessera import _jax_calls
 from tessera.jax import dot_product_attention, export_checks
 
-KEYS = jnp.array([13, 29], jnp.int32)
+
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    """Arrays are made on the CPU, also where JAX has a GPU; test_jax_cuda.py is for that."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+KEYS = numpy.array([13, 29], numpy.int32)
 
 
 def inputs(rng, dtype="float32", batch=2, t=29, s=29, heads=4, kv_heads=2, dim=16):
@@ -210,3 +219,27 @@ def test_implementations_are_those_of_jax_nn(rng):
     if jax.default_backend() == "cpu":
         with pytest.raises(Exception, match="(?i)cudnn"):
             dot_product_attention(q, k, v, implementation="cudnn")
+
+
+def test_a_traced_call_serves_the_cpu_and_cuda(rng, monkeypatch):
+    """A process with a GPU traces a call for both platforms: its workspace is that of the larger kernel, and the
+    forward of a bf16 training step keeps the residual of O, which kernels of the CPU don't have."""
+    q, k, v = inputs(rng, "bfloat16")
+
+    def loss(q, k, v):
+        return (dot_product_attention(q, k, v, is_causal=True).astype(jnp.float32) ** 2).sum()
+
+    def step(q, k, v):  # one jit for each call: what was traced before is not used again
+        return jax.grad(loss, (0, 1, 2))(q, k, v)
+    alone = jax.jit(lambda *arrays: step(*arrays))(q, k, v)
+    monkeypatch.setattr(_jax_calls, "on_cuda", lambda: True)
+    monkeypatch.setattr(_jax_calls, "_cuda_bytes", lambda problem, backward: 2**16 + 2**20 * backward)
+    for a, b in zip(alone, jax.jit(lambda *arrays: step(*arrays))(q, k, v)):
+        assert (a == b).all()
+    traced = jax.jit(lambda *arrays: step(*arrays)).trace(q, k, v)
+    for platform in ("cpu", "cuda"):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        calls = [line for line in text.splitlines() if "@tessera_jax_" in line]
+        assert ["@tessera_jax_forward" in line for line in calls] == [True, False], calls
+        assert all("o_residual = 1 : i32" in line and "xi8>" in line for line in calls), calls
+        assert [f"tensor<{size}xui8>" in line for size, line in zip((2**16, 2**16 + 2**20), calls)] == [True] * 2

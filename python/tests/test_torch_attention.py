@@ -61,6 +61,25 @@ def test_half_against_fp64(dtype, name, device):
           2 * HALF[dtype])
 
 
+# The arguments that a call of O alone hands to an operator with few arguments.
+FEW = {"plain": {}, "bottom-right": dict(causal="bottom-right"), "top-left": dict(causal="top-left"),
+       "window": dict(window=(9, 4)), "scale": dict(scale=0.3), "all": dict(causal="top-left", window=(9, 4), scale=0.3)}
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("name", FEW)
+def test_o_alone_and_its_gradients_have_the_bits_of_o_beside_lse(name, layout, device):
+    inputs = [t.detach().transpose(1, 2) if layout == "bhsd" else t.detach() for t in reference.inputs(device=device)]
+    found = []
+    for with_lse in (False, True):
+        leaves = [t.clone().requires_grad_() for t in inputs]
+        o = tt.attention(*leaves, layout=layout, return_lse=with_lse, **FEW[name])
+        o = o[0] if with_lse else o
+        found.append((o, *torch.autograd.grad(o, leaves, reference.random(o.shape, 7, device))))
+    for what, alone, beside in zip(("o", "dq", "dk", "dv"), *found):
+        assert torch.equal(alone, beside), what
+
+
 @pytest.mark.parametrize("head_dim", [24, 64, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_half_in_every_head_dim(dtype, head_dim, device):

@@ -72,6 +72,12 @@ void set_device_and_threads(PlanOptions& options, TensorRef q);
 /// PyTorch's threads on the CPU, its current stream on CUDA.
 Execution execution_of(TensorRef q);
 
+/// Sets the options of the Problem that say which inputs are given.
+inline void set_options(Problem& p, const Inputs& in) {
+    p.bias = in.bias.has_value();
+    p.alibi = in.alibi_slopes.has_value();
+}
+
 /// ForwardArgs or BackwardArgs with the fields that both have.
 template <class Args>
 Args args_of(const Inputs& in, bool heads_first) {

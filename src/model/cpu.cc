@@ -18,6 +18,7 @@ namespace {
 
 constexpr const char* kMatrix = "bench/results/cpu/probes_95001_xeon16.jsonl";
 constexpr const char* kSchedules16 = "bench/results/cpu/schedules_xeon16.jsonl";
+constexpr const char* kFew = "bench/results/cpu/probes_71001_few_epyc2.jsonl";
 constexpr double kGradientCopies = 1.2;  // copies of Q, dO, dQ, dK, dV in fp32, relative to all tensors
 constexpr double kMiB = 1048576;
 constexpr double kSecondLevelBytes = 2 * kMiB;  // L2 cache of a core, which holds a part of its packed tensors
@@ -67,6 +68,7 @@ struct Cpu {
         const MeasuredKernels* own = measured_of(q);
         prediction.measured = own != nullptr;
         prediction.fitted_on = own != nullptr                ? own->source
+                               : few()                       ? kFew
                                : q.schedule == Schedule::fa2 ? kMatrix
                                : is_standard_or_fa1(q)       ? kSchedules16
                                                              : "";
@@ -76,7 +78,7 @@ struct Cpu {
         out.cost = cost_of(q, workload);
         out.memory = schedule::footprint(workload);
         count_bias(q, out);
-        if (q.schedule == Schedule::fa2)
+        if (q.schedule == Schedule::fa2 && !few())
             loops = loops_of(workload, {static_cast<int>(threads), on_matrix_unit(), parts() ? 3 : 1});
         busy = std::min(threads, std::max(1.0, tasks()));
         const Machine& m = q.machine;
@@ -88,6 +90,7 @@ struct Cpu {
     bool forward() const { return q.pass == Pass::forward; }
     bool bf16() const { return q.problem.dtype == DType::bf16; }
     bool parts() const { return in_parts(q); }
+    bool few() const { return runs_few_queries(q); }
     bool on_matrix_unit() const { return runs_on_matrix_unit(q); }
     /// The peak FLOP/clk of one thread.
     double peak() const {
@@ -199,6 +202,10 @@ Amounts Cpu::amounts() const {
         Amounts sum;
         for (const Loop& loop : loops) sum += loop.sum();
         return sum;
+    }
+    if (few()) {
+        const auto computed = static_cast<double>(elements_of_few_queries(q.problem, workload));
+        return {.flop = computed * flop_per_pair(), .exps = computed};
     }
     const double times = sums_deltas() ? 2 : 1;  // how often scores are computed
     const auto elements = static_cast<double>(computed_elements(workload, on_matrix_unit()));
@@ -332,6 +339,7 @@ void Cpu::add_memory() {
                    static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
     if (!forward()) bytes *= 2;
     account.part("DRAM", bytes / read, "cold tensors: {:.6g} B / {:.5g} GB/s", bytes, read * 1e-6);
+    if (few()) return;
     if (!forward() && on_matrix_unit()) {
         const double own = packed_bytes(), kept = std::min(own, busy * kSecondLevelBytes), copies = 2 * (own - kept);
         const bool stay = own + bytes <= m.l2_mib * kMiB / 2;  // with the tensors that they are copies of

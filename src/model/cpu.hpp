@@ -30,6 +30,12 @@ inline constexpr std::int64_t kMatrixPanel = 32;  ///< queries of a panel on the
 /// Does fp32 run as three bf16 parts? It does if six MMAs on the matrix unit are much faster than one multiply-add.
 bool in_parts(const Question& question);
 
+/// Does the call run fa2's kernels for few queries per head (cpu/simd/few_queries.hpp)? They have no AMX variant.
+bool runs_few_queries(const Question& question);
+
+/// The elements of S that they compute: all keys that some query sees, without padding.
+std::int64_t elements_of_few_queries(const Problem& problem, const schedule::Workload& workload);
+
 /// Does the call run on a matrix unit?
 bool runs_on_matrix_unit(const Question& question);
 

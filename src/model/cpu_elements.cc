@@ -101,6 +101,15 @@ std::int64_t masked_elements(const schedule::Workload& w) {
     return sum;
 }
 
+std::int64_t elements_of_few_queries(const Problem& p, const schedule::Workload& w) {
+    std::int64_t sum = 0;
+    for (const auto& [lengths, times] : schedule::distinct_sequences(w)) {
+        const Band band = p.mask.bind(lengths.first, lengths.second);
+        sum += times * p.heads_q * lengths.first * band.kv_range(0, lengths.first).size();
+    }
+    return sum;
+}
+
 std::int64_t computed_elements(const schedule::Workload& w, bool on_matrix_unit) {
     const bool forward = w.pass == Pass::forward;
     std::int64_t sum = 0;

@@ -3,6 +3,9 @@
 // The kind of CPU kernel that a question is about, and its constants on the machine.
 #include <algorithm>
 
+#include <cmath>
+
+#include "core/stack_heads.hpp"
 #include "model/cpu.hpp"
 
 namespace tessera::model {
@@ -34,7 +37,18 @@ bool in_parts(const Question& q) {
            q.machine.matrix_flop > kPartsPay * q.machine.fma_flop;
 }
 
+bool runs_few_queries(const Question& q) {
+    constexpr std::int64_t kFewQueries = 8, kMostRows = 64;  // cpu/fa2/simd/task.hpp, few_gradients_memory.hpp
+    const Problem& p = q.problem;
+    const bool has_amx = q.machine.matrix_flop > kPartsPay * q.machine.fma_flop;
+    if (q.schedule != Schedule::fa2 || has_amx) return false;
+    if (q.pass == Pass::forward) return (stackable(p) ? p.group() : p.len_q) <= kFewQueries;
+    return p.len_q <= kFewQueries && p.group() * p.len_q <= kMostRows && p.softcap == 0 && !p.alibi && !p.bias &&
+           p.dropout.probability == 0 && std::abs(p.effective_scale()) <= 1;
+}
+
 bool runs_on_matrix_unit(const Question& q) {
+    if (q.pass == Pass::backward && runs_few_queries(q)) return false;
     const bool bf16 = q.problem.dtype == DType::bf16 && q.machine.matrix_flop > q.machine.fma_flop;
     return in_parts(q) || (bf16 && fits_matrix_unit(q));
 }
@@ -61,6 +75,7 @@ std::span<const std::string> cpu_kernel_kinds() {
 
 const MeasuredKernels* measured_of(const Question& q) {
     const PredictOptions own_tile;
+    if (runs_few_queries(q)) return nullptr;
     if (runs_on_matrix_unit(q) != runs_on_matrix_unit({q.problem, q.schedule, q.pass, q.machine, own_tile}))
         return nullptr;
     const std::string kernels = cpu_kernel_kind(q.schedule, q.pass, q.problem.dtype);

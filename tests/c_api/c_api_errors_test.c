@@ -77,6 +77,11 @@ static void test_problem(void) {
     BOTH(f.problem.scale = HUGE_VAL, "scale");
     BOTH(f.problem.softcap = -1, "softcap");
     BOTH(f.problem.dropout_probability = 1, "dropout_probability");
+    const char* const begin = "dropout_probability: expected a probability in [0, 1), got 1";
+    if (strcmp(tessera_last_error(), begin) != 0) {
+        printf("line %d: expected \"%s\", got \"%s\"\n", __LINE__, begin, tessera_last_error());
+        ++failures;
+    }
 }
 
 static void test_options(void) {

@@ -3,6 +3,7 @@
 // Every way to fail: the exit code, the message, and that nothing is left behind.
 #include <pty.h>
 
+#include <algorithm>
 #include <csignal>
 #include <thread>
 
@@ -132,7 +133,22 @@ TEST_F(ErrorsTest, cannot_write_is_73) {
     EXPECT_EQ(run("list", "", ">/dev/full").code, 73);
     EXPECT_EQ(run("list --json", "", ">&-").code, 73);
     EXPECT_EQ(run("gen --len 64 -o x.safetensors", "ulimit -f 1;").code, 73);
+    EXPECT_EQ(run("bench --len 8 --json -o x.jsonl", "ulimit -f 0;").code, 73);  // stdout is written last
     EXPECT_EQ(names(), Names{});
+}
+
+TEST_F(ErrorsTest, a_newline_in_a_name_begins_no_line) {
+    const Outcome outcome = run("run 'no such\nfile.safetensors'");
+    EXPECT_EQ(outcome.code, 66);
+    EXPECT_NE(outcome.err.find("no such\\x0afile.safetensors"), std::string::npos) << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+}
+
+TEST_F(ErrorsTest, an_output_may_be_a_link_to_no_file_yet) {
+    std::filesystem::create_symlink("later.safetensors", path("link.safetensors"));
+    run_ok("gen --len 8 --heads 2 --head-dim 4 -o link.safetensors");
+    EXPECT_EQ(names(), (Names{"later.safetensors", "link.safetensors"}));
+    EXPECT_TRUE(std::filesystem::is_symlink(path("link.safetensors")));
 }
 
 TEST_F(ErrorsTest, an_output_is_never_an_input) {

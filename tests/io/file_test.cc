@@ -131,6 +131,25 @@ TEST(AtomicFile, follows_a_symbolic_link) {
     EXPECT_EQ(get_file(folder.file("real")), "new");
 }
 
+TEST(AtomicFile, follows_symbolic_links_to_no_file_yet) {
+    const Folder folder;
+    std::filesystem::create_directory(folder.file("sub"));
+    std::filesystem::create_symlink("sub/second", folder.file("first"));
+    std::filesystem::create_symlink("third", folder.file("sub/second"));
+    AtomicFile file(folder.file("first"));
+    file.write(to_bytes("new"));
+    file.commit();
+    EXPECT_TRUE(std::filesystem::is_symlink(folder.file("first")));
+    EXPECT_EQ(get_file(folder.file("sub/third")), "new");
+    std::filesystem::create_symlink("loop", folder.file("loop"));
+    try {
+        AtomicFile endless(folder.file("loop"));
+        ADD_FAILURE() << "a link to itself is no place for a file";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::cannot_write);
+    }
+}
+
 TEST(AtomicFile, takes_a_bare_name_and_a_name_of_the_longest_length) {
     const Folder folder;
     const auto before = std::filesystem::current_path();

@@ -95,6 +95,30 @@ TEST(BackwardOutputs, a_weight_is_at_most_1_where_lse_is_rounded_below_the_score
     }
 }
 
+/// At scores of 2^20 an LSE in fp32 is off by up to 1/32, so P = exp(score - LSE) would be off by 3 %. The row's own
+/// sum normalises it: three keys of one score have weights of 1/3, and dV is dO / 3.
+TEST(BackwardOutputs, weights_of_large_scores_are_normalised_by_their_sum) {
+    for (const DType dtype : kStorageTypes) {
+        Problem p = make_problem(1, 1, 3, 1, 1, 8, dtype);
+        p.scale = 1;
+        Attention a(p);
+        a.q.fill_value(0), a.k.fill_value(0);
+        a.q.set(1024, 0, 0, 0, 0);
+        for (std::int64_t j = 0; j < 3; ++j) a.k.set(1024, 0, j, 0, 0);
+        a.prepare_backward();
+        for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+            if (!a.backward(kernel)) return;
+            for (std::int64_t j = 0; j < 3; ++j) {
+                for (std::int64_t c = 0; c < 8; ++c) {
+                    const double expected = a.d_o.get(0, 0, 0, c) / 3;
+                    ASSERT_NEAR(a.dv.get(0, j, 0, c), expected, 2 * rounding(dtype, 1) * std::abs(expected) + 1e-7)
+                        << name_of(dtype) << ", key " << j << ", column " << c;
+                }
+            }
+        });
+    }
+}
+
 /// Without a score every visible key weighs the same, and dV is the mean of dO over the queries that see the key.
 TEST(BackwardOutputs, dv_of_equal_weights_is_a_mean) {
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {

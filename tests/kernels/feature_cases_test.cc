@@ -17,6 +17,7 @@
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/fa3/host/pack_gqa.hpp"
+#include "long_run.hpp"
 #include "printed.hpp"
 #include "registry.hpp"
 
@@ -44,7 +45,7 @@ class FeatureCases : public testing::TestWithParam<std::tuple<DeviceType, Featur
 
 TEST_P(FeatureCases, are_right_on_every_shape_of_every_kernel) {
     const auto [where, feature] = GetParam();
-    for (const SelectedCase& chosen : select_feature_cases(kSeed, kernels_on(where), feature)) {
+    for (const SelectedCase& chosen : select_feature_cases(random_seed(kSeed), kernels_on(where), feature)) {
         const Case& which = chosen.item.which;
         SCOPED_TRACE(which.describe());
         CaseRunner runner(which);

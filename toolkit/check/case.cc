@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <numeric>
 
 #include "check/feature_cases.hpp"
@@ -113,6 +114,34 @@ void make_cheap(Problem& p) {
     }
 }
 
+/// Draws what few calls have: long rows, NaN, scores far from 0, negative slopes, a bias of stride 0, many threads.
+void draw_extremes(Draw& draw, Case& c) {
+    constexpr std::int64_t all = SetElements::all;
+    Problem& p = c.problem;
+    if (draw.chance(0.03) && !p.ragged) {
+        p.len_kv = draw.between(2116, 9000);
+        make_cheap(p);
+        c.expanded[2] = false;  // long sums of one value are outside of the limits (docs/numerics.md)
+    }
+    c.alibi_both_signs = draw.chance(0.3);
+    c.bias_expanded = draw.chance(0.2);
+    if (draw.chance(0.1)) c.threads = static_cast<int>(draw.between(5, 16));
+    if (draw.chance(0.06)) {
+        const Input input = draw.pick({Input::q, Input::k, Input::v, Input::d_o});
+        std::array<std::int64_t, 4> index{};
+        for (std::int64_t& i : index) i = draw.between(0, 1000);
+        c.elements.push_back({input, index, std::nan("")});
+    } else if (draw.chance(0.06) && p.softcap == 0 && p.effective_scale() != 0) {
+        // A constant part of 300 in every score, so that |LSE| exceeds 256. It comes from the last column: fp32 adds
+        // the terms behind it at the size of the score, which the limits do not allow for (docs/numerics.md).
+        const double column = std::sqrt(300 / std::abs(p.effective_scale()));
+        // Tensors of a ragged batch have the column as their third dimension.
+        const std::int64_t last = p.head_dim - 1;
+        const std::array<std::int64_t, 4> last_column{all, all, p.ragged ? last : all, last};
+        for (const Input input : {Input::q, Input::k}) c.elements.push_back({input, last_column, column});
+    }
+}
+
 const char* name_of_layout(Layout layout) {
     return layout == Layout::bshd ? "bshd" : layout == Layout::bhsd ? "bhsd" : "random layout";
 }
@@ -130,6 +159,15 @@ void Case::set_lengths(std::vector<std::int64_t> of_q, std::vector<std::int64_t>
     lengths_kv = std::move(of_kv);
 }
 
+std::string describe(const SetElements& set) {
+    constexpr const char* kNames[] = {"q", "k", "v", "dO", "bias", "dlse"};
+    std::string index;
+    for (const std::int64_t i : set.index) {
+        index += (index.empty() ? "" : ", ") + (i == SetElements::all ? std::string(":") : std::to_string(i));
+    }
+    return fmt::format("{}[{}] = {:g}", kNames[static_cast<std::size_t>(set.input)], index, set.value);
+}
+
 std::string Case::describe() const {
     std::string text = problem.describe();
     text += fmt::format(", {}, q {}, k {}, v {}, dO {}", name_of_layout(layout), name_of(q), name_of(k), name_of(v),
@@ -144,6 +182,9 @@ std::string Case::describe() const {
                             fmt::join(bias_broadcast, " "), holes[static_cast<int>(bias_holes)]);
     }
     if (layout == Layout::random) text += fmt::format(", stride 0 [{:d}]", fmt::join(expanded, " "));
+    if (layout == Layout::random && bias_expanded) text += ", bias of stride 0";
+    if (problem.alibi && alibi_both_signs) text += ", slopes of both signs";
+    for (const SetElements& set : elements) text += ", " + check::describe(set);
     if (dlse) text += ", dlse";
     if (!lse) text += ", no lse";
     if (o_residual) text += ", residual of O";
@@ -171,6 +212,7 @@ Case random_case(std::uint64_t seed, std::uint64_t index) {
     c.threads = static_cast<int>(draw.between(1, 4));
     if (draw.chance(0.15)) c.tile = Tile{draw.between(1, 100), draw.between(1, 130)};
     c.o_residual = is_16_bit(p.dtype) && draw.chance(0.6);
+    draw_extremes(draw, c);
     return c;
 }
 

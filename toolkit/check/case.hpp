@@ -27,6 +27,19 @@ enum class Layout : std::uint8_t {
 /// The entries of a bias that are -inf.
 enum class BiasHoles : std::uint8_t { none, scattered, prefix, rows };
 
+/// An input that a case may set elements of.
+enum class Input : std::uint8_t { q, k, v, d_o, bias, dlse };
+
+/// Sets one element of an input after it was filled, or all elements along a dimension. A finite value over the dtype's
+/// largest number becomes that number.
+struct SetElements {
+    static constexpr std::int64_t all = -1;
+    Input input;
+    /// In the order of the tensor's dimensions, each modulo the size; `all` sets every index of the dimension.
+    std::array<std::int64_t, 4> index;
+    double value;
+};
+
 struct Case {
     std::string id;  ///< the number of a random case ("17") or the name of a corner case
     std::uint64_t seed = 0;
@@ -44,10 +57,13 @@ struct Case {
     DType bias_dtype = DType::fp32;
     std::array<bool, 4> bias_broadcast{};  ///< batch, heads_q, len_q, len_kv: true if the bias has size 1 there
     BiasHoles bias_holes = BiasHoles::none;
+    bool bias_expanded = false;  ///< random layout: the bias has one dimension of stride 0
     bool alibi_per_batch = false;
-    bool lse = true;          ///< the forward is asked for LSE
-    bool dlse = false;        ///< the backward is given a gradient of LSE
-    bool o_residual = false;  ///< kernels that support the residual of O write or read it
+    bool alibi_both_signs = false;      ///< every second ALiBi slope is negative
+    std::vector<SetElements> elements;  ///< NaN, infinities and extreme values
+    bool lse = true;                    ///< the forward is asked for LSE
+    bool dlse = false;                  ///< the backward is given a gradient of LSE
+    bool o_residual = false;            ///< kernels that support the residual of O write or read it
 
     std::vector<std::int64_t> lengths_q;  ///< ragged: one per sequence
     std::vector<std::int64_t> lengths_kv;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The named cases. Each one covers a corner that some attention library got wrong or that a tile size makes likely.
+#include <array>
+#include <limits>
+#include <utility>
+
 #include "check/case.hpp"
 
 namespace tessera::check {
@@ -168,6 +172,74 @@ void add_shared_biases(List& list) {
     shared("bias_gradient_of_all_queries", {true, true, true, false});
 }
 
+/// Adds NaN and infinities, which may reach nothing but the rows that see them.
+void add_special_values(List& list) {
+    constexpr std::int64_t all = SetElements::all;
+    constexpr double inf = std::numeric_limits<double>::infinity();
+    constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+    const auto causal = [&](const char* id, const SetElements& set, DType dtype = DType::fp32) -> Case& {
+        Case& c = list.add(id, {2, 70, 70, 2, 2, 24, 24}, dtype);
+        c.problem.mask.causal = Causal::bottom_right;
+        c.elements.push_back(set);
+        return c;
+    };
+    causal("nan_in_a_query", {Input::q, {1, 33, 1, 21}, nan});
+    causal("nan_in_a_key", {Input::k, {1, 33, 1, 21}, nan});
+    causal("nan_in_a_key_bf16", {Input::k, {1, 33, 1, 21}, nan}, DType::bf16);
+    causal("nan_in_a_value", {Input::v, {1, 33, 1, 21}, nan});
+    causal("nan_in_a_value_fp16", {Input::v, {1, 33, 1, 21}, nan}, DType::fp16);
+    causal("nan_in_an_output_gradient", {Input::d_o, {1, 40, 1, 7}, nan});
+    causal("nan_in_an_lse_gradient", {Input::dlse, {1, 1, 12, 0}, nan}).dlse = true;
+    Case& hidden = list.add("nan_and_infinity_out_of_sight", {1, 40, 75, 2, 1, 24, 24});
+    hidden.problem.mask.causal = Causal::top_left;
+    hidden.elements = {{Input::k, {0, 60, 0, all}, nan}, {Input::v, {0, 70, 0, all}, inf}};
+    Case& value = list.add("infinity_in_a_value", {1, 30, 70, 1, 1, 32, 32});
+    value.problem.scale = 0.05;  // no weight so small that fp32 has none
+    value.elements = {{Input::v, {0, 20, 0, 3}, inf}, {Input::v, {0, 50, 0, 4}, -inf}};
+    Case& bias = list.add("infinity_in_a_bias", {1, 20, 90, 1, 1, 16, 16});
+    bias.problem.bias = bias.problem.bias_gradient = true;
+    bias.elements = {{Input::bias, {0, 0, 7, 50}, inf}, {Input::bias, {0, 0, 11, all}, -inf}};
+    Case& lowest = list.add("lowest_finite_bias", {1, 20, 90, 1, 1, 16, 16});
+    lowest.problem.bias = lowest.problem.bias_gradient = true;
+    lowest.elements = {{Input::bias, {0, 0, 11, all}, -std::numeric_limits<float>::max()}};
+    // A query of padding, all zeros, has a NaN score with this key.
+    Case& padding = list.add("infinite_key_of_weight_0", {1, 7, 70, 1, 1, 24, 24});
+    padding.problem.bias = padding.problem.bias_gradient = true;
+    padding.bias_broadcast = {true, true, true, false};
+    padding.elements = {{Input::q, {all, all, all, all}, -1}, {Input::k, {0, 30, 0, 7}, inf}};
+}
+
+/// Adds scores and sums at the ends of fp32's range, and long rows and columns.
+void add_extremes(List& list) {
+    constexpr std::int64_t all = SetElements::all;
+    const auto large_lse = [&](const char* id, DType dtype) {
+        Case& c = list.add(id, {1, 70, 130, 2, 1, 32, 32}, dtype);
+        c.problem.scale = 1;  // q . k has a constant part of 324
+        c.elements = {{Input::q, {all, all, all, 31}, 18}, {Input::k, {all, all, all, 31}, 18}};
+    };
+    large_lse("large_lse", DType::fp32);
+    large_lse("large_lse_bf16", DType::bf16);
+    // Sums of weights times V overflow before the division. dP stays finite, as docs/numerics.md requires.
+    const auto large_sum = [&](const char* id, DType dtype) {
+        list.add(id, {1, 30, 90, 1, 1, 16, 16}, dtype).elements = {{Input::v, {all, all, all, 3}, 3e38},
+                                                                   {Input::d_o, {all, all, all, 3}, 1e-37}};
+    };
+    large_sum("sum_over_largest_fp32", DType::fp32);
+    large_sum("sum_over_largest_fp32_bf16", DType::bf16);
+    list.add("long_row", {1, 3, 5003, 1, 1, 32, 32});
+    list.add("long_row_bf16", {1, 3, 5003, 4, 1, 64, 64}, DType::bf16);
+    list.add("long_column", {1, 5003, 3, 1, 1, 32, 32});
+    Case& slopes = list.add("alibi_of_both_signs", {2, 70, 170, 4, 2, 32, 32});
+    slopes.problem.alibi = true;
+    slopes.alibi_both_signs = true;
+    Case& expanded = list.add("expanded_bias", {3, 40, 50, 4, 4, 32, 32});
+    expanded.problem.bias = expanded.problem.bias_gradient = true;
+    expanded.layout = Layout::random;
+    expanded.bias_expanded = true;
+    list.add("seven_threads", {2, 150, 190, 3, 3, 32, 32}).threads = 7;
+    list.add("sixteen_threads_bf16", {1, 70, 700, 4, 2, 64, 64}, DType::bf16).threads = 16;
+}
+
 }  // namespace
 
 std::vector<Case> corner_cases() {
@@ -179,6 +251,8 @@ std::vector<Case> corner_cases() {
     add_layouts(list);
     add_waiting(list);
     add_shared_biases(list);
+    add_special_values(list);
+    add_extremes(list);
     return std::move(list.cases);
 }
 

@@ -72,13 +72,14 @@ GuardedTensor lse_tensor(const Case& c, Tensor tensor) {
     return {DType::fp32, {p.batch, p.heads_q, p.len_q}, c.layout, seed_of(c, tensor)};
 }
 
-GuardedTensor bias_tensor(const Case& c, Tensor tensor) {
+GuardedTensor bias_tensor(const Case& c, Tensor tensor, bool expand = false) {
     const Problem& p = c.problem;
     const auto size = [&](std::size_t d, std::int64_t full) { return c.bias_broadcast[d] ? 1 : full; };
     return {c.bias_dtype,
             {size(0, p.batch), size(1, p.heads_q), size(2, p.len_q), size(3, p.len_kv)},
             c.layout,
-            seed_of(c, tensor)};
+            seed_of(c, tensor),
+            expand};
 }
 
 /// Turns entries of a filled bias into -inf.
@@ -113,10 +114,25 @@ GuardedTensor slopes_tensor(const Case& c) {
     GuardedTensor result = c.alibi_per_batch
                                ? GuardedTensor(DType::fp32, {p.batch, p.heads_q}, c.layout, seed_of(c, kSlopes))
                                : GuardedTensor(DType::fp32, {p.heads_q}, c.layout, seed_of(c, kSlopes));
-    for_each_element(result.view(), [](std::int64_t flat, std::byte* element) {
-        store_from_double(element, DType::fp32, std::exp2(-0.7 * static_cast<double>(flat % 9 + 1)));
+    for_each_element(result.view(), [&](std::int64_t flat, std::byte* element) {
+        const double sign = c.alibi_both_signs && flat % 2 == 0 ? -1 : 1;
+        store_from_double(element, DType::fp32, sign * std::exp2(-0.7 * static_cast<double>(flat % 9 + 1)));
     });
     return result;
+}
+
+/// Sets the elements of `to` that `set` names.
+void set_elements(const TensorView& to, const SetElements& set) {
+    const auto shape = shape_of_rank_4(to);
+    const double largest = to.dtype == DType::fp16 ? 65504 : to.dtype == DType::bf16 ? 0x1.FEp127 : 0x1.FFFFFEp127;
+    const double value = std::isfinite(set.value) ? std::clamp(set.value, -largest, largest) : set.value;
+    for_each_element(to, [&](std::int64_t flat, std::byte* element) {
+        bool chosen = true;
+        for (std::size_t d = 4; d-- > 0; flat /= shape[d]) {
+            chosen = chosen && (set.index[d] == SetElements::all || set.index[d] % shape[d] == flat % shape[d]);
+        }
+        if (chosen) store_from_double(element, to.dtype, value);
+    });
 }
 
 /// Copies fp64 values into a tensor of any dtype, rounding once.
@@ -281,9 +297,13 @@ CaseRunner::CaseRunner(const Case& which) : state_(std::make_unique<State>()) {
         fill(s.dlse.view(), Fill::normal, seed_of(which, kDlse));
     }
     if (p.bias) {
-        s.bias = bias_tensor(which, kBias);
+        s.bias = bias_tensor(which, kBias, which.bias_expanded);
         fill(s.bias.view(), Fill::normal, seed_of(which, kBias));
         punch_holes(s.bias.view(), which.bias_holes, seed_of(which, kBias));
+    }
+    for (const SetElements& set : which.elements) {
+        const GuardedTensor* const inputs[] = {&s.q, &s.k, &s.v, &s.d_o, &s.bias, &s.dlse};
+        set_elements(inputs[static_cast<std::size_t>(set.input)]->view(), set);
     }
     if (p.alibi) s.slopes = slopes_tensor(which);
     if (p.ragged) {

@@ -11,10 +11,9 @@
 #include <cerrno>
 #include <climits>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -68,13 +67,21 @@ bool sync_failed(int descriptor) {
     return false;
 }
 
-/// Returns the path behind a symbolic link, so that the link itself is not replaced by a file.
+/// Returns the path behind symbolic links, so that a link itself is not replaced by a file. Nothing has to exist there.
 std::string follow_link(const std::string& path) {
-    struct stat info {};
-    if (::lstat(path.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) return path;
-    const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free);
-    if (real == nullptr) cannot_write(path, "cannot follow this symbolic link", errno);
-    return real.get();
+    constexpr int kMostLinks = 40;  // as the kernel's own limit
+    std::string at = path;
+    for (int links = 0; links <= kMostLinks; ++links) {
+        struct stat info {};
+        if (::lstat(at.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) return at;
+        char target[PATH_MAX];
+        const ssize_t size = ::readlink(at.c_str(), target, sizeof target);
+        if (size < 0) cannot_write(path, "cannot follow this symbolic link", errno);
+        const std::string_view to(target, static_cast<std::size_t>(size));
+        // A relative target counts from the folder of the link; "" is the current folder.
+        at = to.starts_with('/') ? std::string(to) : at.substr(0, at.rfind('/') + 1) + std::string(to);
+    }
+    cannot_write(path, "cannot follow this symbolic link", ELOOP);
 }
 
 /// Returns the permissions of the target, which must be a regular file, for the new file; empty if it does not exist.

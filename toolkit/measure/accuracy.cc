@@ -105,6 +105,15 @@ bool is_of_older_kernel(const Record& record, Schedule schedule, const model::Ma
     });
 }
 
+/// True for rows of up to eight queries on a CPU without AMX, of a commit without the kernels that run them.
+bool is_before_few_queries(const Record& record, Schedule schedule, const model::Machine& machine) {
+    constexpr std::int64_t kFewQueries = 8;
+    const std::int64_t queries =
+        record.len_q == 1 ? record.heads_q / std::max<std::int64_t>(1, record.heads_kv) : record.len_q;
+    return record.by == "tessera" && schedule == Schedule::fa2 && machine.kind == model::MachineKind::cpu &&
+           queries <= kFewQueries && record.commit.starts_with("4911953");
+}
+
 /// True for rows of few heads at head_dim 64 that these commits cut into tiles of 192 queries. A model of the queue may
 /// choose another tile (src/cuda/fa3/host/forward_dispatch.hpp).
 bool had_another_tile(const Record& record, const Prediction& prediction) {
@@ -167,7 +176,8 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     if (machine == nullptr) return fmt::format("the model has no machine for \"{}\"", record.device);
     if (!is_of_kind(record, machine->kind))
         return fmt::format("measured on another kind of machine than {}", machine->name);
-    if (is_of_older_kernel(record, *schedule, *machine)) return "measured with a kernel that has been replaced";
+    if (is_of_older_kernel(record, *schedule, *machine) || is_before_few_queries(record, *schedule, *machine))
+        return "measured with a kernel that has been replaced";
     if (drew_whole_words(record)) return "dropout drew whole words, unlike the current kernels";
     if (sums_delta(record, *schedule, *machine))
         return "delta is summed over all pairs: two GEMMs more than are modelled";

@@ -205,7 +205,13 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
     constexpr double kNoise = 0.05;  // relative noise of a measured time and of the model
     constexpr double kOutlier = 3;   // multiple of the noise beyond which an outlier weighs less and less
     const PredictOptions any;
-    KernelShares start = model::cpu_family_of({calls.front().problem, schedule, pass, machine, any}).constants;
+    // Calls of few queries may run other kernels, which have constants of their own.
+    const auto runs_others = [&](const TimedCall& call) {
+        return model::runs_few_queries({call.problem, schedule, pass, machine, call.options});
+    };
+    const auto first = std::find_if_not(calls.begin(), calls.end(), runs_others);
+    const Problem& problem = first == calls.end() ? calls.front().problem : first->problem;
+    KernelShares start = model::cpu_family_of({problem, schedule, pass, machine, any}).constants;
     start.call_us = std::max(start.call_us, 15.0);
     // One core cannot measure the effect of other threads, which start at once and do not contend.
     const bool single_core = machine.cores <= 1;
@@ -215,6 +221,7 @@ KernelShares fitted_shares(const model::Machine& machine, Schedule schedule, Pas
         if (!model::in_range(shares)) return std::numeric_limits<double>::infinity();
         double sum = 0;
         for (const TimedCall& call : calls) {
+            if (runs_others(call)) continue;
             Prediction prediction;
             prediction.schedule = schedule, prediction.pass = pass;
             model::predict_cpu_family({call.problem, schedule, pass, machine, call.options}, shares, prediction);

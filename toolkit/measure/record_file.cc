@@ -44,13 +44,24 @@ class AppendedFile {
         while (!text.empty()) {
             const ssize_t written = ::write(descriptor_, text.data(), text.size());
             if (written >= 0) text.remove_prefix(static_cast<std::size_t>(written));
-            else if (errno != EINTR) cannot_write(path_);
+            else if (errno != EINTR) failed();
         }
         // A sync keeps reported records through a power cut. Pipes and the like cannot be synced.
-        if (::fdatasync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) cannot_write(path_);
+        if (::fdatasync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) failed();
     }
 
  private:
+    /// Reports an error of writing. A file that holds nothing is removed: a full disk leaves no empty file.
+    [[noreturn]] void failed() const {
+        const int error = errno;
+        struct stat status {};
+        if (::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0) {
+            ::unlink(path_.c_str());
+        }
+        errno = error;
+        cannot_write(path_);
+    }
+
     const std::string& path_;
     int descriptor_;
 };

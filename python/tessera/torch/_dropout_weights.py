@@ -48,8 +48,7 @@ def kept_in_ragged(arguments, bounds_kv):
 def _signed(arguments, positions, len_kv):
     """The weights divided by the largest of their row, negative where dropped."""
     weights = _weights(arguments._replace(dropout_p=0.0), positions, len_kv)
-    # With scores of 0 all keys of a row have one weight, so no weight that is kept rounds to 0.
-    kept = _weights(arguments._replace(q=torch.zeros_like(arguments.q), alibi_slopes=None), positions, len_kv) > 0
+    kept = _kept(torch.zeros_like(arguments.q), torch.zeros_like(arguments.k), arguments, positions, len_kv)
     if len_kv > 0:
         largest = weights.amax(-1, keepdim=True)
         weights = weights / torch.where(largest == 0, 1.0, largest)

@@ -40,9 +40,8 @@ def _forward_few(q, k, v, causal=0, heads_first=False, *others, out_val=None, **
 
 
 @register_flop_formula([torch.ops.tessera.backward, torch.ops.tessera.attention_backward], get_raw=True)
-def _backward(d_o, dlse, q, k, v, o, lse, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, max_len_q, max_len_kv,
-              causal, window_left, window_right, scale, softcap, dropout_p, kernel, bias_gradient, heads_first=False,
-              o_residual=None, out_val=None):
-    pairs = _pairs(Arguments(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, max_len_q=max_len_q,
-                             max_len_kv=max_len_kv, heads_first=heads_first))
-    return 2 * pairs * (3 * q.shape[-1] + 2 * v.shape[-1])
+def _backward(*arguments, out_val=None, **named):
+    names = [argument.name for argument in torch.ops.tessera.backward.default._schema.arguments]
+    given = dict(zip(names, arguments), **named)
+    a = Arguments(**{name: given[name] for name in Arguments._fields if name in given})
+    return 2 * _pairs(a) * (3 * a.q.shape[-1] + 2 * a.v.shape[-1])

@@ -19,6 +19,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Highway numbers its targets from the best down; on x86 those before AVX2 round a product before they add to it.
 constexpr bool kFusedMultiplyAdd = !HWY_ARCH_X86 || HWY_TARGET <= HWY_AVX2;
 
+/// min(x, 0); NaN stays NaN.
+template <class V>
+HWY_INLINE V at_most_zero(V x) {
+    const V zero = hn::Zero(hn::DFromV<V>());
+    if constexpr (HWY_ARCH_X86) return hn::Min(zero, x);   // returns the second operand if one is NaN
+    else return hn::IfThenElse(hn::Gt(x, zero), zero, x);  // NEON's minimum would drop the NaN
+}
+
 /// exp(x) for x <= 0 (exp.hpp). Results under 2^-126 are flushed to 0: a sum that holds a 1 would not change, and
 /// subnormal numbers are slow. 2^n is built in the exponent field.
 template <class V>

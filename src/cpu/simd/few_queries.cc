@@ -21,6 +21,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
+using Two = hn::FixedTag<float, 2>;
 using Four = hn::FixedTag<float, 4>;
 
 constexpr std::int64_t kWidth = static_cast<std::int64_t>(hn::MaxLanes(D()));
@@ -300,6 +301,61 @@ void RowValuesOf(const RowValues& job) {
     else values_of_rows<float>(job);
 }
 
+HWY_INLINE void clear_hidden(float* row, const Range& seen, std::int64_t keys) {
+    for (std::int64_t j = 0; j < seen.begin; ++j) row[j] = 0;
+    for (std::int64_t j = seen.end; j < padded(keys); ++j) row[j] = 0;
+}
+
+void RowWeightsFromLse(const RowGradients& job, const float* lse, const float* norm) {
+    const D d;
+    for (std::int64_t i = 0; i < job.queries; ++i) {
+        float* p = job.p + i * job.stride;
+        const Range seen = job.seen[i];
+        const V shift = hn::Set(d, lse[i]);
+        const V factor = hn::Set(d, norm == nullptr ? 1.0F : norm[i]);
+        for (std::int64_t j = seen.begin / kWidth * kWidth; j < seen.end; j += kWidth) {
+            const V weight = exp_of_nonpositive(at_most_zero(hn::Sub(hn::Load(d, p + j), shift)));
+            hn::Store(hn::Mul(weight, factor), d, p + j);
+        }
+        clear_hidden(p, seen, job.keys);
+        clear_hidden(job.dp + i * job.stride, seen, job.keys);
+    }
+}
+
+/// The two lanes sum even and odd keys, as AddWeightedSums() of softmax.cc does.
+void RowWeightedSums(const RowGradients& job, float* weights, float* products) {
+    const Two two;
+    HWY_ALIGN float parts[2];
+    for (std::int64_t i = 0; i < job.queries; ++i) {
+        const float* p = job.p + i * job.stride;
+        const float* dp = job.dp + i * job.stride;
+        auto weight = hn::Zero(two);
+        auto product = hn::Zero(two);
+        for (std::int64_t j = 0; j < job.keys; j += 2) {  // the key after an odd number of keys has weight 0
+            const auto of_p = hn::Load(two, p + j);
+            weight = hn::Add(weight, of_p);
+            product = hn::MulAdd(of_p, hn::Load(two, dp + j), product);
+        }
+        hn::Store(weight, two, parts);
+        weights[i] = parts[0] + parts[1];
+        hn::Store(product, two, parts);
+        products[i] = parts[0] + parts[1];
+    }
+}
+
+void RowSoftmaxGradient(const RowGradients& job, const float* delta) {
+    const D d;
+    for (std::int64_t i = 0; i < job.queries; ++i) {
+        const float* p = job.p + i * job.stride;
+        float* dp = job.dp + i * job.stride;
+        const Range seen = job.seen[i];
+        const V of_row = hn::Set(d, delta[i]);
+        for (std::int64_t j = seen.begin / kWidth * kWidth; j < seen.end; j += kWidth)
+            hn::Store(hn::Mul(hn::Load(d, p + j), hn::Sub(hn::Load(d, dp + j), of_row)), d, dp + j);
+        clear_hidden(dp, seen, job.keys);
+    }
+}
+
 }  // namespace tessera::cpu::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -309,6 +365,9 @@ namespace tessera::cpu::simd {
 HWY_EXPORT(RowScoresOf);
 HWY_EXPORT(RowSoftmax);
 HWY_EXPORT(RowValuesOf);
+HWY_EXPORT(RowWeightsFromLse);
+HWY_EXPORT(RowWeightedSums);
+HWY_EXPORT(RowSoftmaxGradient);
 
 void row_scores(const RowScores& job) { HWY_DYNAMIC_DISPATCH(RowScoresOf)(job); }
 
@@ -318,6 +377,18 @@ void row_softmax(float* s, std::int64_t queries, std::int64_t stride, std::int64
 }
 
 void row_values(const RowValues& job) { HWY_DYNAMIC_DISPATCH(RowValuesOf)(job); }
+
+void row_weights_from_lse(const RowGradients& job, const float* lse, const float* norm) {
+    HWY_DYNAMIC_DISPATCH(RowWeightsFromLse)(job, lse, norm);
+}
+
+void row_weighted_sums(const RowGradients& job, float* weights, float* products) {
+    HWY_DYNAMIC_DISPATCH(RowWeightedSums)(job, weights, products);
+}
+
+void row_softmax_gradient(const RowGradients& job, const float* delta) {
+    HWY_DYNAMIC_DISPATCH(RowSoftmaxGradient)(job, delta);
+}
 
 }  // namespace tessera::cpu::simd
 #endif

@@ -7,6 +7,8 @@
 //   S [queries, keys]       = Q K^T: blocks of K are transposed in registers, Q is broadcast
 //   O [queries, head_dim_v] = P V: V is used as it lies in memory, P is broadcast
 //
+// In the backward dP = dO V^T is a tile of scores, and dQ = dS K one of values.
+//
 // Each row has the bits that the primitives with queries in the lanes give it: the same operations in the same order.
 #pragma once
 
@@ -22,6 +24,16 @@ struct ElementRows {
     std::int64_t stride = 0;  ///< elements from row to row
     DType dtype = DType::fp32;
 };
+
+/// Rows first .. first + keys of K or V: where they lie, or a copy in fp32. `whole`: vectors read whole rows. copy:
+/// [keys, stride]
+inline ElementRows element_rows(const HeadRows& x, std::int64_t first, std::int64_t keys, std::int64_t dim, bool whole,
+                                float* copy, std::int64_t stride) {
+    const bool in_place = x.dtype != DType::fp16 && x.column_stride == 1 && (!whole || dim % kLanes == 0);
+    if (in_place) return {x.at(first, 0), x.row_stride, x.dtype};
+    load_rows(x, first, keys, dim, copy, stride);
+    return {copy, stride, DType::fp32};
+}
 
 /// S = Q K^T for one tile of keys. Sums over head_dim are cut where matmul_scores() cuts them. Rows of K after the tile
 /// are prefetched, as a part of the same matrix.
@@ -58,5 +70,27 @@ struct RowValues {
     const float* rescale = nullptr;  ///< [queries], or null: O = P V
 };
 void row_values(const RowValues& job);
+
+// ---- The backward -----------------------------------------------------------------------------------------
+
+/// Scores and dP of some rows, or P and dS: both [queries, stride].
+struct RowGradients {
+    float* p = nullptr;
+    float* dp = nullptr;
+    std::int64_t queries = 0;
+    std::int64_t stride = 0;  ///< at least padded(keys)
+    std::int64_t keys = 0;
+    const Range* seen = nullptr;  ///< [queries], as in row_softmax()
+};
+
+/// weights_from_lse(): p = exp(p - lse) * norm. p and dp of hidden pairs become 0. lse, norm: [queries]; norm may be
+/// null
+void row_weights_from_lse(const RowGradients& job, const float* lse, const float* norm);
+
+/// The sums that add_weighted_sums() makes of one tile, in fp32: weights[i] = sum of p, products[i] = sum of p * dp.
+void row_weighted_sums(const RowGradients& job, float* weights, float* products);
+
+/// softmax_gradient(): dp = p * (dp - delta), 0 for hidden pairs. delta: [queries]
+void row_softmax_gradient(const RowGradients& job, const float* delta);
 
 }  // namespace tessera::cpu::simd

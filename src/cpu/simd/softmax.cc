@@ -23,13 +23,6 @@ using V = hn::Vec<D>;
 
 constexpr std::int64_t kWidth = static_cast<std::int64_t>(hn::MaxLanes(D()));
 
-/// min(x, 0); NaN stays NaN.
-HWY_INLINE V at_most_zero(V x) {
-    const V zero = hn::Zero(D());
-    if constexpr (HWY_ARCH_X86) return hn::Min(zero, x);   // returns the second operand if one is NaN
-    else return hn::IfThenElse(hn::Gt(x, zero), zero, x);  // NEON's minimum would drop the NaN
-}
-
 /// The maximum to subtract: 0 instead of -inf, so that a row without a key gets exp(-inf - 0) = 0, not NaN.
 HWY_INLINE V shift_of(V maximum) {
     const D d;

@@ -11,6 +11,7 @@
 #include "cpu/fa2/paths.hpp"
 
 #include "cpu/fa2/matrix/stripes.hpp"
+#include "cpu/fa2/simd/few_gradients.hpp"
 #include "cpu/steps/matrix/gradient_step.hpp"
 #include "cpu/steps/simd/gradient.hpp"
 
@@ -385,7 +386,7 @@ class BackwardRun {
 
 bool takes_backward(const Plan& plan) {
     return matrix::takes(plan) && !plan.problem.bias_gradient && plan.tile.block_q == kBlockQ &&
-           plan.tile.block_kv == kBlockKv;
+           plan.tile.block_kv == kBlockKv && !simd_path::takes_only_few_gradients(plan);
 }
 
 std::size_t backward_workspace(const Plan& plan) {

@@ -16,9 +16,6 @@
 namespace tessera::cpu::fa2::simd_path {
 namespace {
 
-/// Up to this many queries per head. With more, queries fill enough lanes of forward.cc.
-constexpr std::int64_t kFewQueries = 8;
-
 /// The sizes of a call's rows.
 struct RowsLayout {
     std::int64_t rows;      ///< at most, of a task
@@ -178,15 +175,6 @@ class DecodeTask {
  private:
     Range chunk_range(std::int64_t chunk) const { return keys_of_chunk(works_.front().head.sequence, chunk); }
 
-    /// Rows of K or V of a tile: where they lie, or a copy in fp32. `whole`: vectors read whole rows.
-    static simd::ElementRows rows_of(const HeadRows& x, const Range& keys, std::int64_t dim, bool whole, float* copy,
-                                     std::int64_t stride) {
-        const bool in_place = x.dtype != DType::fp16 && x.column_stride == 1 && (!whole || dim % simd::kLanes == 0);
-        if (in_place) return {x.at(keys.begin, 0), x.row_stride, x.dtype};
-        simd::load_rows(x, keys.begin, keys.size(), dim, copy, stride);
-        return {copy, stride, DType::fp32};
-    }
-
     void run_tile(const Range& keys, simd::PanelSums& sums, TileTally& tally) {
         seen_.clear();
         Range needed{keys.end, keys.begin};  // by some row, from a whole vector on
@@ -205,7 +193,8 @@ class DecodeTask {
         simd::row_scores({.q = scratch_.q,
                           .q_stride = g_.k_stride,
                           .queries = rows_,
-                          .k = rows_of(head.k, keys, g_.head_dim, false, scratch_.tiles.k, g_.k_stride),
+                          .k = simd::element_rows(head.k, keys.begin, keys.size(), g_.head_dim, false, scratch_.tiles.k,
+                                                  g_.k_stride),
                           .keys = keys.size(),
                           .dim = g_.head_dim,
                           .s = scratch_.s,
@@ -218,7 +207,8 @@ class DecodeTask {
                           .p_stride = layout_.s_stride,
                           .queries = rows_,
                           .seen = seen_.data(),
-                          .v = rows_of(head.v, keys, g_.head_dim_v, true, scratch_.tiles.v, g_.v_stride),
+                          .v = simd::element_rows(head.v, keys.begin, keys.size(), g_.head_dim_v, true,
+                                                  scratch_.tiles.v, g_.v_stride),
                           .dim = g_.head_dim_v,
                           .o = sums.o,
                           .o_stride = layout_.o_stride,

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Functions shared by the two kinds of forward tasks of the SIMD path: queries in the lanes (forward.cc) and few
-// queries (decode.cc).
+// queries (decode.cc), and the limit of few queries.
 #pragma once
 
 #include "core/split.hpp"
 #include "cpu/fa2/work_split.hpp"
 
 namespace tessera::cpu::fa2::simd_path {
+
+/// Up to this many queries per head have the primitives of simd/few_queries.hpp. More fill enough lanes of a panel.
+inline constexpr std::int64_t kFewQueries = 8;
 
 inline constexpr std::int64_t kChunk = kSplitKeys;
 inline constexpr std::int64_t kMaxPanels = 4;  // panels of a task: they share each K/V tile that is loaded

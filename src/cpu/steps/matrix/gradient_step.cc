@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace tessera::cpu::matrix {
 namespace {
@@ -54,13 +55,28 @@ class Strip {
         transform_and_mask(work_, keys_, scratch_.s, scratch_.other, scratch_.cap_slope);
     }
 
-    /// Computes P and dS, packed; dS also as pair tiles at `ds_pairs`.
-    void gradient(const Tiles& ds_pairs) const {
+    /// Computes P and dS, packed; dS also as pair tiles at `ds_pairs`. Infinite dS of fp32 are packed as 0 and listed.
+    void gradient(const Tiles& ds_pairs) {
         GradientJob job = scores_and_dp();
         job.p_rows = rows(scratch_.p_rows);
         job.ds_rows = rows(scratch_.ds_rows);
         job.ds_pairs = ds_pairs;
         primitives_.gradient(job);
+        if (g_.parts > 1 && may_be_infinite()) take_infinite(ds_pairs);
+    }
+
+    /// Adds what the infinite dS contribute to dK (of the strip's keys) and to dQ. Products of their parts would be
+    /// inf * 0 = NaN.
+    void add_infinite(float* dk, bool to_keys, bool to_queries) const {
+        for (const InfiniteDs& ds : infinite_) {
+            const std::int64_t query = queries_.begin + ds.lane;
+            for (std::int64_t c = 0; c < g_.head_dim; ++c) {
+                if (to_keys) dk[ds.key * g_.dim_tiles * kTileRows + c] += ds.value * element(work_.head.q, query, c);
+                if (!to_queries) continue;
+                float* const dq_t = q_.dq_t + ds.lane / kGroup * (g_.dim_tiles * kTileRows * kGroup);
+                dq_t[c * kGroup + ds.lane % kGroup] += ds.value * element(work_.head.k, keys_.keys.begin + ds.key, c);
+            }
+        }
     }
 
     /// Adds the sums of P and P * dP over the strip's keys; both [lanes].
@@ -120,6 +136,36 @@ class Strip {
     }
 
  private:
+    /// dS of a key and a lane of the strip.
+    struct InfiniteDs {
+        std::int64_t key;
+        std::int64_t lane;
+        float value;
+    };
+
+    /// Can dS be infinite? It is so where V, dO or a row's delta are.
+    bool may_be_infinite() const {
+        bool finite = packable(*kv_.v_finite, q_.do_finite);
+        for (std::int64_t lane = 0; lane < lanes(); ++lane) finite = finite && std::isfinite(q_.delta[lane]);
+        return !finite;
+    }
+    /// Lists the infinite dS and sets them to 0 where they are packed. The first of an infinity's parts is infinite.
+    void take_infinite(const Tiles& ds_pairs) {
+        for (std::int64_t key = 0; key < keys_.keys.size(); ++key) {
+            for (std::int64_t lane = 0; lane < lanes(); ++lane) {
+                Bf16* const row = scratch_.ds_rows +
+                                  (key / kTileRows * (lanes() / kGroup) + lane / kGroup) * g_.tile_elements() +
+                                  key % kTileRows * kGroup + lane % kGroup;
+                const float value = to_float(*row);
+                if (!std::isinf(value)) continue;
+                infinite_.push_back({key, lane, value});
+                Bf16* const pair = ds_pairs.data + lane / kTileRows * ds_pairs.column_step + key / 2 * kGroup +
+                                   lane % kTileRows * 2 + key % 2;
+                for (int part = 0; part < g_.parts; ++part) row[part * kTileElements] = pair[part * kTileElements] = {};
+            }
+        }
+    }
+
     Tiles rows(Bf16* data) const { return {data, lanes() / kGroup * g_.tile_elements(), g_.tile_elements()}; }
     Range present() const { return {queries_.begin, queries_.begin + work_.panel.queries}; }
     HeadRows d_o() const {
@@ -176,6 +222,7 @@ class Strip {
     SeenKeys keys_;
     GradientMemory::Queries q_;
     GradientMemory::Keys kv_;
+    std::vector<InfiniteDs> infinite_;
 };
 
 /// dQ^T += K^T dS^T for 32 queries, over the strips of `keys` that they see.
@@ -233,15 +280,14 @@ void backward_tile(const GradientMemory& memory, const GradientScratch& scratch,
         const Range seen = common(rounded(common(work.head.band.q_range(strip_keys.begin, strip_keys.end), queries)),
                                   rounded(queries));
         if (seen.empty()) continue;
-        const Strip strip(memory, scratch, work, args, seen, strip_keys);
+        Strip strip(memory, scratch, work, args, seen, strip_keys);
         Tiles pairs = ds_pairs;
         pairs.data += (key - keys.begin) / kGroup * ds_pairs.row_step +
                       (seen.begin - queries.begin) / kTileRows * ds_pairs.column_step;
         strip.gradient(pairs);
-        if (wanted.keys) {
-            strip.add_to_keys(scratch.dk + (key - keys.begin) * g.dim_tiles * kTileRows,
-                              scratch.dv + (key - keys.begin) * g.dim_tiles_v * kTileRows);
-        }
+        float* const dk = scratch.dk + (key - keys.begin) * g.dim_tiles * kTileRows;
+        if (wanted.keys) strip.add_to_keys(dk, scratch.dv + (key - keys.begin) * g.dim_tiles_v * kTileRows);
+        strip.add_infinite(dk, wanted.keys, wanted.queries);
     }
     if (!wanted.queries) return;
     for (std::int64_t query = queries.begin; query < queries.end; query += kGroup) {

@@ -32,6 +32,28 @@ double dot(const float* a, const float* b, std::int64_t n) {
 
 }  // namespace
 
+void load_lse_and_delta(const BackwardArgs& args, const Head& head, const Geometry& g, const Panel& panel,
+                        const float* d_o, float* o, float* to_lse, float* delta) {
+    const Sequence& sequence = head.sequence;
+    const bool exact_o = head.q.dtype == DType::fp32;
+    if (exact_o) {
+        load_rows(head_rows(args.o, sequence, sequence.first_q, head.query_head), panel.first, panel.queries,
+                  g.head_dim_v, o, g.v_stride);
+    }
+    const HeadRows lse = lse_rows(args.lse, sequence, head.query_head);
+    const HeadRows dlse = lse_rows(args.dlse, sequence, head.query_head);
+    for (std::int64_t r = 0; r < panel.queries; ++r) {
+        const auto value = static_cast<float>(load_as_double(lse.at(panel.first + r, 0), lse.dtype));
+        // exp(s - +inf) = 0: an empty row, whose LSE is -inf, gets no weights.
+        const bool empty = value == -std::numeric_limits<float>::infinity();
+        to_lse[r] = empty ? std::numeric_limits<float>::infinity() : value;
+        const bool takes_dlse = dlse.data != nullptr && !empty;  // 0 weights times a NaN would not be 0
+        const double dlse_r = takes_dlse ? load_as_double(dlse.at(panel.first + r, 0), dlse.dtype) : 0;
+        const double d_o_o = exact_o ? dot(d_o + r * g.v_stride, o + r * g.v_stride, g.v_stride) : 0;
+        delta[r] = static_cast<float>(d_o_o - dlse_r);
+    }
+}
+
 GradientMemory::GradientMemory(Arena& arena, const Plan& plan, const Geometry& g)
     : problem_(plan.problem),
       g_(g),
@@ -110,32 +132,16 @@ void GradientMemory::prepare_panel(const BackwardArgs& args, const Head& head, s
     load_rows(head.q, panel.first, panel.queries, g_.head_dim, to.q, g_.k_stride);
     load_transposed(d_o, panel.first, panel.queries, g_.head_dim_v, 1.0F, to.do_t, panel.lanes);
     load_rows(d_o, panel.first, panel.queries, g_.head_dim_v, to.d_o, g_.v_stride);
-    const bool exact_o = head.q.dtype == DType::fp32;  // otherwise sum_delta() follows
-    if (exact_o) {
-        load_rows(head_rows(args.o, sequence, sequence.first_q, head.query_head), panel.first, panel.queries,
-                  g_.head_dim_v, o, g_.v_stride);
-    }
     std::fill_n(to.dq_t, g_.head_dim * panel.lanes, 0.0F);
     if (queries_in_parts_) {
         std::fill_n(to.dq_total, g_.head_dim * panel.lanes, 0.0);
         panel_tiles_[panel_slot(problem_, g_, head, index)] = 0;
     }
 
-    const HeadRows lse = lse_rows(args.lse, sequence, head.query_head);
-    const HeadRows dlse = lse_rows(args.dlse, sequence, head.query_head);
     std::fill_n(to.lse, panel.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(to.delta, panel.lanes, 0.0F);
     to.norm[panel.lanes] = 0.0F;
-    for (std::int64_t r = 0; r < panel.queries; ++r) {
-        const auto value = static_cast<float>(load_as_double(lse.at(panel.first + r, 0), lse.dtype));
-        // exp(s - +inf) = 0: an empty row, whose LSE is -inf, gets no weights.
-        const bool empty = value == -std::numeric_limits<float>::infinity();
-        if (!empty) to.lse[r] = value;
-        const bool takes_dlse = dlse.data != nullptr && !empty;  // 0 weights times a NaN would not be 0
-        const double dlse_r = takes_dlse ? load_as_double(dlse.at(panel.first + r, 0), dlse.dtype) : 0;
-        const double d_o_o = exact_o ? dot(to.d_o + r * g_.v_stride, o + r * g_.v_stride, g_.v_stride) : 0;
-        to.delta[r] = static_cast<float>(d_o_o - dlse_r);
-    }
+    load_lse_and_delta(args, head, g_, panel, to.d_o, o, to.lse, to.delta);
 }
 
 /// Clears dK and dV rows, which count over all kv heads.

@@ -14,6 +14,11 @@ namespace tessera::cpu::simd {
 /// ones.
 inline constexpr std::int64_t kSumTiles = 256;
 
+/// Fills LSE, +inf for empty rows, and delta of a panel's queries. In 16 bits delta is -dLSE, which rowsum(P * dP)
+/// completes (sum_delta()). d_o: [queries, v_stride]; o: scratch, likewise
+void load_lse_and_delta(const BackwardArgs& args, const Head& head, const Geometry& g, const Panel& panel,
+                        const float* d_o, float* o, float* lse, float* delta);
+
 /// Global memory of a backward call.
 class GradientMemory {
  public:
