@@ -3,12 +3,13 @@
 import json
 import math
 import os
+import re
 import struct
 import subprocess
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from conftest import COMMAND, DIST
+from conftest import COMMAND, DIST, ROOT
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
@@ -237,9 +238,14 @@ def test_walk_takes_files_of_ones_own(page, command, tmp_path):
     assert page.values()["l"] != before
 
 
+def example():
+    """The numbers of lesson 8, which are those of lesson 7 and dO."""
+    return re.search(r"--backward --numbers '([^']*)'", (ROOT / "docs/learn/08-backward.md").read_text(encoding="utf-8"))[1]
+
+
 @pytest.mark.parametrize("schedule, mask", [("fa2", "none"), ("fa1", "bottom-right"), ("standard", "none")])
 def test_paper_has_the_commands_fractions(page, command, schedule, mask):
-    hand = command("walk", "--by-hand", "--backward", "--schedule", schedule, "--causal", mask)
+    hand = command("walk", "--by-hand", "--backward", "--numbers", example(), "--schedule", schedule, "--causal", mask)
     page.open(f"paper?schedule={schedule}&causal={mask}&ask=0")
     for at, step in enumerate(hand["steps"]):
         page.until("return (new URLSearchParams(location.hash.split('?')[1]).get('step') ?? '0') === arguments[0]", str(at))
@@ -254,7 +260,7 @@ def test_paper_has_the_commands_fractions(page, command, schedule, mask):
 
 
 def test_paper_asks_for_m_and_prints(page, command):
-    hand = command("walk", "--by-hand", "--backward")
+    hand = command("walk", "--by-hand", "--backward", "--numbers", example())
     page.open("paper?ask=1")
     assert page.run("return document.querySelectorAll('.graph .blank').length") == 5
     page.run("document.getElementById('guess-m').focus()")
