@@ -9,8 +9,6 @@ import tarfile
 
 import pytest
 
-import pytest
-
 import tessera
 
 ROOT = pathlib.Path(__file__).parents[2]
