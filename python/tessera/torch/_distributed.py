@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from . import _errors, _shapes
-from ._operators import TENSORS, Arguments
+from ._operators import TENSORS, Arguments, dims_of
 
 # The dimensions (batch, heads) of results, None where there is none: dense O with heads first or not, dense LSE and
 # weights, ragged O and LSE.
@@ -106,16 +106,12 @@ def _parts(a, mesh, sharded, batch, heads):
     from torch.distributed.tensor import Partial
     rows = _placements(sharded, batch, heads)
     parts = {name: _local(getattr(a, name), rows) for name in ("q", "k", "v")}
-    if a.bias is not None:
-        own = [dim if a.bias.shape[dim] != 1 else None for dim in (0, 1)]
-        # A bias that many members or heads share has the sum of their gradients.
-        parts["bias"] = _local(a.bias, _placements(sharded, *own), _placements(sharded, *own, missing=Partial()))
-    if a.alibi_slopes is not None:
-        own = (None, 0) if a.alibi_slopes.dim() == 1 else (0, 1)
-        parts["alibi_slopes"] = _local(a.alibi_slopes, _placements(sharded, *own))
-    for name in ("cu_seqlens_q", "cu_seqlens_kv"):
-        if getattr(a, name) is not None:
-            parts[name] = _local(getattr(a, name), _placements(sharded, None, None))
+    for name in Arguments._fields[3:TENSORS]:
+        tensor = getattr(a, name)
+        if tensor is not None and name != "seed":
+            own = dims_of(name, tensor)
+            # What many members or heads share has the sum of their gradients.
+            parts[name] = _local(tensor, _placements(sharded, *own), _placements(sharded, *own, missing=Partial()))
     return a._replace(**parts, seed=_agreed(a.seed, mesh))
 
 

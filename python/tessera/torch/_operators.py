@@ -58,6 +58,15 @@ TENSORS = 8  # Arguments begins with so many tensors
 DROPOUT_P = Arguments._fields.index("dropout_p")
 
 
+def dims_of(name, tensor):
+    """The dimensions (batch, heads) of an optional tensor of Arguments; None where it has no such dimension."""
+    if name == "bias":
+        return tuple(dim if tensor.shape[dim] != 1 else None for dim in (0, 1))
+    if name == "alibi_slopes":
+        return (None, 0) if tensor.dim() == 1 else (0, 1)
+    return None, None
+
+
 def keeps_residual(q, dropout_p=0.0, kernel=None):
     """Whether a forward that will have a backward keeps the residual of O: where kernels write it and read it.
 
