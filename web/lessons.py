@@ -26,10 +26,10 @@ def picture(name: str) -> str:
 
 def link(match: re.Match) -> str:
     """A link inside of the path becomes one inside of the page; the page has no other documents to lead to."""
-    page = re.match(r"(?:(\d\d)-[\w-]+|(README|faq))\.md", match[1])
+    page = re.match(r"(?:(\d\d)-[\w-]+|(README|faq|exam))\.md", match[1])
     if not page:
         return match[2]
-    where = {"README": "", "faq": "?lesson=faq"}.get(page[2], f"?lesson={int(page[1] or 0)}")
+    where = {"README": "", "faq": "?lesson=faq", "exam": "?lesson=exam"}.get(page[2], f"?lesson={int(page[1] or 0)}")
     return f'<a href="#learn{where}">{match[2]}</a>'
 
 
@@ -54,8 +54,10 @@ def lesson(path: pathlib.Path) -> dict:
 
 
 def lessons() -> dict:
-    """Number of the lesson, or "faq" -> its parts."""
+    """Number of the lesson, "faq" or "exam" -> its parts."""
     made = {str(int(path.name[:2])): lesson(path) for path in sorted(FOLDER.glob("[0-9][0-9]-*.md"))}
     text = re.sub(r"<!--.*?-->\n?", "", (FOLDER / "faq.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     made["faq"] = {"opening": "", "body": html(re.sub(r"\A# .*\n", "", text)), "code": ""}
+    text = (FOLDER / "exam.md").read_text(encoding="utf-8").replace("<details>", '<details markdown="1">')
+    made["exam"] = {"opening": "", "body": html(re.sub(r"\A# .*\n", "", text)), "code": ""}
     return made
