@@ -7,6 +7,7 @@ import re
 
 import markdown
 
+OTHERS = ("beyond", "exam", "faq")  # pages of the path that are no lessons
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "docs/learn"
 
 
@@ -26,10 +27,10 @@ def picture(name: str) -> str:
 
 def link(match: re.Match) -> str:
     """A link inside of the path becomes one inside of the page; the page has no other documents to lead to."""
-    page = re.match(r"(?:(\d\d)-[\w-]+|(README|faq|exam))\.md", match[1])
+    page = re.match(r"(?:(\d\d)-[\w-]+|(README|beyond|exam|faq))\.md", match[1])
     if not page:
         return match[2]
-    where = {"README": "", "faq": "?lesson=faq", "exam": "?lesson=exam"}.get(page[2], f"?lesson={int(page[1] or 0)}")
+    where = "" if page[2] == "README" else f"?lesson={page[2] or int(page[1])}"
     return f'<a href="#learn{where}">{match[2]}</a>'
 
 
@@ -54,10 +55,10 @@ def lesson(path: pathlib.Path) -> dict:
 
 
 def lessons() -> dict:
-    """Number of the lesson, "faq" or "exam" -> its parts."""
+    """Number of the lesson, or name of another page -> its parts."""
     made = {str(int(path.name[:2])): lesson(path) for path in sorted(FOLDER.glob("[0-9][0-9]-*.md"))}
-    text = re.sub(r"<!--.*?-->\n?", "", (FOLDER / "faq.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-    made["faq"] = {"opening": "", "body": html(re.sub(r"\A# .*\n", "", text)), "code": ""}
-    text = (FOLDER / "exam.md").read_text(encoding="utf-8").replace("<details>", '<details markdown="1">')
-    made["exam"] = {"opening": "", "body": html(re.sub(r"\A# .*\n", "", text)), "code": ""}
+    for name in OTHERS:
+        text = re.sub(r"<!--.*?-->\n?", "", (FOLDER / f"{name}.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+        text = re.sub(r"\A# .*\n", "", text.replace("<details>", '<details markdown="1">'))
+        made[name] = {"opening": "", "body": html(text), "code": ""}
     return made
