@@ -7,7 +7,7 @@ import re
 
 import markdown
 
-OTHERS = ("beyond", "exam", "faq")  # pages of the path that are no lessons
+OTHERS = ("beyond", "exam", "faq", "recap")  # pages of the path that are no lessons
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "docs/learn"
 
 
@@ -27,7 +27,7 @@ def picture(name: str) -> str:
 
 def link(match: re.Match) -> str:
     """A link inside of the path becomes one inside of the page; the page has no other documents to lead to."""
-    page = re.match(r"(?:(\d\d)-[\w-]+|(README|beyond|exam|faq))\.md", match[1])
+    page = re.match(r"(?:(\d\d)-[\w-]+|(README|beyond|exam|faq|recap))\.md", match[1])
     if not page:
         return match[2]
     where = "" if page[2] == "README" else f"?lesson={page[2] or int(page[1])}"

@@ -9,7 +9,7 @@ import {save} from './picture.js';
 
 const KEY = 'tessera.learn', FORMAT = 'tessera learn, answers';
 /** Pages of the path that are no lessons. */
-const PAGES = {beyond: 'Beyond the lessons: the cache, parts of keys, and newer chips', exam: 'Twenty questions of an interviewer', faq: 'Questions that everybody asks'};
+const PAGES = {recap: 'Recap: five questions after each part', beyond: 'Beyond the lessons: the cache, parts of keys, and newer chips', exam: 'Twenty questions of an interviewer', faq: 'Questions that everybody asks'};
 const pages = JSON.parse(document.getElementById('lessons').textContent);
 
 /** All answers ever given, oldest first; none where the browser keeps nothing. */
@@ -117,7 +117,7 @@ export const learn = {
   draw(values, say, change) {
     const lessons = ask({ask: 'lessons'});
     if (values.lesson in pages) return page(lessons, values, say);
-    if (values.lesson) throw new Error(`lesson: expected 1 to ${lessons.length}, beyond, exam or faq, got ${values.lesson}`);
+    if (values.lesson) throw new Error(`lesson: expected 1 to ${lessons.length}, recap, beyond, exam or faq, got ${values.lesson}`);
     const given = answers(), today = lessons.find((l) => !isDone(given, l.lesson));
     return [today ? element('p', {class: 'next'}, link(today.lesson, `${given.length ? 'Go on with' : 'Begin with'} ${today.lesson}. ${today.title}`)) : element('p', {}, 'All lessons are done.'),
       ...listOf(lessons, given), ...Object.entries(PAGES).map(([id, title]) => element('p', {}, link(id, title))), carry(change)];
