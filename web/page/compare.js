@@ -86,7 +86,7 @@ export const compare = {
   id: 'compare',
   title: 'Compare',
   question: 'What does FlashAttention do differently?',
-  lead: 'The same 128 tokens, the same sums, the same result. Standard attention writes the whole table of scores to memory and reads it back. FlashAttention takes one tile at a time, keeps three numbers a query, and never stores the table.',
+  lead: 'The same 128 tokens, the same sums, the same result. Standard attention writes the whole table of scores to memory and reads it back. FlashAttention takes one tile at a time, keeps m, l and one row of O for each query, and never stores the table.',
   controls: [],
   defaults: {step: '64'},
   draw(values, say, change) {
