@@ -91,8 +91,7 @@ void ask_sequence(const Case& c, std::size_t sequence, const Ask& ask) {
     const Problem& p = c.problem;
     const auto [len_q, len_kv] = c.lengths[sequence];
     const auto of = [&, len_q = len_q, len_kv = len_kv](auto schedule) {
-        schedule.set(p.mask, static_cast<int>(len_q), static_cast<int>(len_kv), static_cast<int>(p.group()),
-                     static_cast<int>(p.heads_kv));
+        schedule.set(p.mask, static_cast<int>(len_q), static_cast<int>(len_kv), static_cast<int>(p.group()));
         ask(schedule);
     };
     const fa3::Config& config = fa3::config_of(p);
