@@ -373,7 +373,7 @@ TEST(Fa3DqOrder, blocks_without_a_mask_start_apart) {
     schedule.set({}, 4096, 4096, 1);
     for (int n = 0; n < schedule.count_kv; ++n) ASSERT_EQ(StepIterator<false>(schedule, n, 1).m, 2 * n);
     BlockSchedule<128, 128> square{};
-    square.set({}, 4096, 4096, 1, 1);
+    square.set({}, 4096, 4096, 1);
     for (int n = 0; n < square.count_kv; ++n) ASSERT_EQ(StepIterator<false>(square, n, 1).m, n);
 }
 
