@@ -223,10 +223,10 @@ TEST(BackwardDispatch, rounds_of_known_problems) {
     p = Problem::dense(1, 4096, 64, 128, DType::bf16);
     p.heads_kv = 8;
     p.mask.causal = Causal::bottom_right;
-    EXPECT_EQ(fa3::head_splits(p), 2);
+    EXPECT_EQ(fa3::head_splits(p), 4);
     rounds = fa3::key_block_rounds(p);
     EXPECT_EQ(rounds.segments, 32);
-    EXPECT_EQ(rounds.heads, 8) << "of 16, with 32 key blocks each";
+    EXPECT_EQ(rounds.heads, 8) << "of 32, with 32 key blocks each";
 }
 
 }  // namespace

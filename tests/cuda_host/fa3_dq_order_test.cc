@@ -200,7 +200,7 @@ TEST(Fa3DqOrder, causal_blocks_of_many_heads_start_in_segments) {
     EXPECT_EQ(schedule.position(0, 63, 31), 24);
     EXPECT_EQ(schedule.position(0, 63, 24), 31);
     for (const auto& [len_q, len_kv, group] :
-         {std::array{4096, 4096, 2}, std::array{4096, 5000, 1}, std::array{1920, 1920, 1}}) {
+         {std::array{4096, 4096, 2}, std::array{4096, 5000, 1}, std::array{3968, 3968, 1}}) {
         schedule.set(causal, len_q, len_kv, group);
         EXPECT_FALSE(schedule.segmented) << len_q << " " << len_kv << " " << group;
     }
@@ -297,10 +297,11 @@ TEST(Fa3DqOrder, few_causal_blocks_of_groups_split_the_query_heads) {
         EXPECT_LE(schedule.head_splits, EvenHeadSplit::max_splits(causal, group, len, 128)) << len;
         return schedule.head_splits;
     };
-    EXPECT_EQ(splits(2048, 8), 2);
+    EXPECT_EQ(splits(2048, 8), 4) << "two heads each";
     EXPECT_EQ(splits(32768, 8), 2) << "no more than four heads at a stop";
-    EXPECT_EQ(splits(4096, 4), 1) << "256 blocks";
-    EXPECT_EQ(splits(2048, 4), 2) << "128 blocks";
+    EXPECT_EQ(splits(32768, 4), 1) << "256 blocks";
+    EXPECT_EQ(splits(2048, 4), 2);
+    EXPECT_EQ(splits(8192, 2), 1) << "one head each would be too few";
     EXPECT_EQ(splits(1024, 4), 1) << "64 steps";
     EXPECT_EQ(splits(512, 8), 1) << "64 steps";
     EXPECT_EQ(splits(4096, 64), 16);

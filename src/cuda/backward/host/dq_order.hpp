@@ -45,8 +45,8 @@ inline constexpr int kMinBlocksOfAllHeads = 256;
 /// Key/value heads that a call is taken to have where the order of a sum is chosen. The heads of the call itself must
 /// not choose it, or a head alone would have other bits than among many. `group`: query heads of a kv head.
 TESSERA_HOST_DEVICE constexpr int assumed_kv_heads(int group) {
-    constexpr int kWithoutGroups = 16, kQueryHeads = 64, kMost = 8;
-    return group == 1 ? kWithoutGroups : std::min(std::max(kQueryHeads / group, 1), kMost);
+    constexpr int kQueryHeads = 64, kMost = 8;
+    return std::min(std::max(kQueryHeads / group, 1), kMost);
 }
 
 /// Is the mask causal and nothing else, over as many queries as keys?

@@ -19,11 +19,12 @@
 namespace tessera::cuda {
 
 /// The rule of fa3/backward, for causal sequences with as many queries as keys. All splits have equally many heads. The
-/// number of splits is doubled while a CTA has more than kMaxHeads query heads or the sequence has fewer than
-/// kMinBlocks CTAs over assumed_kv_heads(), and the longest CTA keeps kMinSteps steps. (Its prologue and epilogue cost
+/// number of splits is doubled while a CTA has more than kMaxHeads query heads or one kv head has fewer than kMinBlocks
+/// CTAs, and while a CTA keeps kMinHeads heads and the longest one kMinSteps steps. (Its prologue and epilogue cost
 /// about 3 steps.)
 struct EvenHeadSplit {
     static constexpr int kMaxHeads = 4;
+    static constexpr int kMinHeads = 2;
     static constexpr int kMinBlocks = 256;
     static constexpr int kMinSteps = 64;  // steps of kStepQueries queries
     static constexpr int kStepQueries = 64;
@@ -32,8 +33,8 @@ struct EvenHeadSplit {
     TESSERA_HOST_DEVICE static constexpr int num_splits(int group, int blocks, int len) {
         const std::int64_t steps = std::int64_t{group} * ((len + kStepQueries - 1) / kStepQueries);
         int splits = 1;
-        while (group % (2 * splits) == 0 && steps / (2 * splits) >= kMinSteps &&
-               (group > kMaxHeads * splits || std::int64_t{assumed_kv_heads(group)} * blocks * splits < kMinBlocks)) {
+        while (group % (2 * splits) == 0 && group >= 2 * splits * kMinHeads && steps / (2 * splits) >= kMinSteps &&
+               (group > kMaxHeads * splits || std::int64_t{blocks} * splits < kMinBlocks)) {
             splits *= 2;
         }
         return splits;
@@ -43,7 +44,7 @@ struct EvenHeadSplit {
         if (group == 1 || mask.trivial()) return 1;
         int largest = num_splits(group, (len + block_kv - 1) / block_kv, len);
         // From kMinBlocks blocks on, more keys never mean fewer splits.
-        for (int n = 1; assumed_kv_heads(group) * (n - 1) < kMinBlocks && n * block_kv <= len; ++n) {
+        for (int n = 1; n <= kMinBlocks && n * block_kv <= len; ++n) {
             largest = std::max(largest, num_splits(group, n, n * block_kv));
         }
         return largest;
