@@ -3,7 +3,7 @@
 """Times tessera's CUDA kernels beside PyTorch's FlashAttention-2 and cuDNN in one process, call by call in turn.
 
     python3 bench/compare/torch_cuda.py build/src/libtessera.so [--pass backward [--residual both]] [--schedules fa3]
-        [--rows 128] [--dtype fp16] [--fa3] [--before other/libtessera.so] [--out records.jsonl]
+        [--rows 128] [--shapes few_heads.json] [--dtype fp16] [--fa3] [--before other/libtessera.so] [--out records.jsonl]
 
 --fa3 adds FlashAttention-3's forward, from the package `fa3-fwd` of PyPI. --before times another build of the library
 beside this one, in the same process and order, and prints the speedup of this one.
@@ -144,6 +144,7 @@ def main():
     parser.add_argument("--schedules", default="fa3", help="tessera's, comma-separated")
     parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
     parser.add_argument("--rows", help="head dims, comma-separated: only rows of these")
+    parser.add_argument("--shapes", help="another list of shapes, such as few_heads.json")
     parser.add_argument("--residual", choices=("kept", "summed", "both"), default="kept",
                         help="backward: with the residual of O, without it, or both")
     parser.add_argument("--repeat", type=int, default=15)
@@ -156,7 +157,8 @@ def main():
     before = abi.Library(options.before) if options.before else None
     schedules = options.schedules.split(",")
     flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
-    rows = json.loads((HERE / f"h200_{options.direction}.json").read_text())["rows"]
+    shapes = pathlib.Path(options.shapes) if options.shapes else HERE / f"h200_{options.direction}.json"
+    rows = json.loads(shapes.read_text())["rows"]
     if options.rows:
         rows = [r for r in rows if str(r[0]) in options.rows.split(",")]
     forward = options.direction == "forward"

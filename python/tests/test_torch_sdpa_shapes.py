@@ -99,8 +99,9 @@ def test_what_torch_refuses(name, device):
     leading, options, words = REFUSED[name]
     options = reference.moved(options, device)
     leaves = tensors(sizes(leading), device)
-    with pytest.raises((RuntimeError, TypeError, IndexError)):
-        torch_sdpa(*leaves, **options)
+    if device == "cpu":  # on CUDA, PyTorch's kernels take some of these
+        with pytest.raises((RuntimeError, TypeError, IndexError)):
+            torch_sdpa(*leaves, **options)
     for math in (False, True):
         with pytest.raises(ValueError, match=words):
             tt.scaled_dot_product_attention(*leaves, **options, math=math)
@@ -123,6 +124,8 @@ MIXED = {"v in bf16": (torch.float32, torch.float32, torch.bfloat16), "k in fp16
 @pytest.mark.parametrize("function", ["sdpa", "attention", "varlen_attention"])
 @pytest.mark.parametrize("name", MIXED)
 def test_autocast_takes_and_gives_the_dtypes_of_torch(name, function, device):
+    if device == "cuda" and name == "all in fp64":
+        pytest.skip("no CUDA kernel takes fp64")
     leaves = [reference.random((2, 4, 9, 16), s, device).to(d).requires_grad_() for s, d in enumerate(MIXED[name])]
     mask = reference.random((9, 9), 4, device)
     results = []

@@ -39,8 +39,7 @@ struct KeyBlockPaths {
 template <class Ask>
 auto ask_fa3_schedule(const Problem& p, std::int64_t block_q, std::int64_t len_q, std::int64_t len_kv, const Ask& ask) {
     const auto of = [&](auto schedule) {
-        schedule.set(p.mask, static_cast<int>(len_q), static_cast<int>(len_kv), static_cast<int>(p.group()),
-                     static_cast<int>(p.heads_kv));
+        schedule.set(p.mask, static_cast<int>(len_q), static_cast<int>(len_kv), static_cast<int>(p.group()));
         return ask(schedule);
     };
     constexpr std::int64_t kLong = 128;
@@ -60,11 +59,11 @@ KeyBlockPaths paths_of_fa2(const Stage& s, const schedule::Grid& grid, std::int6
     KeyBlockPaths paths;
     const auto group = static_cast<int>(s.problem.group());
     const Band band = s.problem.mask.bind(len_q, len_kv);
-    const int heads = group > 1 ? HeadSplit::heads_per_split(band, static_cast<int>(s.problem.heads_kv), group) : 1;
+    const int heads = group > 1 ? HeadSplit::heads_per_split(band, group) : 1;
     paths.heads_per_split = heads;
     paths.splits = group > 1 ? HeadSplit::num_splits(heads, group) : 1;
-    paths.segmented = cuda::is_causal_square(band) &&
-                      s.problem.heads_kv * paths.splits * grid.columns() >= cuda::kMinBlocksOfAllHeads;
+    paths.segmented =
+        cuda::is_causal_square(band) && cuda::gradient::may_use_segments(group, paths.splits * grid.columns());
     for (std::int64_t n = 0; n < grid.columns(); ++n) {
         const Range queries = grid.rows_of(n);
         const cuda::Span seen{static_cast<int>(queries.begin), static_cast<int>(queries.end)};
@@ -151,8 +150,8 @@ template <class Start>
 void for_each_start_of_fa2(const Problem& p, std::vector<Sequence>& sequences, const Start& start) {
     std::int64_t most = 0;
     for (const Sequence& sequence : sequences)
-        most = std::max(most, p.heads_kv * sequence.paths.splits * static_cast<std::int64_t>(sequence.count));
-    const int segments = cuda::gradient::most_segments(p.mask, most);
+        most = std::max(most, sequence.paths.splits * static_cast<std::int64_t>(sequence.count));
+    const int segments = cuda::gradient::most_segments(p.mask, static_cast<int>(p.group()), most);
     for (int segment = 0; segment < segments; ++segment) {
         for (Sequence& sequence : sequences) {
             const int size = cuda::gradient::segment_size(segments, sequence.count);

@@ -58,9 +58,9 @@ std::int64_t head_splits_of(const schedule::Workload& w) {
     if (w.schedule == Schedule::fa3) return cuda::fa3::backward::head_splits(p);
     if (w.schedule != Schedule::fa2) return 1;
     using cuda::HeadSplit;
-    const auto heads_kv = static_cast<int>(p.heads_kv), group = static_cast<int>(p.group());
-    if (p.ragged) return HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, heads_kv, group);
-    return HeadSplit::num_splits(p.mask.bind(p.len_q, p.len_kv), heads_kv, group);
+    const auto group = static_cast<int>(p.group());
+    if (p.ragged) return HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, group);
+    return HeadSplit::num_splits(p.mask.bind(p.len_q, p.len_kv), group);
 }
 
 /// The main kernel.

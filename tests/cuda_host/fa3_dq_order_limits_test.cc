@@ -28,7 +28,7 @@ Span tiles(Range rows, int block) {
 template <int kBlockQ, int kBlockKv>
 void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
     BlockSchedule<kBlockQ, kBlockKv> schedule{};
-    schedule.set(mask, len_q, len_kv, 1, 1);
+    schedule.set(mask, len_q, len_kv, 1);
     const Band band = mask.bind(len_q, len_kv);
     for (const int n : {0, 1, schedule.count_kv / 2, schedule.count_kv - 2, schedule.count_kv - 1}) {
         if (n < 0 || n >= schedule.count_kv) continue;
@@ -38,7 +38,7 @@ void expect_spans_right(const Mask& mask, int len_q, int len_kv) {
         const cuda::QueryParts parts(len_q, cuda::QueryParts::kMaxTerms);
         for (const int part : {0, parts.count() / 2, parts.count() - 1}) {
             BlockSchedule<kBlockQ, kBlockKv> of_part{};
-            of_part.set(mask, len_q, len_kv, 1, 1);
+            of_part.set(mask, len_q, len_kv, 1);
             of_part.set_part(part, cuda::QueryParts::kMaxTerms);
             const int begin = std::max(all_blocks.begin, parts.begin(part) / kBlockQ);
             const int past = std::min(all_blocks.end, (parts.begin(part + 1) + kBlockQ - 1) / kBlockQ);

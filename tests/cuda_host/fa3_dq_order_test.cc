@@ -33,13 +33,13 @@ const Mask kMasks[] = {{},
                        {.causal = Causal::bottom_right, .window_left = 1}};
 
 /// The whole case, for the message of a failure.
-std::string describe(const Mask& mask, int block_q, int block_kv, int len_q, int len_kv, int group, int heads,
-                     int segments = 1, int more = 0) {
+std::string describe(const Mask& mask, int block_q, int block_kv, int len_q, int len_kv, int group, int segments = 1,
+                     int more = 0) {
     const Problem p{.batch = 1,
                     .len_q = len_q,
                     .len_kv = len_kv,
-                    .heads_q = std::int64_t{group} * heads,
-                    .heads_kv = heads,
+                    .heads_q = group,
+                    .heads_kv = 1,
                     .head_dim = 64,
                     .head_dim_v = 64,
                     .mask = mask};
@@ -79,17 +79,19 @@ bool touches(const Mask& mask, const BlockSchedule<kBlockQ, kBlockKv>& schedule,
            Coverage::empty;
 }
 
-/// `more`: how many more key blocks a segment of another sequence of the call has.
+/// `segments`: of the launch; 0: those that the sequence alone needs. `more`: how many more key blocks a segment of
+/// another sequence of the call has.
 template <int kBlockQ, int kBlockKv>
-void expect_right(const Mask& mask, int len_q, int len_kv, int group, int heads = 1, int segments = 1, int more = 0) {
-    SCOPED_TRACE(describe(mask, kBlockQ, kBlockKv, len_q, len_kv, group, heads, segments, more));
+void expect_right(const Mask& mask, int len_q, int len_kv, int group, int segments = 0, int more = 0) {
     BlockSchedule<kBlockQ, kBlockKv> schedule{};
     const int part_queries = QueryParts::fitting(group, QueryParts::kMaxTerms);
-    schedule.set(mask, len_q, len_kv, group, heads);
+    schedule.set(mask, len_q, len_kv, group);
+    if (segments == 0) segments = schedule.segmented ? cuda::kSegments : 1;
+    SCOPED_TRACE(describe(mask, kBlockQ, kBlockKv, len_q, len_kv, group, segments, more));
     Adders adders;
     for (int part = 0; part < QueryParts(len_q, part_queries * schedule.head_splits).count(); ++part) {
         BlockSchedule<kBlockQ, kBlockKv> of_part{};
-        of_part.set(mask, len_q, len_kv, group, heads);
+        of_part.set(mask, len_q, len_kv, group);
         of_part.set_part(part, part_queries);
         const Adders own =
             of_part.ascending ? adders_of<true>(of_part, segments, more) : adders_of<false>(of_part, segments, more);
@@ -154,19 +156,19 @@ TEST(Fa3DqOrder, parts_of_a_long_sequence_are_added_in_the_order_of_the_position
         const Mask mask{.causal = causal};
         expect_right<64, 128>(mask, 10'000, 10'000, 7);
         expect_right<128, 128>(mask, 10'000, 10'000, 7);
-        expect_right<64, 128>(mask, 66'000, 66'000, 1, 1, cuda::kSegments);
+        expect_right<64, 128>(mask, 66'000, 66'000, 1, cuda::kSegments);
         if (HasFatalFailure()) return;
     }
     BlockSchedule<64, 128> schedule{};
-    schedule.set({.causal = Causal::top_left}, 10'000, 10'000, 7, 1);
+    schedule.set({.causal = Causal::top_left}, 10'000, 10'000, 7);
     schedule.set_part(1, QueryParts::fitting(7, QueryParts::kMaxTerms));
     EXPECT_TRUE(schedule.ascending && schedule.has_parts() && !schedule.is_past_last_part());
-    schedule.set({.causal = Causal::top_left}, 66'000, 66'000, 1, 1);
+    schedule.set({.causal = Causal::top_left}, 66'000, 66'000, 1);
     schedule.set_part(1, QueryParts::kMaxTerms);
     EXPECT_TRUE(schedule.segmented && schedule.has_parts() && !schedule.is_past_last_part());
     EXPECT_EQ(schedule.first_query, 65'536);
     EXPECT_EQ(schedule.end_query, 66'000);
-    schedule.set({}, 70'000, 1500, 1, 1);
+    schedule.set({}, 70'000, 1500, 1);
     schedule.set_part(2, QueryParts::kMaxTerms);
     EXPECT_TRUE(schedule.is_past_last_part());
 }
@@ -177,10 +179,10 @@ TEST(Fa3DqOrder, blocks_in_segments_are_added_in_the_order_of_the_positions) {
     for (const Mask& mask : kMasks) {
         for (const int len : {1, 200, 2048, 2111, 4000, 4096, 4097, 5555}) {
             for (const int more : {0, 3}) {
-                expect_right<64, 128>(mask, len, len, 1, 16, kSegments, more);
-                expect_right<128, 128>(mask, len, len, 1, 16, kSegments, more);
+                expect_right<64, 128>(mask, len, len, 1, kSegments, more);
+                expect_right<128, 128>(mask, len, len, 1, kSegments, more);
             }
-            expect_right<64, 128>(mask, len, len / 2 + 1, 1, 16, kSegments);
+            expect_right<64, 128>(mask, len, len / 2 + 1, 1, kSegments);
             if (HasFatalFailure()) return;
         }
     }
@@ -190,19 +192,19 @@ TEST(Fa3DqOrder, blocks_in_segments_are_added_in_the_order_of_the_positions) {
 TEST(Fa3DqOrder, causal_blocks_of_many_heads_start_in_segments) {
     BlockSchedule<64, 128> schedule{};
     const Mask causal{.causal = Causal::top_left};
-    schedule.set(causal, 4096, 4096, 1, 16);
+    schedule.set(causal, 4096, 4096, 1);
     ASSERT_TRUE(schedule.segmented);
     EXPECT_EQ(schedule.key_block(0, 0, 4, 8), 7);
     EXPECT_EQ(schedule.key_block(3, 7, 4, 8), 24);
     EXPECT_EQ(schedule.position(0, 63, 7), 0);
     EXPECT_EQ(schedule.position(0, 63, 31), 24);
     EXPECT_EQ(schedule.position(0, 63, 24), 31);
-    for (const auto& [len_q, len_kv, group, heads] : {std::array{4096, 4096, 2, 16}, std::array{4096, 4096, 1, 7},
-                                                      std::array{4096, 5000, 1, 16}, std::array{896, 896, 1, 64}}) {
-        schedule.set(causal, len_q, len_kv, group, heads);
-        EXPECT_FALSE(schedule.segmented) << len_q << " " << len_kv << " " << group << " " << heads;
+    for (const auto& [len_q, len_kv, group] :
+         {std::array{4096, 4096, 2}, std::array{4096, 5000, 1}, std::array{3968, 3968, 1}}) {
+        schedule.set(causal, len_q, len_kv, group);
+        EXPECT_FALSE(schedule.segmented) << len_q << " " << len_kv << " " << group;
     }
-    schedule.set({}, 4096, 4096, 1, 16);
+    schedule.set({}, 4096, 4096, 1);
     EXPECT_FALSE(schedule.segmented);
 }
 
@@ -210,14 +212,14 @@ TEST(Fa3DqOrder, causal_blocks_of_many_heads_start_in_segments) {
 TEST(Fa3DqOrder, few_blocks_without_a_mask_start_at_the_first_queries) {
     using cuda::fa3::backward::kMaxAlignedBlocks;
     BlockSchedule<64, 128> schedule{};
-    schedule.set({}, 1000, 128 * kMaxAlignedBlocks, 1, 1);
+    schedule.set({}, 1000, 128 * kMaxAlignedBlocks, 1);
     for (int n = 0; n < schedule.count_kv; ++n) ASSERT_EQ(schedule.first_query_block(n), 0);
     for (int m = 0; m < schedule.count_q; ++m) ASSERT_FALSE(schedule.has_contributions(1, m));
     EXPECT_EQ(schedule.position(0, 3, kMaxAlignedBlocks - 1), 0);
     EXPECT_EQ(schedule.position(0, 3, 0), kMaxAlignedBlocks - 1);
-    schedule.set({}, 1000, 128 * kMaxAlignedBlocks + 1, 1, 1);
+    schedule.set({}, 1000, 128 * kMaxAlignedBlocks + 1, 1);
     EXPECT_TRUE(schedule.has_contributions(1, 0));
-    schedule.set({}, 1000, 1000, 2, 1);
+    schedule.set({}, 1000, 1000, 2);
     EXPECT_TRUE(schedule.has_contributions(1, 0));
 }
 
@@ -230,9 +232,9 @@ TEST(Fa3DqOrder, the_first_block_adds_last_where_it_is_said_to) {
             for (const int len_kv : {1, 128, 200, 640, 1000, 2048, 2049, 4096}) {
                 for (const int group : {1, 8}) {
                     BlockSchedule<64, 128> schedule{};
-                    schedule.set(mask, len_q, len_kv, group, 16);
+                    schedule.set(mask, len_q, len_kv, group);
                     if (!schedule.first_block_adds_last()) continue;
-                    SCOPED_TRACE(describe(mask, 64, 128, len_q, len_kv, group, 16, schedule.segmented ? kSegments : 1));
+                    SCOPED_TRACE(describe(mask, 64, 128, len_q, len_kv, group, schedule.segmented ? kSegments : 1));
                     ++said;
                     const Adders adders = adders_of<false>(schedule, schedule.segmented ? kSegments : 1, 0);
                     for (int m = 0; m < schedule.count_q; ++m) {
@@ -252,7 +254,7 @@ TEST(Fa3DqOrder, the_first_block_adds_last_where_it_is_said_to) {
 /// An ascending key block goes through all heads of the group at each query block.
 TEST(Fa3DqOrder, heads_of_a_group_stay_together_where_blocks_ascend) {
     BlockSchedule<64, 128> schedule{};
-    schedule.set({.causal = Causal::bottom_right}, 1024, 1024, 4, 1);
+    schedule.set({.causal = Causal::bottom_right}, 1024, 1024, 4);
     ASSERT_TRUE(schedule.ascending);
     StepIterator<true> step(schedule, 3, 4);
     for (int m = 15; m >= 6; --m) {
@@ -273,42 +275,43 @@ TEST(Fa3DqOrder, single_blocks_in_turn_are_added_in_the_order_of_the_positions) 
         for (const int len : {1, 200, 640, 2049}) {
             const int count = (len + 127) / 128;
             for (const int more : {0, 3}) {
-                expect_right<64, 128>(mask, len, len, 8, 8, count + more);
-                expect_right<128, 128>(mask, len, len, 8, 8, count + more);
-                expect_right<64, 128>(mask, len / 2 + 1, len, 8, 8, count + more);
+                expect_right<64, 128>(mask, len, len, 8, count + more);
+                expect_right<128, 128>(mask, len, len, 8, count + more);
+                expect_right<64, 128>(mask, len / 2 + 1, len, 8, count + more);
             }
             if (HasFatalFailure()) return;
         }
     }
 }
 
-/// Few causal key blocks split their query heads, so that no block lasts too long. The sequence's length and the heads
-/// decide.
+/// Few causal key blocks split their query heads, so that no block lasts too long. The sequence's length and the size
+/// of a group decide.
 TEST(Fa3DqOrder, few_causal_blocks_of_groups_split_the_query_heads) {
     using cuda::EvenHeadSplit;
     const Mask causal{.causal = Causal::bottom_right};
     BlockSchedule<64, 128> schedule{};
-    const auto splits = [&](int len, int group, int heads) {
-        schedule.set(causal, len, len, group, heads);
+    const auto splits = [&](int len, int group) {
+        schedule.set(causal, len, len, group);
         EXPECT_EQ(schedule.head_splits * schedule.heads_per_split, group) << len;
         EXPECT_TRUE(schedule.ascending);
-        EXPECT_LE(schedule.head_splits, EvenHeadSplit::max_splits(causal, group, heads, len, 128)) << len;
+        EXPECT_LE(schedule.head_splits, EvenHeadSplit::max_splits(causal, group, len, 128)) << len;
         return schedule.head_splits;
     };
-    EXPECT_EQ(splits(2048, 8, 8), 2);
-    EXPECT_EQ(splits(32768, 8, 8), 2) << "no more than four heads at a stop";
-    EXPECT_EQ(splits(4096, 4, 8), 1) << "256 blocks";
-    EXPECT_EQ(splits(2048, 4, 8), 2) << "128 blocks";
-    EXPECT_EQ(splits(1024, 4, 8), 1) << "64 steps";
-    EXPECT_EQ(splits(512, 8, 8), 1) << "64 steps";
-    EXPECT_EQ(splits(4096, 64, 1), 16);
-    EXPECT_EQ(splits(4096, 6, 2), 2) << "three heads are an odd number";
-    EXPECT_EQ(splits(4096, 7, 2), 1);
-    for (int len = 1; len < 9000; len += 37) splits(len, 16, 2);
-    EXPECT_EQ(EvenHeadSplit::max_splits(causal, 1, 8, 4096, 128), 1);
-    EXPECT_EQ(EvenHeadSplit::max_splits({}, 8, 8, 4096, 128), 1);
+    EXPECT_EQ(splits(2048, 8), 4) << "two heads each";
+    EXPECT_EQ(splits(32768, 8), 2) << "no more than four heads at a stop";
+    EXPECT_EQ(splits(32768, 4), 1) << "256 blocks";
+    EXPECT_EQ(splits(2048, 4), 2);
+    EXPECT_EQ(splits(8192, 2), 1) << "one head each would be too few";
+    EXPECT_EQ(splits(1024, 4), 1) << "64 steps";
+    EXPECT_EQ(splits(512, 8), 1) << "64 steps";
+    EXPECT_EQ(splits(4096, 64), 16);
+    EXPECT_EQ(splits(4096, 6), 2) << "three heads are an odd number";
+    EXPECT_EQ(splits(4096, 7), 1);
+    for (int len = 1; len < 9000; len += 37) splits(len, 16);
+    EXPECT_EQ(EvenHeadSplit::max_splits(causal, 1, 4096, 128), 1);
+    EXPECT_EQ(EvenHeadSplit::max_splits({}, 8, 4096, 128), 1);
     for (const auto& [mask, len_q] : {std::pair{Mask{}, 2048}, {causal, 2047}, {Mask{.window_right = 5}, 2048}}) {
-        schedule.set(mask, len_q, 2048, 8, 8);
+        schedule.set(mask, len_q, 2048, 8);
         EXPECT_EQ(schedule.head_splits, 1);
         EXPECT_EQ(schedule.heads_per_split, 8);
     }
@@ -320,7 +323,7 @@ void expect_full(const Mask& mask, int len_q, int len_kv) {
     constexpr int kKeys = 64;
     SCOPED_TRACE(describe(mask, kBlockQ, kBlockKv, len_q, len_kv, 1, 1));
     BlockSchedule<kBlockQ, kBlockKv> schedule{};
-    schedule.set(mask, len_q, len_kv, 1, 1);
+    schedule.set(mask, len_q, len_kv, 1);
     const Band band = mask.bind(len_q, len_kv);
     for (int key = 0; key < schedule.count_kv * kBlockKv; key += kKeys) {
         const auto [begin, end] = schedule.unmasked_query_blocks(key, kKeys);
@@ -349,7 +352,7 @@ template <int kBlockQ, int kBlockKv>
 void expect_one_accumulator(const Mask& mask, int len, int group) {
     SCOPED_TRACE(describe(mask, kBlockQ, kBlockKv, len, len, group, 1000));
     BlockSchedule<kBlockQ, kBlockKv> schedule{};
-    schedule.set(mask, len, len, group, 1000);
+    schedule.set(mask, len, len, group);
     for (int m = 0; m < schedule.count_q; ++m) ASSERT_FALSE(schedule.has_contributions(1, m)) << "queries " << m;
 }
 
@@ -368,10 +371,10 @@ TEST(Fa3DqOrder, one_accumulator_is_enough_where_the_workspace_has_one) {
 
 TEST(Fa3DqOrder, blocks_without_a_mask_start_apart) {
     BlockSchedule<64, 128> schedule{};
-    schedule.set({}, 4096, 4096, 1, 1);
+    schedule.set({}, 4096, 4096, 1);
     for (int n = 0; n < schedule.count_kv; ++n) ASSERT_EQ(StepIterator<false>(schedule, n, 1).m, 2 * n);
     BlockSchedule<128, 128> square{};
-    square.set({}, 4096, 4096, 1, 1);
+    square.set({}, 4096, 4096, 1);
     for (int n = 0; n < square.count_kv; ++n) ASSERT_EQ(StepIterator<false>(square, n, 1).m, n);
 }
 

@@ -92,8 +92,8 @@ TEST_P(CudaRowBits, long_rows_have_the_bits_of_their_parts) {
 INSTANTIATE_TEST_SUITE_P(HeadDims, CudaRowBits, testing::Values(64, 80, 128, 192, 256),
                          [](const auto& which) { return std::to_string(which.param); });
 
-/// Gradients promise less: repeats and neighbours change no bit (cuda_gradients_test.cc). This test checks it for
-/// batches whose sequences have any length.
+/// Gradients promise less: repeats, neighbours and other heads change no bit (cuda_gradients_test.cc). These tests
+/// check it for batches whose sequences have any length, and for any number of heads.
 class CudaRowBitsBackward : public CudaRowBits {};
 
 TEST_P(CudaRowBitsBackward, a_member_has_the_bits_that_it_has_alone) {
@@ -119,6 +119,23 @@ TEST_P(CudaRowBitsBackward, a_member_has_the_bits_that_it_has_alone) {
                                            part.begin() + batch / 2 * static_cast<std::ptrdiff_t>(own.size())))
                         << kernel.name << ": " << p.describe();
                 }
+            });
+        }
+    }
+}
+
+/// 2,304 keys are enough for segments of key blocks and for splits of a group (cuda/backward/host).
+TEST_P(CudaRowBitsBackward, a_head_has_the_bits_that_it_has_alone) {
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+        for (const std::int64_t group : {1, 4}) {
+            Attention alone(causal(2304, {group, 1}, GetParam(), dtype));
+            for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+                if (kernel.name != "cuda.fa2.forward") return;
+                EXPECT_TRUE(alone.forward(kernel));
+            });
+            for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+                if (kernel.backend != Backend::cuda || kernel.schedule == Schedule::standard) return;
+                for (const std::int64_t heads : {2, 17}) expect_same_gradients(alone, kernel, heads, heads / 2);
             });
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parts of a call, for tests of a promise of docs/numerics.md: a row of O and LSE has the same bits in every call that
-// computes it.
+// Parts of a call, for tests of two promises of docs/numerics.md: a row of O and LSE has the same bits in every call
+// that computes it, and the gradients of a kv head and its query heads have the same bits among any other heads.
 #pragma once
 
 #include <algorithm>
@@ -85,6 +85,55 @@ inline void expect_same_rows(const Attention& whole, const KernelInfo& kernel, c
                  std::to_string(batch) + ", " + std::to_string(threads) + " threads");
     ASSERT_TRUE(part.forward(kernel, {.threads = threads})) << kernel.name;
     EXPECT_EQ(first_other_row(whole, cut, part, batch / 2), -1) << kernel.name << ": a row with other bits";
+}
+
+/// A backward of `heads_kv` kv heads, of which number `head` has the inputs of `alone`, a backward of one kv head.
+inline Attention among_heads(const Attention& alone, std::int64_t heads_kv, std::int64_t head) {
+    const std::int64_t group = alone.problem.group();
+    Problem p = alone.problem;
+    p.heads_kv = heads_kv;
+    p.heads_q = heads_kv * group;
+    Attention among(p, 9);
+    const auto copy = [&](const Tensor& from, Tensor& to) {
+        const std::int64_t heads = from.view.shape[2];
+        const std::int64_t bytes = heads * from.view.shape[3] * size_of(from.view.dtype);
+        for (std::int64_t row = 0; row < from.view.shape[1]; ++row) {
+            const auto source = from.memory.begin() + row * bytes;
+            std::copy(source, source + bytes, to.memory.begin() + (row * heads_kv + head) * bytes);
+        }
+    };
+    for (auto which : {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o, &Attention::o})
+        copy(alone.*which, among.*which);
+    for (std::int64_t h = 0; h < p.heads_q; ++h) {
+        for (std::int64_t row = 0; row < p.len_q; ++row) {
+            among.lse.set(alone.lse.get(0, h % group, row), 0, h, row);
+            if (alone.dlse.view.given()) among.dlse.set(alone.dlse.get(0, h % group, row), 0, h, row);
+        }
+    }
+    return among;
+}
+
+/// Runs the backwards of `alone` and of among_heads(): the gradients of `head` and its query heads have the same bits.
+/// Returns false if the kernel does not take the call.
+inline bool expect_same_gradients(Attention& alone, const KernelInfo& kernel, std::int64_t heads_kv,
+                                  std::int64_t head) {
+    if (!alone.backward(kernel)) return false;
+    Attention among = among_heads(alone, heads_kv, head);
+    SCOPED_TRACE(among.problem.describe());
+    EXPECT_TRUE(among.backward(kernel)) << kernel.name;
+    for (auto which : {&Attention::dq, &Attention::dk, &Attention::dv}) {
+        const Tensor& own = alone.*which;
+        const std::int64_t bytes = own.view.shape[2] * own.view.shape[3] * size_of(own.view.dtype);
+        for (std::int64_t row = 0; row < own.view.shape[1]; ++row) {
+            const auto expected = own.memory.begin() + row * bytes;
+            const auto got = (among.*which).memory.begin() + (row * heads_kv + head) * bytes;
+            if (std::equal(expected, expected + bytes, got)) continue;
+            ADD_FAILURE() << kernel.name << ": row " << row << " of " << (which == &Attention::dq ? "dQ" : "dK or dV")
+                          << " has other bits";
+            break;
+        }
+    }
+    return true;
 }
 
 }  // namespace tessera::check

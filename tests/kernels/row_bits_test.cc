@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A row of O and LSE has the same bits in a full prefill, in chunks, alone, in any batch and on any number of threads,
-// for CPU kernels and the reference. cuda_row_bits_test.cc tests CUDA kernels.
+// and gradients have the same bits among any other heads, for CPU kernels and the reference. cuda_row_bits_test.cc
+// tests CUDA kernels.
 #include "kernels/row_bits.hpp"
 
 #include <gtest/gtest.h>
@@ -118,6 +119,21 @@ TEST_P(RowBits, plan_takes_the_same_kernel_for_every_part) {
         EXPECT_EQ(of_part.kernel, chosen.kernel) << cut.queries << " queries on " << cut.keys << " keys";
         EXPECT_EQ(of_part.tile.block_kv, chosen.tile.block_kv) << cut.queries << " queries on " << cut.keys << " keys";
     }
+}
+
+TEST_P(RowBits, gradients_of_a_head_have_the_same_bits_among_others) {
+    Problem p = GetParam().problem();
+    if (p.alibi) GTEST_SKIP() << "each head has a slope of its own";
+    p.len_q = p.len_kv = std::min(p.len_q, std::int64_t{700});
+    p.heads_q = p.group();
+    p.heads_kv = 1;
+    Attention alone(p);
+    alone.prepare_backward();
+    int ran = 0;
+    for_each_kernel(Pass::backward, [&](const KernelInfo& kernel) {
+        if (kernel.backend == Backend::cpu) ran += expect_same_gradients(alone, kernel, 5, 3) ? 1 : 0;
+    });
+    EXPECT_GE(ran, 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, RowBits, testing::ValuesIn(kCalls), [](const auto& which) { return which.param.name; });

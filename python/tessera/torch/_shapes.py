@@ -18,6 +18,8 @@ _ORDERS = {(False, False): "[batch, len, heads, head_dim]", (True, False): "[bat
 
 def _check(condition, name, expected, got):
     """Raises an operator's error naming the argument unless `condition` (bool or SymBool) is true."""
+    if condition is True:  # PyTorch 2.11 cannot trace a message that is a closure
+        return
     torch._check(condition, lambda: f"tessera {_native.INVALID_ARGUMENT}: {name}: expected {expected}, got {got}")
 
 

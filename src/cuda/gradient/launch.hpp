@@ -90,9 +90,9 @@ struct Workspace {
         const auto group = static_cast<int>(p.heads_q / p.heads_kv);
         int heads = group;  // of a CTA, at most
         if (splits_heads && p.ragged) {
-            partial.max_splits = HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, partial.heads_kv, group);
+            partial.max_splits = HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, group);
         } else if (splits_heads) {
-            heads = HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), partial.heads_kv, group);
+            heads = HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), group);
             partial.max_splits = HeadSplit::num_splits(heads, group);
         }
         query_parts =

@@ -63,7 +63,7 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     launch.partial = workspace.partial;
     launch.query_parts = workspace.query_parts;
     launch.max_terms = QueryParts::max_terms(p.dtype);
-    launch.segments = most_segments(p.mask, p.heads_kv * launch.partial.max_splits * counts.key_blocks);
+    launch.segments = most_segments(p.mask, inputs.group, launch.partial.max_splits * counts.key_blocks);
     launch.set_dividers();
     if (uses_o_residual(p)) launch.o_residual = rows_of(call.args.o_residual);
     launch.vector_residual = takes_vectors(inputs.o, inputs.head_dim_v) &&

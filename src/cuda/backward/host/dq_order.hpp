@@ -20,7 +20,7 @@
 // Four things differ in fa3/host/dq_order.hpp and gradient/host/dq_order.hpp:
 //   - start(n). gradient starts at the block's diagonal, fa3 as far along the queries as n lies along the keys. The
 //     start decides the order of a sum, hence bits of dQ.
-//   - When a sequence is cut into segments. fa3 asks for a head of kMinBlocksToSegment blocks without GQA besides.
+//   - When a sequence is cut into segments: may_use_segments(). fa3 never does it under GQA.
 //   - The value of a semaphore. fa3 counts the additions to a query block: BlockSchedule::position() is a closed form.
 //     gradient stores the number of the block that has added last, and a block knows only the one before it.
 //   - fa3 has a third order for causal GQA, ascending, in which a CTA goes through its query heads at each query block.
@@ -38,9 +38,16 @@ namespace tessera::cuda {
 /// Segments of a head's key blocks. Under a causal mask the first blocks see the most queries; in segments, the longest
 /// blocks of a head do not start last.
 inline constexpr int kSegments = 4;
-/// The fewest key blocks, over all heads of a sequence, that are cut into segments. Fewer blocks all run at once, and
+/// The fewest key blocks, over assumed_kv_heads() heads, that are cut into segments. Fewer blocks all run at once, and
 /// segments would only wait for each other.
 inline constexpr int kMinBlocksOfAllHeads = 256;
+
+/// Key/value heads that a call is taken to have where the order of a sum is chosen. The heads of the call itself must
+/// not choose it, or a head alone would have other bits than among many. `group`: query heads of a kv head.
+TESSERA_HOST_DEVICE constexpr int assumed_kv_heads(int group) {
+    constexpr int kQueryHeads = 64, kMost = 8;
+    return std::min(std::max(kQueryHeads / group, 1), kMost);
+}
 
 /// Is the mask causal and nothing else, over as many queries as keys?
 TESSERA_HOST_DEVICE constexpr bool is_causal_square(const Band& band) {

@@ -57,8 +57,7 @@ inline int part_queries(const Problem& p) {
 template <class Ask>
 auto ask_schedule(const Problem& p, const Ask& ask) {
     const auto of = [&](auto schedule) {
-        schedule.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
-                     static_cast<int>(p.heads_kv));
+        schedule.set(p.mask, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()));
         return ask(schedule);
     };
     const Config& c = config_of(p);
@@ -89,8 +88,8 @@ inline int dq_accumulators(const Problem& p) {
 /// The most head splits of any sequence; 1 where a CTA has all query heads of a group.
 inline int head_splits(const Problem& p) {
     if (p.ragged) {
-        return EvenHeadSplit::max_splits(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
-                                         static_cast<int>(p.len_kv), config_of(p).block_kv);
+        return EvenHeadSplit::max_splits(p.mask, static_cast<int>(p.group()), static_cast<int>(p.len_kv),
+                                         config_of(p).block_kv);
     }
     return ask_schedule(p, [](const auto& schedule) { return schedule.head_splits; });
 }
@@ -109,8 +108,7 @@ inline bool starts_longest_first(const Problem& p) {
 inline bool uses_segments(const Problem& p) {
     if (p.ragged) {
         const std::int64_t max_blocks = (p.len_kv + 127) / 128;
-        return may_use_segments(p.mask, static_cast<int>(p.group()), static_cast<int>(p.heads_kv),
-                                static_cast<int>(max_blocks));
+        return may_use_segments(p.mask, static_cast<int>(p.group()), static_cast<int>(max_blocks));
     }
     return ask_schedule(p, [](const auto& schedule) { return schedule.segmented; });
 }

@@ -9,8 +9,8 @@
 //             dQ[accumulator][m] += dS K of (m, n)                     a store where the position is 0
 //             semaphore[accumulator][m] += 1
 //
-// There are three launch orders. The sequence's own lengths and the heads of the call decide between them, so a
-// sequence has the same bits in any batch.
+// There are three launch orders. The sequence's own lengths and the size of a group decide between them, so a head has
+// the same bits in any batch and among any number of heads.
 //
 //   descending  Block n starts at the query block that lies as far along as n does. It goes on to its last query block
 //               with accumulator 0, then from its first one with accumulator 1. Block n + 1 was launched earlier and is
@@ -42,16 +42,15 @@ namespace tessera::cuda::fa3::backward {
 enum class DqOrder { descending, ascending, segmented };
 
 /// The fewest key blocks of one head that are cut into segments.
-inline constexpr int kMinBlocksToSegment = 16;
+inline constexpr int kMinBlocksToSegment = kMinBlocksOfAllHeads / assumed_kv_heads(1);
 
 /// Without a mask, up to this many key blocks all start at query block 0 and need one accumulator only. Each is a step
 /// behind the previous one, which pays while there are few.
 inline constexpr int kMaxAlignedBlocks = 4;
 
 /// May sequences of a call be segmented? `max_blocks`: key blocks of one head, at most.
-TESSERA_HOST_DEVICE constexpr bool may_use_segments(const Mask& mask, int group, int heads, int max_blocks) {
-    return group == 1 && !mask.trivial() && max_blocks >= kMinBlocksToSegment &&
-           std::int64_t{heads} * max_blocks >= kMinBlocksOfAllHeads;
+TESSERA_HOST_DEVICE constexpr bool may_use_segments(const Mask& mask, int group, int max_blocks) {
+    return group == 1 && !mask.trivial() && max_blocks >= kMinBlocksToSegment;
 }
 
 /// The numbers that decide the order of one sequence, computed once.
@@ -84,7 +83,7 @@ struct SequenceSchedule : Band32 {
 template <int kBlockQ, int kBlockKv>
 struct BlockSchedule : SequenceSchedule {
     /// `group`: query heads of a kv head. All queries are one part (set_part).
-    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group, int heads_kv) {
+    TESSERA_HOST_DEVICE void set(const Mask& mask, int own_len_q, int own_len_kv, int group) {
         static_cast<Band32&>(*this) = Band32(mask.bind(own_len_q, own_len_kv));
         len_q = own_len_q;
         count_q = (len_q + kBlockQ - 1) / kBlockQ;
@@ -100,16 +99,16 @@ struct BlockSchedule : SequenceSchedule {
         // The conditional operator keeps a branch here. Without it, ptxas assigns registers differently.
         const bool square = is_causal_square(*this, len_q, own_len_kv) ? true : false;
         ascending = group > 1 && square;
-        segmented = square && may_use_segments(mask, group, heads_kv, count_kv);
-        head_splits = ascending ? EvenHeadSplit::num_splits(group, heads_kv, count_kv, own_len_kv) : 1;
+        segmented = square && may_use_segments(mask, group, count_kv);
+        head_splits = ascending ? EvenHeadSplit::num_splits(group, count_kv, own_len_kv) : 1;
         heads_per_split = group / head_splits;
         first_query = 0;
         end_query = len_q;
     }
     /// Copies `known`, the schedule that the host computed; for a ragged sequence computes it.
     TESSERA_HOST_DEVICE void set_of(const SequenceSchedule& known, bool ragged, const Mask& mask, int own_len_q,
-                                    int own_len_kv, int group, int heads_kv) {
-        if (ragged) set(mask, own_len_q, own_len_kv, group, heads_kv);
+                                    int own_len_kv, int group) {
+        if (ragged) set(mask, own_len_q, own_len_kv, group);
         else static_cast<SequenceSchedule&>(*this) = known;
     }
     /// Leaves only a part of the queries, after set(). `part_queries`: of a part in which a CTA has all heads of a

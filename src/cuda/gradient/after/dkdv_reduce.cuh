@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(DkdvReduceLaunch::kThreads)
     const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_kv));
     const Sequence sequence = sequence_of(p, batch);
     const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
-    const int heads = launch.splits_heads ? HeadSplit::heads_per_split(band, p.heads_kv, p.group) : p.group;
+    const int heads = launch.splits_heads ? HeadSplit::heads_per_split(band, p.group) : p.group;
     const int splits = HeadSplit::num_splits(heads, p.group);
     if (splits == 1 && QueryParts(sequence.len_q, QueryParts::fitting(heads, launch.max_terms)).is_one()) return;
 

@@ -15,9 +15,14 @@
 
 namespace tessera::cuda::gradient {
 
-/// Segments of a call whose sequences have at most `blocks` key blocks over all heads and splits.
-constexpr int most_segments(const Mask& mask, std::int64_t blocks) {
-    return !mask.trivial() && blocks >= kMinBlocksOfAllHeads ? kSegments : 1;
+/// Is a sequence under a causal mask cut into segments if a kv head has so many key blocks over all its splits?
+TESSERA_HOST_DEVICE constexpr bool may_use_segments(int group, std::int64_t blocks) {
+    return assumed_kv_heads(group) * blocks >= kMinBlocksOfAllHeads;
+}
+
+/// Segments of a call. `blocks`: key blocks of a kv head over all its splits, at most.
+constexpr int most_segments(const Mask& mask, int group, std::int64_t blocks) {
+    return !mask.trivial() && may_use_segments(group, blocks) ? kSegments : 1;
 }
 
 /// The blocks in one segment of a head that has `blocks` of them; the last segment may have fewer. `segments`: 1 or

@@ -43,7 +43,7 @@ struct CtaWork {
         band32 = Band32(band);
         heads = p.group;
         if (launch.partial.max_splits > 1) {
-            heads = HeadSplit::heads_per_split(band, p.heads_kv, p.group);
+            heads = HeadSplit::heads_per_split(band, p.group);
             num_splits = HeadSplit::num_splits(heads, p.group);
         }
         parts = QueryParts(sequence.len_q, QueryParts::fitting(heads, launch.max_terms));
@@ -62,7 +62,7 @@ struct CtaWork {
     __device__ void set_started(const Launch& launch, int segment, int started, int block_kv) {
         const int blocks = (sequence.len_kv + block_kv - 1) / block_kv;
         const bool segmented = launch.segments > 1 && is_causal_square(band) &&
-                               launch.params.forward.heads_kv * num_splits * blocks >= kMinBlocksOfAllHeads;
+                               may_use_segments(launch.params.forward.group, num_splits * blocks);
         sanitizes = false;
         order.set_started(band, segment, started, launch.segments, blocks, launch.key_blocks, segmented, block_kv,
                           log2_block_q());

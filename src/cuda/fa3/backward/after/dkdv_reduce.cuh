@@ -78,8 +78,7 @@ __global__ void __launch_bounds__(kReduceThreads) dkdv_reduce_kernel(const __gri
     keys.len = sequence.len_kv;
     keys.row = sequence.first_kv + keys.first;
     ScheduleOf<kConfig> schedule;
-    schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
-                    p.heads_kv);
+    schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group);
     schedule.set_part(0, launch.part_queries);
     if (keys.first >= keys.len || !schedule.sums_in_workspace() || launch.workspace.state->cu_seqlens_decreased != 0)
         return;

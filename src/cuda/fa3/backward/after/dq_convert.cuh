@@ -27,8 +27,7 @@ __global__ void __launch_bounds__(kConvertThreads, 2) dq_convert_kernel(const __
     const int head = static_cast<int>(blockIdx.x) / count % p.heads_q;
     const Sequence sequence = sequence_of(p, batch);
     ScheduleOf<kConfig> schedule;
-    schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
-                    p.heads_kv);
+    schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group);
     if (m >= schedule.count_q || launch.workspace.state->cu_seqlens_decreased != 0) return;
 
     const int thread = static_cast<int>(threadIdx.x);

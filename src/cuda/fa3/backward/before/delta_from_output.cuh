@@ -202,7 +202,7 @@ __device__ __forceinline__ void bound_v(const Launch& launch, int number) {
     const int kv_head = head - batch * p.heads_kv;
     const Sequence sequence = sequence_of(p, batch);
     ScheduleOf<kConfig> schedule;
-    schedule.set(p.mask, sequence.len_q, sequence.len_kv, p.group, p.heads_kv);
+    schedule.set(p.mask, sequence.len_q, sequence.len_kv, p.group);
     const int begin = max(schedule.low, 0);
     const int end = min(schedule.len_q + schedule.high, schedule.len_kv());
     const HeadRows v(p.v, p.cu_seqlens_q != nullptr ? 0 : batch, sequence.first_kv, kv_head, sizeof(T));

@@ -51,8 +51,7 @@ struct QueryTile {
         const Sequence sequence = sequence_of(p, batch);
         first_q = static_cast<int>(sequence.first_q);
         first_kv = static_cast<int>(sequence.first_kv);
-        schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
-                        p.heads_kv);
+        schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group);
         first_block = std::int64_t{head} * launch.blocks_q +
                       first_block_q(p, kConfig.block_q, batch, sequence.first_q) + query / kConfig.block_q;
         n_begin = 0;
@@ -94,8 +93,7 @@ struct QueryRows {
         const ForwardParams& p = launch.params.forward;
         const Sequence sequence = sequence_of(p, batch);
         first_q = static_cast<int>(sequence.first_q);
-        schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group,
-                        p.heads_kv);
+        schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group);
         first_block_q =
             std::int64_t{head} * launch.blocks_q + backward::first_block_q(p, kConfig.block_q, batch, sequence.first_q);
     }

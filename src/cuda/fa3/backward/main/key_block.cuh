@@ -42,7 +42,7 @@ struct KeyBlock {
         first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, sequence.first_q));
         const int len_q = sequence.len_q, len_kv = sequence.len_kv;
         reload_from_memory();
-        schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, len_q, len_kv, p.group, p.heads_kv);
+        schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, len_q, len_kv, p.group);
         reload_from_memory();
         schedule.set_part(launch.part, launch.part_queries);
         end_head = kv_head * p.group + (split + 1) * schedule.heads_per_split;
