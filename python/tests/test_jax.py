@@ -233,7 +233,7 @@ def test_a_traced_call_serves_the_cpu_and_cuda(rng, monkeypatch):
         return jax.grad(loss, (0, 1, 2))(q, k, v)
     alone = jax.jit(lambda *arrays: step(*arrays))(q, k, v)
     monkeypatch.setattr(_jax_calls, "on_cuda", lambda: True)
-    monkeypatch.setattr(_jax_calls, "_cuda_bytes", lambda problem, backward: 2**16 + 2**20 * backward)
+    monkeypatch.setattr(_jax_calls, "_cuda_bytes", lambda problem, backward: 2**26 + 2**20 * backward)
     for a, b in zip(alone, jax.jit(lambda *arrays: step(*arrays))(q, k, v)):
         assert (a == b).all()
     traced = jax.jit(lambda *arrays: step(*arrays)).trace(q, k, v)
@@ -242,4 +242,4 @@ def test_a_traced_call_serves_the_cpu_and_cuda(rng, monkeypatch):
         calls = [line for line in text.splitlines() if "@tessera_jax_" in line]
         assert ["@tessera_jax_forward" in line for line in calls] == [True, False], calls
         assert all("o_residual = 1 : i32" in line and "xi8>" in line for line in calls), calls
-        assert [f"tensor<{size}xui8>" in line for size, line in zip((2**16, 2**16 + 2**20), calls)] == [True] * 2
+        assert [f"tensor<{size}xui8>" in line for size, line in zip((2**26, 2**26 + 2**20), calls)] == [True] * 2

@@ -99,7 +99,7 @@ def test_what_torch_refuses(name, device):
     leading, options, words = REFUSED[name]
     options = reference.moved(options, device)
     leaves = tensors(sizes(leading), device)
-    if device == "cpu":  # on CUDA, PyTorch's kernels take some of these
+    if device == "cpu" and name != "causal and a mask":  # which some kernels and releases of PyTorch take
         with pytest.raises((RuntimeError, TypeError, IndexError)):
             torch_sdpa(*leaves, **options)
     for math in (False, True):
