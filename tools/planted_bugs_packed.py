@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The trial of tools/planted_bugs.py in CUDA kernels on a machine with a GPU, nvcc and g++, but without this project's
+packages.
+
+  tools/planted_bugs_packed.py pack BUILD FOLDER      here: BUILD is a Ninja build of kernels_test for GPUs. FOLDER gets
+                                                      its objects, and shared libraries
+  tools/planted_bugs_packed.py run FOLDER [NAME...]   there, in a copy of this checkout with FOLDER: for each bug, compiles
+                                                      the instances that contain it, links kernels_test and runs its tests
+
+A bug is compiled into all instances of its schedule in one dtype. Its tests stop at the first failure. A row says whether
+a test failed, which one, or that the tests did not end. Exit status: 0 when every bug that ran was caught.
+"""
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import planted_bugs  # noqa: E402
+
+SECONDS = 240  # of a bug's tests
+
+
+def commands(build, target):
+    return subprocess.run(["ninja", "-C", build, "-t", "commands", target], check=True, capture_output=True,
+                          text=True).stdout.splitlines()
+
+
+def objects(command):
+    return [word for word in command.split() if word.endswith(".o")]
+
+
+def instances_of(bug, build, instances):
+    """The instances to compile for a bug: those that include its file, of its schedule (fa2 for what several share)."""
+    folder = pathlib.Path(bug.file).relative_to("src/cuda").parts[0]
+    dtype = "fp32" if "fp32" in bug.name else "fp16" if "fp16" in bug.name else "bf16"
+    found = []
+    for instance in instances:
+        deps = subprocess.run(["ninja", "-C", build, "-t", "deps", instance], capture_output=True, text=True).stdout
+        if any(line.strip().endswith(bug.file) for line in deps.splitlines()) and dtype in instance:
+            found.append(re.sub(r".*\.dir/", "", instance)[:-2])
+    own = [name for name in found if f"/{folder}/" in name]
+    return own or [name for name in found if "/fa2/" in name] or found
+
+
+def pack(build, folder):
+    build, folder = pathlib.Path(build).resolve(), pathlib.Path(folder).resolve()
+    (folder / "libs").mkdir(parents=True, exist_ok=True)
+    lines = commands(build, "kernels_test")
+    link = next(line for line in lines if "-o tests/kernels_test " in line)
+    inside = objects(next(line for line in lines if "ar qc src/libtessera_inside.a" in line))
+    instances = [name for name in inside if "/instances/" in name]
+    rest = objects(link) + [name for name in inside if name not in instances]
+    archives = [word for word in link.split() if word.endswith(".a") and "cudart" not in word and "inside" not in word]
+    main = [name for name in archives if "gtest_main" in name]
+    others = [name for name in dict.fromkeys(archives) if name not in main and "librt" not in name]
+    subprocess.run(["ld", "-r", "-o", folder / "rest.o", *rest, "--whole-archive", *main, "--no-whole-archive", *others],
+                   check=True, cwd=build)
+    subprocess.run(["strip", "-g", folder / "rest.o"], check=True)
+    (folder / "libinstances.a").unlink(missing_ok=True)
+    subprocess.run(["ar", "qc", folder / "libinstances.a", *instances], check=True, cwd=build)
+    for library in (word for word in link.split() if ".so" in word):
+        name = re.search(r"SONAME +(\S+)", subprocess.run(["objdump", "-p", library], capture_output=True, text=True).stdout)[1]
+        shutil.copy(library, folder / "libs" / name)
+    plan = {}
+    for bug in planted_bugs.bugs_of("cuda"):
+        filters = [test.split("--gtest_filter=")[1] for test in bug.tests if "kernels_test" in test]
+        plan[bug.name] = {"instances": instances_of(bug, build, instances), "tests": filters}
+    (folder / "plan.json").write_text(json.dumps(plan, indent=1))
+
+
+def compile_instance(source, output, instance):
+    architecture = "90a" if "/fa3/" in instance else "90"
+    done = subprocess.run(["nvcc", f"-I{ROOT}/include", f"-I{source}", "-O3", "-DNDEBUG", "-std=c++20",
+                           "--expt-relaxed-constexpr", "-w", "-Xcompiler=-fPIC", "-x", "cu", "-c", source / instance,
+                           f"--generate-code=arch=compute_{architecture},code=[sm_{architecture}]", "-o", output],
+                          capture_output=True, text=True)
+    return done.stderr if done.returncode else ""
+
+
+def trial(bug, wanted, folder, work, compilers, turn):
+    """(caught, what the row says)"""
+    if not wanted["tests"]:
+        return None, "its tests are not in kernels_test"
+    source = work / bug.name / "src"
+    shutil.copytree(ROOT / "src", source)
+    path = work / bug.name / bug.file
+    path.write_text(path.read_text().replace(bug.old, bug.new))
+    outputs = [work / bug.name / f"{n}.o" for n in range(len(wanted["instances"]))]
+    errors = list(compilers.map(lambda pair: compile_instance(source, *pair), zip(outputs, wanted["instances"])))
+    if any(errors):
+        return False, "does not compile: " + "".join(errors)[-300:]
+    program = work / bug.name / "kernels_test"
+    libraries = sorted((folder / "libs").iterdir())
+    subprocess.run(["g++", "-o", program, *outputs, folder / "rest.o", folder / "libinstances.a", *libraries,
+                    "-L/usr/local/cuda/lib64", "-lcudart_static", "-lrt", "-lpthread", "-ldl",
+                    f"-Wl,-rpath,{folder / 'libs'}"], check=True)
+    with turn:
+        try:
+            done = subprocess.run([program, "--gtest_filter=" + ":".join(wanted["tests"]), "--gtest_brief=1"],
+                                  capture_output=True, text=True, timeout=SECONDS, env={**os.environ, "GTEST_FAIL_FAST": "1"})
+        except subprocess.TimeoutExpired:
+            return None, f"its tests did not end in {SECONDS} s"
+    failed = re.findall(r"\[  FAILED  \] ([^,\s]+)", done.stdout)
+    return done.returncode != 0, failed[0] if failed else f"exit status {done.returncode}"
+
+
+def run(folder, names):
+    import tempfile
+    import threading
+    folder = pathlib.Path(folder).resolve()
+    plan = json.loads((folder / "plan.json").read_text())
+    bugs = planted_bugs.chosen("cuda", names)
+    survived = 0
+    turn = threading.Semaphore(6)  # programs that share the GPU
+    with tempfile.TemporaryDirectory() as work, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as compilers, \
+            concurrent.futures.ThreadPoolExecutor(len(bugs)) as pool:
+        rows = {pool.submit(trial, bug, plan[bug.name], folder, pathlib.Path(work), compilers, turn): bug for bug in bugs}
+        for row in concurrent.futures.as_completed(rows):
+            caught, said = row.result()
+            survived += caught is False
+            word = {True: "caught", False: "SURVIVED", None: "open"}[caught]
+            print(f"| {rows[row].name} | {word} | {said} |", flush=True)
+    return 1 if survived else 0
+
+
+def main(arguments):
+    if len(arguments) == 3 and arguments[0] == "pack":
+        return pack(*arguments[1:])
+    if len(arguments) >= 2 and arguments[0] == "run":
+        return run(arguments[1], arguments[2:])
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
