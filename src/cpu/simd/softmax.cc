@@ -258,6 +258,23 @@ void invert_sums(const RowState& state, std::int64_t lanes, float* inverse) {
     for (std::int64_t i = 0; i < lanes; ++i) inverse[i] = state.l[i] == 0 ? 0.0F : 1.0F / state.l[i];
 }
 
+void finish_softmax(const RowState& state, const HeadRows& sinks, std::int64_t first, std::int64_t queries,
+                    std::int64_t lanes, float* factors) {
+    if (sinks.data == nullptr) return invert_sums(state, lanes, factors);
+    std::fill(factors + queries, factors + lanes, 0.0F);
+    for (std::int64_t i = 0; i < queries; ++i) {
+        const auto sink = static_cast<double>(*static_cast<const float*>(sinks.at(first + i, 0)));
+        const double m = state.m[i];
+        const double maximum = std::max(m, sink);
+        const double shift = maximum == -std::numeric_limits<double>::infinity() ? 0 : maximum;
+        const double rescale = std::exp(m - shift);
+        const double l = static_cast<double>(state.l[i]) * rescale + std::exp(sink - shift);
+        state.m[i] = static_cast<float>(maximum);
+        state.l[i] = static_cast<float>(l);
+        factors[i] = l == 0 ? 0.0F : static_cast<float>(rescale / l);
+    }
+}
+
 void store_lse(const RowState& state, std::int64_t rows, const HeadRows& to, std::int64_t first) {
     if (to.data == nullptr) return;
     for (std::int64_t i = 0; i < rows; ++i) {
