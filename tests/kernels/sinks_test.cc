@@ -172,14 +172,14 @@ TEST(Sinks, gradients_have_the_same_bits_on_any_number_of_threads) {
 
 TEST(Sinks, that_are_nan_make_their_head_nan) {
     for (const DType dtype : kStorageTypes) {
-        Attention a = with_sinks(kSizes[2], dtype);
+        Attention a = with_sinks(kSizes[1], dtype);
         a.sinks.set(std::nan(""), 2);
         for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
             if (!a.forward(kernel)) return;
             const Report report = a.check_forward();
             EXPECT_TRUE(report.pass()) << report.describe();
-            EXPECT_TRUE(std::isnan(a.o.get(0, 100, 2, 0)) && std::isnan(a.lse.get(0, 2, 100)));
-            EXPECT_TRUE(std::isfinite(a.o.get(0, 100, 3, 0)));
+            EXPECT_TRUE(std::isnan(a.o.get(0, 4, 2, 0)) && std::isnan(a.lse.get(0, 2, 4)));
+            EXPECT_TRUE(std::isfinite(a.o.get(0, 4, 3, 0)));
         });
     }
 }
