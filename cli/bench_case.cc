@@ -17,7 +17,7 @@ namespace {
 /// All inputs and outputs of a plan, for both passes.
 struct Operands {
     GeneratedInputs in;
-    OwnedTensor o, lse, o_residual, dq, dk, dv;
+    OwnedTensor o, lse, o_residual, dq, dk, dv, dsinks;
     std::vector<TensorView> views;  ///< every tensor, to be evicted from the caches
 
     Operands(const Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences, bool backward)
@@ -37,9 +37,10 @@ struct Operands {
             dq = like("dq", in.tensors.q, p.head_dim, p.dtype);
             dk = like("dk", in.tensors.k, p.head_dim, p.dtype);
             dv = like("dv", in.tensors.v, p.head_dim_v, p.dtype);
+            if (p.sinks) dsinks = make_tensor("dsinks", DType::fp32, Shape{p.heads_q});
         }
         for (const auto& [name, view] : in.named()) views.push_back(view);
-        for (const OwnedTensor* t : {&o, &lse, &o_residual, &dq, &dk, &dv}) {
+        for (const OwnedTensor* t : {&o, &lse, &o_residual, &dq, &dk, &dv, &dsinks}) {
             if (t->view.given()) views.push_back(t->view);
         }
     }
@@ -59,6 +60,7 @@ struct Operands {
         args.dq = dq.view;
         args.dk = dk.view;
         args.dv = dv.view;
+        args.dsinks = dsinks.view;
         return args;
     }
 };

@@ -17,7 +17,7 @@ using check::Fill;
 using Input = TensorArgument<BackwardArgs>;
 
 /// The tensors with random values; the n-th one of a seed uses stream 8 * seed + n.
-constexpr std::string_view kStreams[] = {"q", "k", "v", "do", "bias"};
+constexpr std::string_view kStreams[] = {"q", "k", "v", "do", "bias", "sinks"};
 constexpr std::uint64_t kStreamsPerSeed = 8;
 static_assert(std::size(kStreams) <= kStreamsPerSeed);
 

@@ -144,6 +144,7 @@ void ShapeOptions::declare(CLI::App& command, bool lists) {
     add_text(command, kProblem, "--ragged", ragged, "LENS",
              "Lengths of the sequences of a ragged batch, LEN or QxKV: 100,37,1x512");
     command.add_flag("--alibi", alibi, "With ALiBi slopes")->group(kProblem);
+    command.add_flag("--sinks", sinks, "With a sink for each query head")->group(kProblem);
     command.add_flag("--bias", bias, "With an additive bias tensor")->group(kProblem);
 }
 
@@ -187,6 +188,7 @@ Problem ShapeOptions::sized(std::int64_t len_of_q, std::int64_t len_of_kv) const
     problem.len_q = len_of_q;
     problem.len_kv = len_of_kv;
     problem.alibi = alibi;
+    problem.sinks = sinks;
     problem.bias = bias;
     return problem;
 }

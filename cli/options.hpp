@@ -48,6 +48,7 @@ struct ShapeOptions {
     std::string dtype = "fp32";
     std::string ragged;
     bool alibi = false;
+    bool sinks = false;
     bool bias = false;
 
     /// `lists` allows several values separated by commas, which make several Problems.

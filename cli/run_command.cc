@@ -49,7 +49,7 @@ struct PassResult {
 
 /// The results, in the shapes of the output file.
 struct Outputs {
-    OwnedTensor o, lse, dq, dk, dv;
+    OwnedTensor o, lse, dq, dk, dv, dsinks;
     OwnedTensor o_residual;  ///< for the backward, if both kernels support it
     std::vector<std::pair<std::string, TensorView>> named;
 };
@@ -88,6 +88,9 @@ void make_outputs(Run& run) {
         out.o_residual = make_like(run, "o_residual", run.inputs.tensors.q, p.head_dim_v, DType::int8);
     }
     out.named.insert(out.named.end(), {{"dq", out.dq.view}, {"dk", out.dk.view}, {"dv", out.dv.view}});
+    if (!p.sinks) return;
+    out.dsinks = make_tensor("dsinks", DType::fp32, std::vector<std::int64_t>{p.heads_q});
+    out.named.emplace_back("dsinks", out.dsinks.view);
 }
 
 ForwardArgs forward_args(const Run& run) {
@@ -108,6 +111,7 @@ BackwardArgs backward_args(const Run& run) {
     args.dq = canonical(run.outputs.dq);
     args.dk = canonical(run.outputs.dk);
     args.dv = canonical(run.outputs.dv);
+    args.dsinks = run.outputs.dsinks.view;
     return args;
 }
 

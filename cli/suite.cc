@@ -63,7 +63,8 @@ BenchSet read_set(const std::string& path, const std::string& where, const Json&
         {"dropout", &set.scores.dropout}, {"seed", &set.scores.seed},    {"backend", &set.how.backend},
         {"schedule", &set.how.schedule},  {"tile", &set.how.tile},       {"threads", &set.how.threads},
         {"pass", &set.pass.text}};
-    const std::map<std::string, bool*> flags = {{"alibi", &set.shape.alibi}, {"bias", &set.shape.bias}};
+    const std::map<std::string, bool*> flags = {
+        {"alibi", &set.shape.alibi}, {"sinks", &set.shape.sinks}, {"bias", &set.shape.bias}};
     for (const auto& [key, value] : json.items()) {
         const std::string field = where + "." + key;
         if (const auto flag = flags.find(key); flag != flags.end()) {
@@ -75,7 +76,7 @@ BenchSet read_set(const std::string& path, const std::string& where, const Json&
         if (text == texts.end()) {
             std::vector<std::string> names;
             for (const auto& [name, unused] : texts) names.push_back(name);
-            bad_suite(path, field, fmt::format("expected one of {}, alibi, bias", fmt::join(names, ", ")));
+            bad_suite(path, field, fmt::format("expected one of {}, alibi, sinks, bias", fmt::join(names, ", ")));
         }
         *text->second = option_text(path, field, value);
     }

@@ -114,6 +114,7 @@ Problem read_problem(const tessera_problem* from) {
 #define TESSERA_READ(kind, field, member) problem.member = read_##kind(#field, p.field);
     TESSERA_PROBLEM_FIELDS(TESSERA_READ)
 #undef TESSERA_READ
+    if (p.reserved != 0) invalid("reserved", fmt::format("expected 0, got {}", p.reserved));
     return problem;
 }
 
@@ -306,11 +307,13 @@ tessera_status tessera_problem_init(tessera_problem* problem, size_t struct_size
         expect_address("problem", problem);
         expect_struct_size<tessera_problem>("", struct_size);
         const Problem defaults;
-        std::memset(static_cast<void*>(problem), 0, struct_size);
-        problem->struct_size = struct_size;
-#define TESSERA_WRITE(kind, field, member) problem->field = write_##kind(defaults.member);
+        tessera_problem result{};
+        result.struct_size = struct_size;
+#define TESSERA_WRITE(kind, field, member) result.field = write_##kind(defaults.member);
         TESSERA_PROBLEM_FIELDS(TESSERA_WRITE)
 #undef TESSERA_WRITE
+        std::memset(static_cast<void*>(problem), 0, struct_size);
+        std::memcpy(static_cast<void*>(problem), &result, std::min(struct_size, sizeof result));
     });
 }
 

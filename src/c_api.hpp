@@ -47,6 +47,8 @@ inline void expect_address(const char* name, const void* address) {
 template <class T>
 inline constexpr std::size_t kFirstSize = sizeof(T);
 template <>
+inline constexpr std::size_t kFirstSize<tessera_problem> = offsetof(tessera_problem, sinks);
+template <>
 inline constexpr std::size_t kFirstSize<tessera_forward_args> = offsetof(tessera_forward_args, o_residual);
 template <>
 inline constexpr std::size_t kFirstSize<tessera_backward_args> = offsetof(tessera_backward_args, o_residual);

@@ -60,6 +60,9 @@ struct ForwardArgs {
     /// out, optional, for a bf16 or fp16 Problem whose Plan says o_residual: int8, shape of o. It holds what rounding
     /// took off O, in 256ths of O's last place (docs/numerics.md, "The residual of O").
     TensorView o_residual{};
+    /// fp32 [heads_q], natural-log scores. exp(sink) is added to the sum of the softmax of each row of its head, as a
+    /// key without a value adds its weight. Scale, softcap, bias, mask and dropout do not apply to it.
+    TensorView sinks{};
 };
 
 /// The tensors of a backward call: inputs and results of the forward, the gradients of O and LSE, and the outputs.
@@ -82,6 +85,8 @@ struct BackwardArgs {
     /// The forward's o_residual, optional. A kernel whose Plan says o_residual saves two of its seven GEMMs with
     /// it; the others do not read it. The contract of the results is the same with and without it.
     TensorView o_residual{};
+    TensorView sinks{};   ///< as the forward had them
+    TensorView dsinks{};  ///< out, optional, only with problem.sinks: fp32 [heads_q]
 };
 
 /// Computes O = attention(Q, K, V), and LSE. Everything is validated first: a call that throws has changed nothing. On
@@ -91,8 +96,8 @@ struct BackwardArgs {
 /// whose strides or alignment a CUDA kernel does not take, Error(internal) when CUDA refuses a launch.
 void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how = {});
 
-/// Computes dQ, dK, dV (and dbias) from P, which is recomputed from Q, K and LSE: no N x N matrix is kept from the
-/// forward. It is deterministic: the bits do not depend on the number of threads. Errors are those of forward().
+/// Computes dQ, dK, dV (and dbias, dsinks) from P, which is recomputed from Q, K and LSE: no N x N matrix is kept from
+/// the forward. It is deterministic: the bits do not depend on the number of threads. Errors are those of forward().
 void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> workspace, const Execution& how = {});
 
 /// Owns a workspace of the right size and alignment for plans, in host memory.

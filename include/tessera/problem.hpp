@@ -23,7 +23,7 @@ struct Dropout {
 /// A Problem says what to compute, and nothing about hardware, tiles or pointers:
 ///
 ///     S = scale * Q K^T;   softcap c > 0: S = c * tanh(S / c);   ALiBi: S -= slope[h] * |i + len_kv - len_q - j|;
-///     S += bias;   mask;   P = softmax over keys;   dropout;   O = P V
+///     S += bias;   mask;   P = softmax over keys (and the sink of the head);   dropout;   O = P V
 ///
 /// Tensors are [batch, len, heads, head_dim] (any strides), or [total, heads, head_dim] when `ragged`.
 struct Problem {
@@ -45,6 +45,7 @@ struct Problem {
     std::optional<double> scale{};  ///< default 1 / sqrt(head_dim)
     double softcap = 0;             ///< 0: none
     bool alibi = false;             ///< alibi_slopes are given
+    bool sinks = false;             ///< sinks are given: a logit of each query head in the sum of the softmax
     bool bias = false;              ///< an additive bias tensor is given
     bool bias_gradient = false;     ///< the backward computes dbias too
     Dropout dropout{};

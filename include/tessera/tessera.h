@@ -120,6 +120,9 @@ typedef struct tessera_problem {
     double softcap;             /* 0: none */
     double dropout_probability; /* 0; 0 <= p < 1 */
     uint64_t dropout_seed;      /* 0 */
+    /* Not in the first version of this struct, which is taken too: */
+    int32_t sinks;    /* 0; 1: sinks are given */
+    int32_t reserved; /* 0 */
 } tessera_problem;
 
 /* Runs one task of a parallel loop. */
@@ -161,6 +164,7 @@ typedef struct tessera_forward_args {
     /* Not in the first version of this struct, which is taken too: */
     tessera_tensor o_residual; /* out, optional, when tessera_plan_info.o_residual is 1: int8, shape of o; what rounding
                                 * to 16 bits took off O, in 256ths of its last place. The backward can take it. */
+    tessera_tensor sinks;      /* when problem.sinks: fp32 [heads_q], a logit of each query head in the softmax's sum */
 } tessera_forward_args;
 
 /* Tensors of a backward call. */
@@ -183,6 +187,8 @@ typedef struct tessera_backward_args {
     tessera_tensor dbias; /* out, when problem.bias_gradient: shape of bias */
     /* Not in the first version of this struct, which is taken too: */
     tessera_tensor o_residual; /* as the forward gave it, optional; not read when tessera_plan_info.o_residual is 0 */
+    tessera_tensor sinks;      /* as the forward had them */
+    tessera_tensor dsinks;     /* out, optional, only when problem.sinks: fp32 [heads_q] */
 } tessera_backward_args;
 
 /* The version of the running library, such as "0.1.0"; TESSERA_VERSION is that of the header. */

@@ -12,7 +12,8 @@ from ._problem import Call
 from ._results import Workspace, finished, output, working_on
 
 # The keywords that all functions of this package share, with their defaults.
-SCORES = dict(causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None, dropout_p=0.0, seed=0,
+SCORES = dict(causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None, sinks=None,
+              dropout_p=0.0, seed=0,
               cu_seqlens_q=None, cu_seqlens_kv=None, max_len_q=None, max_len_kv=None, layout="bshd",
               deterministic=True, kernel=None, threads=None)
 
@@ -26,12 +27,12 @@ def scores_of(function: str, given: dict) -> dict:
 
 def attention(q: Any, k: Any, v: Any, *, causal: str | bool | None = None,
               window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0.0,
-              alibi_slopes: Any = None, bias: Any = None, dropout_p: float = 0.0, seed: int = 0,
+              alibi_slopes: Any = None, bias: Any = None, sinks: Any = None, dropout_p: float = 0.0, seed: int = 0,
               cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None, max_len_q: int | None = None,
               max_len_kv: int | None = None, layout: str = "bshd", return_lse: bool = False,
               return_o_residual: bool = False, deterministic: bool = True, kernel: str | None = None,
               threads: int | None = None, out: Any = None, out_lse: Any = None, stream: int | None = None) -> Any:
-    """O = softmax(scale Q K^T, with mask, softcap, ALiBi and bias) V, as docs/numerics.md defines it.
+    """O = softmax(scale Q K^T, with mask, softcap, ALiBi, bias and sinks) V, as docs/numerics.md defines it.
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [batch, len_kv, heads_kv,
     head_dim_v]; heads_q is a multiple of heads_kv. With layout="bhsd" heads come before len. Arrays of NumPy or of any
@@ -42,6 +43,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: str | bool | None = None,
     window: (left, right), inclusive, relative to the bottom-right diagonal; None in it: no limit on that side.
     scale: default 1 / sqrt(head_dim). softcap: 0 for none. alibi_slopes: float32 [heads_q] or [batch, heads_q].
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q.
+    sinks: float32 [heads_q], a logit of each query head that takes part in the softmax as a key without a value.
     dropout_p, seed: dropout on the weights; the same seed, an integer of 64 bits, drops the same weights, also in
     attention_backward().
     cu_seqlens_q, cu_seqlens_kv: int32 or int64 [batch + 1], for ragged batches: then q is [total_q, heads_q, head_dim],
@@ -83,20 +85,22 @@ def attention(q: Any, k: Any, v: Any, *, causal: str | bool | None = None,
 
 
 def attention_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dlse: Any = None, o_residual: Any = None,
-                       bias_gradient: bool = False, out: Sequence[Any] | None = None, stream: int | None = None,
-                       **scores: Any) -> tuple[Any, ...]:
+                       bias_gradient: bool = False, sinks_gradient: bool = False, out: Sequence[Any] | None = None,
+                       stream: int | None = None, **scores: Any) -> tuple[Any, ...]:
     """The gradients of attention() for the gradient `do` of O and `dlse` of LSE.
 
     q, k, v, the layout and all other keywords: as for attention(). o, lse: its results. do: shape of o, any strides.
     dlse: shape of lse; default: 0. o_residual: its result or None; it makes the call faster. out: (dq, dk, dv), arrays
-    to write to. bias_gradient: whether to compute the gradient of the bias.
+    to write to. bias_gradient, sinks_gradient: whether to compute the gradient of the bias and of the sinks.
 
-    Returns (dq, dk, dv) or (dq, dk, dv, dbias), of the shapes and dtypes of q, k, v and the bias. The gradient of a
-    bias is summed over its dimensions of size 1. Raises as attention() does.
+    Returns (dq, dk, dv), then dbias and dsinks where they are asked for, of the shapes and dtypes of q, k, v, the bias
+    and the sinks. The gradient of a bias is summed over its dimensions of size 1. Raises as attention() does.
     """
     scores = scores_of("attention_backward", scores)
     if bias_gradient and scores["bias"] is None:
         expect("bias_gradient", "False, since there is no bias", "True")
+    if sinks_gradient and scores["sinks"] is None:
+        expect("sinks_gradient", "False, since there are no sinks", "True")
     call = Call(q, k, v, scores, backward=True, stream=stream, bias_gradient=bias_gradient)
     given = (None,) * 3 if out is None else tuple(out)
     if len(given) != 3:
@@ -115,9 +119,16 @@ def attention_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dls
         if bias_gradient:
             dbias = output("dbias", None, call.bias, call.bias.shape, call.bias.dtype, call.stream)
             tensors["dbias"] = dbias.padded().tensor()
+        if sinks_gradient:
+            dsinks = output("dsinks", None, call.sinks, call.sinks.shape, call.sinks.dtype, call.stream)
+            tensors["dsinks"] = dsinks.tensor()
         _run(call, _native.sized(_native.BackwardArgs), tensors)
     results = [finished(g, call.q, array) for g, array in zip(gradients, given)]
-    return (*results, finished(dbias, call.bias, None)) if bias_gradient else tuple(results)
+    if bias_gradient:
+        results.append(finished(dbias, call.bias, None))
+    if sinks_gradient:
+        results.append(finished(dsinks, call.sinks, None))
+    return tuple(results)
 
 
 def _run(call: Call, args, tensors: dict) -> None:

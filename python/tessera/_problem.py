@@ -173,6 +173,10 @@ class Call:
             self.inputs["bias"] = self.bias.padded().tensor()
             problem.bias = 1
         problem.bias_gradient = int(bias_gradient)
+        if scores["sinks"] is not None:
+            self.sinks = self.borrow("sinks", scores["sinks"])
+            self.inputs["sinks"] = self.sinks.tensor()
+            problem.sinks = 1
 
     def _set_lengths(self, scores):
         if not self.ragged:

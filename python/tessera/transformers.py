@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
-from .torch import _attention, _broadcast, sdpa
+from .torch import _attention, _broadcast, _sinks, sdpa
 from .torch._operators import Arguments
 from .torch._tensors import expect_tensor, under_autocast
 
@@ -91,8 +91,8 @@ def _warn_once():
 
 def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                       dropout: float = 0.0, scaling: float | None = None, sliding_window: int | None = None,
-                      softcap: float | None = None, is_causal: bool | None = None, s_aux: None = None,
-                      sinks: None = None, head_mask: None = None, position_bias: Tensor | None = None,
+                      softcap: float | None = None, is_causal: bool | None = None, s_aux: Tensor | None = None,
+                      sinks: Tensor | None = None, head_mask: None = None, position_bias: Tensor | None = None,
                       cache: None = None, cu_seq_lens_q: Tensor | None = None, cu_seq_lens_k: Tensor | None = None,
                       max_length_q: int | None = None, max_length_k: int | None = None,
                       output_attentions: bool = False, **kwargs: Any) -> tuple[Tensor, None]:
@@ -103,15 +103,19 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     cu_seq_lens_q, cu_seq_lens_k: int [sequences + 1] over the rows of the whole batch: packed sequences, which do not
         see each other. max_length_q, max_length_k: bounds of their lengths. position_ids that begin anew mean packed
         sequences where they do for "sdpa": in the mask that transformers makes without a cache.
+    s_aux, sinks: two names of one argument, [heads]: the sinks of tessera.torch.attention, as gpt-oss has them.
     Under autocast query, key and value are cast as PyTorch's attention casts them.
     Returns ([batch, len_q, heads, head_dim], None): output_attentions only warns, once, as it does with "sdpa".
-    Raises ValueError that names the argument, also for s_aux and sinks, head_mask and paged caches, which tessera does
-    not have. Other keywords are for other implementations and change nothing."""
+    Raises ValueError that names the argument, also for head_mask and paged caches, which tessera does not have. Other
+    keywords are for other implementations and change nothing."""
     if output_attentions:
         _warn_once()
-    _check(dict(s_aux=s_aux, sinks=sinks, head_mask=head_mask, cache=cache),
+    _check(dict(head_mask=head_mask, cache=cache),
            dict(query=query, key=key, value=value, attention_mask=attention_mask, position_bias=position_bias,
                 cu_seq_lens_q=cu_seq_lens_q, cu_seq_lens_k=cu_seq_lens_k))
+    if s_aux is not None and sinks is not None:
+        raise ValueError("sinks: expected None beside s_aux, which is another name of it, got both")
+    sinks = s_aux if sinks is None else sinks
     query, key, value, position_bias = under_autocast(query, key, value, position_bias)
     if not (query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2]):
         query, key, value, _ = _broadcast.heads_first(query, key, value, True)
@@ -131,14 +135,15 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         bias = _bias(attention_mask, position_bias, query, key.shape[2])
         if _attention.number("dropout", dropout) == 1.0:
             return sdpa.nothing_kept(query, key, value, bias).transpose(1, 2), None
-        if bias is None and not softcap and type(dropout) is float and dropout == 0.0:
+        if bias is None and sinks is None and not softcap and type(dropout) is float and dropout == 0.0:
             return _attention.run_few(query, key, value, 1 if causal else 0, True, scaling, left).transpose(1, 2), None
-        o = _attention.run(Arguments(query, key, value, bias, heads_first=True, **scores), False)
+        o = _sinks.run(_attention.run, Arguments(query, key, value, bias, heads_first=True, **scores), sinks, False)
         return o.transpose(1, 2), None
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
     max_len_q, max_len_kv = (-1 if length is None else int(length) for length in (max_length_q, max_length_k))
-    o = _attention.run(Arguments(q, k, v, cu_seqlens_q=cu_seq_lens_q, cu_seqlens_kv=cu_seq_lens_k, max_len_q=max_len_q,
-                                 max_len_kv=max_len_kv, **scores), False)
+    arguments = Arguments(q, k, v, cu_seqlens_q=cu_seq_lens_q, cu_seqlens_kv=cu_seq_lens_k, max_len_q=max_len_q,
+                          max_len_kv=max_len_kv, **scores)
+    o = _sinks.run(_attention.run, arguments, sinks, False)
     return o.unflatten(0, (query.shape[0], query.shape[2])), None
 
 

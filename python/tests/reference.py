@@ -24,7 +24,8 @@ def visible(len_q, len_kv, causal, window):
 class Reference:
     """o, lse, and the sums of absolute values `o_terms`; gradients by backward()."""
 
-    def __init__(self, q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None):
+    def __init__(self, q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None,
+                 sinks=None):
         q, k, v = (a.astype(numpy.float64) for a in (q, k, v))
         self.group = q.shape[2] // k.shape[2]
         self.q, self.k, self.v = q, numpy.repeat(k, self.group, 2), numpy.repeat(v, self.group, 2)
@@ -41,12 +42,16 @@ class Reference:
         if bias is not None:
             s = s + bias.astype(numpy.float64)
         s = numpy.where(visible(*s.shape[2:], causal, window), s, -numpy.inf)
-        highest = s.max(axis=3, keepdims=True, initial=-numpy.inf)
+        sink = numpy.full(s.shape[1], -numpy.inf) if sinks is None else sinks.astype(numpy.float64)
+        sink = numpy.broadcast_to(sink[None, :, None, None], (*s.shape[:3], 1))
+        highest = numpy.maximum(s.max(axis=3, keepdims=True, initial=-numpy.inf), sink)
         weights = numpy.exp(s - numpy.where(numpy.isfinite(highest), highest, 0))
-        total = weights.sum(axis=3, keepdims=True)
+        of_sink = numpy.exp(sink - numpy.where(numpy.isfinite(highest), highest, 0))
+        total = weights.sum(axis=3, keepdims=True) + of_sink
         self.p = numpy.divide(weights, total, out=numpy.zeros_like(weights), where=total > 0)
         with numpy.errstate(divide="ignore"):
-            self.lse = (numpy.log(total) + highest)[..., 0] if s.shape[3] else numpy.full(s.shape[:3], -numpy.inf)
+            self.lse = (numpy.log(total) + highest)[..., 0]
+            self.p_sink = numpy.divide(of_sink, total, out=numpy.zeros_like(total), where=total > 0)[..., 0]
         self.o = numpy.einsum("bhij,bjhc->bihc", self.p, self.v)
         self.o_terms = numpy.einsum("bhij,bjhc->bihc", self.p, abs(self.v))
 
@@ -58,6 +63,7 @@ class Reference:
         if dlse is not None:
             delta = delta - dlse.astype(numpy.float64)[..., None]
         ds = self.p * (dp - delta)
+        self.dsinks = -(self.p_sink * delta[..., 0]).sum(axis=(0, 2))
         dq = numpy.einsum("bhij,bjhc->bihc", ds * self.slope, self.k)
         dk = numpy.einsum("bhij,bihc->bjhc", ds * self.slope, self.q)
         dv = numpy.einsum("bhij,bihc->bjhc", self.p, do)

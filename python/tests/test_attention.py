@@ -43,6 +43,26 @@ def test_forward_and_gradient(rng, dtype, case):
         check_gradient(name, got, expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("len_q", [1, 4, 70, 120], ids=["decoding", "few", "more keys", "rows without a key"])
+def test_sinks_and_their_gradient(rng, dtype, len_q):
+    q, k, v, do = inputs(rng, dtype, len_q=len_q)
+    sinks = numpy.array([-1.5, 0.3, 4, -numpy.inf], numpy.float32)
+    scores = dict(causal="bottom-right", sinks=sinks)
+    o, lse = tessera.attention(q, k, v, return_lse=True, **scores)
+    ref = Reference(q, k, v, **scores)
+    check_o(o, ref, dtype)
+    check_lse(lse, ref)
+    dlse = numpy.where(numpy.isfinite(lse), rng.standard_normal(lse.shape), 0).astype(lse.dtype)
+    *gradients, dsinks = tessera.attention_backward(do, q, k, v, o, lse, dlse=dlse, sinks_gradient=True, **scores)
+    for name, got, expected in zip(("dq", "dk", "dv"), gradients, ref.backward(do, dlse)):
+        check_gradient(name, got, expected, dtype)
+    assert dsinks.dtype == numpy.float32
+    check_gradient("dsinks", dsinks, ref.dsinks, "float32")
+    with pytest.raises(ValueError, match="^sinks_gradient: expected False, since there are no sinks"):
+        tessera.attention_backward(do, q, k, v, o, lse, sinks_gradient=True)
+
+
 @pytest.mark.parametrize("shape", [(70, 93), (4, 70, 93), (1, 4, 70, 93), (2, 4, 1, 93), (2, 1, 1, 93)])
 def test_bias_and_its_gradient(rng, shape):
     q, k, v, do = inputs(rng, "float32")

@@ -288,8 +288,17 @@ def test_cute_is_version_3_with_its_own_face(device):
     ragged, _ = flash_attn_cute.flash_attn_varlen_func(q[0], k[0], v[0], cu_q, cu_k, causal=True, softcap=3.0,
                                                        window_size=(9, None))
     assert torch.equal(ragged, out[0])
-    for name in ("learnable_sink", "score_mod", "mask_mod", "block_sparse_tensors", "aux_tensors"):
+    for name in ("score_mod", "mask_mod", "block_sparse_tensors", "aux_tensors"):
         with pytest.raises(NotImplementedError, match=f"^{name}: "):
             flash_attn_cute.flash_attn_func(q, k, v, **{name: 1})
+    sink = torch.tensor([0.5, -1.0, 2.0, 0.1], device=device)
+    out, lse = flash_attn_cute.flash_attn_func(q, k, v, causal=True, learnable_sink=sink)
+    want = reference.attention(q, k, v, causal="bottom-right", sinks=sink)
+    reference.expect_close(out, want[0], 3e-6, "out with a sink")
+    reference.expect_lse(lse, want[1])
+    ragged, _ = flash_attn_cute.flash_attn_varlen_func(q[0], k[0], v[0], cu_q, cu_k, causal=True, learnable_sink=sink)
+    assert torch.equal(ragged, out[0])
+    with pytest.raises(RuntimeError, match="^learnable_sink: "):
+        flash_attn_cute.flash_attn_func(q, k, v, learnable_sink=sink[:2])
     with pytest.raises(RuntimeError, match="^window_size: "):
         flash_attn_cute.flash_attn_func(q, k, v, window_size=4)

@@ -17,6 +17,7 @@ BATCH, LEN_Q, LEN_KV, HEADS, HEADS_KV, DIM = 2, 11, 17, 4, 2, 8
 Q, K, V = (t.detach() for t in reference.inputs(BATCH, LEN_Q, LEN_KV, HEADS, HEADS_KV, DIM))
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.7])
 BIAS = reference.random((1, HEADS, LEN_Q, LEN_KV), 5)
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.1])
 SEEN = torch.rand(LEN_Q, LEN_KV, generator=torch.Generator().manual_seed(4)) > 0.3
 SEEN[:, 0] = True
 HIDDEN = torch.zeros(LEN_Q, LEN_KV).masked_fill(~SEEN, float("-inf"))
@@ -88,7 +89,8 @@ SCORES = dict(causal=[As("bottom-right", dict(causal="bottom-right")), As("top-l
               window=[As((3, 1), dict(window=(3, 1))), Refused(4, "^window: "), Refused((1, 2, 3), "^window: ")],
               scale=As(0.3, dict(scale=0.3)), softcap=As(0.5, dict(softcap=0.5)))
 SCORES_OF_WEIGHTS = {name: SCORES[name] for name in ("causal", "window", "scale")}
-OWN = dict(TENSORS, **SCORES, alibi_slopes=As(SLOPES, dict(alibi_slopes=SLOPES)), dropout_p=As(0.5, None, dict(seed=1)),
+OWN = dict(TENSORS, **SCORES, alibi_slopes=As(SLOPES, dict(alibi_slopes=SLOPES)),
+           sinks=[As(SINKS, dict(sinks=SINKS)), Refused(SINKS[:2], "^sinks: ")], dropout_p=As(0.5, None, dict(seed=1)),
            seed=As(2, None, DROPPED), return_lse=Gives(True, lambda r, base: is_lse(r[1])), deterministic=Same(False),
            kernel=[As("reference", {}, dict(window=(40, 40))), Refused("cuda.fa3", "cuda|kernel|device|fa3")])
 MATH = Gives(True, lambda r, base: reference.expect_close(o_of(r), o_of(base), 3e-6, "o of math=True"))
@@ -245,8 +247,8 @@ FUNCTIONS = {
                                                                 As(BIAS, dict(bias=BIAS))],
         dropout=As(0.5, None), scaling=As(0.3, dict(scale=0.3)),
         sliding_window=As(4, None, dict(module=layer(True), key=turned(K[:, :LEN_Q]), value=turned(V[:, :LEN_Q]))),
-        softcap=As(0.5, dict(softcap=0.5)), is_causal=As(True, None), s_aux=Refused(SLOPES, "^s_aux: "),
-        sinks=Refused(SLOPES, "^sinks: "), head_mask=Refused(SLOPES, "^head_mask: "),
+        softcap=As(0.5, dict(softcap=0.5)), is_causal=As(True, None), s_aux=As(SINKS, dict(sinks=SINKS)),
+        sinks=[As(SINKS, dict(sinks=SINKS)), Refused(SINKS, "^sinks: ", dict(s_aux=SINKS))], head_mask=Refused(SLOPES, "^head_mask: "),
         cache=Refused(object(), "^cache: "),
         position_bias=As(BIAS, dict(bias=BIAS)),
         cu_seq_lens_q=[As(SHORT_Q, None, dict(cu_seq_lens_q=CU_Q, cu_seq_lens_k=CU_K)),

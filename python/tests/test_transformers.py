@@ -235,9 +235,33 @@ def test_batches_and_heads_broadcast_as_sdpa_has_them(batches, heads, dropout):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no cache"])
+def test_gpt_oss_has_its_sinks(cache, device):
+    """A small model of random weights, with sliding and full layers: logits and gradients as eager attention has them."""
+    config = transformers.GptOssConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=8,
+        attn_implementation="tessera")
+    torch.manual_seed(0)
+    model = transformers.GptOssForCausalLM(config).to(device)
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    ids = torch.randint(64, (2, 23), generator=torch.Generator().manual_seed(1)).to(device)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    seen, found = mask.bool(), {}
+    for name in ("tessera", "eager"):
+        model.set_attn_implementation(name)
+        logits = model(ids, attention_mask=mask, use_cache=cache).logits[seen]
+        sinks = [layer.self_attn.sinks for layer in model.model.layers]
+        found[name] = logits, *torch.autograd.grad(logits.square().sum(), sinks)
+    for got, want in zip(found["tessera"], found["eager"]):
+        torch.testing.assert_close(got, want, **SAME)
+    assert all(gradient.abs().max() > 1e-3 for gradient in found["eager"][1:])
+
+
 @pytest.mark.parametrize("keywords,words", [
-    (dict(s_aux=torch.zeros(4)), "^s_aux: "), (dict(sinks=torch.zeros(4)), "^sinks: "),
-    (dict(cache=object()), "^cache: "),
+    (dict(s_aux=torch.zeros(3)), "^sinks: expected shape"), (dict(cache=object()), "^cache: "),
     (dict(head_mask=torch.ones(4)), "^head_mask: "), (dict(cu_seq_lens_q=torch.tensor([0, 11])), "^cu_seq_lens_k: ")],
                          ids=lambda k: k if isinstance(k, str) else "")
 def test_what_is_not_there_is_refused(keywords, words):

@@ -34,7 +34,8 @@ WRONG = [dict(causal=True), dict(causal="x"), dict(causal=3), dict(window=3), di
          dict(kernel="cpu.fa2.backward"), dict(kernel="cpu.fa2\0x"), dict(layout="sbhd"), dict(layout=3),
          dict(bias=numpy.ones((4, 4), bool)), dict(bias=numpy.zeros((3, 4), "float32")),
          dict(bias=numpy.zeros((4, 4), "int32")), dict(alibi_slopes=numpy.zeros(3, "float32")),
-         dict(alibi_slopes=numpy.zeros(2, "float64"))]
+         dict(alibi_slopes=numpy.zeros(2, "float64")), dict(sinks=numpy.zeros(3, "float32")),
+         dict(sinks=numpy.zeros((2, 1), "float32"))]
 Q = numpy.ones((1, 4, 2, 8), "float32")
 TENSORS = {"integers": (Q.astype("int32"),) * 3, "another dtype of v": (Q, Q, Q.astype("float64")),
            "3 dimensions": (Q[0], Q, Q), "another head_dim of k": (Q, Q[..., :4], Q),

@@ -23,7 +23,7 @@ def visible(len_q, len_kv, causal=None, window=None, device="cpu"):
     return seen
 
 
-def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None):
+def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None, sinks=None):
     """(o [batch, len_q, heads_q, head_dim_v], lse [batch, heads_q, len_q]), both fp64 and differentiable."""
     q, k, v = q.double(), k.double(), v.double()
     group = q.shape[2] // k.shape[2]
@@ -39,6 +39,11 @@ def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_
     if bias is not None:
         scores = scores + bias.double()
     seen = visible(len_q, len_kv, causal, window, q.device)
+    if sinks is not None:  # one more key, which every query sees, with a value of 0
+        scores = torch.cat((scores.masked_fill(~seen, float("-inf")),
+                            sinks.double()[:, None, None].expand(*scores.shape[:3], 1)), -1)
+        o = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1)[..., :-1], v)
+        return o, scores.logsumexp(-1)
     none = ~seen.any(-1)
     # Rows without a key take a finite score here and their results below, so that their gradients are 0 and not NaN.
     scores = scores.masked_fill(~seen & ~none[:, None], float("-inf"))

@@ -23,7 +23,7 @@ enum class Use : std::uint8_t { input, output };
 /// When a call has the tensor.
 enum class Need : std::uint8_t {
     always,
-    if_wanted,    ///< optional: the caller decides
+    if_wanted,    ///< optional: the caller decides; with an option, only if that is set
     with_option,  ///< exactly when its option of the Problem is set
 };
 
@@ -37,6 +37,7 @@ enum class ShapeRule : std::uint8_t {
     bias,           ///< [batch, heads_q, len_q, len_kv], any size also 1
     like_bias,      ///< the shape of the call's bias
     alibi_slopes,   ///< [heads_q] or [batch, heads_q]
+    per_head,       ///< [heads_q]
     cu_seqlens_q,   ///< [batch + 1], from 0 to total_q
     cu_seqlens_kv,  ///< [batch + 1], from 0 to total_kv
 };
@@ -66,7 +67,9 @@ struct TensorOption {
     row(lse,           "lse",           output, if_wanted,   none,          lse,           fp32_or_fp64,              \
         "Log-sum-exp of the scores")                                                                                  \
     row(o_residual,    "o_residual",    output, if_wanted,   none,          o,             residual,                  \
-        "What rounding took off the output")
+        "What rounding took off the output")                                                                          \
+    row(sinks,         "sinks",         input,  with_option, sinks,         per_head,      fp32,                      \
+        "Logits in the sum of the softmax, fp32 [heads]")
 
 /// Every tensor of a backward call, in the order of tessera_backward_args.
 #define TESSERA_BACKWARD_TENSORS(row)                                                                                 \
@@ -87,7 +90,11 @@ struct TensorOption {
     row(dbias,         "dbias",         output, with_option, bias_gradient, like_bias,     fp32_or_problem,           \
         "Gradient of the bias")                                                                                       \
     row(o_residual,    "o_residual",    input,  if_wanted,   none,          o,             residual,                  \
-        "What rounding took off the output")
+        "What rounding took off the output")                                                                          \
+    row(sinks,         "sinks",         input,  with_option, sinks,         per_head,      fp32,                      \
+        "Logits in the sum of the softmax, fp32 [heads]")                                                             \
+    row(dsinks,        "dsinks",        output, if_wanted,   sinks,         per_head,      fp32_or_fp64,              \
+        "Gradient of the sinks")
 
 /// The inputs of both passes.
 #define TESSERA_INPUT_TENSORS(row)                                                                                    \
@@ -122,6 +129,7 @@ inline constexpr TensorOption none{};
 inline constexpr TensorOption bias{"bias", &Problem::bias};
 inline constexpr TensorOption bias_gradient{"bias_gradient", &Problem::bias_gradient};
 inline constexpr TensorOption alibi{"alibi", &Problem::alibi};
+inline constexpr TensorOption sinks{"sinks", &Problem::sinks};
 inline constexpr TensorOption ragged{"ragged", &Problem::ragged};
 }  // namespace argument_option
 

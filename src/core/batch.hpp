@@ -81,6 +81,14 @@ inline HeadRows bias_rows(const TensorView& t, std::int64_t batch, std::int64_t 
     return {base, t.dtype, step(t, 2), step(t, 3)};
 }
 
+/// The sink of each query of one head, one column: [heads_q], or [heads, len_q] where query heads are stacked as rows
+/// (stack_heads.hpp).
+inline HeadRows sink_rows(const TensorView& t, std::int64_t head) {
+    if (!has_elements(t)) return {};
+    auto* base = static_cast<char*>(t.data) + head * step(t, 0) * size_of(t.dtype);
+    return {base, t.dtype, t.rank == 2 ? step(t, 1) : 0, 0};
+}
+
 /// ALiBi slope of one head: [heads_q] or [batch, heads_q]; 0 without ALiBi.
 inline float alibi_slope(const TensorView& t, std::int64_t batch, std::int64_t head) {
     if (!t.given()) return 0.0F;

@@ -173,7 +173,7 @@ void check_tensor(const Problem& p, const TensorArgument<Args>& argument, const 
     const char* name = argument.name;
     if (t.rank < 0) invalid(name, fmt::format("expected rank 0..{}, got {}", TensorView::kMaxRank, t.rank));
     if (argument.need == Need::if_wanted && !t.given()) return;
-    if (argument.need == Need::with_option && !(p.*argument.option.field)) {
+    if (argument.option.field != nullptr && !(p.*argument.option.field)) {
         if (!t.given()) return;
         invalid(name, fmt::format("expected nothing, since problem.{} is not set, got {}", argument.option.name,
                                   t.describe()));
@@ -240,7 +240,8 @@ Shape full_shape(const Problem& p, ShapeRule rule) {
         case ShapeRule::lse: return p.ragged ? Shape{p.heads_q, p.total_q} : Shape{p.batch, p.heads_q, p.len_q};
         case ShapeRule::bias:
         case ShapeRule::like_bias: return {p.batch, p.heads_q, p.len_q, p.len_kv};
-        case ShapeRule::alibi_slopes: return {p.heads_q};
+        case ShapeRule::alibi_slopes:
+        case ShapeRule::per_head: return {p.heads_q};
         case ShapeRule::cu_seqlens_q:
         case ShapeRule::cu_seqlens_kv: return {p.batch + 1};
     }

@@ -127,6 +127,7 @@ std::string describe_features(const Problem& problem) {
     const auto add = [&](const std::string& feature) { text += (text.empty() ? "" : ", ") + feature; };
     if (problem.softcap > 0) add(fmt::format("softcap {}", problem.softcap));
     if (problem.alibi) add("alibi");
+    if (problem.sinks) add("sinks");
     if (problem.bias) add(problem.bias_gradient ? "bias with gradient" : "bias");
     if (problem.dropout.probability > 0)
         add(fmt::format("dropout {}", problem.dropout.probability));  // last: describe()

@@ -34,7 +34,8 @@ namespace tessera {
     row(scale,  scale,               scale)                      \
     row(number, softcap,             softcap)                    \
     row(number, dropout_probability, dropout.probability)        \
-    row(seed,   dropout_seed,        dropout.seed)
+    row(seed,   dropout_seed,        dropout.seed)               \
+    row(flag,   sinks,               sinks)
 // clang-format on
 
 /// The features of a Problem besides sizes, mask and scale: "softcap 30, alibi, dropout 0.1"; empty: none.

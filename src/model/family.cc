@@ -140,6 +140,7 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
     // flash-attention: README and csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp; cuDNN: support matrix of
     // scaled_dot_product_attention
     if (size_of(problem.dtype) > 2) return std::string(by) + " takes 16-bit inputs";
+    if (problem.sinks && by != "cudnn") return "flash-attention takes no sinks";
     if (family.schedule == Schedule::fa2) {
         if (limits.capability < 80)
             return fmt::format("flash-attention 2 needs compute capability 8.0, {} has {:.1f}", machine.name,

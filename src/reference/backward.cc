@@ -3,6 +3,7 @@
 // The gradients, from their definition (FlashAttention paper, appendix B.2), row by row. P is recomputed in fp64: the
 // stored O and LSE are not trusted, so a wrong forward can't hide in a backward that agrees with it.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "core/arena.hpp"
@@ -38,9 +39,10 @@ struct Scratch {
           do_row(arena.take<double>(p.head_dim_v)) {}
 };
 
-/// Gradient of the scores of row i, over its visible keys:
+/// Gradient of the scores of row i, over its visible keys, and that of its sink, which is returned:
 ///   dP[j] = dropout[j] * dO . V[j];   dS[j] = P[j] * (dP[j] - sum_k P[k] dP[k] + dLSE)
-void score_gradient(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse, const Scratch& s) {
+/// The sink has the weight exp(sink - LSE) and, having no value, dP = 0.
+double score_gradient(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse, const Scratch& s) {
     const Problem& p = head.problem;
     head.load_query(i, s.q_row);
     const double row_lse = head.softmax(i, s.q_row, s.weights, s.dots);
@@ -56,6 +58,7 @@ void score_gradient(const Head& head, std::int64_t i, const HeadRows& d_o, const
         delta += s.weights[j] * s.ds[j];
     }
     for (std::int64_t j = keys.begin; j < keys.end; ++j) s.ds[j] = s.weights[j] * (s.ds[j] - delta);
+    return head.sink == -kInfinity ? 0 : -std::exp(head.sink - row_lse) * delta;
 }
 
 /// Adds row i to dK and dV of its kv head, and stores dQ[i] where it is wanted.
@@ -144,6 +147,21 @@ void bias_gradient_row(const Problem& p, const BackwardArgs& args, std::int64_t 
     for (std::int64_t j = 0; j < p.len_kv; ++j) store_from_double(out.at(i_fixed, j), out.dtype, s.dbias_row[j]);
 }
 
+/// dsinks of one head: the sum over all sequences and their queries.
+void sink_gradient(const Problem& p, const BackwardArgs& args, std::int64_t h, const Scratch& s) {
+    double sum = 0;
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+        const Sequence sequence = sequence_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, b);
+        if (sequence.len_q == 0) continue;
+        const Head head(p, args, sequence, h, s.k, s.v);
+        const HeadRows d_o = head_rows(args.d_o, sequence, sequence.first_q, h);
+        const HeadRows dlse = lse_rows(args.dlse, sequence, h);
+        for (std::int64_t i = 0; i < sequence.len_q; ++i) sum += score_gradient(head, i, d_o, dlse, s);
+    }
+    const HeadRows out = sink_rows(args.dsinks, h);
+    store_from_double(out.at(0, 0), out.dtype, sum);
+}
+
 }  // namespace
 
 std::size_t backward_workspace(const Plan& plan) {
@@ -163,6 +181,11 @@ void backward(const BackwardCall& call) {
         const Sequence sequence = sequence_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, task / p.heads_kv);
         backward_kv_head(p, args, sequence, task % p.heads_kv, scratch[static_cast<std::size_t>(worker)]);
     });
+    if (args.dsinks.given()) {
+        call.parallel_for(p.heads_q, call.plan.threads, [&](std::int64_t head, int worker) {
+            sink_gradient(p, args, head, scratch[static_cast<std::size_t>(worker)]);
+        });
+    }
     if (!p.bias_gradient) return;
     const std::int64_t rows = args.dbias.shape[0] * args.dbias.shape[1] * args.dbias.shape[2];
     call.parallel_for(rows, call.plan.threads, [&](std::int64_t row, int worker) {

@@ -25,7 +25,7 @@ struct Scratch {
           q_row(arena.take<double>(p.head_dim)) {}
 };
 
-/// O[i] = sum_j dropout(P[i, j]) V[j], LSE[i] = log sum_j exp(S[i, j]).
+/// O[i] = sum_j dropout(P[i, j]) V[j], LSE[i] = log (sum_j exp(S[i, j]) + exp(sink)).
 void forward_row(const Head& head, std::int64_t i, const Scratch& scratch, const HeadRows& o, const HeadRows& lse) {
     const Problem& p = head.problem;
     head.load_query(i, scratch.q_row);

@@ -24,8 +24,9 @@ struct Head {
     Sequence sequence;
     std::int64_t head = 0;  ///< query head
     Band band;
-    double slope = 0;  ///< ALiBi
-    HeadRows bias;     ///< [len_q, len_kv], may be absent
+    double slope = 0;          ///< ALiBi
+    double sink = -kInfinity;  ///< -inf: none
+    HeadRows bias;             ///< [len_q, len_kv], may be absent
     HeadRows q;
     double* k = nullptr;  ///< [len_kv, head_dim]
     double* v = nullptr;  ///< [len_kv, head_dim_v]
@@ -45,6 +46,8 @@ struct Head {
         const std::int64_t kv_head = query_head / p.group();
         unpack(head_rows(args.k, m, m.first_kv, kv_head), m.len_kv, p.head_dim, k);
         unpack(head_rows(args.v, m, m.first_kv, kv_head), m.len_kv, p.head_dim_v, v);
+        const HeadRows sinks = sink_rows(args.sinks, query_head);
+        if (sinks.data != nullptr) sink = load_as_double(sinks.at(0, 0), sinks.dtype);
     }
 
     static void unpack(const HeadRows& rows, std::int64_t len, std::int64_t dim, double* out) {
@@ -103,12 +106,13 @@ struct Head {
         for (std::int64_t c = 0; c < problem.head_dim; ++c) q_row[c] = load_as_double(q.at(i, c), q.dtype);
     }
 
-    /// Fills weights[j] = softmax over the visible keys of row i (0 elsewhere) and, when asked, the scaled dot
-    /// products. Returns the LSE: -inf for a row that sees no key, NaN when a visible score is NaN or +inf.
+    /// Fills weights[j] = softmax over the visible keys of row i and the sink (0 elsewhere) and, when asked, the scaled
+    /// dot products. Returns the LSE: the sink, or -inf without one, for a row that sees no key; NaN when a visible
+    /// score or the sink is NaN or +inf.
     double softmax(std::int64_t i, const double* q_row, double* weights, double* dots) const {
         const Range keys = band.row(i);
-        double maximum = -kInfinity;
-        bool poisoned = false;
+        double maximum = std::isnan(sink) ? -kInfinity : sink;
+        bool poisoned = std::isnan(sink) || sink == kInfinity;
         for (std::int64_t j = 0; j < sequence.len_kv; ++j) weights[j] = 0;
         for (std::int64_t j = keys.begin; j < keys.end; ++j) {
             const double x = dot(q_row, j);
@@ -118,7 +122,7 @@ struct Head {
             maximum = std::fmax(maximum, weights[j]);
         }
         const double shift = maximum == -kInfinity ? 0 : maximum;
-        double sum = 0;
+        double sum = std::exp(sink - shift);
         for (std::int64_t j = keys.begin; j < keys.end; ++j) sum += weights[j] = std::exp(weights[j] - shift);
         for (std::int64_t j = keys.begin; j < keys.end; ++j) {
             weights[j] = poisoned ? std::nan("") : sum == 0 ? 0 : weights[j] / sum;

@@ -53,7 +53,9 @@ static void expect(const char* what, int line, Call call, tessera_status status,
     } while (0)
 
 static void test_problem(void) {
-    BOTH(f.problem.struct_size = sizeof f.problem - 1, "problem.struct_size");
+    BOTH(f.problem.struct_size = offsetof(tessera_problem, sinks) - 1, "problem.struct_size");
+    BOTH(f.problem.reserved = 1, "reserved");
+    BOTH(f.problem.sinks = 2, "sinks");
     BOTH(f.problem.dtype = -1, "dtype");
     BOTH(f.problem.dtype = 6, "dtype");
     BOTH(f.problem.dtype = TESSERA_INT32, "dtype");
@@ -123,9 +125,11 @@ static void test_inputs(void) {
     EVERY_WAY(lse, "lse");
     EVERY_WAY(bias, "bias");
     EVERY_WAY(alibi_slopes, "alibi_slopes");
+    EVERY_WAY(sinks, "sinks");
     INPUT(q, .rank = 0, "q");
     INPUT(bias, .rank = 0, "bias");
     INPUT(alibi_slopes, .rank = 0, "alibi_slopes");
+    INPUT(sinks, .rank = 0, "sinks");
     INPUT(cu_seqlens_q, = f.forward.q, "cu_seqlens_q");
     INPUT(cu_seqlens_kv, = f.forward.q, "cu_seqlens_kv");
     FORWARD(f.forward.o.strides[1] = 0, TESSERA_INVALID_ARGUMENT, "o");
@@ -149,6 +153,10 @@ static void test_backward_tensors(void) {
     BACKWARD(f.backward.d_o.rank = 0, TESSERA_INVALID_ARGUMENT, "do");
     BACKWARD(f.backward.dbias.rank = 0, TESSERA_INVALID_ARGUMENT, "dbias");
     BACKWARD(f.problem.bias_gradient = 0, TESSERA_INVALID_ARGUMENT, "dbias");
+    BACKWARD(f.backward.dsinks.data = NULL, TESSERA_INVALID_ARGUMENT, "dsinks");
+    BACKWARD(f.backward.dsinks.dtype = TESSERA_FP64, TESSERA_INVALID_ARGUMENT, "dsinks");
+    BACKWARD(f.backward.dsinks.rank = 2, TESSERA_INVALID_ARGUMENT, "dsinks");
+    BACKWARD(f.backward.dsinks.shape[0] += 1, TESSERA_INVALID_ARGUMENT, "dsinks");
     BACKWARD(f.backward.dk.data = f.out.dq, TESSERA_INVALID_ARGUMENT, "dk");
     BACKWARD(f.backward.dq.data = f.d_o, TESSERA_INVALID_ARGUMENT, "dq");
 }
@@ -198,7 +206,9 @@ static tessera_status crooked_workspace(void) {
     return tessera_backward(&f.problem, NULL, &f.backward, (char*)f.workspace + 8, f.workspace_bytes - 8, NULL);
 }
 static tessera_status init_null(void) { return tessera_problem_init(NULL, sizeof f.problem); }
-static tessera_status init_short(void) { return tessera_problem_init(&f.problem, sizeof f.problem - 8); }
+static tessera_status init_short(void) {
+    return tessera_problem_init(&f.problem, offsetof(tessera_problem, sinks) - 8);
+}
 static tessera_status bytes_null(void) { return tessera_workspace_bytes(&f.problem, NULL, TESSERA_FORWARD, NULL); }
 static tessera_status bytes_pass(void) {
     size_t bytes = 42;

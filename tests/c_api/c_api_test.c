@@ -11,6 +11,7 @@ typedef struct Expected {
     double dk[kSizeK];
     double dv[kSizeV]; /* [batch, len_kv, heads_kv, dim_v] */
     double dbias[kSizeBias];
+    double dsinks[kHeadsQ];
 } Expected;
 
 static int visible(int i, int j) {
@@ -21,7 +22,7 @@ static int visible(int i, int j) {
 /* P, the derivative of the softcap, and the LSE of one row. */
 static double softmax_row(const Fixture* f, int b, int h, int i, double* p, double* slope) {
     const int g = h / (kHeadsQ / kHeadsKv);
-    double sum = 0;
+    double sum = exp((double)f->sinks[h]);
     for (int j = 0; j < kLenKv; ++j) {
         double x = 0;
         for (int c = 0; c < kDim; ++c) {
@@ -58,6 +59,7 @@ static void expected_row(const Fixture* f, int b, int h, int i, Expected* e) {
         }
         delta += p[j] * dp[j];
     }
+    e->dsinks[h] -= exp((double)f->sinks[h] - e->lse[lse_at]) * delta;
     for (int j = 0; j < kLenKv; ++j) {
         const double ds = p[j] * (dp[j] - delta);
         e->dbias[i * kLenKv + j] += ds;
@@ -110,6 +112,7 @@ static void run_and_check(Fixture* f, const tessera_options* options, const Expe
     check_close("dk", f->out.dk, e->dk, kSizeK, 1e-5);
     check_close("dv", f->out.dv, e->dv, kSizeV, 1e-5);
     check_close("dbias", f->out.dbias, e->dbias, kSizeBias, 1e-5);
+    check_close("dsinks", f->out.dsinks, e->dsinks, kHeadsQ, 1e-5);
     check_left_out(f, options, e);
 }
 
@@ -155,7 +158,7 @@ static void test_defaults(void) {
     CHECK(p.len_q == 0 && p.len_kv == 0 && p.head_dim == 64 && p.head_dim_v == 64 && p.total_q == 0 && p.total_kv == 0);
     CHECK(p.window_left == TESSERA_UNBOUNDED && p.window_right == TESSERA_UNBOUNDED && p.causal == TESSERA_CAUSAL_NONE);
     CHECK(!p.ragged && !p.alibi && !p.bias && !p.bias_gradient && p.scale == TESSERA_DEFAULT_SCALE);
-    CHECK(!(p.softcap > 0) && !(p.dropout_probability > 0) && p.dropout_seed == 0);
+    CHECK(!(p.softcap > 0) && !(p.dropout_probability > 0) && p.dropout_seed == 0 && !p.sinks && !p.reserved);
 }
 
 /* A caller with a newer header: more fields, all 0. */
@@ -170,22 +173,29 @@ static void test_newer_caller(Fixture* f) {
     CHECK(tessera_workspace_bytes(&newer.problem, &f->options, TESSERA_FORWARD, &bytes) == TESSERA_OK);
 }
 
-/* A caller with the first header, whose structs end before o_residual. Nothing behind them is read. */
+/* A caller with the first header, whose structs end before o_residual and sinks. Nothing behind them is read. */
 static void test_older_caller(const Fixture* f) {
+    tessera_problem problem = f->problem;
+    problem.reserved = 77;
+    CHECK(tessera_problem_init(&problem, offsetof(tessera_problem, sinks)) == TESSERA_OK);
+    CHECK(problem.sinks == 1 && problem.reserved == 77);
+    problem = f->problem;
+    problem.reserved = 77;
+    problem.struct_size = offsetof(tessera_problem, sinks);
     tessera_forward_args forward = f->forward;
     tessera_backward_args backward = f->backward;
     memset(&forward.o_residual, 0xA5, sizeof forward.o_residual);
     memset(&backward.o_residual, 0xA5, sizeof backward.o_residual);
-    CHECK(tessera_forward(&f->problem, NULL, &forward, f->workspace, f->workspace_bytes, NULL) != TESSERA_OK);
+    CHECK(tessera_forward(&problem, NULL, &forward, f->workspace, f->workspace_bytes, NULL) != TESSERA_OK);
     forward.struct_size = offsetof(tessera_forward_args, o_residual);
     backward.struct_size = offsetof(tessera_backward_args, o_residual);
-    CHECK(tessera_forward(&f->problem, NULL, &forward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
-    CHECK(tessera_backward(&f->problem, NULL, &backward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
+    CHECK(tessera_forward(&problem, NULL, &forward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
+    CHECK(tessera_backward(&problem, NULL, &backward, f->workspace, f->workspace_bytes, NULL) == TESSERA_OK);
     tessera_plan_info info = {.struct_size = offsetof(tessera_plan_info, o_residual), .o_residual = 42};
-    CHECK(tessera_plan_query(&f->problem, NULL, TESSERA_FORWARD, &info) == TESSERA_OK);
+    CHECK(tessera_plan_query(&problem, NULL, TESSERA_FORWARD, &info) == TESSERA_OK);
     CHECK(info.kernel != NULL && info.o_residual == 42);
     info.struct_size = sizeof info;
-    CHECK(tessera_plan_query(&f->problem, NULL, TESSERA_FORWARD, &info) == TESSERA_OK);
+    CHECK(tessera_plan_query(&problem, NULL, TESSERA_FORWARD, &info) == TESSERA_OK);
     CHECK(info.o_residual == 0);
 }
 
@@ -218,10 +228,10 @@ static void test_struct_fields(void) {
                "struct_size:size_t dtype:int32 ragged:int32 batch:int64 len_q:int64 len_kv:int64 heads_q:int64 "
                "heads_kv:int64 head_dim:int64 head_dim_v:int64 total_q:int64 total_kv:int64 window_left:int64 "
                "window_right:int64 causal:int32 alibi:int32 bias:int32 bias_gradient:int32 scale:double softcap:double "
-               "dropout_probability:double dropout_seed:uint64") == 0);
+               "dropout_probability:double dropout_seed:uint64 sinks:int32") == 0);
     CHECK(strcmp(tessera_struct_fields("tessera_forward_args"),
                  "struct_size:size_t q:tensor k:tensor v:tensor bias:tensor alibi_slopes:tensor cu_seqlens_q:tensor "
-                 "cu_seqlens_kv:tensor o:tensor lse:tensor o_residual:tensor") == 0);
+                 "cu_seqlens_kv:tensor o:tensor lse:tensor o_residual:tensor sinks:tensor") == 0);
     CHECK(strncmp(tessera_struct_fields("tessera_backward_args"), "struct_size:size_t q:tensor", 27) == 0);
     CHECK(tessera_struct_fields("tessera_options") == NULL && tessera_struct_fields(NULL) == NULL);
 }

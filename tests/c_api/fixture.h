@@ -28,6 +28,7 @@ typedef struct Outputs {
     float dk[kSizeK];
     float dv[kSizeV];
     float dbias[kSizeBias];
+    float dsinks[kHeadsQ];
 } Outputs;
 
 typedef struct Fixture {
@@ -38,6 +39,7 @@ typedef struct Fixture {
     float dlse[kSizeLse];
     float bias[kSizeBias]; /* [1, 1, len_q, len_kv] */
     float slopes[kHeadsQ];
+    float sinks[kHeadsQ];
     Outputs out;
     tessera_problem problem;
     tessera_options options;
@@ -89,6 +91,7 @@ static inline void set_problem(Fixture* f) {
     f->problem.alibi = 1;
     f->problem.bias = 1;
     f->problem.bias_gradient = 1;
+    f->problem.sinks = 1;
 }
 
 static inline void set_args(Fixture* f) {
@@ -99,7 +102,8 @@ static inline void set_args(Fixture* f) {
                                         .bias = tensor(f->bias, 4, 1, 1, kLenQ, kLenKv),
                                         .alibi_slopes = tensor(f->slopes, 1, kHeadsQ, 0, 0, 0),
                                         .o = tensor(f->out.o, 4, kBatch, kLenQ, kHeadsQ, kDimV),
-                                        .lse = tensor(f->out.lse, 3, kBatch, kHeadsQ, kLenQ, 0)};
+                                        .lse = tensor(f->out.lse, 3, kBatch, kHeadsQ, kLenQ, 0),
+                                        .sinks = tensor(f->sinks, 1, kHeadsQ, 0, 0, 0)};
     f->backward = (tessera_backward_args){.struct_size = sizeof f->backward,
                                           .q = f->forward.q,
                                           .k = f->forward.k,
@@ -113,7 +117,9 @@ static inline void set_args(Fixture* f) {
                                           .dq = tensor(f->out.dq, 4, kBatch, kLenQ, kHeadsQ, kDim),
                                           .dk = tensor(f->out.dk, 4, kBatch, kLenKv, kHeadsKv, kDim),
                                           .dv = tensor(f->out.dv, 4, kBatch, kLenKv, kHeadsKv, kDimV),
-                                          .dbias = tensor(f->out.dbias, 4, 1, 1, kLenQ, kLenKv)};
+                                          .dbias = tensor(f->out.dbias, 4, 1, 1, kLenQ, kLenKv),
+                                          .sinks = f->forward.sinks,
+                                          .dsinks = tensor(f->out.dsinks, 1, kHeadsQ, 0, 0, 0)};
 }
 
 /* Fills in a valid call. The fixture must not move afterwards, because its tensors point into it. */
@@ -125,6 +131,7 @@ static inline void setup(Fixture* f) {
     fill(f->d_o, kSizeO, 4);
     fill(f->dlse, kSizeLse, 5);
     fill(f->bias, kSizeBias, 6);
+    fill(f->sinks, kHeadsQ, 7);
     for (int h = 0; h < kHeadsQ; ++h) f->slopes[h] = 0.25f / (float)(h + 1);
     f->options = (tessera_options){.struct_size = sizeof f->options, .threads = 2};
     f->workspace = aligned_alloc(TESSERA_WORKSPACE_ALIGNMENT, kWorkspaceBytes);

@@ -53,8 +53,8 @@ inline void set_ragged(Problem& p, CaseOptions& options, const std::vector<std::
 struct Case {
     Problem problem;
     CaseOptions options;
-    Tensor q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv;
-    Tensor o, lse, d_o, dlse, dq, dk, dv, dbias;
+    Tensor q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, sinks;
+    Tensor o, lse, d_o, dlse, dq, dk, dv, dbias, dsinks;
 
     explicit Case(const Problem& p, const CaseOptions& wanted = {}) : problem(p), options(wanted) {
         q = rows(p.total_q, p.len_q, p.heads_q, p.head_dim);
@@ -75,6 +75,10 @@ struct Case {
             alibi_slopes =
                 options.slopes_per_batch ? Tensor(DType::fp32, {p.batch, p.heads_q}) : Tensor(DType::fp32, {p.heads_q});
         }
+        if (p.sinks) {
+            sinks = Tensor(DType::fp32, {p.heads_q});
+            dsinks = Tensor(lse_dtype, {p.heads_q});
+        }
         if (p.ragged) {
             cu_seqlens_q = cu_tensor(options.cu_q, options.cu_dtype);
             cu_seqlens_kv = cu_tensor(options.cu_kv, options.cu_dtype);
@@ -91,7 +95,8 @@ struct Case {
                 .cu_seqlens_q = cu_seqlens_q,
                 .cu_seqlens_kv = cu_seqlens_kv,
                 .o = o,
-                .lse = lse};
+                .lse = lse,
+                .sinks = sinks};
     }
     BackwardArgs backward_args() const {
         return {.q = q,
@@ -108,7 +113,9 @@ struct Case {
                 .dq = dq,
                 .dk = dk,
                 .dv = dv,
-                .dbias = dbias};
+                .dbias = dbias,
+                .sinks = sinks,
+                .dsinks = dsinks};
     }
 
     /// Run the kernel of that name on outputs that are filled with NaN.
@@ -118,7 +125,7 @@ struct Case {
         forward(how, forward_args(), Workspace(how));
     }
     void run_backward(const std::string& kernel = "reference.backward", int threads = 1) {
-        for (Tensor* out : {&dq, &dk, &dv, &dbias}) fill(*out, kNan);
+        for (Tensor* out : {&dq, &dk, &dv, &dbias, &dsinks}) fill(*out, kNan);
         const Plan how = plan(problem, {.pass = Pass::backward, .kernel = kernel, .threads = threads});
         backward(how, backward_args(), Workspace(how));
     }
@@ -152,9 +159,14 @@ struct Case {
         std::mt19937_64 random(options.seed);
         for (Tensor* t : {&q, &k, &v, &d_o, &dlse}) fill_normal(*t, random, options.deviation);
         if (problem.bias) fill_normal(bias, random);
-        if (!problem.alibi) return;
-        std::uniform_real_distribution<double> slope(0.05, 0.5);
-        for_each_index(alibi_slopes, [&](const Index& i) { alibi_slopes.set(slope(random), i); });
+        if (problem.alibi) {
+            std::uniform_real_distribution<double> slope(0.05, 0.5);
+            for_each_index(alibi_slopes, [&](const Index& i) { alibi_slopes.set(slope(random), i); });
+        }
+        if (!problem.sinks) return;
+        // Multiples of 2^-10, to which a test can add others without rounding.
+        std::uniform_int_distribution<int> sink(-1024, 2048);
+        for_each_index(sinks, [&](const Index& i) { sinks.set(sink(random) * 0x1p-10, i); });
     }
     static std::int64_t length(const std::vector<std::int64_t>& cu, std::int64_t b) {
         return cu[static_cast<std::size_t>(b) + 1] - cu[static_cast<std::size_t>(b)];

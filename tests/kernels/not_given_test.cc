@@ -105,7 +105,7 @@ void expect_null_is_refused(Attention& a, Pass pass, std::set<std::string>& refu
 
 TEST(NotGiven, a_null_address_of_a_given_tensor_is_refused) {
     Problem p = make_problem(1, 5, 6, 2, 1, 8, DType::bf16);
-    p.bias = p.bias_gradient = p.alibi = true;
+    p.bias = p.bias_gradient = p.alibi = p.sinks = true;
     Attention dense(p);
     dense.keep_residual();
     dense.dlse = dense.lse;

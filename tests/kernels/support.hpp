@@ -151,8 +151,8 @@ inline std::optional<Plan> plan_for(const Problem& problem, const KernelInfo& ke
 /// A Problem with tensors of its own, filled with N(0, 1).
 struct Attention {
     Problem problem;
-    Tensor q, k, v, bias, slopes, cu_q, cu_kv, d_o, dlse;  // inputs
-    Tensor o, lse, dq, dk, dv, dbias;                      // outputs
+    Tensor q, k, v, bias, slopes, cu_q, cu_kv, d_o, dlse, sinks;  // inputs
+    Tensor o, lse, dq, dk, dv, dbias, dsinks;                     // outputs
     Tensor o_residual;  // of keep_residual(): written and taken by the kernels that know it
 
     /// `lengths_*`: of the sequences of a ragged Problem.
@@ -202,6 +202,10 @@ inline Attention::Attention(const Problem& p, std::uint64_t seed, const std::vec
         slopes = Tensor(DType::fp32, {p.heads_q});
         for (std::int64_t h = 0; h < p.heads_q; ++h) slopes.set(std::exp2(-static_cast<double>(h % 8 + 1)), h);
     }
+    if (p.sinks) {
+        sinks = dsinks = Tensor(DType::fp32, {p.heads_q});
+        fill(sinks.view, Fill::normal, seed * 16 + 6);
+    }
     if (p.ragged) {
         cu_q = detail::cu_seqlens(lengths_q);
         cu_kv = detail::cu_seqlens(lengths_kv);
@@ -218,7 +222,8 @@ inline ForwardArgs Attention::forward_args() const {
             .cu_seqlens_kv = cu_kv.view,
             .o = o.view,
             .lse = lse.view,
-            .o_residual = o_residual.view};
+            .o_residual = o_residual.view,
+            .sinks = sinks.view};
 }
 
 inline BackwardArgs Attention::backward_args() const {
@@ -237,7 +242,9 @@ inline BackwardArgs Attention::backward_args() const {
             .dk = dk.view,
             .dv = dv.view,
             .dbias = dbias.view,
-            .o_residual = o_residual.view};
+            .o_residual = o_residual.view,
+            .sinks = sinks.view,
+            .dsinks = dsinks.view};
 }
 
 inline Ran Attention::forward(const KernelInfo& kernel, const Run& run) {
@@ -263,7 +270,7 @@ inline Ran Attention::backward(const KernelInfo& kernel, const Run& run) {
     Ran refused;
     const auto how = detail::plan_for(problem, kernel, run, refused);
     if (!how) return noted(kernel, refused);
-    for (Tensor* out : {&dq, &dk, &dv, &dbias}) out->poison();
+    for (Tensor* out : {&dq, &dk, &dv, &dbias, &dsinks}) out->poison();
     try {
         device::run_on_host_tensors(*how, backward_args(),
                                     [&](const BackwardArgs& args, std::span<std::byte> workspace) {

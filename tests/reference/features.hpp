@@ -34,7 +34,7 @@ inline void use_everything(Problem& p) {
     p.mask = {Causal::bottom_right, 3, 2};
     p.scale = 0.7;
     p.softcap = 1.5;
-    p.alibi = p.bias = p.bias_gradient = true;
+    p.alibi = p.bias = p.bias_gradient = p.sinks = true;
     p.dropout = {0.3, 17};
 }
 
@@ -105,6 +105,9 @@ inline std::vector<Feature> features() {
     add("scale_0", [](Problem& p) { p.scale = 0; });
     add("softcap", [](Problem& p) { p.softcap = 0.8; });
     add("alibi", [](Problem& p) { p.alibi = true; });
+    add("sinks", [](Problem& p) { p.sinks = true; });
+    add("sinks_rows_without_keys",
+        [](Problem& p) { p.sinks = true, p.len_q = 9, p.mask.causal = Causal::bottom_right; });
     add("alibi_more_queries", [](Problem& p) { p.alibi = true, p.len_q = 8; });
     add("dropout", [](Problem& p) { p.dropout = {0.4, 99}; });
     add("dropout_seed_of_64_bits", [](Problem& p) { p.dropout = {0.1, 0xfedcba9876543210}; });

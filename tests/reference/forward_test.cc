@@ -70,6 +70,7 @@ PlainHead plain_head(const Case& c, std::int64_t b, std::int64_t h) {
     for (std::int64_t i = 0; i < len_q; ++i) {
         // log(exp(a) + exp(b)), key by key, instead of a maximum and a sum.
         std::optional<Real> lse;
+        if (p.sinks) lse = c.sinks.at(h);
         for (std::int64_t j = 0; j < len_kv; ++j) {
             if (!sees(p, len_q, len_kv, i, j)) continue;
             const Real s = score(c, b, h, i, j);

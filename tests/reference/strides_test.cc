@@ -14,9 +14,10 @@
 namespace tessera::test::strides_test {
 namespace {
 
-constexpr Tensor Case::*kInputs[] = {&Case::q,   &Case::k,    &Case::v,           &Case::bias,
-                                     &Case::d_o, &Case::dlse, &Case::alibi_slopes};
-constexpr Tensor Case::*kOutputs[] = {&Case::o, &Case::lse, &Case::dq, &Case::dk, &Case::dv, &Case::dbias};
+constexpr Tensor Case::*kInputs[] = {
+    &Case::q, &Case::k, &Case::v, &Case::bias, &Case::d_o, &Case::dlse, &Case::alibi_slopes, &Case::sinks};
+constexpr Tensor Case::*kOutputs[] = {&Case::o,  &Case::lse,   &Case::dq,    &Case::dk,
+                                      &Case::dv, &Case::dbias, &Case::dsinks};
 
 Feature everything_of(DType dtype, bool ragged) {
     Feature f = ragged ? ragged_features().back() : Feature{"everything", small_problem(), {}};

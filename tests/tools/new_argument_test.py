@@ -5,7 +5,7 @@
     new_argument_test.py SOURCE_FOLDER COMPILER [FLAGS...]
 
 First, the files that name alibi_slopes, a tensor that an option of the Problem switches on, must be those that the page
-lists, and few. Second, a copy of the source gets a tensor "sinks" and an option of the same name, by edits of the four files
+lists, and few. Second, a copy of the source gets a tensor "gates" and an option of the same name, by edits of the four files
 that describe them. The checks, the C ABI, the device copies and the command line must compile with it unedited, and the
 checks must know it.
 """
@@ -46,24 +46,24 @@ int main() {
     Problem p = Problem::dense(1, 4, 2, 8);
     const auto rows = [&](int i) { return dense_view(memory[i], DType::fp32, {1, 4, 2, 8}); };
     ForwardArgs args{.q = rows(0), .k = rows(1), .v = rows(2), .o = rows(3)};
-    float sinks[2] = {};
+    float gates[2] = {};
     check_tensors(p, args, Device{});
-    args.sinks.data = sinks;  // of rank 0: not given
+    args.gates.data = gates;  // of rank 0: not given
     check_tensors(p, args, Device{});
-    if (only_given(args).sinks.data != nullptr) return 1;
-    args.sinks = dense_view(sinks, DType::fp32, {2});
-    if (!refused(p, args, "sinks")) return 2;  // without its option
-    p.sinks = true;
+    if (only_given(args).gates.data != nullptr) return 1;
+    args.gates = dense_view(gates, DType::fp32, {2});
+    if (!refused(p, args, "gates")) return 2;  // without its option
+    p.gates = true;
     check_tensors(p, args, Device{});
-    if (inputs_of<BackwardArgs>(args).sinks.data != sinks) return 3;
-    args.sinks = dense_view(sinks, DType::bf16, {2});
-    if (!refused(p, args, "sinks")) return 4;
-    args.sinks = dense_view(nullptr, DType::fp32, {2});
-    if (!refused(p, args, "sinks")) return 5;
-    args.sinks = dense_view(memory[3], DType::fp32, {2});
+    if (inputs_of<BackwardArgs>(args).gates.data != gates) return 3;
+    args.gates = dense_view(gates, DType::bf16, {2});
+    if (!refused(p, args, "gates")) return 4;
+    args.gates = dense_view(nullptr, DType::fp32, {2});
+    if (!refused(p, args, "gates")) return 5;
+    args.gates = dense_view(memory[3], DType::fp32, {2});
     if (!refused(p, args, "o")) return 6;  // the output overlaps it
-    args.sinks = {};
-    return refused(p, args, "sinks") ? 0 : 7;
+    args.gates = {};
+    return refused(p, args, "gates") ? 0 : 7;
 }
 """
 
@@ -91,16 +91,16 @@ def edit(path, pattern, replacement, count=1):
 
 def add_argument(copy):
     include = copy / "include/tessera"
-    edit(include / "problem.hpp", r"(    bool alibi = false;[^\n]*\n)", r"\1    bool sinks = false;  ///< sinks will be given\n")
-    edit(include / "attention.hpp", r"(    TensorView o_residual\{\};\n)", r"\1    TensorView sinks{};  ///< fp32 [heads_q]\n", 2)
-    edit(include / "tessera.h", r"(\} tessera_(?:forward|backward)_args;)", r"    tessera_tensor sinks; /* fp32 [heads_q] */\n\1", 2)
-    edit(include / "tessera.h", r"(\} tessera_problem;)", r"    int32_t sinks; /* 0; 1: sinks will be given */\n    int32_t reserved;\n\1")
+    edit(include / "problem.hpp", r"(    bool alibi = false;[^\n]*\n)", r"\1    bool gates = false;  ///< gates will be given\n")
+    edit(include / "attention.hpp", r"(    TensorView o_residual\{\};\n)", r"\1    TensorView gates{};  ///< fp32 [heads_q]\n", 2)
+    edit(include / "tessera.h", r"(\} tessera_(?:forward|backward)_args;)", r"    tessera_tensor gates; /* fp32 [heads_q] */\n\1", 2)
+    edit(include / "tessera.h", r"(\} tessera_problem;)", r"    int32_t gates; /* 0; 1: gates will be given */\n    int32_t reserved_too;\n\1")
     core = copy / "src/core"
-    edit(core / "arguments.hpp", r'(        "What rounding took off the output"\))\n',
-         r'\1 \\\n    row(sinks, "sinks", input, with_option, sinks, alibi_slopes, fp32, "Sinks, fp32 [heads]")\n', 2)
+    edit(core / "arguments.hpp", r'(        "(?:Logits in the sum of the softmax, fp32 \[heads\]|Gradient of the sinks)"\))\n',
+         r'\1 \\\n    row(gates, "gates", input, with_option, gates, alibi_slopes, fp32, "Gates, fp32 [heads]")\n', 2)
     edit(core / "arguments.hpp", r"(inline constexpr TensorOption none\{\};\n)",
-         r'\1inline constexpr TensorOption sinks{"sinks", &Problem::sinks};\n')
-    edit(core / "problem_fields.hpp", r"(    row\(seed, [^\n]*\))\n", r"\1 \\\n    row(flag, sinks, sinks)\n")
+         r'\1inline constexpr TensorOption gates{"gates", &Problem::gates};\n')
+    edit(core / "problem_fields.hpp", r"(    row\(flag,   sinks, [^\n]*\))\n", r"\1 \\\n    row(flag, gates, gates)\n")
 
 
 def compiled(copy, source, output, *flags):

@@ -141,6 +141,8 @@ void draw_extremes(Draw& draw, Case& c) {
         const std::array<std::int64_t, 4> last_column{all, all, p.ragged ? last : all, last};
         for (const Input input : {Input::q, Input::k}) c.elements.push_back({input, last_column, column});
     }
+    p.sinks = draw.chance(0.1);
+    c.sinks_of_all_sizes = draw.chance(0.3);
 }
 
 const char* name_of_layout(Layout layout) {
@@ -185,6 +187,7 @@ std::string Case::describe() const {
     if (layout == Layout::random) text += fmt::format(", stride 0 [{:d}]", fmt::join(expanded, " "));
     if (layout == Layout::random && bias_expanded) text += ", bias of stride 0";
     if (problem.alibi && alibi_both_signs) text += ", slopes of both signs";
+    if (problem.sinks && sinks_of_all_sizes) text += ", sinks of all sizes";
     for (const SetElements& set : elements) text += ", " + check::describe(set);
     if (dlse) text += ", dlse";
     if (!lse) text += ", no lse";

@@ -60,6 +60,7 @@ struct Case {
     bool bias_expanded = false;  ///< random layout: the bias has one dimension of stride 0
     bool alibi_per_batch = false;
     bool alibi_both_signs = false;      ///< every second ALiBi slope is negative
+    bool sinks_of_all_sizes = false;    ///< sinks of -inf to 330; otherwise N(0, 1)
     std::vector<SetElements> elements;  ///< NaN, infinities and extreme values
     bool lse = true;                    ///< the forward is asked for LSE
     bool dlse = false;                  ///< the backward is given a gradient of LSE

@@ -63,15 +63,17 @@ struct BackwardGold::State {
     TensorGold dk;
     TensorGold dv;
     TensorGold dbias;
+    TensorGold dsinks;
 };
 
 BackwardGold::BackwardGold(const Problem& problem, const BackwardArgs& inputs) {
     PackedCall<BackwardArgs> packed = pack(problem, inputs);
     const TensorView like_dbias = problem.bias_gradient ? inputs.bias : TensorView{};
-    state_ = std::make_unique<State>(State{problem.dtype, TensorGold("dq", inputs.q, problem.dtype),
-                                           TensorGold("dk", inputs.k, problem.dtype),
-                                           TensorGold("dv", inputs.v, problem.dtype),
-                                           TensorGold("dbias", like_dbias, problem.dtype, Positions::last_but_one)});
+    const TensorView like_dsinks = problem.sinks ? inputs.sinks : TensorView{};
+    state_ = std::make_unique<State>(State{
+        problem.dtype, TensorGold("dq", inputs.q, problem.dtype), TensorGold("dk", inputs.k, problem.dtype),
+        TensorGold("dv", inputs.v, problem.dtype),
+        TensorGold("dbias", like_dbias, problem.dtype, Positions::last_but_one), TensorGold("dsinks", like_dsinks)});
     const Packed o = packed_zeros(inputs.d_o);  // a placeholder, because the reference recomputes O
     const Packed lse = packed_lse(problem);
     const Plan how = gold_plan(packed.problem, Pass::backward);
@@ -83,9 +85,11 @@ BackwardGold::BackwardGold(const Problem& problem, const BackwardArgs& inputs) {
     call.dk = state_->dk.value.view;
     call.dv = state_->dv.value.view;
     call.dbias = state_->dbias.value.view;
+    call.dsinks = state_->dsinks.value.view;
     backward(how, call, workspace);
-    const Gradients all{&state_->dq, &state_->dk, &state_->dv, problem.bias_gradient ? &state_->dbias : nullptr};
-    for (TensorGold* gold : {all.dq, all.dk, all.dv, all.dbias}) {
+    const Gradients all{&state_->dq, &state_->dk, &state_->dv, problem.bias_gradient ? &state_->dbias : nullptr,
+                        problem.sinks ? &state_->dsinks : nullptr};
+    for (TensorGold* gold : {all.dq, all.dk, all.dv, all.dbias, all.dsinks}) {
         if (gold != nullptr) gold->has_copies = has_copies({&packed.q, &packed.k, &packed.v, &packed.d_o});
     }
     add_magnitudes(packed, all, inputs.o_residual.given());
@@ -98,6 +102,7 @@ const TensorView& BackwardGold::dq() const { return state_->dq.value.view; }
 const TensorView& BackwardGold::dk() const { return state_->dk.value.view; }
 const TensorView& BackwardGold::dv() const { return state_->dv.value.view; }
 const TensorView& BackwardGold::dbias() const { return state_->dbias.value.view; }
+const TensorView& BackwardGold::dsinks() const { return state_->dsinks.value.view; }
 
 Report BackwardGold::compare(const BackwardArgs& finished) const {
     Report report;
@@ -106,6 +111,9 @@ Report BackwardGold::compare(const BackwardArgs& finished) const {
     report.tensors.push_back(compare_tensor(state_->dv, finished.dv, state_->dtype, Role::gradient));
     if (finished.dbias.given()) {
         report.tensors.push_back(compare_tensor(state_->dbias, finished.dbias, state_->dtype, Role::gradient));
+    }
+    if (finished.dsinks.given()) {  // fp32 for any dtype: delta is not rounded
+        report.tensors.push_back(compare_tensor(state_->dsinks, finished.dsinks, DType::fp32, Role::gradient));
     }
     return report;
 }

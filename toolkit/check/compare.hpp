@@ -64,7 +64,8 @@ class BackwardGold {
     const TensorView& dq() const;
     const TensorView& dk() const;
     const TensorView& dv() const;
-    const TensorView& dbias() const;  ///< absent without bias_gradient
+    const TensorView& dbias() const;   ///< absent without bias_gradient
+    const TensorView& dsinks() const;  ///< absent without sinks
 
  private:
     struct State;

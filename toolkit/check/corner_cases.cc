@@ -113,6 +113,35 @@ void add_scores(List& list) {
     list.add("outliers_bf16", {1, 100, 300, 2, 2, 64, 64}, DType::bf16).k = Fill::outliers;
 }
 
+/// Adds sinks: in rows that see no key, in decoding with and without groups, and beside scores far from 0.
+void add_sinks(List& list) {
+    const auto sinks = [&](const char* id, const Shape& shape, DType dtype = DType::fp32) -> Case& {
+        Case& c = list.add(id, shape, dtype);
+        c.problem.sinks = c.sinks_of_all_sizes = c.dlse = true;
+        return c;
+    };
+    sinks("sinks_causal_more_queries", {2, 200, 70, 4, 2, 32, 32}).problem.mask.causal = Causal::bottom_right;
+    sinks("sinks_without_keys", {1, 5, 0, 2, 1, 16, 16});
+    sinks("sinks_decode", {2, 1, 300, 8, 2, 64, 64});
+    sinks("sinks_decode_bf16", {2, 1, 5003, 8, 1, 64, 64}, DType::bf16);
+    sinks("sinks_few_queries_bf16", {2, 4, 700, 8, 2, 64, 64}, DType::bf16).problem.mask.causal = Causal::bottom_right;
+    sinks("sinks_window_softcap_fp16", {1, 150, 150, 4, 1, 32, 32}, DType::fp16).problem.softcap = 20;
+    Case& dropout = sinks("sinks_dropout_alibi", {2, 100, 130, 4, 1, 32, 32}, DType::bf16);
+    dropout.problem.dropout = {.probability = 0.5, .seed = 42};
+    dropout.problem.alibi = true;
+    const auto large_lse = [&](const char* id, DType dtype) {
+        Case& c = sinks(id, {1, 70, 130, 6, 1, 32, 32}, dtype);
+        c.problem.scale = 1;  // q . k has a constant part of 324
+        c.elements = {{Input::q, {SetElements::all, SetElements::all, SetElements::all, 31}, 18},
+                      {Input::k, {SetElements::all, SetElements::all, SetElements::all, 31}, 18}};
+    };
+    large_lse("sinks_large_lse", DType::fp32);
+    large_lse("sinks_large_lse_bf16", DType::bf16);
+    Case& ragged = sinks("sinks_ragged", {1, 0, 0, 4, 2, 24, 24});
+    ragged.set_lengths({0, 5, 1, 70, 3}, {0, 9, 33, 0, 300});
+    ragged.threads = 2;
+}
+
 void add_ragged(List& list) {
     const auto ragged = [&](const char* id, std::vector<std::int64_t> of_q, std::vector<std::int64_t> of_kv) -> Case& {
         Case& c = list.add(id, {1, 0, 0, 4, 2, 24, 24});
@@ -253,6 +282,7 @@ std::vector<Case> corner_cases() {
     add_shared_biases(list);
     add_special_values(list);
     add_extremes(list);
+    add_sinks(list);
     return std::move(list.cases);
 }
 

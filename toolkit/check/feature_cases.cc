@@ -91,6 +91,7 @@ void set_scores(Feature feature, Case& c, const Numbers& numbers) {
     if (feature == Feature::large_logits) c.q = Fill::large_logits;
     if (feature == Feature::softcap || all) p.softcap = 5;
     if (feature == Feature::alibi || all) p.alibi = true;
+    if (feature == Feature::sinks) p.sinks = true;
     if (feature == Feature::dropout || all) {
         p.dropout = {.probability = 0.3, .seed = static_cast<std::uint64_t>(numbers.between(30, 0, 1 << 30))};
     }
@@ -125,7 +126,7 @@ Case make_case(Feature feature, DType dtype, Dims dims, Size size, std::uint64_t
     if (feature == Feature::stacked_heads) set_stacked_heads(c, numbers, size != Size::tall);
     if (feature == Feature::ragged || feature == Feature::all_but_bias) set_ragged(c, numbers);
     if (feature == Feature::strided) c.layout = Layout::bhsd, p.batch = 2;
-    c.dlse = feature == Feature::dlse;
+    c.dlse = feature == Feature::dlse || feature == Feature::sinks;
     c.lse = feature != Feature::no_lse;
     // fa3 does not stack heads (PackGQA) if the residual of O is requested.
     c.o_residual = is_16_bit(dtype) && feature != Feature::stacked_heads && numbers.between(41, 0, 1) == 0;
@@ -143,26 +144,13 @@ int most_cases(const KernelInfo& kernel, const FeatureCase& c) {
 }  // namespace
 
 const char* name_of(Feature feature) {
-    constexpr const char* kNames[] = {"plain",
-                                      "large_logits",
-                                      "causal_bottom_right",
-                                      "causal_top_left",
-                                      "window",
-                                      "cross_lengths",
-                                      "empty_rows",
-                                      "grouped_heads",
-                                      "stacked_heads",
-                                      "ragged",
-                                      "softcap",
-                                      "alibi",
-                                      "dropout",
-                                      "scale_zero",
-                                      "scale_negative",
-                                      "all_but_bias",
-                                      "bias",
-                                      "bias_gradient",
-                                      "dlse",
-                                      "no_lse",
+    constexpr const char* kNames[] = {"plain",           "large_logits",  "causal_bottom_right",
+                                      "causal_top_left", "window",        "cross_lengths",
+                                      "empty_rows",      "grouped_heads", "stacked_heads",
+                                      "ragged",          "softcap",       "alibi",
+                                      "sinks",           "dropout",       "scale_zero",
+                                      "scale_negative",  "all_but_bias",  "bias",
+                                      "bias_gradient",   "dlse",          "no_lse",
                                       "strided"};
     static_assert(std::size(kNames) == kFeatures.size());
     return kNames[static_cast<std::size_t>(feature)];

@@ -29,6 +29,7 @@ enum class Feature : std::uint8_t {
     ragged,         ///< sequences of all lengths, 0 among them
     softcap,
     alibi,
+    sinks,
     dropout,
     scale_zero,
     scale_negative,
@@ -40,26 +41,13 @@ enum class Feature : std::uint8_t {
     strided,        ///< [batch, heads, len, head_dim] in memory
 };
 inline constexpr std::array kFeatures{
-    Feature::plain,
-    Feature::large_logits,
-    Feature::causal_bottom_right,
-    Feature::causal_top_left,
-    Feature::window,
-    Feature::cross_lengths,
-    Feature::empty_rows,
-    Feature::grouped_heads,
-    Feature::stacked_heads,
-    Feature::ragged,
-    Feature::softcap,
-    Feature::alibi,
-    Feature::dropout,
-    Feature::scale_zero,
-    Feature::scale_negative,
-    Feature::all_but_bias,
-    Feature::bias,
-    Feature::bias_gradient,
-    Feature::dlse,
-    Feature::no_lse,
+    Feature::plain,           Feature::large_logits,  Feature::causal_bottom_right,
+    Feature::causal_top_left, Feature::window,        Feature::cross_lengths,
+    Feature::empty_rows,      Feature::grouped_heads, Feature::stacked_heads,
+    Feature::ragged,          Feature::softcap,       Feature::alibi,
+    Feature::sinks,           Feature::dropout,       Feature::scale_zero,
+    Feature::scale_negative,  Feature::all_but_bias,  Feature::bias,
+    Feature::bias_gradient,   Feature::dlse,          Feature::no_lse,
     Feature::strided,
 };
 

@@ -126,12 +126,13 @@ bool has_copies(std::initializer_list<const Packed*> tensors);
 /// Fills magnitude and score of both (magnitudes.cc). o.value must be filled in.
 void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, TensorGold& lse);
 
-/// The gradients' golds; dbias may be null.
+/// The gradients' golds; dbias and dsinks may be null.
 struct Gradients {
     TensorGold* dq;
     TensorGold* dk;
     TensorGold* dv;
     TensorGold* dbias;
+    TensorGold* dsinks;
 };
 /// `with_residual`: kernels may compute delta from O and its residual.
 void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients, bool with_residual);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <vector>
 
 #include "check/gold.hpp"
@@ -21,6 +22,11 @@ void for_each_head(const PackedCall<Args>& packed, F&& f) {
             f(reference::Head(p, packed.call, sequence, h, k.data(), v.data()), sequence, h);
         }
     }
+}
+
+/// Returns the weight of the sink of a row with this LSE; 0 without sinks.
+inline double sink_weight(const reference::Head& head, double lse) {
+    return head.sink == -reference::kInfinity ? 0 : std::exp(head.sink - lse);
 }
 
 /// Returns an element of fp64 rows. Loops over columns use `packed_row` instead.

@@ -12,99 +12,12 @@
 #include <tuple>
 #include <vector>
 
-#include "check/heads.hpp"
-#include "check/tolerances.hpp"
+#include "check/weights_row.hpp"
 
 namespace tessera::check {
 namespace {
 
 using reference::Head;
-
-constexpr double kScoreError = kScoreRoundings * 0x1p-24;  // relative to the sum of absolute values of a score
-constexpr double kSlopeError =
-    kSlopeRoundings * 0x1p-24;  // error of 1 - tanh^2, a difference of numbers near 1 under a strong softcap
-
-/// The weights of one row and their possible errors.
-struct Row {
-    Range keys;
-    std::vector<double> query;         // [head_dim]
-    std::vector<double> weights;       // [len_kv], P without dropout
-    std::vector<double> dots;          // [len_kv]
-    std::vector<double> weight_error;  // [len_kv], absolute
-    std::vector<double> sizes;         // [len_kv], of the scores with an allowance, else 0
-    double score_size = 0;             // probability-weighted mean of the sums of absolute values
-    bool defined = false;              // false: no key seen, or NaN; such a row has no allowance
-    bool beyond = false;               // the largest score is outside fp32: +inf, or all scores are -inf
-
-    explicit Row(const Problem& p)
-        : query(static_cast<std::size_t>(p.head_dim)),
-          weights(static_cast<std::size_t>(p.len_kv)),
-          dots(static_cast<std::size_t>(p.len_kv)),
-          weight_error(static_cast<std::size_t>(p.len_kv)),
-          sizes(static_cast<std::size_t>(p.len_kv)) {}
-
-    double weight(std::int64_t j) const { return weights[static_cast<std::size_t>(j)]; }
-    double error(std::int64_t j) const { return weight_error[static_cast<std::size_t>(j)]; }
-    double dot(std::int64_t j) const { return dots[static_cast<std::size_t>(j)]; }
-};
-
-/// Returns the part of a rounding's square that a weight takes; a weight that rounds to 1 errs by 1 minus its value.
-double rounded_fraction(double weight, double drop, DType dtype) {
-    const double missing =
-        (1 - weight) / (0.425 * unit_roundoff(dtype));  // 0.425 u: the mean rounding, rounding_noise.cc
-    return drop == 1 ? std::min(1.0, missing * missing) : 1;
-}
-
-/// Returns the sum of the absolute values of the parts of score (i, j).
-double score_size(const Head& head, std::int64_t i, std::int64_t j, const Row& row) {
-    const Problem& p = head.problem;
-    double sum = std::transform_reduce(row.query.begin(), row.query.end(), head.k + j * p.head_dim, 0.0, std::plus<>(),
-                                       [](double q, double k) { return std::abs(q * k); });
-    sum *= std::abs(p.effective_scale()) * head.score_slope(row.dot(j));
-    if (p.softcap > 0) sum += p.softcap * std::abs(std::tanh(row.dot(j) / p.softcap));
-    sum += std::abs(head.slope) * static_cast<double>(std::abs(i + head.sequence.len_kv - head.sequence.len_q - j));
-    if (head.bias.data != nullptr) sum += std::abs(load_as_double(head.bias.at(i, j), head.bias.dtype));
-    return std::isfinite(sum) ? sum : 0;
-}
-
-void load_row(const Head& head, std::int64_t i, Row& row) {
-    head.load_query(i, row.query.data());
-    const double lse = head.softmax(i, row.query.data(), row.weights.data(), row.dots.data());
-    row.keys = head.band.row(i);
-    row.defined = std::isfinite(lse);
-    row.score_size = 0;
-    row.beyond = false;
-    std::fill(row.weight_error.begin(), row.weight_error.end(), 0.0);
-    if (!row.defined) return;
-    double largest = -reference::kInfinity;
-    for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j)
-        largest = std::max(largest, head.score(i, j, row.dot(j)));
-    row.beyond = std::abs(largest) > std::numeric_limits<float>::max();
-    for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
-        const double size = score_size(head, i, j, row);
-        row.weight_error[static_cast<std::size_t>(j)] = size;
-        row.score_size += row.weight(j) * size;
-    }
-    for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
-        double& error = row.weight_error[static_cast<std::size_t>(j)];
-        const double size = error;
-        const double relative = kScoreError * (size + row.score_size);
-        const bool ordinary = row.score_size <= kOrdinaryScore && size <= kOrdinaryScore;
-        row.sizes[static_cast<std::size_t>(j)] = ordinary ? 0 : size;
-        error = ordinary ? 0 : relative > kFreeWeight ? 1 : row.weight(j) * relative;
-    }
-}
-
-double sum_of_squares(const double* row, std::int64_t size) {
-    return std::transform_reduce(row, row + size, 0.0, std::plus<>(), [](double x) { return x * x; });
-}
-
-/// The sum of squares of each row of [rows, dim].
-std::vector<double> sums_of_squares(const double* rows, std::int64_t count, std::int64_t dim) {
-    std::vector<double> sums(static_cast<std::size_t>(count));
-    for (std::int64_t j = 0; j < count; ++j) sums[static_cast<std::size_t>(j)] = sum_of_squares(rows + j * dim, dim);
-    return sums;
-}
 
 /// Row i of the backward pass: the parts of the gradients of its scores.
 struct GradientRow {
@@ -112,8 +25,9 @@ struct GradientRow {
     std::vector<double> dp_size;  // [len_kv], |dropout| * sum_c |dO_c| |V_jc|
     double delta_size = 0;        // sum_j p_j dp_size_j + |dLSE|
     double largest = 0;           // largest |dS| by the sizes of its parts
+    double delta = 0;             // sum_j p_j dp_j - dLSE
     double delta_error = 0;       // effect of the errors of the weights on delta
-    std::vector<double> errors;   // [len_kv], of the weights: Row's, and the whole of a weight too small to be held
+    std::vector<double> errors;   // [len_kv], of the weights: the row's, or all of a weight that is too small
     std::vector<double> ds;       // [len_kv], the gradient of the scores
     DType dtype;                  // the dtype that a kernel rounds to
     double o_error;               // error of O relative to its size, as it enters delta
@@ -126,14 +40,16 @@ struct GradientRow {
           o_error(error_of_o) {}
 };
 
-void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse, const Row& row,
-                       GradientRow& g) {
+void load_gradient_row(const Head& head, std::int64_t i, const HeadRows& d_o, const HeadRows& dlse,
+                       const WeightsRow& row, GradientRow& g) {
     const Problem& p = head.problem;
     g.delta_size = dlse.data != nullptr ? std::abs(slot(dlse, i, 0)) : 0;
     g.largest = 0;
     g.delta_error = 0;
-    double delta = dlse.data != nullptr ? -slot(dlse, i, 0) : 0;
-    const double held = kFlushedWeight * *std::max_element(row.weights.begin(), row.weights.end());
+    double& delta = g.delta;
+    delta = dlse.data != nullptr ? -slot(dlse, i, 0) : 0;
+    const double held = kFlushedWeight * std::reduce(row.weights.begin(), row.weights.end(), row.sink,
+                                                     [](double a, double b) { return std::max(a, b); });
     for (std::int64_t c = 0; c < p.head_dim_v; ++c) g.d_o[static_cast<std::size_t>(c)] = slot(d_o, i, c);
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j) {
         const double* const v = head.v + j * p.head_dim_v;
@@ -222,7 +138,7 @@ void add_copied_terms(const Target& dq, std::int64_t row, const std::vector<doub
     for (std::int64_t c = 0; c < dim; ++c) rounded[c] += more * (key[c] * key[c]);
 }
 
-void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double>& k_squares, const Row& row,
+void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double>& k_squares, const WeightsRow& row,
                       const GradientRow& g, const Target& dq, const Target& dk, const Target& dv, const Target* dbias) {
     const Problem& p = head.problem;
     const double scale = std::abs(p.effective_scale());
@@ -262,6 +178,14 @@ void add_gradient_row(const Head& head, std::int64_t i, const std::vector<double
     }
 }
 
+/// Adds the term of a row to the gradient of its sink, which is that of a score with dP = 0.
+void add_sink_term(const WeightsRow& row, const GradientRow& g, const Target& dsink) {
+    const double relative = row.score_size > kOrdinaryLse ? kScoreError * row.score_size : 0;
+    const double error = relative > kFreeWeight ? 1 : row.sink * relative;
+    slot(dsink.magnitude, 0, 0) += row.sink * g.delta_size;
+    slot(dsink.score, 0, 0) += error * std::abs(g.delta) + row.sink * g.delta_error;
+}
+
 /// Adds the loss in fp16: every dS of the head may be off by `lost`, as small ones are subnormal beside the largest.
 void add_subnormal_gradients(const Head& head, double lost, const Target& dq, const Target& dk, const Target* dbias) {
     const Problem& p = head.problem;
@@ -294,9 +218,10 @@ struct ValueSums {
 
 /// Adds row i of O: the sizes of its terms, and the effect of rounding each weight on the sums of all elements.
 /// `signs` [head_dim_v] holds 1 or -1 per element. `draw` is the first row whose weights round alike.
-void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, const Row& row, DType dtype,
+void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, const WeightsRow& row, DType dtype,
                     const std::vector<double>& signs, std::size_t draw, const Target& to) {
     const std::int64_t dim = head.problem.head_dim_v;
+    if (row.keys.empty()) return;
     bool ordinary = true;  // no kept weight has an allowance, so that compare_tensor() counts the row's signed errors
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j)
         ordinary = ordinary && (row.error(j) == 0 || head.dropout_factor(i, j) == 0);
@@ -327,7 +252,7 @@ void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, c
 
 void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, TensorGold& lse) {
     const Problem& p = packed.problem;
-    Row row(p);
+    WeightsRow row(p);
     o.draws.resize(o.value.data.size() / static_cast<std::size_t>(o.row_size()));
     std::iota(o.draws.begin(), o.draws.end(), std::size_t{0});
     using Query = std::tuple<std::int64_t, std::int64_t, std::vector<double>>;  // sequence, KV head, values
@@ -359,7 +284,7 @@ void add_magnitudes(const PackedCall<ForwardArgs>& packed, TensorGold& o, Tensor
 
 void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gradients, bool with_residual) {
     const Problem& p = packed.problem;
-    Row row(p);
+    WeightsRow row(p);
     GradientRow g(p, packed.dtype, with_residual ? kResidualOfO * unit_roundoff(packed.dtype) : 0);
     for_each_head(packed, [&](const Head& head, const Sequence& sequence, std::int64_t h) {
         const auto of_queries = [&](const TensorView& t) { return head_rows(t, sequence, sequence.first_q, h); };
@@ -372,6 +297,9 @@ void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gra
         const Target dv(*gradients.dv, of_keys);
         std::optional<Target> dbias;
         if (gradients.dbias != nullptr) dbias.emplace(*gradients.dbias, of_bias);
+        std::optional<Target> dsink;
+        if (gradients.dsinks != nullptr)
+            dsink.emplace(*gradients.dsinks, [&](const TensorView& t) { return sink_rows(t, h); });
         const HeadRows d_o = of_queries(packed.d_o.view);
         const HeadRows dlse = lse_rows(packed.dlse.view, sequence, h);
         const std::vector<double> k_squares = sums_of_squares(head.k, sequence.len_kv, p.head_dim);
@@ -386,10 +314,12 @@ void add_magnitudes(const PackedCall<BackwardArgs>& packed, const Gradients& gra
                     set_free(dv, j, 0, p.head_dim_v);
                     if (dbias) set_free(*dbias, i, j, 1);
                 }
+                if (dsink) set_free(*dsink, 0, 0, 1);
                 continue;
             }
             load_gradient_row(head, i, d_o, dlse, row, g);
             add_gradient_row(head, i, k_squares, row, g, dq, dk, dv, dbias ? &*dbias : nullptr);
+            if (dsink) add_sink_term(row, g, *dsink);
             largest = std::max(largest, g.largest);
         }
         if (packed.dtype == DType::fp16 && std::isfinite(largest))

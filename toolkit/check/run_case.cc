@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <limits>
 #include <span>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "check/case_tensors.hpp"
 #include "check/guarded.hpp"
 #include "check/limits.hpp"
 #include "check/packed.hpp"
@@ -22,104 +22,6 @@
 
 namespace tessera::check {
 namespace {
-
-/// One number per tensor. This number and the case's seed decide its values and its layout.
-enum Tensor : std::uint64_t {
-    kQ,
-    kK,
-    kV,
-    kBias,
-    kSlopes,
-    kCuQ,
-    kCuKv,
-    kO,
-    kLse,
-    kDo,
-    kDlse,
-    kDq,
-    kDk,
-    kDv,
-    kDbias,
-    kOResidual
-};
-
-constexpr double kHoleProbability = 0.2;
-
-std::uint64_t seed_of(const Case& c, Tensor tensor) {
-    std::uint64_t id = 0;  // the id enters, so that corner cases of one seed differ too
-    for (const char letter : c.id) id = id * 131 + static_cast<unsigned char>(letter);
-    return Random(c.seed, id).bits(tensor);
-}
-
-GuardedTensor rows_tensor(const Case& c, Tensor tensor, bool of_queries, std::int64_t dim, bool expand = false) {
-    const Problem& p = c.problem;
-    const std::int64_t heads = of_queries ? p.heads_q : p.heads_kv;
-    const std::uint64_t seed = seed_of(c, tensor);
-    if (p.ragged) return {p.dtype, {of_queries ? p.total_q : p.total_kv, heads, dim}, c.layout, seed, expand};
-    return {p.dtype, {p.batch, of_queries ? p.len_q : p.len_kv, heads, dim}, c.layout, seed, expand};
-}
-
-GuardedTensor residual_tensor(const Case& c) {
-    const Problem& p = c.problem;
-    const std::uint64_t seed = seed_of(c, kOResidual);
-    if (p.ragged) return {DType::int8, {p.total_q, p.heads_q, p.head_dim_v}, c.layout, seed};
-    return {DType::int8, {p.batch, p.len_q, p.heads_q, p.head_dim_v}, c.layout, seed};
-}
-
-GuardedTensor lse_tensor(const Case& c, Tensor tensor) {
-    const Problem& p = c.problem;
-    if (p.ragged) return {DType::fp32, {p.heads_q, p.total_q}, c.layout, seed_of(c, tensor)};
-    return {DType::fp32, {p.batch, p.heads_q, p.len_q}, c.layout, seed_of(c, tensor)};
-}
-
-GuardedTensor bias_tensor(const Case& c, Tensor tensor, bool expand = false) {
-    const Problem& p = c.problem;
-    const auto size = [&](std::size_t d, std::int64_t full) { return c.bias_broadcast[d] ? 1 : full; };
-    return {c.bias_dtype,
-            {size(0, p.batch), size(1, p.heads_q), size(2, p.len_q), size(3, p.len_kv)},
-            c.layout,
-            seed_of(c, tensor),
-            expand};
-}
-
-/// Turns entries of a filled bias into -inf.
-void punch_holes(const TensorView& bias, BiasHoles holes, std::uint64_t seed) {
-    if (holes == BiasHoles::none) return;
-    const Random random(seed, 0x401E5);
-    const std::int64_t columns = bias.shape[3];
-    for_each_element(bias, [&](std::int64_t flat, std::byte* element) {
-        const std::int64_t row = flat / columns;
-        const std::int64_t column = flat % columns;
-        bool hole = false;
-        if (holes == BiasHoles::scattered) hole = random.uniform(static_cast<std::uint64_t>(flat)) < kHoleProbability;
-        if (holes == BiasHoles::prefix) hole = column < columns * 9 / 10;
-        if (holes == BiasHoles::rows) hole = random.uniform(static_cast<std::uint64_t>(row)) < kHoleProbability;
-        if (hole) store_from_double(element, bias.dtype, -std::numeric_limits<double>::infinity());
-    });
-}
-
-GuardedTensor cu_seqlens(const Case& c, Tensor tensor, const std::vector<std::int64_t>& lengths) {
-    GuardedTensor result(c.cu_seqlens_dtype, {c.problem.batch + 1}, c.layout, seed_of(c, tensor));
-    std::int64_t sum = 0;
-    for (std::int64_t b = 0; b <= c.problem.batch; ++b) {
-        if (c.cu_seqlens_dtype == DType::int32) *result.view().at<std::int32_t>(b) = static_cast<std::int32_t>(sum);
-        else *result.view().at<std::int64_t>(b) = sum;
-        if (b < c.problem.batch) sum += lengths[static_cast<std::size_t>(b)];
-    }
-    return result;
-}
-
-GuardedTensor slopes_tensor(const Case& c) {
-    const Problem& p = c.problem;
-    GuardedTensor result = c.alibi_per_batch
-                               ? GuardedTensor(DType::fp32, {p.batch, p.heads_q}, c.layout, seed_of(c, kSlopes))
-                               : GuardedTensor(DType::fp32, {p.heads_q}, c.layout, seed_of(c, kSlopes));
-    for_each_element(result.view(), [&](std::int64_t flat, std::byte* element) {
-        const double sign = c.alibi_both_signs && flat % 2 == 0 ? -1 : 1;
-        store_from_double(element, DType::fp32, sign * std::exp2(-0.7 * static_cast<double>(flat % 9 + 1)));
-    });
-    return result;
-}
 
 /// Sets the elements of `to` that `set` names.
 void set_elements(const TensorView& to, const SetElements& set) {
@@ -203,7 +105,7 @@ std::variant<Plan, Outcome> plan_of(const Case& c, const KernelInfo& kernel) {
 
 struct CaseRunner::State {
     Case c;
-    GuardedTensor q, k, v, bias, slopes, cu_q, cu_kv, o, o_residual, lse, d_o, dlse;
+    GuardedTensor q, k, v, bias, slopes, cu_q, cu_kv, o, o_residual, lse, d_o, dlse, sinks;
     ForwardArgs forward{};
     BackwardArgs backward{};
     std::optional<ForwardGold> forward_gold;
@@ -221,7 +123,8 @@ struct CaseRunner::State {
                 {"o_residual", &o_residual},
                 {"lse", &lse},
                 {"do", &d_o},
-                {"dlse", &dlse}};
+                {"dlse", &dlse},
+                {"sinks", &sinks}};
     }
 
     template <class Args>
@@ -231,6 +134,7 @@ struct CaseRunner::State {
         args.v = v.view();
         args.bias = bias.view();
         args.alibi_slopes = slopes.view();
+        args.sinks = sinks.view();
         args.cu_seqlens_q = cu_q.view();
         args.cu_seqlens_kv = cu_kv.view();
         args.o = o.view();
@@ -306,6 +210,11 @@ CaseRunner::CaseRunner(const Case& which) : state_(std::make_unique<State>()) {
         set_elements(inputs[static_cast<std::size_t>(set.input)]->view(), set);
     }
     if (p.alibi) s.slopes = slopes_tensor(which);
+    if (p.sinks) {
+        s.sinks = sinks_tensor(which, kSinks);
+        fill(s.sinks.view(), Fill::normal, seed_of(which, kSinks));
+        if (which.sinks_of_all_sizes) set_sinks_of_all_sizes(s.sinks.view());
+    }
     if (p.ragged) {
         s.cu_q = cu_seqlens(which, kCuQ, which.lengths_q);
         s.cu_kv = cu_seqlens(which, kCuKv, which.lengths_kv);
@@ -357,14 +266,16 @@ Report CaseRunner::State::run_backward(const Plan& plan, const Execution& how, c
     GuardedTensor dk = rows_tensor(c, kDk, false, c.problem.head_dim);
     GuardedTensor dv = rows_tensor(c, kDv, false, c.problem.head_dim_v);
     GuardedTensor dbias = c.problem.bias_gradient ? bias_tensor(c, kDbias) : GuardedTensor();
+    GuardedTensor dsinks = c.problem.sinks ? sinks_tensor(c, kDsinks) : GuardedTensor();
     BackwardArgs args = backward;
     args.dq = dq.view();
     args.dk = dk.view();
     args.dv = dv.view();
     args.dbias = dbias.view();
+    args.dsinks = dsinks.view();
     if (plan.o_residual) args.o_residual = o_residual.view();
     Report damage;
-    const NamedTensor outputs[] = {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"dbias", &dbias}};
+    const NamedTensor outputs[] = {{"dq", &dq}, {"dk", &dk}, {"dv", &dv}, {"dbias", &dbias}, {"dsinks", &dsinks}};
     run_guarded(plan, outputs, args, damage, [&](const BackwardArgs& planned, std::span<std::byte> workspace) {
         tessera::backward(plan, planned, workspace, how);
     });

@@ -38,7 +38,7 @@ struct Row {
 void weights_of_row(const Head& head, std::int64_t i, DType dtype, Row& row) {
     const Range keys = head.band.row(i);
     head.load_query(i, row.query.data());
-    double maximum = -reference::kInfinity;
+    double maximum = head.sink;
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
         const auto at = static_cast<std::size_t>(j);
         row.dots[at] = rounded(head.dot(row.query.data(), j), dtype);
@@ -46,7 +46,7 @@ void weights_of_row(const Head& head, std::int64_t i, DType dtype, Row& row) {
         maximum = std::fmax(maximum, row.p[at]);
     }
     if (maximum == -reference::kInfinity) maximum = 0;
-    double sum = 0;
+    double sum = std::exp(head.sink - maximum);
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
         sum += row.p[static_cast<std::size_t>(j)] = std::exp(row.p[static_cast<std::size_t>(j)] - maximum);
     }

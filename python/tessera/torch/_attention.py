@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
 from .. import _native
-from . import _distributed, _errors, _functorch, _math, _operators
+from . import _distributed, _errors, _functorch, _math, _operators, _sinks
 from ._operators import Arguments
 from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor, under_autocast
 
@@ -27,6 +27,7 @@ if typing.TYPE_CHECKING:
         scale: float | None
         softcap: float
         alibi_slopes: Tensor | None
+        sinks: Tensor | None
         dropout_p: float
         seed: int | Tensor | None
         deterministic: bool
@@ -262,11 +263,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = None,
               window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0.0,
-              alibi_slopes: Tensor | None = None, bias: Tensor | None = None, dropout_p: float = 0.0,
-              seed: int | Tensor | None = None, layout: str = "bshd", return_lse: bool = False,
-              deterministic: bool = True, kernel: str | None = None,
+              alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
+              dropout_p: float = 0.0, seed: int | Tensor | None = None, layout: str = "bshd",
+              return_lse: bool = False, deterministic: bool = True, kernel: str | None = None,
               math: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-    """Exact attention. Differentiable in q, k, v and bias, through O and LSE; torch.compile, torch.export, torch.func.
+    """Exact attention, differentiable in q, k, v, bias and sinks through O and LSE; torch.compile, .export, .func.
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [.., head_dim_v], heads_q a
         multiple of heads_kv. Any strides. float32, bfloat16, float16, float64 (by the reference). With
@@ -279,6 +280,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores. A CausalBias of
         torch.nn.attention.bias (causal_upper_left, causal_lower_right) stands for its alignment, with causal=None.
         A mask is 0 where the key takes part and -inf where it does not.
+    sinks: [heads_q]: logits that take part in the softmax as keys without a value (in 16 bits O is rounded twice).
     dropout_p, seed: seed is an int of 64 bits or an int64 tensor in host memory; default: drawn from torch's CPU
         generator. A graph of torch.compile that may recompute its random numbers (activation memory budget under 1)
         needs a seed.
@@ -287,7 +289,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     math: True composes the call of PyTorch's own operators. That is slow and takes the memory of all weights, and has
         second derivatives, forward mode (jvp, hessian) and the draws of dropout that the kernels have.
     Returns o, of the shape of q with head_dim_v, and with return_lse (o, lse): the natural logarithm of the sum of
-        exponentials, float32 [batch, heads_q, len_q] (float64 for float64); -inf, and o = 0, where a query sees no key.
+        exponentials, float32 [batch, heads_q, len_q] (float64 for float64); 0 and -inf (the sink) without a key.
     Raises ValueError that names the argument, what was expected and what came; tessera.Unsupported.
     Source: docs/numerics.md."""
     heads_first = layout == "bhsd"
@@ -296,7 +298,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     left, right = (-1, -1) if window is None else window_sides(window)
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         q, k, v, bias = _cast(q, k, v, bias)
-    if (bias is alibi_slopes is kernel is seed is None and not (return_lse or math)
+    if (bias is alibi_slopes is sinks is kernel is seed is None and not (return_lse or math)
             and type(softcap) is type(dropout_p) is float and softcap == dropout_p == 0.0):
         return run_few(q, k, v, 0 if causal is None else causal_number(causal), heads_first, scale, left, right)
     no_gradient("alibi_slopes", alibi_slopes)
@@ -305,7 +307,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     arguments = Arguments(q, k, v, bias, alibi_slopes, seed=seed_tensor(seed, dropout_p), causal=causal_number(causal),
                           window_left=left, window_right=right, scale=scale, softcap=softcap, dropout_p=dropout_p,
                           kernel=kernel_name(kernel), heads_first=heads_first)
-    return run_math(arguments, return_lse) if math else run(arguments, return_lse)
+    return _sinks.run(run_math if math else run, arguments, sinks, return_lse)
 
 
 def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
@@ -374,16 +376,17 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, *,
                      max_len_q: int | None = None, max_len_kv: int | None = None, causal: str | bool | None = None,
                      window: tuple[int | None, int | None] | None = None, scale: float | None = None,
-                     softcap: float = 0.0, alibi_slopes: Tensor | None = None, dropout_p: float = 0.0,
-                     seed: int | Tensor | None = None, return_lse: bool = False, deterministic: bool = True,
-                     kernel: str | None = None, math: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+                     softcap: float = 0.0, alibi_slopes: Tensor | None = None, sinks: Tensor | None = None,
+                     dropout_p: float = 0.0, seed: int | Tensor | None = None, return_lse: bool = False,
+                     deterministic: bool = True, kernel: str | None = None,
+                     math: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """attention() of a ragged batch (varlen): sequence b has the rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1.
 
     q: [total_q, heads_q, head_dim]; k, v: [total_kv, heads_kv, ..]; cu_seqlens_q, cu_seqlens_kv: int32 or int64
         [batch + 1], from 0 to the total, on the device of q. On CUDA they are not read by the host.
     max_len_q, max_len_kv: bounds of the lengths; default: computed from cu_seqlens on the CPU, the totals on CUDA.
-    causal, window, scale, softcap, alibi_slopes, dropout_p, seed, deterministic, kernel and math mean what they mean in
-    attention(). With math=True the host reads cu_seqlens.
+    causal, window, scale, softcap, alibi_slopes, sinks, dropout_p, seed, deterministic, kernel and math mean what they
+    mean in attention(). With math=True the host reads cu_seqlens.
     Returns o [total_q, heads_q, head_dim_v], and with return_lse (o, lse), lse float32 [heads_q, total_q]. Raises as
     attention() does."""
     for name, lengths in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
@@ -394,4 +397,4 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
     arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed_tensor(seed, dropout_p),
                           _bound("max_len_q", max_len_q), _bound("max_len_kv", max_len_kv), causal_number(causal), left,
                           right, scale, softcap, dropout_p, kernel_name(kernel))
-    return run_math(arguments, return_lse) if math else run(arguments, return_lse)
+    return _sinks.run(run_math if math else run, arguments, sinks, return_lse)

@@ -63,6 +63,15 @@ void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile&
                      old_share);
 }
 
+/// Adds the sinks to the sums of a panel, after its last K/V block. O is normalised by the keys' l already.
+void add_sinks(const Head& head, const Geometry& g, const Panel& panel, const ForwardScratch& scratch,
+               const simd::PanelSums& sums) {
+    std::copy_n(sums.state.l, panel.lanes, scratch.old_l);
+    simd::finish_softmax(sums.state, head.sinks, panel.first, panel.queries, panel.lanes, scratch.inverse);
+    for (std::int64_t i = 0; i < panel.lanes; ++i) scratch.inverse[i] *= scratch.old_l[i];
+    simd::scale_lanes(sums.o, scratch.inverse, g.head_dim_v, panel.lanes);
+}
+
 /// Runs the algorithm for panels [begin, end) of one head.
 void run(const ForwardCall& call, const Geometry& g, const Head& head, Range panels, const ForwardWorkspace& workspace,
          const ForwardScratch& scratch) {
@@ -111,6 +120,7 @@ void run(const ForwardCall& call, const Geometry& g, const Head& head, Range pan
     for (std::int64_t index = panels.begin; index < panels.end; ++index) {
         const Panel panel(index, g.block_q, head.sequence.len_q);
         const simd::PanelSums sums = sums_of(index);
+        if (head.sinks.data != nullptr) add_sinks(head, g, panel, scratch, sums);
         if (!simd::all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
             simd::recompute_overflow(head, g, panel, q_t_of(index), scratch.tiles, sums.state, sums.o, scratch.spare_o);
         simd::store_o_and_lse(head, g, panel, sums, scratch.inverse, call.args);

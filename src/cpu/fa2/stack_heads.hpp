@@ -19,8 +19,8 @@ inline Plan stacked(const Plan& plan) {
     return result;
 }
 
-/// Views [batch, 1, heads_q, dim] as [batch, group, heads_kv, dim], and LSE [batch, heads_q, 1] as [batch, heads_kv,
-/// group].
+/// Views [batch, 1, heads_q, dim] as [batch, group, heads_kv, dim], LSE [batch, heads_q, 1] as [batch, heads_kv,
+/// group], and sinks [heads_q] as [heads_kv, group].
 inline ForwardArgs stacked(ForwardArgs args, std::int64_t group) {
     for (TensorView* t : {&args.q, &args.o}) {
         const std::int64_t head = t->strides[2];
@@ -31,6 +31,12 @@ inline ForwardArgs stacked(ForwardArgs args, std::int64_t group) {
         const std::int64_t head = args.lse.strides[1];
         args.lse.shape = {args.lse.shape[0], args.lse.shape[1] / group, group};
         args.lse.strides = {args.lse.strides[0], head * group, head};
+    }
+    if (args.sinks.given()) {
+        const std::int64_t head = args.sinks.strides[0];
+        args.sinks.rank = 2;
+        args.sinks.shape = {args.sinks.shape[0] / group, group};
+        args.sinks.strides = {head * group, head};
     }
     return args;
 }

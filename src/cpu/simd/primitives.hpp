@@ -210,6 +210,12 @@ void merge_rows(const RowState& into, float* into_o, const RowState& state, cons
 /// inverse[i] = 1 / l[i], or 0 for a row that saw no key.
 void invert_sums(const RowState& state, std::int64_t lanes, float* inverse);
 
+/// Ends the softmax of `queries` rows. It adds the sinks of the queries from `first` on to the state, if there are any,
+/// and fills factors[i], which turns the sum over the keys into O: 1 / l, or 0 for a row that saw neither a key nor a
+/// sink. sinks: [len_q], may be absent; state and factors: [lanes]
+void finish_softmax(const RowState& state, const HeadRows& sinks, std::int64_t first, std::int64_t queries,
+                    std::int64_t lanes, float* factors);
+
 /// LSE = m + log(l), -inf for a row that saw no key, to rows first.. of `to` (fp32 or fp64); nothing when it is absent.
 void store_lse(const RowState& state, std::int64_t rows, const HeadRows& to, std::int64_t first);
 

@@ -151,6 +151,37 @@ void MergeRows(const RowState& into, float* into_o, const RowState& state, const
     }
 }
 
+void FinishSoftmax(const RowState& state, const HeadRows& sinks, std::int64_t first, std::int64_t queries,
+                   float* factors) {
+    const D d;
+    const V infinity = hn::Set(d, std::numeric_limits<float>::infinity());
+    // The rows of a decoding task are not aligned, so each vector of them passes through these.
+    HWY_ALIGN float of_sink[kWidth] = {};
+    HWY_ALIGN float of_m[kWidth] = {};
+    HWY_ALIGN float of_l[kWidth] = {};
+    HWY_ALIGN float of_factor[kWidth];
+    for (std::int64_t row = 0; row < queries; row += kWidth) {
+        const std::int64_t rows = std::min(kWidth, queries - row);
+        for (std::int64_t i = 0; i < rows; ++i) of_sink[i] = *static_cast<const float*>(sinks.at(first + row + i, 0));
+        std::copy_n(state.m + row, rows, of_m);
+        std::copy_n(state.l + row, rows, of_l);
+        const V sink = hn::Load(d, of_sink);
+        const V m = hn::Load(d, of_m);
+        const V maximum = hn::Max(m, sink);
+        const V shift = shift_of(maximum);
+        const V rescale = exp_of_nonpositive(hn::Sub(m, shift));
+        const V sum = hn::MulAdd(hn::Load(d, of_l), rescale, exp_of_nonpositive(hn::Sub(sink, shift)));
+        // Of NaN and +inf an exponential may lose the NaN.
+        const V l = hn::IfThenElse(hn::Lt(sink, infinity), sum, hn::NaN(d));
+        hn::Store(maximum, d, of_m);
+        hn::Store(l, d, of_l);
+        hn::Store(hn::IfThenZeroElse(hn::Eq(l, hn::Zero(d)), hn::Div(rescale, l)), d, of_factor);
+        std::copy_n(of_m, rows, state.m + row);
+        std::copy_n(of_l, rows, state.l + row);
+        std::copy_n(of_factor, rows, factors + row);
+    }
+}
+
 void WeightsFromLse(float* s, const float* lse, std::int64_t keys, std::int64_t lanes, std::int64_t stride,
                     const TilePosition* cut) {
     const D d;
@@ -213,6 +244,7 @@ namespace tessera::cpu::simd {
 HWY_EXPORT(OnlineSoftmax);
 HWY_EXPORT(Merge);
 HWY_EXPORT(MergeRows);
+HWY_EXPORT(FinishSoftmax);
 HWY_EXPORT(WeightsFromLse);
 HWY_EXPORT(AddWeightedSums);
 HWY_EXPORT(SoftmaxGradient);
@@ -256,6 +288,13 @@ void clear_state(const RowState& state, std::int64_t lanes) {
 
 void invert_sums(const RowState& state, std::int64_t lanes, float* inverse) {
     for (std::int64_t i = 0; i < lanes; ++i) inverse[i] = state.l[i] == 0 ? 0.0F : 1.0F / state.l[i];
+}
+
+void finish_softmax(const RowState& state, const HeadRows& sinks, std::int64_t first, std::int64_t queries,
+                    std::int64_t lanes, float* factors) {
+    if (sinks.data == nullptr) return invert_sums(state, lanes, factors);
+    std::fill(factors + queries, factors + lanes, 0.0F);
+    HWY_DYNAMIC_DISPATCH(FinishSoftmax)(state, sinks, first, queries, factors);
 }
 
 void store_lse(const RowState& state, std::int64_t rows, const HeadRows& to, std::int64_t first) {

@@ -98,16 +98,20 @@ void materialise_scores(const ForwardCall& call, const Geometry& g, const Materi
 /// P = softmax(S) over all keys of a row at once.
 void softmax_rows(const ForwardCall& call, const Geometry& g, const MaterialisedPanel& work,
                   const ForwardScratch& scratch) {
-    simd::clear_state(work.state, work.panel.lanes);
-    if (work.keys.empty()) return;
+    const Panel& panel = work.panel;
+    float* factors = scratch.tiles.rescale;
+    const auto finish = [&] {
+        simd::finish_softmax(work.state, work.head.sinks, panel.first, panel.queries, panel.lanes, factors);
+    };
+    simd::clear_state(work.state, panel.lanes);
+    if (work.keys.empty()) return finish();
     const std::int64_t scored = work.keys.begin / g.block_kv * g.block_kv;
     const std::int64_t begin = scored / 4 * 4;  // online_softmax() needs a multiple of 4
-    float* rows = work.matrix + begin * work.panel.lanes;
-    std::fill_n(rows, (scored - begin) * work.panel.lanes, -std::numeric_limits<float>::infinity());
-    simd::online_softmax(rows, work.keys.end - begin, work.panel.lanes, work.panel.lanes, work.state,
-                         scratch.tiles.rescale, nullptr, begin);
-    simd::invert_sums(work.state, work.panel.lanes, scratch.tiles.rescale);
-    simd::scale_lanes(rows, scratch.tiles.rescale, work.keys.end - begin, work.panel.lanes);
+    float* rows = work.matrix + begin * panel.lanes;
+    std::fill_n(rows, (scored - begin) * panel.lanes, -std::numeric_limits<float>::infinity());
+    simd::online_softmax(rows, work.keys.end - begin, panel.lanes, panel.lanes, work.state, factors, nullptr, begin);
+    finish();
+    simd::scale_lanes(rows, factors, work.keys.end - begin, panel.lanes);
     TileTally(nullptr, call.observer).report([&] {
         TileReport report = report_of(TileStep::softmax, work.head, work.panel, {begin, work.keys.end}, Coverage::full);
         report.p = rows;

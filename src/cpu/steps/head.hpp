@@ -93,6 +93,7 @@ struct Head {
     HeadRows q;             // [len_q, head_dim]
     HeadRows k;             // [len_kv, head_dim]
     HeadRows v;             // [len_kv, head_dim_v]
+    HeadRows sinks;         // [len_q], may be absent
     float query_scale = 1;  ///< folded into the query tile
     simd::ScoreRule rule;
     simd::DropoutRule dropout;
@@ -105,7 +106,8 @@ struct Head {
           kv_head(head / p.group()),
           q(head_rows(args.q, m, m.first_q, head)),
           k(head_rows(args.k, m, m.first_kv, kv_head)),
-          v(head_rows(args.v, m, m.first_kv, kv_head)) {
+          v(head_rows(args.v, m, m.first_kv, kv_head)),
+          sinks(sink_rows(args.sinks, head)) {
         const auto scale = static_cast<float>(p.effective_scale());
         // A scale over 1 could overflow a query although the score itself is finite.
         query_scale = std::abs(scale) <= 1 ? scale : 1.0F;

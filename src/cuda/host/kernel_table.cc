@@ -263,6 +263,7 @@ const KernelEntry& kernel_entry(Schedule schedule, Pass pass) {
 Refusal refusal(const KernelEntry& entry, const Problem& problem, const AskedTile& tile, const Limits& limits) {
     if (std::find(entry.dtypes.begin(), entry.dtypes.end(), problem.dtype) == entry.dtypes.end())
         return fmt::format("does not take {}", name_of(problem.dtype));
+    if (problem.sinks) return "takes no sinks";
     return entry.refuse(problem, tile, limits);
 }
 

@@ -111,8 +111,8 @@ class BackwardRun {
     void all() const {
         if (workspace_.memory.prepare(call_)) fill_norms();
         if (g_.parts == 1) sum_deltas();
-        if (part_.striped) stripes();
-        else parts();
+        workspace_.memory.store_sinks(call_);
+        part_.striped ? stripes() : parts();
         if (part_.striped && grouped(p_)) sum_groups();
         if (call_.counters != nullptr) count();
     }

@@ -164,19 +164,28 @@ class RowsTask {
 
     /// epilogue() row by row, unless it has to recompute something. Returns whether O and LSE are written.
     bool finish_rows(const matrix::TilePanel& work, const simd::PanelSums& total) const {
+        const std::int64_t queries = work.panel.queries;
+        float m[matrix::kMostRows];  // with the sinks; `total` is left to panels_[i].finish()
+        float l[matrix::kMostRows];
+        float share[matrix::kMostRows];  // finish_softmax()
+        std::copy_n(total.state.m, queries, m);
+        std::copy_n(total.state.l, queries, l);
+        const bool has_sinks = work.head.sinks.data != nullptr;
+        if (has_sinks) simd::finish_softmax({m, l}, work.head.sinks, work.panel.first, queries, queries, share);
         const HeadRows to =
             head_rows(run_.call.args.o, work.head.sequence, work.head.sequence.first_q, work.head.query_head);
-        for (std::int64_t i = 0; i < work.panel.queries; ++i) {
+        for (std::int64_t i = 0; i < queries; ++i) {
             if (may_have_overflowed(work, total.state, i)) return false;
             const float* o = total.o + i * value_rows(g_);
             const float sum = std::isnan(total.state.l[i]) ? total.state.l[i] : o[sum_row(g_)];
-            const float factor = sum == 0 ? 0.0F : work.head.dropout.kept / sum;
+            float factor = sum == 0 ? 0.0F : work.head.dropout.kept / sum;
+            if (has_sinks) factor = factor * total.state.l[i] * share[i];  // as add_sinks() of task.cc does
             for (std::int64_t c = 0; c < g_.head_dim_v; ++c) scratch_.row[c] = o[c] * factor;
             if (!simd::all_finite(scratch_.row, g_.v_stride, 1, g_.head_dim_v)) return false;
             simd::store_rows(scratch_.row, g_.v_stride, 1, g_.head_dim_v, 1.0F, to, work.panel.first + i);
         }
-        simd::store_lse(total.state, work.panel.queries,
-                        lse_rows(run_.call.args.lse, work.head.sequence, work.head.query_head), work.panel.first);
+        simd::store_lse({m, l}, queries, lse_rows(run_.call.args.lse, work.head.sequence, work.head.query_head),
+                        work.panel.first);
         return true;
     }
 

@@ -119,6 +119,14 @@ void redo_overflowed_rows(const matrix::TilePanel& work, const matrix::Layout& g
     }
 }
 
+/// Adds the sinks to the state of a panel, and to the factors that divide O by the sum of the keys' rounded weights: O
+/// keeps the share of all weights that the keys have. factor, share: [lanes]
+void add_sinks(const matrix::TilePanel& work, const simd::RowState& state, float* factor, float* share) {
+    for (std::int64_t r = 0; r < work.panel.queries; ++r) factor[r] *= state.l[r];
+    simd::finish_softmax(state, work.head.sinks, work.panel.first, work.panel.queries, work.panel.queries, share);
+    for (std::int64_t r = 0; r < work.panel.queries; ++r) factor[r] *= share[r];
+}
+
 }  // namespace
 
 void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const EpilogueScratch& scratch,
@@ -136,6 +144,7 @@ void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const Epilog
             const float sum = std::isnan(sums.state.l[r]) ? sums.state.l[r] : l[r];
             factor[r] = sum == 0 ? 0.0F : work.head.dropout.kept / sum;
         }
+        if (work.head.sinks.data != nullptr) add_sinks(work, sums.state, factor, scratch.spare_o);
         const HeadRows o =
             head_rows(run.call.args.o, work.head.sequence, work.head.sequence.first_q, work.head.query_head);
         if (run.primitives.store_columns(sums.o, lanes, work.panel.queries, g.head_dim_v, factor, o,
@@ -151,8 +160,10 @@ void epilogue(const ForwardRun& run, const matrix::TilePanel& work, const Epilog
         for (std::int64_t r = 0; r < lanes; ++r) factor[r] *= sums.state.l[r];
         simd::scale_lanes(sums.o, factor, g.head_dim_v, lanes);
         simd::load_queries(work.head, g, work.panel, scratch.q_t);
+        simd::invert_sums(sums.state, lanes, factor);
+        simd::normalise_by(factor, work.head, scratch.exact, work.panel, scratch.q_t, scratch.exact_tiles, sums,
+                           scratch.spare_o);
     }
-    simd::normalise(work.head, scratch.exact, work.panel, scratch.q_t, scratch.exact_tiles, sums, scratch.spare_o);
     for (std::int64_t at = 0; sums.started && at < g.head_dim_v * lanes; ++at) {
         if (std::isfinite(scratch.other_o[at])) sums.o[at] = scratch.other_o[at];
     }

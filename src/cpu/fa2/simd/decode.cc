@@ -158,15 +158,17 @@ class DecodeTask {
         }
     }
 
-    /// Divides O by l and writes O and LSE.
+    /// Adds the sinks, divides O by l and writes O and LSE.
     void finish(simd::PanelSums& total) const {
         if (!total.started) {
             simd::clear_state(total.state, layout_.lanes);
             std::fill_n(total.o, rows_ * layout_.o_stride, 0.0F);
         }
-        simd::invert_sums(total.state, rows_, scratch_.rescale);
         std::int64_t row = 0;
         for (const HeadPanel& work : works_) {
+            const std::int64_t queries = work.panel.queries;
+            simd::finish_softmax({total.state.m + row, total.state.l + row}, work.head.sinks, work.panel.first, queries,
+                                 queries, scratch_.rescale + row);
             finish_panel(work, row, total);
             row += work.panel.queries;
         }

@@ -307,7 +307,7 @@ void count(const FewRun& run) {
 bool takes_few_gradients(const Plan& plan) {
     const Problem& p = plan.problem;
     const bool on_amx = matrix::packing_pays(p.dtype) && matrix::unit() == matrix::Unit::amx;
-    const bool scaled_only = p.softcap == 0 && !p.alibi && !p.bias && !p.bias_gradient &&
+    const bool scaled_only = p.softcap == 0 && !p.alibi && !p.sinks && !p.bias && !p.bias_gradient &&
                              !(p.dropout.probability > 0) && std::abs(p.effective_scale()) <= 1;
     return !on_amx && scaled_only && p.group() > 0 && p.group() <= kMostRows &&
            plan.tile.block_q >= std::min(p.len_q, kFewQueries) && plan.tile.block_kv <= simd::kMostRowKeys;

@@ -7,6 +7,7 @@
 
 #include "cpu/steps/call.hpp"
 #include "cpu/steps/simd/gradient.hpp"
+#include "cpu/steps/sinks.hpp"
 
 namespace tessera::cpu::matrix {
 namespace {
@@ -152,6 +153,13 @@ bool GradientMemory::prepare(const BackwardCall& call) const {
         else if (prepare_queries(call.args, head, first)) inexact.store(true);
     });
     return inexact.load();
+}
+
+void GradientMemory::store_sinks(const BackwardCall& call) const {
+    store_sink_gradients(call, [&](const Head& head, std::int64_t i) {
+        const Queries row = queries(head, i);
+        return SinkRow{*row.lse, *row.norm, *row.delta};
+    });
 }
 
 void GradientMemory::store_queries(const BackwardArgs& args, const Head& head, std::int64_t first) const {

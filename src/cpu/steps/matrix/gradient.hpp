@@ -30,6 +30,9 @@ class GradientMemory {
     /// Writes dQ of queries first .. first + 32 of a head.
     void store_queries(const BackwardArgs& args, const Head& head, std::int64_t first) const;
 
+    /// Writes dsinks. delta must be complete.
+    void store_sinks(const BackwardCall& call) const;
+
     /// The memory of a query head, from query `first` on.
     struct Queries {
         Tiles q_pairs;     // Q^T, pair tiles [depth_tiles][queries / 16]

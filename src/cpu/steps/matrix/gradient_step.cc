@@ -5,6 +5,8 @@
 #include <limits>
 #include <vector>
 
+#include "cpu/steps/sinks.hpp"
+
 namespace tessera::cpu::matrix {
 namespace {
 
@@ -313,8 +315,10 @@ void sum_delta(const GradientMemory& memory, const GradientScratch& scratch, Til
         const Strip strip(memory, scratch, work, args, seen, strip_keys);
         strip.add_weighted_sums(weights + lane, products + lane);
     }
-    float* delta = memory.queries(work.head, queries.begin).delta;
+    const GradientMemory::Queries q = memory.queries(work.head, queries.begin);
+    float* delta = q.delta;
     for (std::int64_t i = 0; i < queries.size(); ++i) {
+        weights[i] += sink_weight(work.head, queries.begin + i, q.lse[i]) * static_cast<double>(q.norm[i]);
         delta[i] = static_cast<float>(delta[i] + products[i] / (weights[i] == 0 ? 1 : weights[i]));
     }
 }
@@ -330,6 +334,8 @@ void fill_norm(const GradientMemory& memory, const GradientScratch& scratch, Til
     std::fill_n(maxima, kGroup, -std::numeric_limits<float>::infinity());
     double sums[kGroup] = {};
     const std::int64_t end = std::min(first + kGroup, work.head.sequence.len_q);
+    for (std::int64_t i = 0; work.head.sinks.data != nullptr && i < end - first; ++i)
+        maxima[i] = *static_cast<const float*>(work.head.sinks.at(first + i, 0));
     const Range keys = work.head.band.kv_range(first, end);
     const auto for_each_score = [&](const auto& f) {
         for (std::int64_t key = keys.begin / kGroup * kGroup; key < keys.end; key += kGroup) {
@@ -344,6 +350,7 @@ void fill_norm(const GradientMemory& memory, const GradientScratch& scratch, Til
     // Uses the maximum of these scores, not of the forward's: one unit in the last place of 1e10 is a thousand.
     for_each_score([&](std::int64_t i, float s) { maxima[i] = std::max(maxima[i], s); });
     for_each_score([&](std::int64_t i, float s) { sums[i] += std::exp(s - maxima[i]); });
+    for (std::int64_t i = 0; i < end - first; ++i) sums[i] += sink_weight(work.head, first + i, maxima[i]);
     for (std::int64_t i = 0; i < kGroup; ++i) {
         q.norm[i] = inexact(i) ? static_cast<float>(1 / sums[i]) : 1.0F;
         if (inexact(i)) q.lse[i] = maxima[i];

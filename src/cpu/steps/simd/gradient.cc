@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/numeric.hpp"
+#include "cpu/steps/sinks.hpp"
 
 namespace tessera::cpu::simd {
 namespace {
@@ -28,6 +29,11 @@ double dot(const float* a, const float* b, std::int64_t n) {
         for (int i = 0; i < 4; ++i) sums[i] += static_cast<double>(a[c + i]) * b[c + i];
     }
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+/// The factor of P of row r.
+float norm_of(const GradientPanel& from, const Panel& panel, std::int64_t r) {
+    return from.norm[panel.lanes] == 0 ? 1.0F : from.norm[r];
 }
 
 }  // namespace
@@ -191,6 +197,7 @@ void GradientMemory::fill_norm(const Head& head, std::int64_t index, const Gradi
     double* weights = scratch.sums;
     double* squares = scratch.sums + panel.lanes;  // add_weighted_sums() makes a sum of products too
     std::fill_n(scratch.sums, 2 * panel.lanes, 0.0);
+    for (std::int64_t r = 0; r < panel.queries; ++r) weights[r] = sink_weight(head, panel.first + r, to.lse[r]);
     for_each_kv_tile(head, g_, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
         scores(head, g_, panel, kv, coverage, to.q_t, scratch.s, scratch.other);
         weights_from_lse(scratch.s, to.lse, kv.keys, panel.lanes, panel.lanes);
@@ -207,6 +214,8 @@ void GradientMemory::sum_delta(const Head& head, std::int64_t index, const Gradi
     double* weights = scratch.sums;
     double* products = scratch.sums + panel.lanes;
     std::fill_n(scratch.sums, 2 * panel.lanes, 0.0);
+    for (std::int64_t r = 0; r < panel.queries; ++r)
+        weights[r] = sink_weight(head, panel.first + r, to.lse[r]) * static_cast<double>(norm_of(to, panel, r));
     for_each_kv_tile(head, g_, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
         weights_and_dp(head, g_, panel, kv, coverage, to, scratch);
         if (coverage == Coverage::partial) {
@@ -222,8 +231,18 @@ void GradientMemory::sum_delta(const Head& head, std::int64_t index, const Gradi
     }
 }
 
+void GradientMemory::store_sinks(const BackwardCall& call) const {
+    store_sink_gradients(call, [&](const Head& head, std::int64_t i) {
+        const GradientPanel from = panel(head, i / g_.block_q);
+        const std::int64_t r = i % g_.block_q;
+        return SinkRow{from.lse[r], norm_of(from, Panel(i / g_.block_q, g_.block_q, head.sequence.len_q), r),
+                       from.delta[r]};
+    });
+}
+
 void GradientMemory::finish(const BackwardCall& call) const {
     const Problem& p = problem_;
+    store_sinks(call);  // first: delta is no longer read after it
     const auto scale = static_cast<float>(p.effective_scale());
     const HeadTasks tasks = panels(call);
     const std::int64_t stored = call.args.dq.given() ? tasks.total() : 0;

@@ -56,12 +56,13 @@ class GradientMemory {
         return {call, problem_.heads_q, ends_, [&](const Sequence& m) { return g_.panels_of(m); }};
     }
 
-    /// Writes dQ, dK and dV.
+    /// Writes dQ, dK, dV and dsinks.
     void finish(const BackwardCall& call) const;
 
  private:
     void prepare_panel(const BackwardArgs& args, const Head& head, std::int64_t index, float* o) const;
     void clear_keys(std::int64_t first, std::int64_t count) const;
+    void store_sinks(const BackwardCall& call) const;
     std::int64_t key_row(const Sequence& sequence, std::int64_t kv_head, std::int64_t first) const;
 
     const Problem& problem_;

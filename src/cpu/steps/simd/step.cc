@@ -129,8 +129,13 @@ void online_softmax_step(const Head& head, const Geometry& g, const Panel& panel
 void normalise(const Head& head, const Geometry& g, const Panel& panel, const float* q_t, const TileScratch& scratch,
                PanelSums& sums, float* spare_o) {
     if (!sums.started) return;
-    invert_sums(sums.state, panel.lanes, scratch.rescale);
-    scale_lanes(sums.o, scratch.rescale, g.head_dim_v, panel.lanes);
+    finish_softmax(sums.state, head.sinks, panel.first, panel.queries, panel.lanes, scratch.rescale);
+    normalise_by(scratch.rescale, head, g, panel, q_t, scratch, sums, spare_o);
+}
+
+void normalise_by(const float* factors, const Head& head, const Geometry& g, const Panel& panel, const float* q_t,
+                  const TileScratch& scratch, PanelSums& sums, float* spare_o) {
+    scale_lanes(sums.o, factors, g.head_dim_v, panel.lanes);
     if (!all_finite(sums.o, panel.lanes, g.head_dim_v, panel.lanes))
         recompute_overflow(head, g, panel, q_t, scratch, sums.state, sums.o, spare_o);
 }
@@ -165,6 +170,7 @@ void store_o_and_lse(const Head& head, const Geometry& g, const Panel& panel, co
     const HeadRows o = head_rows(args.o, head.sequence, head.sequence.first_q, head.query_head);
     if (!sums.started) {
         clear_state(sums.state, panel.lanes);
+        finish_softmax(sums.state, head.sinks, panel.first, panel.queries, panel.lanes, ones);
         std::fill_n(sums.o, g.head_dim_v * panel.lanes, 0.0F);
     }
     std::fill_n(ones, panel.lanes, 1.0F);

@@ -81,17 +81,23 @@ void add_values(const Head& head, const Geometry& g, const Panel& panel, const K
 void online_softmax_step(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
                          const float* q_t, const TileScratch& scratch, PanelSums& sums);
 
-/// Epilogue, first half: divides O by l. If the undivided sum overflowed but the quotient may not, the element is
-/// summed again from weights that are divided first. spare_o: another [head_dim_v, lanes]
+/// Epilogue, first half: adds the sinks to the state and divides O by l. If the undivided sum overflowed but the
+/// quotient may not, the element is summed again from weights that are divided first. spare_o: another [head_dim_v,
+/// lanes]
 void normalise(const Head& head, const Geometry& g, const Panel& panel, const float* q_t, const TileScratch& scratch,
                PanelSums& sums, float* spare_o);
+
+/// Multiplies O by factors [lanes] that divide it by l, with the same care for overflow. state: with the sinks
+void normalise_by(const float* factors, const Head& head, const Geometry& g, const Panel& panel, const float* q_t,
+                  const TileScratch& scratch, PanelSums& sums, float* spare_o);
 
 /// Recomputes elements of O that are not finite, from weights that are divided by l first. state: of all keys of the
 /// panel
 void recompute_overflow(const Head& head, const Geometry& g, const Panel& panel, const float* q_t,
                         const TileScratch& scratch, const RowState& state, float* o, float* spare_o);
 
-/// Epilogue, second half: writes normalised O and the LSE of a panel; zeros and -inf for rows that saw no key.
+/// Epilogue, second half: writes normalised O and the LSE of a panel; for rows that saw no key zeros, and the sink or
+/// -inf.
 void store_o_and_lse(const Head& head, const Geometry& g, const Panel& panel, const PanelSums& sums, float* ones,
                      const ForwardArgs& args);
 

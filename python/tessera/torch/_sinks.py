@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention sinks on PyTorch tensors, from O and LSE of a call without them.
+
+A sink is a score without a value: exp(sink) joins the sum of the exponentials of each row of its head. O then keeps the
+share exp(LSE) / (exp(LSE) + exp(sink)) = sigmoid(LSE - sink) of itself. LSE has a gradient, so the sinks, q and k get
+theirs, on every device and under every transform that attention() takes. In 16 bits O is rounded once more than by
+the kernels that tessera.attention() runs with sinks."""
+import torch
+
+from . import _distributed
+from ._tensors import expect_arguments, expect_tensor
+
+
+def run(of_call, arguments, sinks, with_lse):
+    """of_call(arguments, with_lse), which gives (O, LSE) or O, with a sink for each query head; None: without."""
+    if sinks is None:
+        return of_call(arguments, with_lse)
+    expect_arguments(arguments)
+    sinks = checked(sinks, arguments.q, arguments.q.shape[1 if arguments.heads_first else -2])
+    o, lse = added(*of_call(arguments, True), sinks, arguments.heads_first)
+    return (o, lse) if with_lse else o
+
+
+def checked(sinks, q, heads_q):
+    """The sinks as a call on q takes them. Raises ValueError naming the argument."""
+    expect_tensor("sinks", sinks)
+    if _distributed.are_in((q,)) != _distributed.are_in((sinks,)):
+        raise ValueError(f"sinks: expected a {type(q).__name__}, as q is, got a {type(sinks).__name__}")
+    if not sinks.is_floating_point():
+        raise ValueError(f"sinks: expected a floating dtype, got {str(sinks.dtype).removeprefix('torch.')}")
+    if sinks.dim() != 1 or sinks.shape[0] != heads_q:
+        raise ValueError(f"sinks: expected shape [{heads_q}], got {list(sinks.shape)} of rank {sinks.dim()}")
+    if sinks.device != q.device:
+        raise ValueError(f"sinks: expected a tensor on {q.device}, where q is, got one on {sinks.device}")
+    return sinks
+
+
+def added(o, lse, sinks, heads_first):
+    """(O, LSE) with the sinks [heads_q]. lse: [batch, heads_q, len_q] or [heads_q, total_q]; o: its rows and heads in
+    the same order with heads_first, otherwise rows before heads, and head_dim_v."""
+    sinks = sinks.to(lse.dtype).unsqueeze(-1)
+    # A row that sees no key has LSE -inf, and -inf - -inf is NaN.
+    share = torch.sigmoid(lse - sinks.clamp(min=torch.finfo(lse.dtype).min))
+    of_rows = share if heads_first else share.transpose(-1, -2)
+    return (o * of_rows.unsqueeze(-1)).to(o.dtype), torch.logaddexp(lse, sinks)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sinks= of tessera.torch: O, LSE and all gradients against fp64, in every way of calling."""
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import tessera.torch as tt  # noqa: E402
+import torch_reference as reference  # noqa: E402
+
+FEATURES = {"plain": {}, "causal": dict(causal="bottom-right"), "window": dict(window=(9, 4)),
+            "softcap": dict(softcap=2.0, scale=0.3)}
+
+
+def leaves_of(device, len_q=37, dtype=torch.float32):
+    sinks = torch.tensor([0.5, -1.0, 6.0, 0.1], device=device).requires_grad_()
+    return [*reference.inputs(len_q=len_q, device=device, dtype=dtype), sinks]
+
+
+def call(q, k, v, sinks, **options):
+    return tt.attention(q, k, v, sinks=sinks, return_lse=True, **options)
+
+
+def gradients(function, leaves):
+    """O, LSE, and the gradients of a loss of both."""
+    o, lse = function(*leaves)
+    d_o, dlse = reference.random(o.shape, 3, o.device), reference.random(lse.shape, 4, o.device)
+    return o, lse, torch.autograd.grad((o * d_o).sum() + (lse * dlse).sum(), leaves)
+
+
+def expect_same(function, want, leaves, rmse=1e-5):
+    o, lse, found = gradients(function, leaves)
+    o_want, lse_want, right = gradients(want, leaves)
+    reference.expect_close(o, o_want, 3e-6, "o")
+    reference.expect_lse(lse, lse_want)
+    for name, a, b in zip(("dq", "dk", "dv", "dsinks"), found, right):
+        reference.expect_close(a, b, rmse, name)
+
+
+@pytest.mark.parametrize("len_q", [1, 37, 70], ids=["decoding", "more keys", "rows without a key"])
+@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("math", [False, True], ids=["kernels", "math"])
+def test_o_lse_and_gradients(name, len_q, math, device):
+    options = FEATURES[name]
+    expect_same(lambda *a: call(*a, math=math, **options),
+                lambda q, k, v, s: reference.attention(q, k, v, sinks=s, **options), leaves_of(device, len_q))
+
+
+def test_heads_first_and_ragged(device):
+    q, k, v, sinks = leaves_of(device)
+    o, lse = call(q, k, v, sinks, causal="top-left")
+    turned, lse_too = call(*(t.transpose(1, 2) for t in (q, k, v)), sinks, causal="top-left", layout="bhsd")
+    assert torch.equal(turned.transpose(1, 2), o) and torch.equal(lse, lse_too)
+    rows = [t.flatten(0, 1) for t in (q, k, v)]
+    cu = [torch.arange(3, device=device, dtype=torch.int32) * n for n in (37, 53)]
+    ragged, of_rows = tt.varlen_attention(*rows, *cu, sinks=sinks, causal="top-left", return_lse=True)
+    assert torch.equal(ragged.unflatten(0, (2, 37)), o)
+    assert torch.equal(of_rows.unflatten(1, (2, 37)).transpose(0, 1), lse)
+
+
+def test_compiled(device):
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    leaves = leaves_of(device)
+    expect_same(lambda *a: compiled(*a, causal="bottom-right"),
+                lambda q, k, v, s: reference.attention(q, k, v, causal="bottom-right", sinks=s), leaves)
+
+
+def test_fake_tensors():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    with FakeTensorMode():
+        q, k, sinks = torch.empty(2, 5, 4, 8, dtype=torch.bfloat16), torch.empty(2, 7, 2, 8, dtype=torch.bfloat16), \
+            torch.empty(4)
+        o, lse = call(q, k, k, sinks)
+        assert o.shape == q.shape and o.dtype == torch.bfloat16 and lse.shape == (2, 4, 5)
+
+
+def test_under_vmap(device):
+    q, k, v, sinks = (t.detach() for t in leaves_of(device))
+    many = torch.stack((sinks, 2 * sinks))
+    found = torch.func.vmap(lambda s: call(q, k, v, s)[0])(many)
+    for i in range(2):
+        reference.expect_close(found[i], call(q, k, v, many[i])[0], 1e-6, "o")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits(dtype, device):
+    q, k, v, sinks = leaves_of(device, dtype=dtype)
+    o, lse = call(q, k, v, sinks.to(dtype))
+    want, lse_want = reference.attention(q, k, v, sinks=sinks.to(dtype))
+    assert o.dtype == dtype
+    reference.expect_close(o, want, 3 * torch.finfo(dtype).eps, "o")
+    reference.expect_lse(lse, lse_want)
+
+
+@pytest.mark.parametrize("sinks,words", [
+    (torch.zeros(3), r"^sinks: expected shape \[4\], got \[3\]"), (torch.zeros(4, dtype=torch.int32), "^sinks: "),
+    (0.5, "^sinks: expected a torch.Tensor"), (torch.zeros(4, 1), "^sinks: ")])
+def test_wrong_sinks_are_refused(sinks, words):
+    q, k, v, _ = leaves_of("cpu")
+    with pytest.raises(ValueError, match=words):
+        call(q, k, v, sinks)
