@@ -94,23 +94,22 @@ Exercise traffic_time_exercise() {
     const model::Machine& m = *model::find_machine("a100");
     const Problem problem = problem_of(4096, 16, 128);
     const double bytes = matrices_of(problem), ms = bytes / m.dram_gbs / 1e6;
-    return {
-        .kind = Kind::predict,
-        .task = fmt::format(
-            "An A100 has {:g} TFLOP/s and an HBM of {:g} GB/s. 16 heads, N = 4096, 12 bytes a score. How many ms does "
-            "the traffic of S and P take at least?",
-            m.peak_tflops(DType::bf16), m.dram_gbs.value),
-        .unit = "ms",
-        .value = ms,
-        .tolerance = 0.02,
-        .answer = fmt::format("{:.2f} ms", ms),
-        .why = fmt::format(
-            "16 * 4096^2 * 12 bytes = {:.2f} GB, and {:.2f} / {:g} = {:.2f} ms. The prediction of the command is "
-            "longer, because no kernel reaches the full rate and the products take time too.",
-            bytes / 1e9, bytes / 1e6, m.dram_gbs.value, ms),
-        .mistakes = {{ms / 16, "That is one head; there are 16."}, {ms / 1000, "That is in seconds."}},
-        .hint = "Bytes first: heads * N * N * 12. Then divide by the rate.",
-        .command = "build/tessera roofline --device a100 --len 4096 --heads 16 --head-dim 128 --schedule standard"};
+    return {.kind = Kind::predict,
+            .task = fmt::format("An A100 has {:.0f} TFLOP/s and an HBM of {:g} GB/s. 16 heads, N = 4096, 12 bytes a "
+                                "score. How many ms does "
+                                "the traffic of S and P take at least?",
+                                m.peak_tflops(DType::bf16), m.dram_gbs.value),
+            .unit = "ms",
+            .value = ms,
+            .tolerance = 0.02,
+            .answer = fmt::format("{:.2f} ms", ms),
+            .why = fmt::format(
+                "16 * 4096^2 * 12 bytes = {:.2f} GB, and {:.2f} / {:g} = {:.2f} ms. The prediction of the command is "
+                "longer, because no kernel reaches the full rate and the products take time too.",
+                bytes / 1e9, bytes / 1e6, m.dram_gbs.value, ms),
+            .mistakes = {{ms / 16, "That is one head; there are 16."}, {ms / 1000, "That is in seconds."}},
+            .hint = "Bytes first: heads * N * N * 12. Then divide by the rate.",
+            .command = "build/tessera roofline --device a100 --len 4096 --heads 16 --head-dim 128 --schedule standard"};
 }
 
 Exercise faster_cores_exercise() {

@@ -322,7 +322,7 @@ Exercise causal_row_exercise() {
         .hint = "Up to which key does the first query of the tile see?",
         .command =
             "build/tessera walk examples/data/kjv-layer2.safetensors --layout bhsd --causal bottom-right "
-            "--scale 0.125 --row 700"};
+            "--scale 0.125 --tile 64,64 --row 700"};
 }
 
 Exercise alignment_exercise() {
