@@ -47,14 +47,15 @@ Exercise scale_exercise() {
 }
 
 Exercise definition_sizes_exercise() {
-    return {.kind = Kind::explain,
-            .task =
-                "Which arrays of the ten lines have N x N elements, and which array does the caller want? Say in a "
-                "sentence or two what follows for long texts.",
-            .answer =
-                "S, E and P are N x N. The caller wants O alone, which has one row for each query. So for long texts "
-                "most of the memory and of the traffic goes to arrays that nobody asked for.",
-            .hint = "Write the shape beside each of the ten lines."};
+    return {
+        .kind = Kind::explain,
+        .task =
+            "A text of 100,000 tokens runs through the ten lines, one head with d = 128. At which line does the "
+            "memory run out, and does the caller want what that line makes?",
+        .answer =
+            "At the line of S: 100,000 * 100,000 numbers of 4 bytes are 40 GB, and E and P are as large. The caller "
+            "wants O alone, 100,000 rows of 128 numbers. Most memory goes to arrays that nobody asked for.",
+        .hint = "How many numbers does each line make?"};
 }
 
 namespace {

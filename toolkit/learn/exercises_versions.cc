@@ -58,17 +58,16 @@ Exercise larger_tile_exercise() {
             .command = "build/tessera walk --len 1024 --schedule fa1 --tile 64,128"};
 }
 
-Exercise split_q_exercise() {
+Exercise idle_sms_exercise() {
     return {
         .kind = Kind::explain,
         .task =
-            "Four warps share a tile. In fa1 each has a quarter of the keys, in fa2 each has a quarter of the "
-            "queries. Which step does fa2 not need, and why?",
+            "fa2 gives each tile of queries of each head to a thread block. For which calls does that leave most SMs "
+            "idle, and what could one split instead?",
         .answer =
-            "The sum over warps. A row of O is a sum over keys, so with split keys each warp holds a part of every "
-            "row, and the parts must meet in the scratchpad, with a barrier. With split queries each row belongs to "
-            "one warp from beginning to end.",
-        .hint = "Which numbers does one row of O need?"};
+            "Calls with few queries and few heads: a model that writes one token has one tile of queries for each "
+            "head. Then one splits the keys over thread blocks and merges their parts of O (Flash-Decoding).",
+        .hint = "Count the thread blocks of one query with 8 heads."};
 }
 
 Exercise overlap_exercise() {
