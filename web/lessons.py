@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of docs/learn as parts of HTML for web/page/learn.js: the question, what unfolds after it, and the places in
-the code. The exercise is left out, since the page asks it through the core, as `tessera learn` does."""
+the code. The exercises are left out, since the page asks them through the core, as `tessera learn` does."""
 import base64
 import pathlib
 import re
@@ -49,7 +49,7 @@ def lesson(path: pathlib.Path) -> dict:
         raise SystemExit(f"{path}: expected a paragraph that begins with **Before you read on.**")
     before = re.sub(r"\A# .*\n+Part .*\n+", "", first[:opening.start()])  # the title and the way back
     code = others.pop("In the code", "")
-    others.pop("Exercise", None)
+    others.pop("Exercises", None)
     body = first[opening.end():] + "".join(f"## {heading}\n{part}" for heading, part in others.items())
     return {"opening": html(f"{before}\n\n{opening[1]}"), "body": html(body), "code": html(code)}
 

@@ -9,10 +9,11 @@ namespace tessera::learn {
 
 std::string picture(int number) {
     constexpr std::string (*kPictures[])() = {
-        traffic_picture,         scratchpad_picture,  matrix_picture,   order_picture,     tile_size_picture,
-        running_maximum_picture, one_tile_picture,    backward_picture, causal_picture,    loops_picture,
-        overlap_picture,         kernel_name_picture, family_picture,   prediction_picture};
-    return kPictures[lesson(number).number - 1]();
+        definition_picture, traffic_picture,         scratchpad_picture, matrix_picture,      order_picture,
+        tile_size_picture,  running_maximum_picture, one_tile_picture,   recompute_picture,   gradients_picture,
+        causal_picture,     loops_picture,           overlap_picture,    kernel_name_picture, family_picture,
+        prediction_picture, worksheet_picture};
+    return kPictures[lesson(number).number]();
 }
 
 }  // namespace tessera::learn

@@ -84,7 +84,11 @@ std::vector<SavedAnswer> read_progress(const std::string& path) {
     std::vector<SavedAnswer> given;
     try {
         for (const auto& one : document["answers"]) {
-            given.push_back({.lesson = one.at("lesson").get<int>(),
+            const std::string exercise = one.contains("exercise")
+                                             ? one.at("exercise").get<std::string>()
+                                             : exercise_of_first_edition(one.at("lesson").get<int>());
+            if (exercise.empty()) continue;
+            given.push_back({.exercise = exercise,
                              .answer = one.at("answer").get<std::string>(),
                              .right = one.at("right").get<bool>(),
                              .at = one.value("at", "")});
@@ -107,28 +111,11 @@ void add_answer(const std::string& path, SavedAnswer given) {
     auto document = read_document(path);
     if (given.at.empty()) given.at = now();
     document["answers"].push_back(
-        {{"lesson", given.lesson}, {"answer", given.answer}, {"right", given.right}, {"at", given.at}});
+        {{"exercise", given.exercise}, {"answer", given.answer}, {"right", given.right}, {"at", given.at}});
     const std::string text = document.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
     io::AtomicFile file(path);
     file.write(std::as_bytes(std::span(text)));
     file.commit();
-}
-
-bool done(const std::vector<SavedAnswer>& given, int lesson) {
-    for (const SavedAnswer& one : given) {
-        if (one.lesson == lesson && one.right) return true;
-    }
-    return false;
-}
-
-int tries(const std::vector<SavedAnswer>& given, int lesson) {
-    int count = 0;
-    for (const SavedAnswer& one : given) {
-        if (one.lesson != lesson) continue;
-        ++count;
-        if (one.right) break;
-    }
-    return count;
 }
 
 }  // namespace tessera::learn

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which lessons each room goes with.
-export const LESSONS_OF = {compare: [1, 3], tiles: [5, 9], walk: [6], paper: [7], backward: [8], race: [10, 11], which: [12, 13], roofline: [14]};
+export const LESSONS_OF = {compare: [0, 1, 3], tiles: [5, 10], walk: [6], paper: [7, 8, 9], backward: [9], race: [11, 12], which: [13, 14], roofline: [15, 16]};
 
 /** The rooms of a lesson. */
 export const roomsOf = (lesson) => Object.keys(LESSONS_OF).filter((room) => LESSONS_OF[room].includes(lesson));
