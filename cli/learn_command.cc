@@ -169,10 +169,15 @@ void execute(const LearnOptions& options, bool answered, Session& session) {
             throw UsageError(options.show ? "--show" : "--picture", "expected a lesson with it");
         return print_list(session);
     }
-    const std::int64_t count = static_cast<std::int64_t>(learn::lessons().size());
     const std::int64_t number = parse_size("LESSON", options.lesson);
-    if (number < 1 || number > count) unexpected("LESSON", fmt::format("1 to {}", count), options.lesson);
-    const Lesson& lesson = learn::lesson(static_cast<int>(number));
+    const auto all = learn::lessons();
+    const auto found =
+        std::find_if(all.begin(), all.end(), [number](const Lesson& one) { return one.number == number; });
+    if (found == all.end()) {
+        unexpected("LESSON", fmt::format("a lesson from {} to {}", all.front().number, all.back().number),
+                   options.lesson);
+    }
+    const Lesson& lesson = *found;
     if (!options.picture.empty() && (answered || options.show))
         throw UsageError(answered ? "--answer" : "--show", "has no effect with --picture: expected without it");
     if (answered && options.show) throw UsageError("--show", "has no effect with --answer: expected without it");
@@ -204,7 +209,7 @@ void add_learn_command(CLI::App& app, Session& session) {
                      {"tessera learn 6 --answer 3/4", "answers it without a terminal; exit status 1: wrong"},
                      {"tessera learn 6 --picture maximum.svg", "the lesson's picture"}});
     auto options = std::make_shared<LearnOptions>();
-    command->add_option("LESSON", options->lesson, "1 to 14; without it the list")->group("What");
+    command->add_option("LESSON", options->lesson, "The number of a lesson; without it the list")->group("What");
     command->add_option("--answer", options->answer, "Your answer, instead of being asked")
         ->type_name("TEXT")
         ->group("What");

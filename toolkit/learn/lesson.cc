@@ -23,9 +23,15 @@ constexpr Lesson kLessons[] = {
     {12, 3, "12-which", "Which version is running", kernel_name_exercise},
     {13, 3, "13-family", "SDPA, xFormers and the family tree", family_exercise},
     {14, 4, "14-roofline", "Draw the roofline, predict the win", prediction_exercise},
+    {17, 5, "17-decoding", "Decoding: split the keys, merge by LSE", merge_exercise},
+    {18, 5, "18-cache", "Grouped heads, and a cache in pages", pages_exercise},
+    {19, 5, "19-fp8", "fp8 and its errors", fp8_exercise},
+    {20, 5, "20-blackwell", "Blackwell: exponentials become the bottleneck", lazy_rescale_exercise},
+    {21, 5, "21-sinks", "Sinks, windows and dropout", sink_exercise},
 };
 
-constexpr const char* kParts[] = {"Why attention waits", "The algorithm, by hand", "The versions", "The prediction"};
+constexpr const char* kParts[] = {"Why attention waits", "The algorithm, by hand", "The versions", "The prediction",
+                                  "Serving, and after FA3"};
 
 }  // namespace
 
@@ -38,7 +44,8 @@ const Lesson& lesson(int number) {
         if (one.number == number) return one;
     }
     throw Error(ErrorCode::invalid_argument, "lesson",
-                fmt::format("expected 1 to {}, got {}", std::size(kLessons), number));
+                fmt::format("expected a lesson from {} to {}, got {}", std::begin(kLessons)->number,
+                            std::rbegin(kLessons)->number, number));
 }
 
 }  // namespace tessera::learn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fourteen lessons of docs/learn as data: their titles and exercises. Schedules, the model, the example by hand and
+// The lessons of docs/learn as data: their titles and exercises. Schedules, the model, the example by hand and
 // the name readers compute every answer; none is typed here. The pages and `tessera learn` share this data.
 #pragma once
 
@@ -60,5 +60,10 @@ Exercise overlap_exercise();
 Exercise kernel_name_exercise();
 Exercise family_exercise();
 Exercise prediction_exercise();
+Exercise merge_exercise();
+Exercise pages_exercise();
+Exercise fp8_exercise();
+Exercise lazy_rescale_exercise();
+Exercise sink_exercise();
 
 }  // namespace tessera::learn
