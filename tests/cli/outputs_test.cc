@@ -127,8 +127,8 @@ TEST_F(OutputsTest, options_without_effect_are_refused) {
     expect_error("check --case causal_square --shapes", 2, "--shapes: has no effect with --case");
     expect_error("check --cases 0 --seed 3", 2, "--seed: has no effect with --cases 0");
     expect_error("calibrate --micro m.jsonl --device h200 --threads 2", 2, "--threads: has no effect with --micro");
-    expect_error("learn 6 --show --answer 1", 2, "--show: has no effect with --answer");
-    expect_error("learn 6 --picture a.svg --answer 1", 2, "--answer: has no effect with --picture");
+    expect_error("learn 6a --show --answer 1", 2, "--show: has no effect with --answer");
+    expect_error("learn 6a --picture a.svg --answer 1", 2, "--answer: has no effect with --picture");
     expect_error("learn 6 --picture a.svg --show", 2, "--show: has no effect with --picture");
     expect_error("which --family --expect fa9", 2, "--expect: expected some of flash");
     run_ok("which --family --expect flash,fa3");

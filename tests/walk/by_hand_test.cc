@@ -42,12 +42,12 @@ TEST(Fraction, arithmetic_is_exact) {
 }
 
 TEST(ByHand, the_first_row_is_as_on_paper) {
-    // q = (1, 0): scores 1, 0, 2, 1; weights 1/2, 1/4, 1, 1/2 of the largest; l = 9/4; O = (8, 1) / (9/4).
+    // q = (1, 0): scores 0, 1, 2, 0; weights 1/4, 1/2, 1, 1/4 of the largest; l = 2; O = (5, 3) / 2.
     for (const Schedule schedule : {Schedule::standard, Schedule::fa1, Schedule::fa2}) {
         const Hand hand = work_by_hand(schedule, {});
-        EXPECT_EQ(hand.rows[0].l, Fraction(9, 4));
-        EXPECT_EQ(hand.rows[0].o[0], Fraction(32, 9));
-        EXPECT_EQ(hand.rows[0].o[1], Fraction(4, 9));
+        EXPECT_EQ(hand.rows[0].l, Fraction(2));
+        EXPECT_EQ(hand.rows[0].o[0], Fraction(5, 2));
+        EXPECT_EQ(hand.rows[0].o[1], Fraction(3, 2));
     }
 }
 

@@ -128,10 +128,24 @@ std::string mistake_of(const Exercise& exercise, const std::string& word) {
     return "";
 }
 
+/// The learner's own verdict on an explanation.
+Grade verdict_of(const std::string& text) {
+    const std::string word = bare(text);
+    if (word == "yes" || word == "y") return {true, "Right: your own words count."};
+    if (word == "no" || word == "n") return {false, "It will be asked again."};
+    refuse("yes or no: did your explanation say what the model answer says?", text);
+}
+
 }  // namespace
+
+std::string solution_of(const Exercise& exercise) {
+    if (exercise.kind == Kind::explain) return exercise.answer;
+    return fmt::format("{}. {}", exercise.answer, exercise.why);
+}
 
 Grade grade_answer(const Exercise& exercise, const std::string& answer) {
     const std::string text = trimmed(answer);
+    if (exercise.kind == Kind::explain) return verdict_of(text);
     if (text.empty()) refuse(exercise.words.empty() ? "a number" : "a word", text);
     bool right = false;
     std::string mistake, assumption;
@@ -148,7 +162,10 @@ Grade grade_answer(const Exercise& exercise, const std::string& answer) {
         if (right) assumption = fits->assumption;
         else mistake = mistake_of(exercise, readings.front().value);
     }
-    if (right) return {true, fmt::format("Right: {}.{} {}", exercise.answer, assumption, exercise.why)};
+    if (right) {
+        const std::string run = exercise.command.empty() ? "" : "\nNow run it: " + exercise.command;
+        return {true, fmt::format("Right: {}.{} {}{}", exercise.answer, assumption, exercise.why, run)};
+    }
     return {false, fmt::format("Not {}.{}{}", text, mistake.empty() ? "" : " ", mistake)};
 }
 

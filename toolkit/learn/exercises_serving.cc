@@ -36,7 +36,46 @@ Exercise merge_exercise() {
                       "Each l is relative to its own m: first multiply it by 2^m."},
                      {((first.o[0] + second.o[0]) * Fraction(1, 2)).value(),
                       "That is the mean. The part with the larger sum of exponentials has more weight."},
-                     {(first.o[0] + second.o[0]).value(), "Each O was divided by its own l; weigh them first."}}};
+                     {(first.o[0] + second.o[0]).value(), "Each O was divided by its own l; weigh them first."}},
+        .hint = "What is the sum of 2^s over the keys of each worker, from its m and l?"};
+}
+
+Exercise parts_cost_exercise() {
+    const CacheSizes sizes;
+    constexpr double kKeys = 512, kBytesOfFp32 = 4;
+    const auto group = static_cast<double>(sizes.heads_q / sizes.heads_kv), dim = static_cast<double>(sizes.head_dim);
+    const double part = group * (dim + 1) * kBytesOfFp32 * 2, keys = kKeys * dim * 2 * 2;
+    return {
+        .task = fmt::format(
+            "A part has {:g} keys. Its K and V are in bf16, with head_dim {:g}, and {:g} queries share them. For each "
+            "query the part writes O and an LSE in fp32, and the merge reads them. How many percent of the bytes of K "
+            "and V are that?",
+            kKeys, dim, group),
+        .unit = "%",
+        .value = 100 * part / keys,
+        .tolerance = 0.03,
+        .answer = fmt::format("{:.2f} %", 100 * part / keys),
+        .why = fmt::format("{:g} * ({:g} + 1) * 4 bytes, written and read: {:g}. K and V: {:g} * {:g} * 2 * 2 = {:g}. "
+                           "Twice as many keys in a part would halve it.",
+                           group, dim, part, kKeys, dim, keys),
+        .mistakes = {{50 * part / keys, "That counts one direction: O and the LSE are written and read."},
+                     {100 * part / keys / group, "Each query of the group has its own O."},
+                     {200 * part / keys, "K and V are both read: twice head_dim numbers for each key."}},
+        .hint =
+            "Count both in bytes: (head_dim + 1) numbers of 4 bytes for each query, and 2 head_dim numbers of 2 bytes "
+            "for each key."};
+}
+
+Exercise why_split_exercise() {
+    return {.kind = Kind::explain,
+            .task =
+                "A GPU has 132 multiprocessors. One sequence of 32,768 keys is decoded, with 8 heads of keys. Why does "
+                "splitting the keys make it faster, although the same bytes are read and some are written on top?",
+            .answer =
+                "Without a split there is one thread block for each head of keys, so 8 multiprocessors read and "
+                "the others stand still. A few multiprocessors cannot ask for bytes as fast as the memory could "
+                "deliver them. With 16 parts all of them read at once.",
+            .hint = "Who reads, and what limits how fast one multiprocessor can read?"};
 }
 
 Exercise pages_exercise() {
@@ -65,12 +104,46 @@ Exercise pages_exercise() {
             "each conversation has empty places.",
             counts, pages, kPage, sizes.token_bytes() / kKiB, page_mib,
             static_cast<double>(tokens) * sizes.token_bytes() / kMiB),
-        .mistakes = {
-            {static_cast<double>(tokens) * sizes.token_bytes() / kMiB,
-             "Those are the tokens: a page that is begun takes its whole place."},
-            {all / sizes.layers, "That is one layer."},
-            {static_cast<double>(pages), "That is the number of pages; how large is one?"},
-            {all * sizes.heads_q / sizes.heads_kv, "Only the heads of keys are cached, not the heads of queries."}}};
+        .mistakes = {{static_cast<double>(tokens) * sizes.token_bytes() / kMiB,
+                      "Those are the tokens: a page that is begun takes its whole place."},
+                     {all / sizes.layers, "That is one layer."},
+                     {static_cast<double>(pages), "That is the number of pages; how large is one?"},
+                     {all * sizes.heads_q / sizes.heads_kv,
+                      "Only the heads of keys are cached, not the heads of queries."}},
+        .hint = "How many pages does each conversation take? The last one may be half empty."};
+}
+
+Exercise group_exercise() {
+    const CacheSizes sizes;
+    const model::Machine& m = h200();
+    const double ridge = m.matrix_flop * m.cores * m.rated_clock_ghz / m.dram_gbs;
+    const double queries = std::ceil(ridge);
+    return {
+        .task = fmt::format(
+            "In decoding, one query does 1 FLOP for each byte of the cache. An H200 is at its ridge with {:.1f} FLOP a "
+            "byte. How many heads of queries would have to share a head of keys before its tensor cores are the limit?",
+            ridge),
+        .unit = "heads",
+        .value = queries,
+        .tolerance = 0.005,
+        .answer = fmt::format("{:g} heads", queries),
+        .why = fmt::format("Each query that uses the same byte adds 1 FLOP, so {:g} of them. The model of the page has "
+                           "{:g}. MLA shares its cached vector among all heads, often 128 of them, and two new tokens "
+                           "at a time come near the ridge.",
+                           queries, static_cast<double>(sizes.heads_q / sizes.heads_kv)),
+        .mistakes = {{std::ceil(ridge / 4),
+                      "One query does 1 FLOP a byte, not 4: a pair of K and V numbers has 4 bytes."}},
+        .hint = "How many FLOP a byte do n queries do that share the byte?"};
+}
+
+Exercise page_size_exercise() {
+    return {.kind = Kind::explain,
+            .task = "What speaks for small pages, and what for large ones?",
+            .answer =
+                "Small pages leave fewer empty places, since only the last page of a sequence is partly empty, and "
+                "shared beginnings match more often. Large pages need fewer look-ups, and their keys lie "
+                "together, so that the memory moves long pieces.",
+            .hint = "Think of the last page of a sequence, and of the reads of the kernel."};
 }
 
 Exercise fp8_exercise() {
@@ -93,7 +166,36 @@ Exercise fp8_exercise() {
             kOutlier, rounded, kNumber, error, error, rounded - kNumber, std::exp2(rounded - kNumber)),
         .mistakes = {{error, "That is how far the score is off; the weight is 2 to the power of it."},
                      {rounded / kNumber, "That is the factor on the key's number; the query multiplies the error."},
-                     {std::exp2(rounded - kNumber), "The error of the key's number is multiplied by the query's."}}};
+                     {std::exp2(rounded - kNumber), "The error of the key's number is multiplied by the query's."}},
+        .hint = "By how much is the score wrong? It is a product of the query's number and the key's error."};
+}
+
+Exercise spacing_exercise() {
+    constexpr double kNumber = 100;
+    const double spacing = nearest_e4m3(64 * 1.1) - 64;
+    return {
+        .task = fmt::format("How far apart are the numbers of e4m3 near {:g}?", kNumber),
+        .value = spacing,
+        .answer = fmt::format("{:g}", spacing),
+        .why = fmt::format("{:g} lies between 2^6 = 64 and 2^7 = 128, and there are 2^3 = 8 numbers in between: 64 / "
+                           "8 = {:g}. So the rounding error is at most {:g}.",
+                           kNumber, spacing, spacing / 2),
+        .mistakes = {{spacing / 2, "That is the largest rounding error, half of the distance."},
+                     {0.125, "That is the distance between 1 and 2; it doubles with each power of two."}},
+        .hint = "Between which powers of two does it lie? The three bits after the point cut that into eight."};
+}
+
+Exercise outlier_exercise() {
+    return {
+        .kind = Kind::explain,
+        .task =
+            "q is turned by a random orthogonal matrix before it is rounded to fp8, and k by the same one. Why does "
+            "q . k stay what it is, and why does the error become smaller?",
+        .answer =
+            "An orthogonal matrix R has R^T R = 1, so (R q) . (R k) = q . k. An outlier of q becomes many "
+            "numbers of middle size, so no rounding error of k is multiplied by a large number, and the "
+            "errors in the places have different signs and cancel in part.",
+        .hint = "What does a rotation do to the length of a vector, and to its largest number?"};
 }
 
 Exercise lazy_rescale_exercise() {
@@ -117,12 +219,44 @@ Exercise lazy_rescale_exercise() {
         .mistakes = {{second.l.value(), "That is l with m = 5, the true maximum. Here m stays as it was."},
                      {(kept - first.l).value(), "That is the second tile alone; the old l stays, unchanged."},
                      {(first.l + Fraction(9, 8)).value(),
-                      "The new weights are relative to the m that stays, so one of them is above 1."}}};
+                      "The new weights are relative to the m that stays, so one of them is above 1."}},
+        .hint = "Each new weight is 2^(s - m) with the old m. Is there anything to rescale?"};
+}
+
+Exercise polynomial_exercise() {
+    const TileClocks clocks = tile_clocks("b200", 64);
+    const double share = 1 - clocks.gemms / clocks.exponentials;
+    return {
+        .task = fmt::format(
+            "A B200 with head_dim 64: a tile of 128 x 128 takes {:g} clocks of products and {:g} of exponentials. What "
+            "share of the exponentials must become polynomials, on other units, so that the exponential unit takes no "
+            "longer than the products?",
+            clocks.gemms, clocks.exponentials),
+        .value = share,
+        .answer = fmt::format("{:g}", share),
+        .why = fmt::format(
+            "{:g} of {:g} clocks may stay, so {:g} of the work has to go. Smaller heads are worse: products "
+            "shrink with head_dim, exponentials do not.",
+            clocks.gemms, clocks.exponentials, share),
+        .mistakes = {{clocks.exponentials / clocks.gemms, "That is how many times as long they take."}},
+        .hint = "How many clocks of exponentials fit beside the products?"};
+}
+
+Exercise stale_exercise() {
+    return {.kind = Kind::explain,
+            .task =
+                "A kernel that takes the largest score of each tile for m, without looking at the m before, is called "
+                "wrong (a stale maximum). FA4 keeps an m that is not the largest score, and is right. What is the "
+                "difference?",
+            .answer =
+                "Any m is right in exact arithmetic if l and O are relative to the same m. FA4 bounds the distance: "
+                "a weight is at most 2^8, which fp32 holds. An m that follows each tile may fall by any amount, "
+                "and then the rescale exp(old m - new m) overflows.",
+            .hint = "What is the largest number that each of them can compute?"};
 }
 
 Exercise sink_exercise() {
-    const walk::Hand hand = walk::work_by_hand(pencil_example(), Schedule::fa2, {});
-    const walk::HandRow& row = hand.rows[0];
+    const walk::HandRow row = pencil_example().rows[0];
     constexpr std::int64_t kSink = 1;
     const Fraction raw = row.o[0] * row.l;
     const Fraction added(1, std::int64_t{1} << (*row.m - kSink));
@@ -139,7 +273,58 @@ Exercise sink_exercise() {
             *row.m, added.text(), raw.text(), row.l.text(), added.text(), (raw / l).text(), row.o[0].text()),
         .mistakes = {{row.o[0].value(), "That is without the sink: it joins l."},
                      {(raw / (row.l + Fraction(2))).value(), "l is relative to m, so the sink adds 2^(sink - m)."},
-                     {(raw / (row.l + Fraction(kSink))).value(), "The sink is a score: it adds 2^(sink - m) to l."}}};
+                     {(raw / (row.l + Fraction(kSink))).value(), "The sink is a score: it adds 2^(sink - m) to l."}},
+        .hint = "What does the sink add to l, relative to m? What does it add to O?"};
+}
+
+Exercise window_exercise() {
+    Problem problem = problem_of(2048, 1, 128);
+    problem.mask.causal = Causal::bottom_right;
+    const auto run_of = [&] {
+        const schedule::Cost cost = schedule::cost(workload_of(problem, Schedule::fa2, {128, 128}));
+        return static_cast<double>(cost.full + cost.partial);
+    };
+    const double causal = run_of();
+    problem.mask.window_left = 255;
+    const double run = run_of();
+    return {
+        .task = fmt::format(
+            "N = 2048 queries and keys, causal, tiles of 128 x 128: {:g} of 256 tiles run. With a window, each query "
+            "sees itself and the 255 keys before it. How many tiles run now?",
+            causal),
+        .unit = "tiles",
+        .value = run,
+        .answer = fmt::format("{:g} tiles", run),
+        .why =
+            fmt::format("A row of tiles meets its own tile and the two before it: 16 * 3, less 3 that would lie before "
+                        "the first key: {:g}. It is linear in N now.",
+                        run),
+        .mistakes = {{48, "The first two rows have fewer tiles before them."},
+                     {31, "256 keys are two tiles wide, but they are not aligned: a row of tiles meets three."},
+                     {32, "256 keys are two tiles wide, but they are not aligned: a row of tiles meets three."}},
+        .hint = "Which keys does the first query of a row of tiles see, and which the last?"};
+}
+
+Exercise dropout_exercise() {
+    const walk::Hand hand = pencil_example();
+    const walk::HandRow& row = hand.rows[0];
+    const Fraction kept = row.p[0] * Fraction(hand.example.v[0][0]) + row.p[3] * Fraction(hand.example.v[3][0]);
+    const Fraction right = kept * Fraction(2);
+    return {
+        .task = fmt::format(
+            "Row 0 of lesson 7 has the weights {}, {}, {} and {}, and the first elements of V are {}, {}, {} and {}. "
+            "Dropout with p = 1/2 takes keys 1 and 2. What is the first element of O?",
+            row.p[0].text(), row.p[1].text(), row.p[2].text(), row.p[3].text(), hand.example.v[0][0],
+            hand.example.v[1][0], hand.example.v[2][0], hand.example.v[3][0]),
+        .value = right.value(),
+        .answer = right.text(),
+        .why = fmt::format("The two that stay are divided by 1 - p: 2 * ({} * {} + {} * {}) = {}. l is not made again "
+                           "from what stays; only in the mean over many masks is O what it was.",
+                           row.p[0].text(), hand.example.v[0][0], row.p[3].text(), hand.example.v[3][0], right.text()),
+        .mistakes = {{(kept / (row.p[0] + row.p[3])).value(),
+                      "That makes the weights sum to 1 again; dropout does not."},
+                     {kept.value(), "The weights that stay are divided by 1 - p."}},
+        .hint = "Which two products stay, and what is 1 / (1 - p)?"};
 }
 
 }  // namespace tessera::learn

@@ -10,15 +10,8 @@ namespace tessera::learn {
 /// The picture of a lesson as SVG; the same bytes every time. Throws Error(invalid_argument) naming "lesson".
 std::string picture(int lesson);
 
-/// Clocks of one inner tile of flash-attention's fa3 on an H200, 128 queries x 176 keys.
-struct OverlapClocks {
-    double gemms = 0;
-    double exponentials = 0;
-    double exposed = 0;  ///< share of the exponentials' time that the model does not overlap
-};
-OverlapClocks overlap_clocks(int head_dim);
-
 // The pictures, in the order of the lessons.
+std::string definition_picture();
 std::string traffic_picture();
 std::string scratchpad_picture();
 std::string matrix_picture();
@@ -26,13 +19,15 @@ std::string order_picture();
 std::string tile_size_picture();
 std::string running_maximum_picture();
 std::string one_tile_picture();
-std::string backward_picture();
+std::string recompute_picture();
+std::string gradients_picture();
 std::string causal_picture();
 std::string loops_picture();
 std::string overlap_picture();
 std::string kernel_name_picture();
 std::string family_picture();
 std::string prediction_picture();
+std::string worksheet_picture();
 std::string merge_picture();
 std::string pages_picture();
 std::string fp8_picture();

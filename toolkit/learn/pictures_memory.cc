@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pictures of lessons 1 to 4.
+// Pictures of lessons 0 to 4.
 #include <fmt/format.h>
 
 #include "learn/canvas.hpp"
@@ -12,6 +12,45 @@
 namespace tessera::learn {
 
 using schedule::Operation;
+
+std::string definition_picture() {
+    const walk::Hand hand = pencil_example();
+    Canvas canvas(
+        "One query through the ten lines",
+        "Query 0 = (1, 0) of the example. Left: what each step makes of this row. Right: the arrays of all rows.", 620,
+        270);
+    struct Line {
+        const char* name;
+        std::vector<std::string> numbers;
+        const char* array;
+        int color;
+    };
+    std::vector<std::string> scores, powers, weights;
+    for (std::size_t key = 0; key < 4; ++key) {
+        const std::int64_t s = hand.steps[key < 2 ? 0 : 2].s[key % 2].value_or(0);  // row 0: its first and second tile
+        scores.push_back(std::to_string(s));
+        powers.push_back(walk::power_of_two(s).text());
+        weights.push_back(hand.rows[0].p[key].text());
+    }
+    const Line lines[] = {{"s = q . k", scores, "S: N x N", 1},
+                          {"2^s", powers, "E: N x N", 1},
+                          {"2^s / sum", weights, "P: N x N", 3},
+                          {"sum of p v", {hand.rows[0].o[0].text(), hand.rows[0].o[1].text()}, "O: N x d", 0}};
+    double y = canvas.top();
+    for (const Line& line : lines) {
+        canvas.words(104, y + 22, line.name, Anchor::end, Canvas::kQuiet);
+        double x = 116;
+        for (const std::string& number : line.numbers) {
+            canvas.box(x, y, 60, 34, line.color, 0.18);
+            canvas.words(x + 30, y + 22, number, Anchor::middle, Canvas::kInk, 14, true);
+            x += 64;
+        }
+        canvas.box(420, y, line.color == 0 ? 34 : 68, 34, line.color, 0.5);
+        canvas.words(502, y + 22, line.array);
+        y += 48;
+    }
+    return canvas.svg();
+}
 
 std::string traffic_picture() {
     const auto mib = [](std::initializer_list<Operation> operations) {

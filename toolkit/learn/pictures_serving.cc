@@ -26,7 +26,7 @@ walk::Fraction sum_of_exponentials(const walk::HandRow& row) {
 
 /// Row 0 of the example by hand over the keys begin to end - 1.
 walk::HandRow row_of_keys(std::size_t begin, std::size_t end) {
-    const walk::HandExample all = pencil_example();
+    const walk::HandExample all = pencil_example().example;
     walk::HandExample part{.q = {all.q[0]}, .k = {}, .v = {}, .d_o = {{1, 0}}, .tile = {1, 2}};
     for (std::size_t j = begin; j < end; ++j) part.k.push_back(all.k[j]), part.v.push_back(all.v[j]);
     return walk::work_by_hand(part, Schedule::fa2, {}).rows[0];
@@ -37,6 +37,7 @@ walk::HandRow row_of_keys(std::size_t begin, std::size_t end) {
 std::string merge_picture() {
     const walk::HandRow parts[] = {row_of_keys(0, 2), row_of_keys(2, 4)}, whole = row_of_keys(0, 4);
     const walk::Fraction all = sum_of_exponentials(parts[0]) + sum_of_exponentials(parts[1]);
+    const walk::HandMatrix v = pencil_example().example.v;
     Canvas canvas(
         "One query, two workers",
         "Query 0 of lesson 7, base 2. Each worker takes two keys and returns its O and its LSE. A share is the "
@@ -51,8 +52,7 @@ std::string merge_picture() {
         for (std::size_t j = 0; j < 2; ++j) {
             const auto key = static_cast<std::int64_t>(2 * part + j);
             canvas.words(left + 14 + static_cast<double>(j) * 140, top + 31,
-                         fmt::format("key {}, v = ({}, {})", key, pencil_example().v[2 * part + j][0],
-                                     pencil_example().v[2 * part + j][1]));
+                         fmt::format("key {}, v = ({}, {})", key, v[2 * part + j][0], v[2 * part + j][1]));
         }
         canvas.words(left, top + 74, fmt::format("worker {}: O = {}", part, pair_text(row.o)), Anchor::start,
                      Canvas::kInk, 14, true);

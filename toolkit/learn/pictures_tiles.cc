@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pictures of lessons 5 to 9.
+// Pictures of lessons 5 to 10.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -90,7 +90,7 @@ void cell(Canvas& canvas, double x, double y, const std::string& text, int color
 }  // namespace
 
 std::string one_tile_picture() {
-    const walk::Hand hand = walk::work_by_hand(pencil_example(), Schedule::fa2, {});
+    const walk::Hand hand = pencil_example();
     Canvas canvas("Queries 0 and 1 with all keys, two at a time",
                   "m, l and O stay in fast memory from left to right; s and p last for one tile.", 640, 300);
     const double top = canvas.top();
@@ -122,7 +122,43 @@ std::string one_tile_picture() {
     return canvas.svg();
 }
 
-std::string backward_picture() {
+std::string recompute_picture() {
+    const walk::Hand hand = pencil_example();
+    Canvas canvas(
+        "One number a row brings the weights back",
+        "Row 0 of the example, to base 2. The forward keeps the LSE and drops s and p; the backward makes both "
+        "again.",
+        640, 250);
+    const double top = canvas.top() + 8;
+    const walk::HandRow& row = hand.rows[0];
+    const double lse = static_cast<double>(*row.m) + std::log2(row.l.value());
+    const auto table = [&](double left, const char* title, bool weights) {
+        canvas.words(left, top + 14, title, Anchor::start, Canvas::kInk, 14, true);
+        canvas.words(left, top + 50, "s");
+        canvas.words(left, top + 84, weights ? "P" : "p");
+        for (std::size_t key = 0; key < 4; ++key) {
+            const walk::HandStep& step = hand.steps[key < 2 ? 0 : 2];
+            const double x = left + 18 + static_cast<double>(key) * 42;
+            cell(canvas, x, top + 30, std::to_string(*step.s[key % 2]), weights ? 0 : 1);
+            cell(canvas, x, top + 64, weights ? row.p[key].text() : step.p[key % 2].text(), weights ? 0 : 1);
+        }
+    };
+    table(16, "forward, tile by tile", false);
+    canvas.cross(30, top + 28, 176, 68, Canvas::kQuiet);
+    table(430, "backward, from Q, K and LSE", true);
+    canvas.words(16, top + 124, fmt::format("at the end m = {}, l = {}", *row.m, row.l.text()));
+    canvas.box(244, top + 44, 136, 36, 2, 0.3);
+    canvas.words(312, top + 67, fmt::format("LSE = m + log2 l = {:g}", lse), Anchor::middle, Canvas::kInk, 12, true);
+    canvas.line(216, top + 62, 240, top + 62, 2, true);
+    canvas.line(384, top + 62, 420, top + 62, 2, true);
+    canvas.words(312, top + 100, "kept for each row", Anchor::middle, Canvas::kQuiet, 12);
+    canvas.words(430, top + 124, "P = 2^(s - LSE), finished at once");
+    canvas.words(16, top + 162, "s and p of a tile last for that tile. Later tiles would rescale p.", Anchor::start,
+                 Canvas::kQuiet, 12);
+    return canvas.svg();
+}
+
+std::string gradients_picture() {
     constexpr int kTiles = 4, kSize = 52;
     constexpr std::int64_t kBlock = 16;
     Canvas canvas(

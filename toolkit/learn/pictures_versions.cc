@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pictures of lessons 10 to 14.
+// Pictures of lessons 11 to 16.
 #include <fmt/format.h>
 
 #include <map>
@@ -11,7 +11,6 @@
 #include "learn/pictures.hpp"
 #include "learn/setting.hpp"
 #include "measure/sweep.hpp"
-#include "model/family.hpp"
 #include "plot/svg.hpp"
 #include "plot/text.hpp"
 
@@ -59,15 +58,6 @@ std::string loops_picture() {
         x += 36 + plot::text_width(piece.name, 13);
     }
     return canvas.svg();
-}
-
-OverlapClocks overlap_clocks(int head_dim) {
-    constexpr double kQueries = 128, kKeys = 176;
-    const model::Machine& m = h200();
-    const model::Family* family = model::find_family(Schedule::fa3, Pass::forward, "flash-attention");
-    return {.gemms = kQueries * kKeys * 4 * head_dim / m.matrix_flop,
-            .exponentials = kQueries * kKeys / m.exp_rate,
-            .exposed = family->constants.exp_exposed};
 }
 
 namespace {
@@ -186,6 +176,29 @@ std::string prediction_picture() {
     figure.width = 600;
     figure.height = 400;
     return plot::svg(figure);
+}
+
+std::string worksheet_picture() {
+    const measure::SweepRow row = predicted(h200(), problem_of(4096, 16, 128), {Schedule::fa3});
+    const model::Prediction& prediction = row.of(Schedule::fa3)->longest();
+    Canvas canvas(
+        "Where the predicted time goes",
+        fmt::format("fa3 on an H200, 16 heads of 128, N = 4096: {:.3f} ms. A bar for each part of the worksheet.",
+                    prediction.ms),
+        620, 86 + 34 * static_cast<double>(prediction.parts.size()));
+    const double left = 190, scale = 320 / prediction.ms;
+    double y = canvas.top(), x = left;
+    int color = 0;
+    for (const model::Part& part : prediction.parts) {
+        canvas.words(left - 10, y + 18, part.name, Anchor::end, Canvas::kQuiet);
+        canvas.box(x, y, part.ms * scale, 26, color, 0.6);
+        canvas.words(x + part.ms * scale + 8, y + 18, fmt::format("{:.4f} ms", part.ms), Anchor::start, Canvas::kInk,
+                     13, true);
+        x += part.ms * scale;
+        y += 34;
+        color = (color + 1) % 5;
+    }
+    return canvas.svg();
 }
 
 }  // namespace tessera::learn

@@ -6,12 +6,14 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <span>
 
@@ -84,7 +86,11 @@ std::vector<SavedAnswer> read_progress(const std::string& path) {
     std::vector<SavedAnswer> given;
     try {
         for (const auto& one : document["answers"]) {
-            given.push_back({.lesson = one.at("lesson").get<int>(),
+            const std::string exercise = one.contains("exercise")
+                                             ? one.at("exercise").get<std::string>()
+                                             : exercise_of_first_edition(one.at("lesson").get<int>());
+            if (exercise.empty()) continue;
+            given.push_back({.exercise = exercise,
                              .answer = one.at("answer").get<std::string>(),
                              .right = one.at("right").get<bool>(),
                              .at = one.value("at", "")});
@@ -107,28 +113,48 @@ void add_answer(const std::string& path, SavedAnswer given) {
     auto document = read_document(path);
     if (given.at.empty()) given.at = now();
     document["answers"].push_back(
-        {{"lesson", given.lesson}, {"answer", given.answer}, {"right", given.right}, {"at", given.at}});
+        {{"exercise", given.exercise}, {"answer", given.answer}, {"right", given.right}, {"at", given.at}});
     const std::string text = document.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
     io::AtomicFile file(path);
     file.write(std::as_bytes(std::span(text)));
     file.commit();
 }
 
-bool done(const std::vector<SavedAnswer>& given, int lesson) {
-    for (const SavedAnswer& one : given) {
-        if (one.lesson == lesson && one.right) return true;
-    }
-    return false;
+std::string exercise_of_first_edition(int lesson) {
+    constexpr const char* kExercises[] = {"", "", "matrix a", "same-maths a", "tiles a", "running-maximum a", "",
+                                          "", "", "",         "fa3 a",        "which a", "family b",          ""};
+    return lesson < 1 || lesson > static_cast<int>(std::size(kExercises)) ? "" : kExercises[lesson - 1];
 }
 
-int tries(const std::vector<SavedAnswer>& given, int lesson) {
-    int count = 0;
+Standing standing_of(const std::vector<SavedAnswer>& given, const ExerciseId& exercise) {
+    Standing result;
+    bool missed = false;
+    int right_since = 0;
     for (const SavedAnswer& one : given) {
-        if (one.lesson != lesson) continue;
-        ++count;
-        if (one.right) break;
+        if (one.exercise != exercise.saved()) continue;
+        if (!result.done) {
+            ++result.tries;
+            result.misses += one.right ? 0 : 1;
+        }
+        result.done = result.done || one.right;
+        missed = missed || !one.right;
+        right_since = one.right ? right_since + 1 : 0;
     }
-    return count;
+    result.again = missed && right_since < 2;
+    return result;
+}
+
+bool done(const std::vector<SavedAnswer>& given, const Lesson& lesson) {
+    const std::vector<ExerciseId> all = exercises_of(lesson);
+    return std::all_of(all.begin(), all.end(), [&](const ExerciseId& id) { return standing_of(given, id).done; });
+}
+
+std::vector<ExerciseId> missed_exercises(const std::vector<SavedAnswer>& given) {
+    std::vector<ExerciseId> result;
+    for (const ExerciseId& id : all_exercises()) {
+        if (standing_of(given, id).again) result.push_back(id);
+    }
+    return result;
 }
 
 }  // namespace tessera::learn

@@ -2,6 +2,7 @@
 #include "learn/setting.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::learn {
 
@@ -46,12 +47,16 @@ double bytes_of(const schedule::Workload& workload, std::initializer_list<schedu
     return sum_of(workload, operations, &schedule::Bytes::l2);
 }
 
-walk::HandExample pencil_example() {
-    return {.q = {{1, 0}, {0, 1}, {0, 0}, {1, 0}},
-            .k = {{0, 1}, {1, 0}, {2, 0}, {0, 2}},
-            .v = {{4, 0}, {0, 4}, {2, 2}, {8, -4}},
-            .d_o = {{1, 0}, {0, 1}, {1, 1}, {0, 1}}};
+double walked_bytes(Schedule schedule, Tile tile) {
+    Problem problem = Problem::dense(1, 1024, 1, 64);
+    problem.dtype = DType::fp32;
+    double bytes = 0;
+    schedule::for_each_step(workload_of(problem, schedule, tile),
+                            [&](const schedule::Step& step) { bytes += static_cast<double>(step.work.bytes.l2); });
+    return bytes * static_cast<double>(tile.block_q) / 1024;
 }
+
+walk::Hand pencil_example() { return walk::work_by_hand(Schedule::fa2, {}); }
 
 walk::Hand stream_scores(const std::vector<std::int64_t>& scores, std::int64_t block) {
     walk::HandExample example{.q = {{1, 0}}, .k = {}, .v = {}, .d_o = {{1, 0}}, .tile = {1, block}};
@@ -60,6 +65,20 @@ walk::Hand stream_scores(const std::vector<std::int64_t>& scores, std::int64_t b
         example.v.push_back({1, 0});
     }
     return walk::work_by_hand(example, Schedule::fa2, {});
+}
+
+OverlapClocks overlap_clocks(int head_dim) {
+    constexpr double kQueries = 128, kKeys = 176;
+    const model::Machine& m = h200();
+    return {.gemms = kQueries * kKeys * 4 * head_dim / m.matrix_flop, .exponentials = kQueries * kKeys / m.exp_rate};
+}
+
+measure::SweepRow predicted(const model::Machine& machine, const Problem& problem, std::vector<Schedule> schedules) {
+    return measure::sweep_one(problem, {machine, std::move(schedules), {Pass::forward}, {.by = "published"}});
+}
+
+double predicted_ms(const model::Machine& machine, const Problem& problem, Schedule schedule) {
+    return predicted(machine, problem, {schedule}).of(schedule)->ms();
 }
 
 }  // namespace tessera::learn

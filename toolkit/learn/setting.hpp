@@ -5,6 +5,7 @@
 
 #include <initializer_list>
 
+#include "measure/sweep.hpp"
 #include "model/machine.hpp"
 #include "schedule/schedule.hpp"
 #include "walk/by_hand.hpp"
@@ -31,10 +32,26 @@ double dram_of(const Problem& problem, Schedule schedule, Tile tile,
 /// The bytes that the operations move between slow and fast memory, summed.
 double bytes_of(const schedule::Workload& workload, std::initializer_list<schedule::Operation> operations);
 
-/// An example of four queries and four keys. Each row of weights sums to a power of two, which keeps fractions small.
-walk::HandExample pencil_example();
+/// The bytes that one tile of queries moves in `tessera walk --len 1024`: one head, head_dim 64, 4 bytes an element.
+double walked_bytes(Schedule schedule, Tile tile);
+
+/// The example by hand of all lessons: four queries and four keys, worked by fa2 without a mask.
+walk::Hand pencil_example();
 
 /// Walks one query (1, 0) over keys with these scores, `block` keys per tile.
 walk::Hand stream_scores(const std::vector<std::int64_t>& scores, std::int64_t block);
+
+/// Clocks of one inner tile of flash-attention's fa3 on an H200, 128 queries x 176 keys.
+struct OverlapClocks {
+    double gemms = 0;
+    double exponentials = 0;
+};
+OverlapClocks overlap_clocks(int head_dim);
+
+/// The prediction of a forward pass on a GPU, of the authors' kernel where there is one.
+measure::SweepRow predicted(const model::Machine& machine, const Problem& problem, std::vector<Schedule> schedules);
+
+/// The milliseconds of one schedule in predicted().
+double predicted_ms(const model::Machine& machine, const Problem& problem, Schedule schedule);
 
 }  // namespace tessera::learn

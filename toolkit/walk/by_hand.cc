@@ -7,10 +7,11 @@
 
 namespace tessera::walk {
 
-const HandMatrix kHandQ{{{1, 0}, {0, 1}, {1, 1}, {2, -1}}};
-const HandMatrix kHandK{{{1, 1}, {0, 2}, {2, 1}, {1, -1}}};
+// Rows of weights sum to powers of two, or to a number with few factors, which keeps the fractions small.
+const HandMatrix kHandQ{{{1, 0}, {0, 1}, {0, 0}, {1, 0}}};
+const HandMatrix kHandK{{{0, 1}, {1, 0}, {2, 0}, {0, 2}}};
 const HandMatrix kHandV{{{4, 0}, {0, 4}, {2, 2}, {8, -4}}};
-const HandMatrix kHandDo{{{1, 0}, {0, 1}, {1, -1}, {2, 1}}};
+const HandMatrix kHandDo{{{1, 0}, {0, 1}, {1, 1}, {0, 1}}};
 
 namespace {
 

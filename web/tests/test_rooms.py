@@ -240,7 +240,7 @@ def test_walk_takes_files_of_ones_own(page, command, tmp_path):
 
 def example():
     """The numbers of lesson 8, which are those of lesson 7 and dO."""
-    return re.search(r"--backward --numbers '([^']*)'", (ROOT / "docs/learn/08-backward.md").read_text(encoding="utf-8"))[1]
+    return re.search(r"--backward --numbers '([^']*)'", (ROOT / "docs/learn/09-gradients.md").read_text(encoding="utf-8"))[1]
 
 
 @pytest.mark.parametrize("schedule, mask", [("fa2", "none"), ("fa1", "bottom-right"), ("standard", "none")])
