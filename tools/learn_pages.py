@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs every command of docs/learn and compares its output with the pages. It also checks the numbers of the prose
 (learn_numbers.py), redraws and compares the pictures, and checks that each lesson has its parts and that the code it
-names exists, as do the rooms of the page that it leads to. In README.md and docs it checks the numbers that have a mark.
+names exists. In README.md and docs it checks the numbers that have a mark.
 
 In a ```console block, text after "$ " is a command, which bash runs in a copy of what a learner's checkout has. The
 lines below it are its output. A line "..." replaces output that depends on the machine (times, the chosen kernel).
@@ -22,9 +22,6 @@ import sys
 import tempfile
 
 import learn_numbers
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "web"))
-import rooms  # noqa: E402
 
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^- `([\w./]+)`: (.*(?:\n  .*)*)", re.MULTILINE)
@@ -202,8 +199,6 @@ def main():
         count += sum(len(sessions(block)) for block in BLOCK.findall(new))
     for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
         problems += check_numbers(page, page.read_text(), folder, root, strict=False)
-    texts = {f"{slug}.md": (pages / f"{slug}.md").read_text() for slug in lessons if (pages / f"{slug}.md").is_file()}
-    problems += rooms.problems_of(texts, root / "web/page")
     problems += check_pictures(folder, lessons, pages, options.update)
     for problem in problems:
         print(problem)

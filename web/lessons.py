@@ -52,7 +52,7 @@ def lesson(path: pathlib.Path) -> dict:
         raise SystemExit(f"{path}: expected a paragraph that begins with **Before you read on.**")
     before = re.sub(r"\A# .*\n+Part .*\n+", "", first[:opening.start()])  # the title and the way back
     code = others.pop("In the code", "")
-    others.pop("Exercise", None)
+    others.pop("Exercises", None)
     body = first[opening.end():] + "".join(f"## {heading}\n{part}" for heading, part in others.items())
     return {"opening": html(f"{before}\n\n{opening[1]}"), "body": html(body), "code": html(code), "rooms": rooms}
 

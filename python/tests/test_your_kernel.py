@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels that a learner writes (docs/learn/your_kernel), in Python and in C++: filled blanks are right, and slips are
-named."""
+"""The kernels that a learner writes (docs/learn/your_kernel), in Python and in C++: filled blanks are right, and slips
+are named."""
 import pathlib
 import re
 import subprocess
@@ -92,7 +92,8 @@ SLIPS = [
     ("forward.hpp", "> i + r + shift", "> i + r", "aligned at the first query"),
     ("forward.hpp", "> i + r + shift", "> i + r + shift + 1", "one key too many"),
     ("forward.hpp", "causal && j + c > i + r + shift", "false", "hides nothing"),
-    ("forward.hpp", "causal ? std::min(k.rows(), i + rows + shift) : k.rows()", "k.rows()", "no tile that the mask hides"),
+    ("forward.hpp", "causal ? std::min(k.rows(), i + rows + shift) : k.rows()", "k.rows()",
+     "no tile that the mask hides"),
     ("backward.hpp", "p * (dp - delta)", "p * dp", "no delta"),
     ("backward.hpp", "p * (dp - delta)", "dp - delta", "multiplied by P"),
     ("backward.hpp", "std::exp(s - lses(r, 0))", "std::exp(s)", "exp(S - LSE)"),
