@@ -65,7 +65,7 @@ function carry(change) {
 /** Links to the rooms that show what the lesson says. */
 function seen(lesson) {
   const rooms = roomsOf(lesson);
-  return rooms.length === 0 ? null : element('p', {}, 'See it move: ', rooms.map((room) => element('a', {href: `#${room}`}, document.querySelector(`nav a[href='#${room.split('?')[0]}']`).textContent)));
+  return rooms.length === 0 ? null : element('p', {}, 'See it move: ', rooms.flatMap((room, i) => [i > 0 ? ', ' : '', element('a', {href: `#${room}`}, document.querySelector(`nav a[href='#${room.split('?')[0]}']`).textContent)]));
 }
 
 function exercise(lesson, say) {
