@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Repeats the measurements of docs/learn/faq.md: forward, bf16, 4 x 4096, 16 heads of 128, no mask, on an H200.
+"""Repeats what pages say about Records.
 
-Usage: learn_measured.py schedules | peers
+schedules and peers: the measurements of docs/learn/faq.md, which are forward, bf16, 4 x 4096, 16 heads of 128, no mask,
+on an H200. held_out: the errors of docs/model.md on the rows of an H200 that are held out and not blind, from the JSON
+of `tessera roofline --accuracy --json` on standard input.
+
+Usage: learn_measured.py schedules | peers | held_out
 """
 import json
 import pathlib
+import statistics
 import sys
 
 RECORDS = pathlib.Path(__file__).parent.parent / "bench/results/h200"
@@ -37,7 +42,25 @@ def peers():
         print(f"{record['by']:6} {record['ms']:.3f} ms  {FLOP / record['ms'] / 1e9:4.0f} TFLOP/s")
 
 
+def held_out():
+    """Prints the number of rows, the median and mean error, and the share of rows that are off by 15 % at most."""
+    kept = [row for row in json.load(sys.stdin)["rows"]
+            if row["device"] == "NVIDIA H200" and row["held_out"] and not row["blind"]]
+    groups = {
+        "all": lambda row: True,
+        "without standard and fa1": lambda row: row["schedule"] not in ("standard", "fa1"),
+        "standard": lambda row: row["schedule"] == "standard",
+        "standard, decode": lambda row: row["schedule"] == "standard" and row["kind"] == "decode",
+    }
+    for name, belongs in groups.items():
+        errors = [abs(row["error"]) for row in kept if belongs(row)]
+        within = sum(error <= 0.15 for error in errors) / len(errors)
+        print(f"{name}: {len(errors):,} rows, {100 * statistics.median(errors):.1f} % in the median, "
+              f"{100 * statistics.mean(errors):.1f} % in the mean, {100 * within:.0f} % by 15 % at most")
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in ("schedules", "peers"):
+    COMMANDS = {"schedules": schedules, "peers": peers, "held_out": held_out}
+    if len(sys.argv) != 2 or sys.argv[1] not in COMMANDS:
         sys.exit(__doc__)
-    {"schedules": schedules, "peers": peers}[sys.argv[1]]()
+    COMMANDS[sys.argv[1]]()

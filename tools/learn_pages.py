@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every command of docs/learn and compares its output with the pages. It also checks the numbers of the prose
-(learn_numbers.py), redraws and compares the pictures, and checks that each lesson has its parts and that the code it
+"""Runs every command of docs/learn and compares its output with the pages. It also runs the Python that a page prints the
+output of, checks the numbers of the prose (learn_numbers.py), redraws and compares the pictures, and checks that each lesson has its parts and that the code it
 names exists. In README.md and docs it checks the numbers that have a mark.
 
 In a ```console block, text after "$ " is a command, which bash runs in a copy of what a learner's checkout has. The
 lines below it are its output. A line "..." replaces output that depends on the machine (times, the chosen kernel).
+A ```python block that a ```text block follows is a program and its output. It needs NumPy, without which it is skipped.
 
 Usage: learn_pages.py COMMAND [ROOT] [--update]     COMMAND is the program tessera; --update puts new output and new
 pictures into the pages (output with "..." is left to you). Exit status 1 if something differs.
@@ -25,7 +26,8 @@ import learn_numbers
 
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^- `([\w./]+)`: (.*(?:\n  .*)*)", re.MULTILINE)
-PARTS = ("**Before you read on.**", "## Try it", "## Exercise", "## In the code")
+PROGRAM = re.compile(r"^```python\n((?:(?!```).*\n)*)```\n(?:(?!```).*\n)*```text\n((?:(?!```).*\n)*)```$", re.MULTILINE)
+PARTS = ("**Before you read on.**", "## Try it", "## Exercises", "## In the code")
 HOME = "build/tessera"  # the name of the program in the pages
 
 
@@ -121,13 +123,28 @@ def check_lesson(lesson, page, text, root):
     for part in PARTS:
         if part not in text:
             yield f"{page.name}: no {part}"
-    for needed in (f"({lesson['slug']}.svg)", f"learn {lesson['lesson']} --show", f"learn {lesson['lesson']} --answer"):
+    for needed in (f"({lesson['slug']}.svg)", f"learn {lesson['lesson']} --show"):
         if needed not in text:
             yield f"{page.name}: no {needed}"
-    answers = [shown for block in BLOCK.findall(text) for command, shown in sessions(block) if " --answer " in command]
-    if not answers or not answers[-1].startswith("Right: "):
-        yield f"{page.name}: the last answer that it shows is not right"
+    shown = [session for block in BLOCK.findall(text) for session in sessions(block)]
+    for exercise in lesson["exercises"]:
+        end = "--solution" if exercise["kind"] == "explain" else "--answer"
+        answers = [output for command, output in shown if f" learn {exercise['exercise']} {end}" in command]
+        if not answers or (end == "--answer" and not answers[-1].startswith("Right: ")):
+            yield f"{page.name}: the last learn {exercise['exercise']} {end} that it shows is not right, or there is none"
     yield from check_code(page, text, root)
+
+
+def check_programs(page, text):
+    """Runs the Python of a page with the interpreter of this check. Returns problems, and the number of skipped programs."""
+    problems, skipped = [], 0
+    for program, shown in PROGRAM.findall(text):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        if "No module named 'numpy'" in done.stderr:
+            skipped += 1
+        elif done.returncode != 0 or done.stdout != shown:
+            problems.append(f"{page.name}: another output of its Python:\n{done.stdout}{done.stderr}")
+    return problems, skipped
 
 
 def check_links(page, text, root):
@@ -185,7 +202,7 @@ def main():
     listed, _ = folder.run(f"{HOME} learn --json")
     lessons = {lesson["slug"]: lesson for lesson in json.loads(listed)["lessons"]}
     problems = [f"{slug}.md is missing" for slug in lessons if not (pages / f"{slug}.md").is_file()]
-    count = 0
+    count = skipped = 0
     for page in sorted(pages.glob("*.md")):
         text = page.read_text()
         new, found = check_commands(page, text, folder, options.update)
@@ -193,6 +210,9 @@ def main():
             page.write_text(new)
         problems += found
         problems += check_numbers(page, new, folder, root, strict=True)
+        found, without_numpy = check_programs(page, new)
+        problems += found
+        skipped += without_numpy
         problems += check_links(page, new, root)
         if page.stem in lessons:
             problems += check_lesson(lessons[page.stem], page, new, root)
@@ -202,7 +222,8 @@ def main():
     problems += check_pictures(folder, lessons, pages, options.update)
     for problem in problems:
         print(problem)
-    print(f"{len(lessons)} lessons, {count} commands, {len(problems)} problems")
+    note = f", {skipped} programs skipped (no NumPy)" if skipped else ""
+    print(f"{len(lessons)} lessons, {count} commands, {len(problems)} problems{note}")
     return 1 if problems or count == 0 else 0
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of docs/learn as parts of HTML for web/page/learn.js: the question, what unfolds after it, and the places in
-the code. The exercise is left out, since the page asks it through the core, as `tessera learn` does."""
+the code. The exercises are left out, since the page asks them through the core, as `tessera learn` does."""
 import base64
 import pathlib
 import re

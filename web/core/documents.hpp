@@ -31,13 +31,14 @@ Json ask_backward(const Json& question);
 /// Returns all machines known by name, with the quantities that the page shows.
 Json ask_devices(const Json& question);
 
-/// Returns all lessons in order, each with its exercise's task.
+/// Takes {"answers": [...]}, those of learn.json. Returns all lessons in order: each with its exercises' tasks, and what
+/// the answers say about them.
 Json ask_lessons(const Json& question);
 
-/// Takes {"lesson": 7, "answer": "21/4"}. Returns {"right", "text"}, as `tessera learn` prints it.
+/// Takes {"exercise": "7a", "answer": "19/4"}. Returns {"right", "text"}, as `tessera learn` prints it.
 Json ask_grade(const Json& question);
 
-/// Takes {"lesson": 7}. Returns the {"answer"} of its exercise, and {"why"}.
+/// Takes {"exercise": "7a"}. Returns {"text"}: its answer and why, or the model answer.
 Json ask_solution(const Json& question);
 
 }  // namespace tessera::web

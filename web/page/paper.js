@@ -10,9 +10,6 @@ function matrix(name, rows, marked = () => false) {
     element('tbody', {}, rows.map((row, i) => element('tr', {}, row.map((cell, j) => element('td', {class: marked(i, j) ? 'on' : null}, `${cell ?? '·'}`.replace('-', '−')))))));
 }
 
-/** The four queries and four keys of lessons 7 and 8. */
-const EXAMPLE = 'q 1 0, 0 1, 0 0, 1 0; k 0 1, 1 0, 2 0, 0 2; v 4 0, 0 4, 2 2, 8 -4; do 1 0, 0 1, 1 1, 0 1';
-
 const fraction = (value) => `${value ?? '−∞'}`.replace('-', '−');
 const listed = (values) => values.map((value) => fraction(value ?? '·')).join(',  ');
 
@@ -59,14 +56,14 @@ export const paper = {
   id: 'paper',
   title: 'On paper',
   question: 'Can you compute it with a pencil?',
-  lead: 'The four queries and four keys of lessons 7 and 8, in tiles of 2 × 2. The scale is ln 2, so every weight is a power of two and every result a fraction. Print it and use a pencil.',
+  lead: 'The four queries and four keys of the lessons, in tiles of 2 × 2. The scale is ln 2, so every weight is a power of two and every result a fraction. Print it and use a pencil.',
   controls: [
     {name: 'schedule', label: 'Schedule', options: ['fa2', 'fa1', 'standard']}, {name: 'causal', label: 'Mask', options: [['none', 'none'], ['bottom-right', 'causal']]},
     {name: 'ask', label: 'Ask me for m', check: true}, {name: 'blank', label: 'Print with blanks', check: true},
   ],
   defaults: {schedule: 'fa2', causal: 'none', ask: '0', blank: '1', step: '0'},
   draw(values, say, change) {
-    const args = ['walk', '--by-hand', '--backward', '--numbers', EXAMPLE, '--schedule', values.schedule, '--causal', values.causal];
+    const args = ['walk', '--by-hand', '--backward', '--schedule', values.schedule, '--causal', values.causal];
     const hand = command(args);
     const steps = hand.steps;
     const place = element('div', {class: 'graph'});

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import struct
 import subprocess
 import xml.etree.ElementTree as ElementTree
@@ -100,19 +99,31 @@ def test_lessons_are_those_of_the_command(page, tmp_path):
         assert len(page.run("return document.querySelector('.unfold .lesson').textContent")) > 500
         assert page.run("return document.querySelector('.unfold img').naturalWidth >= 0")
         assert page.run("return document.querySelectorAll('#room-picture h2').length") == 1
+        assert page.run("return [...document.querySelectorAll('[data-exercise]')].map(n => n.dataset.exercise)") == [
+            exercise["exercise"] for exercise in one["exercises"]]
     page.open("learn?lesson=7")
-    field = page.driver.find_element("id", "learn-answer")
-    shown = "return !document.querySelector('.card button[type=button]').hidden"
+    card = "document.querySelector('[data-exercise=\"7a\"]')"
+    field = page.driver.find_element("id", "answer-7a")
+    grade = f"return {card}.querySelector('.grade').textContent"
+    solution = f"return !{card}.querySelector('.solution').hidden"
     for answer in ("5", "6"):
+        assert not page.run(solution)
         field.clear()
         field.send_keys(answer, Keys.ENTER)
-        assert page.run("return document.querySelector('.grade').textContent") == learn("7", "--answer", answer)["text"]
-    assert page.run(shown)  # after two misses
+        assert page.run(grade) == learn("7a", "--answer", answer)["text"]
+    assert page.run(solution)  # after two misses
     field.clear()
-    field.send_keys("21/4", Keys.ENTER)
-    assert page.run("return document.querySelector('.grade').textContent") == learn("7", "--answer", "21/4")["text"]
+    field.send_keys("19/4", Keys.ENTER)
+    assert page.run(grade) == learn("7a", "--answer", "19/4")["text"]
+    page.driver.find_element("id", "answer-7b").send_keys("2", Keys.ENTER)
+    # An explanation: the model answer first, then the learner's verdict.
+    last = "document.querySelector('[data-exercise=\"7c\"]')"
+    page.run(f"{last}.querySelector('form').requestSubmit()")
+    assert page.run(f"return {last}.querySelector('.model').textContent") == learn("7c", "--solution")["solution"]
+    page.run(f"{last}.querySelector('[data-verdict=yes]').click()")
     page.open("learn")
     assert page.run("return document.querySelector('#room-picture').textContent").count("done, missed at first") == 1
+    assert page.run("return document.querySelector('.missed a').textContent") == "7a"
     kept = json.loads(page.run("return localStorage.getItem('tessera.learn')"))
     file = tmp_path / "tessera/learn.json"
     file.write_text(json.dumps(kept), encoding="utf-8")  # the command goes on from the page's answers
@@ -238,14 +249,9 @@ def test_walk_takes_files_of_ones_own(page, command, tmp_path):
     assert page.values()["l"] != before
 
 
-def example():
-    """The numbers of lesson 8, which are those of lesson 7 and dO."""
-    return re.search(r"--backward --numbers '([^']*)'", (ROOT / "docs/learn/09-gradients.md").read_text(encoding="utf-8"))[1]
-
-
 @pytest.mark.parametrize("schedule, mask", [("fa2", "none"), ("fa1", "bottom-right"), ("standard", "none")])
 def test_paper_has_the_commands_fractions(page, command, schedule, mask):
-    hand = command("walk", "--by-hand", "--backward", "--numbers", example(), "--schedule", schedule, "--causal", mask)
+    hand = command("walk", "--by-hand", "--backward", "--schedule", schedule, "--causal", mask)
     page.open(f"paper?schedule={schedule}&causal={mask}&ask=0")
     for at, step in enumerate(hand["steps"]):
         page.until("return (new URLSearchParams(location.hash.split('?')[1]).get('step') ?? '0') === arguments[0]", str(at))
@@ -260,7 +266,7 @@ def test_paper_has_the_commands_fractions(page, command, schedule, mask):
 
 
 def test_paper_asks_for_m_and_prints(page, command):
-    hand = command("walk", "--by-hand", "--backward", "--numbers", example())
+    hand = command("walk", "--by-hand", "--backward")
     page.open("paper?ask=1")
     assert page.run("return document.querySelectorAll('.graph .blank').length") == 5
     page.run("document.getElementById('guess-m').focus()")
