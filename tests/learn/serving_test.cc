@@ -22,7 +22,7 @@ struct Answer {
 
 TEST(Serving, answers_are_those_of_a_pencil) {
     const Answer answers[] = {{merge_exercise, "16/13", "3/13 * 8/3 + 10/13 * 4/5"},
-                              {parts_cost_exercise, "100 * 4 * 129 * 4 * 2 / (512 * 128 * 4)", "1.57 %"},
+                              {parts_cost_exercise, "100 * 4 * 129 * 4 * 2 / (512 * 128 * 4)", "1.57 percent"},
                               {pages_exercise, "(4 + 2 + 20) * 32", "26 pages"},
                               {group_exercise, "207", "1 FLOP"},
                               {fp8_exercise, "2", "40 * (1.125 - 1.1) = 1"},

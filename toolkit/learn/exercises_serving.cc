@@ -51,10 +51,10 @@ Exercise parts_cost_exercise() {
             "query the part writes O and an LSE in fp32, and the merge reads them. How many percent of the bytes of K "
             "and V are that?",
             kKeys, dim, group),
-        .unit = "%",
+        .unit = "percent",
         .value = 100 * part / keys,
         .tolerance = 0.03,
-        .answer = fmt::format("{:.2f} %", 100 * part / keys),
+        .answer = fmt::format("{:.2f} percent", 100 * part / keys),
         .why = fmt::format("{:g} * ({:g} + 1) * 4 bytes, written and read: {:g}. K and V: {:g} * {:g} * 2 * 2 = {:g}. "
                            "Twice as many keys in a part would halve it.",
                            group, dim, part, kKeys, dim, keys),

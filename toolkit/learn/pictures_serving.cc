@@ -206,7 +206,6 @@ std::string window_picture() {
         "the diagonal cuts it, or the window's far end");
     row(top + 116, Canvas::kQuiet, 0, fmt::format("{} skipped", counts[static_cast<int>(Coverage::empty)]),
         "neither loaded nor computed, on both sides");
-    row(top + 172, 3, 0.6, "a sink", "joins l of each row; it has no key and no value");
     return canvas.svg();
 }
 

@@ -160,7 +160,7 @@ export const learn = {
   draw(values, say, change) {
     const lessons = lessonsNow();
     if (values.lesson in pages) return page(lessons, values, say);
-    if (values.lesson) throw new Error(`lesson: expected 0 to ${lessons.length - 1}, recap, beyond, exam or faq, got ${values.lesson}`);
+    if (values.lesson) throw new Error(`lesson: expected 0 to ${lessons.length - 1}, recap, exam or faq, got ${values.lesson}`);
     const today = lessons.find((l) => !l.done);
     return [today ? element('p', {class: 'next'}, link(today.lesson, `${answers().length ? 'Go on with' : 'Begin with'} ${today.lesson}. ${today.title}`)) : element('p', {}, 'All lessons are done.'),
       missedOf(lessons), ...listOf(lessons), ...Object.entries(PAGES).map(([id, title]) => element('p', {}, link(id, title))), carry(change)];
