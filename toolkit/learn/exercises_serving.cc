@@ -106,7 +106,6 @@ Exercise pages_exercise() {
             static_cast<double>(tokens) * sizes.token_bytes() / kMiB),
         .mistakes = {{static_cast<double>(tokens) * sizes.token_bytes() / kMiB,
                       "Those are the tokens: a page that is begun takes its whole place."},
-                     {all / sizes.layers, "That is one layer."},
                      {static_cast<double>(pages), "That is the number of pages; how large is one?"},
                      {all * sizes.heads_q / sizes.heads_kv,
                       "Only the heads of keys are cached, not the heads of queries."}},
@@ -306,25 +305,18 @@ Exercise window_exercise() {
 }
 
 Exercise dropout_exercise() {
-    const walk::Hand hand = pencil_example();
-    const walk::HandRow& row = hand.rows[0];
-    const Fraction kept = row.p[0] * Fraction(hand.example.v[0][0]) + row.p[3] * Fraction(hand.example.v[3][0]);
-    const Fraction right = kept * Fraction(2);
     return {
-        .task = fmt::format(
-            "Row 0 of lesson 7 has the weights {}, {}, {} and {}, and the first elements of V are {}, {}, {} and {}. "
-            "Dropout with p = 1/2 takes keys 1 and 2. What is the first element of O?",
-            row.p[0].text(), row.p[1].text(), row.p[2].text(), row.p[3].text(), hand.example.v[0][0],
-            hand.example.v[1][0], hand.example.v[2][0], hand.example.v[3][0]),
-        .value = right.value(),
-        .answer = right.text(),
-        .why = fmt::format("The two that stay are divided by 1 - p: 2 * ({} * {} + {} * {}) = {}. l is not made again "
-                           "from what stays; only in the mean over many masks is O what it was.",
-                           row.p[0].text(), hand.example.v[0][0], row.p[3].text(), hand.example.v[3][0], right.text()),
-        .mistakes = {{(kept / (row.p[0] + row.p[3])).value(),
-                      "That makes the weights sum to 1 again; dropout does not."},
-                     {kept.value(), "The weights that stay are divided by 1 - p."}},
-        .hint = "Which two products stay, and what is 1 / (1 - p)?"};
+        .kind = Kind::explain,
+        .task =
+            "Dropout takes half of all weights of a training step, and stores nothing of which. How does the backward "
+            "know them, and why does the LSE not depend on it?",
+        .answer =
+            "The random number of a weight is a function of a seed and of the weight's index, which a counter-based "
+            "generator computes in any order; the backward computes it again. The LSE is that of the softmax before "
+            "dropout: the weights that stay are divided by 1 - p, not by what is left of l, so that O is the same in "
+            "the "
+            "mean.",
+        .hint = "What would be the size of a stored mask? Which sum does l hold?"};
 }
 
 }  // namespace tessera::learn
