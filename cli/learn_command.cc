@@ -2,6 +2,7 @@
 //
 // tessera learn: the exercises of docs/learn, and the learner's progress.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -16,6 +17,7 @@
 #include "learn/lesson.hpp"
 #include "learn/pictures.hpp"
 #include "learn/progress.hpp"
+#include "learn/quiz.hpp"
 #include "outputs.hpp"
 #include "parse.hpp"
 #include "table.hpp"
@@ -28,7 +30,7 @@ using learn::ExerciseId;
 using learn::Lesson;
 
 struct LearnOptions {
-    std::string what;
+    std::vector<std::string> words;  ///< "6", "6a", "again", "recap" "2"
     std::string answer;
     std::string picture;
     bool show = false;
@@ -61,7 +63,7 @@ std::string next_text(const std::vector<learn::SavedAnswer>& given, int after = 
     const std::vector<ExerciseId> missed = learn::missed_exercises(given);
     if (!missed.empty()) {
         text += "\nMissed:";
-        for (const ExerciseId& id : missed) text += " " + id.text();
+        for (const ExerciseId& id : missed) text += (id == missed.front() ? " " : ", ") + id.text();
         text += ". To repeat: tessera learn again";
     }
     return text;
@@ -192,6 +194,7 @@ bool ask_explanation(const ExerciseId& id, const learn::Exercise& exercise, Sess
     session.print("\n" + wrapped_lines(learn::solution_of(exercise)));
     while (const auto line = line_of("\nDid you say that? (yes or no; empty: later): ", session)) {
         try {
+            session.exit_code = kOk;
             take(id, exercise, *line, session);
             return true;
         } catch (const Error& error) {
@@ -239,6 +242,13 @@ struct Choice {
 
 Choice choice_of(const std::string& what) {
     if (what == "again") return {.exercises = learn::missed_exercises(kept_answers())};
+    for (const learn::Quiz& quiz : learn::quizzes()) {
+        const std::vector<ExerciseId> questions = learn::exercises_of(quiz);
+        if (what == quiz.name) return {.exercises = questions};
+        for (const ExerciseId& id : questions) {
+            if (what == id.text()) return {.exercises = {id}};
+        }
+    }
     const std::string last = fmt::format("{}", learn::lessons().back().number);
     const std::string number = what.substr(0, what.find_first_not_of("0123456789"));
     for (const Lesson& lesson : learn::lessons()) {
@@ -249,7 +259,7 @@ Choice choice_of(const std::string& what) {
         }
         unexpected("LESSON", fmt::format("{}a to {}{:c}", number, number, 'a' + lesson.exercise_count() - 1), what);
     }
-    unexpected("LESSON", "0 to " + last + ", an exercise such as 6a, or again", what);
+    unexpected("LESSON", "0 to " + last + ", an exercise such as 6a, recap 1 to recap 5, exam, or again", what);
 }
 
 void print_exercises(const Choice& choice, const Session& session) {
@@ -317,22 +327,22 @@ void execute(const LearnOptions& options, bool answered, Session& session) {
     const std::vector<const char*> actions = actions_of(options, answered);
     if (actions.size() > 1)
         throw UsageError(actions[0], fmt::format("has no effect with {}: expected without it", actions[1]));
-    if (options.what.empty()) {
+    if (options.words.empty()) {
         if (actions.empty()) return print_list(session);
         const bool one = answered || options.hint || options.solution;
         throw UsageError(actions[0], fmt::format("expected {} with it: tessera learn {} {}",
                                                  one ? "an exercise" : "a lesson", one ? "6a" : "6", actions[0]));
     }
-    const Choice choice = choice_of(options.what);
+    const std::string what = fmt::format("{}", fmt::join(options.words, " "));
+    const Choice choice = choice_of(what);
     if (!options.picture.empty()) {
-        if (choice.lesson == nullptr) throw UsageError("--picture", "expected a lesson with it, got \"again\"");
+        if (choice.lesson == nullptr) unexpected("--picture", "a lesson with it", what);
         return write_picture(*choice.lesson, options.picture, session);
     }
     if (answered || options.hint || options.solution) {
-        if (choice.exercises.size() != 1 || choice.lesson == nullptr) {
-            throw UsageError(actions[0],
-                             fmt::format("expected one exercise with it, such as {}a, got \"{}\"",
-                                         choice.lesson == nullptr ? 6 : choice.lesson->number, options.what));
+        if (choice.exercises.size() != 1 || what == "again") {
+            throw UsageError(actions[0], fmt::format("expected one exercise with it, such as {}a, got \"{}\"",
+                                                     choice.lesson == nullptr ? 6 : choice.lesson->number, what));
         }
         return answer_one(options, choice.exercises.front(), session);
     }
@@ -353,14 +363,16 @@ void add_learn_command(CLI::App& app, Session& session) {
                     "(in $XDG_STATE_HOME/tessera, by default ~/.local/state/tessera)",
                     {{"tessera learn", "the lessons, your progress, and what you missed"},
                      {"tessera learn 6", "the exercises of lesson 6; asks for the answers"},
+                     {"tessera learn recap 2", "five questions after part 2; exam: twenty at the end"},
                      {"tessera learn again", "the exercises that you missed"},
                      {"tessera learn 6a --answer 3/4", "answers one without a terminal; exit status 1: wrong"},
                      {"tessera learn 6 --picture maximum.svg", "the lesson's picture"}});
     auto options = std::make_shared<LearnOptions>();
     command
-        ->add_option("LESSON", options->what,
-                     fmt::format("0 to {}, one exercise such as 6a, or again; without it the list",
-                                 learn::lessons().back().number))
+        ->add_option(
+            "LESSON", options->words,
+            fmt::format("0 to {}, one exercise such as 6a, recap 1 to recap 5, exam, or again; without it the list",
+                        learn::lessons().back().number))
         ->group("What");
     command
         ->add_option("--answer", options->answer, "Your answer, instead of being asked (of an explanation: yes or no)")

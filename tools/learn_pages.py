@@ -153,6 +153,27 @@ def check_links(page, text, root):
             yield f"{page.relative_to(root)}: leads to nothing: {target}"
 
 
+def plain(text):
+    """Returns the text without marks, links to lessons, bold and line ends."""
+    text = re.sub(r"<!--.*?-->|\s*\(\[lesson\s+\d+\]\([^)]*\)\)|\*\*", "", text, flags=re.DOTALL).replace("²", "^2")
+    return learn_numbers.joined(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text))
+
+
+def check_quizzes(folder, pages):
+    """The recaps and the exam ask what their pages ask, with the same answers."""
+    for name in ("recap 1", "recap 2", "recap 3", "recap 4", "recap 5", "exam"):
+        page = pages / f"{name.split()[0]}.md"
+        text = plain(page.read_text())
+        for question in json.loads(folder.run(f"{HOME} learn {name} --json")[0])["exercises"]:
+            expected = [question["task"]]
+            if question["kind"] == "explain":
+                solution, _ = folder.run(f"{HOME} learn {question['exercise']} --solution --json")
+                expected.append(json.loads(solution)["solution"])
+            for words in expected:
+                if words not in text:
+                    yield f"{page.name}: does not have this of {question['exercise']}: {words}"
+
+
 def marked_numbers(pages):
     """Returns a function from the name of a page to the numbers of its marks."""
     def numbers(name):
@@ -219,6 +240,7 @@ def main():
         count += sum(len(sessions(block)) for block in BLOCK.findall(new))
     for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
         problems += check_numbers(page, page.read_text(), folder, root, strict=False)
+    problems += check_quizzes(folder, pages)
     problems += check_pictures(folder, lessons, pages, options.update)
     for problem in problems:
         print(problem)

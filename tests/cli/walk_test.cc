@@ -113,7 +113,7 @@ TEST_F(WalkTest, by_hand_shows_fractions) {
         }
     }
     const std::string whole = run_ok("walk --by-hand --schedule fa1 --tile 4,4").out;
-    EXPECT_NE(whole.find("1/4 * (8, -4)) / 2\n            = (5/2, 3/2)\n"), std::string::npos) << whole;
+    EXPECT_NE(whole.find("1/4 * (8, -4)) / (2)\n            = (5/2, 3/2)\n"), std::string::npos) << whole;
 }
 
 TEST_F(WalkTest, sequences_of_a_ragged_batch) {

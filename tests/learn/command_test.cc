@@ -72,6 +72,19 @@ TEST_F(LearnTest, hints_come_at_once_and_solutions_after_two_misses) {
               std::string::npos);
 }
 
+TEST_F(LearnTest, recaps_and_the_exam_are_asked_and_come_again) {
+    EXPECT_NE(learn("recap 2").out.find("recap 2b (compute)\nThe weights are powers of two"), std::string::npos);
+    EXPECT_EQ(learn("recap 2b --answer 1/4").out.rfind("Right: 1/4.", 0), 0U);
+    EXPECT_EQ(learn("exam --json").json().at("exercises").size(), 20U);
+    EXPECT_NE(learn("exam 7 --solution").out.find("LSE = m + ln l"), std::string::npos);
+    EXPECT_EQ(learn("exam 7 --answer no").code, 1);
+    learn("6a --answer 1");
+    EXPECT_NE(learn("").out.find("\nMissed: 6a, exam 7. To repeat"), std::string::npos);
+    expect_error("learn recap 9", 2, "LESSON: expected 0 to ");
+    expect_error("learn exam --answer yes", 2, "--answer: expected one exercise with it");
+    expect_error("learn exam --picture p.svg", 2, "--picture: expected a lesson with it, got \"exam\"");
+}
+
 TEST_F(LearnTest, bad_calls_are_refused) {
     expect_error("learn 99", 2, "LESSON: expected 0 to ");
     expect_error("learn 6d", 2, "LESSON: expected 6a to 6c, got \"6d\"");
@@ -105,7 +118,7 @@ TEST_F(LearnTest, what_cannot_be_kept_is_told_after_the_answer) {
 TEST_F(LearnTest, pictures_are_written) {
     EXPECT_EQ(learn("10 --picture p.svg").code, 0);
     EXPECT_NE(text_of(path("p.svg")).find("28 full"), std::string::npos);
-    for (int lesson = 0; lesson <= 16; ++lesson) {
+    for (int lesson = 0; lesson <= 21; ++lesson) {
         const std::string call = std::to_string(lesson) + " --picture p.svg";
         EXPECT_EQ(learn(call).code, 0) << "over the picture of another lesson: " << call;
     }

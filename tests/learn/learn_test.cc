@@ -17,6 +17,7 @@
 #include "learn/expression.hpp"
 #include "learn/pictures.hpp"
 #include "learn/progress.hpp"
+#include "learn/quiz.hpp"
 #include "plot/mark.hpp"
 #include "plot/xml_check.hpp"
 #include "tessera/error.hpp"
@@ -122,6 +123,29 @@ TEST(Lessons, each_has_two_exercises_or_three_and_one_asks_to_explain) {
         EXPECT_EQ(explain, 1) << lesson.slug;
     }
     for (const char* none : {"", "6", "6d", "a", "99a", "6aa"}) EXPECT_THROW(exercise_of(none), Error) << none;
+}
+
+TEST(Quizzes, have_five_questions_a_recap_and_twenty_in_the_exam) {
+    ASSERT_EQ(quizzes().size(), 6U);
+    const std::map<std::string, std::string> numbers = {
+        {"recap 1d", "2^2"}, {"recap 2b", "2^(3 - 5)"}, {"recap 4d", "1/(9/10 + 1/10/4)"}};
+    std::size_t judged = 0;
+    for (const Quiz& quiz : quizzes()) {
+        const std::vector<ExerciseId> ids = exercises_of(quiz);
+        EXPECT_EQ(ids.size(), std::string(quiz.name) == "exam" ? 20U : 5U);
+        for (const ExerciseId& id : ids) {
+            EXPECT_EQ(id.text(), id.saved());
+            const Exercise exercise = id.make();
+            EXPECT_FALSE(exercise.hint.empty());
+            if (exercise.kind == Kind::explain) continue;
+            ++judged;
+            ASSERT_TRUE(numbers.contains(id.text())) << id.text();
+            EXPECT_TRUE(grade_answer(exercise, numbers.at(id.text())).right) << id.text();
+            EXPECT_TRUE(grade_answer(exercise, exercise.answer).right) << id.text();
+        }
+    }
+    EXPECT_EQ(judged, numbers.size());
+    EXPECT_EQ(exercises_of(quizzes().back())[6].text(), "exam 7");
 }
 
 TEST(Lessons, wrong_answers_are_told_from_right_ones) {

@@ -47,14 +47,15 @@ Exercise scale_exercise() {
 }
 
 Exercise definition_sizes_exercise() {
-    return {.kind = Kind::explain,
-            .task =
-                "Which arrays of the ten lines have N x N elements, and which array does the caller want? Say in a "
-                "sentence or two what follows for long texts.",
-            .answer =
-                "S, E and P are N x N. The caller wants O alone, which has one row for each query. So for long texts "
-                "most of the memory and of the traffic goes to arrays that nobody asked for.",
-            .hint = "Write the shape beside each of the ten lines."};
+    return {
+        .kind = Kind::explain,
+        .task =
+            "A text of 100,000 tokens runs through the ten lines, one head with d = 128. At which line does the "
+            "memory run out, and does the caller want what that line makes?",
+        .answer =
+            "At the line of S: 100,000 * 100,000 numbers of 4 bytes are 40 GB, and E and P are as large. The caller "
+            "wants O alone, 100,000 rows of 128 numbers. Most memory goes to arrays that nobody asked for.",
+        .hint = "How many numbers does each line make?"};
 }
 
 namespace {
@@ -94,23 +95,22 @@ Exercise traffic_time_exercise() {
     const model::Machine& m = *model::find_machine("a100");
     const Problem problem = problem_of(4096, 16, 128);
     const double bytes = matrices_of(problem), ms = bytes / m.dram_gbs / 1e6;
-    return {
-        .kind = Kind::predict,
-        .task = fmt::format(
-            "An A100 has {:g} TFLOP/s and an HBM of {:g} GB/s. 16 heads, N = 4096, 12 bytes a score. How many ms does "
-            "the traffic of S and P take at least?",
-            m.peak_tflops(DType::bf16), m.dram_gbs.value),
-        .unit = "ms",
-        .value = ms,
-        .tolerance = 0.02,
-        .answer = fmt::format("{:.2f} ms", ms),
-        .why = fmt::format(
-            "16 * 4096^2 * 12 bytes = {:.2f} GB, and {:.2f} / {:g} = {:.2f} ms. The prediction of the command is "
-            "longer, because no kernel reaches the full rate and the products take time too.",
-            bytes / 1e9, bytes / 1e6, m.dram_gbs.value, ms),
-        .mistakes = {{ms / 16, "That is one head; there are 16."}, {ms / 1000, "That is in seconds."}},
-        .hint = "Bytes first: heads * N * N * 12. Then divide by the rate.",
-        .command = "build/tessera roofline --device a100 --len 4096 --heads 16 --head-dim 128 --schedule standard"};
+    return {.kind = Kind::predict,
+            .task = fmt::format("An A100 has {:.0f} TFLOP/s and an HBM of {:g} GB/s. 16 heads, N = 4096, 12 bytes a "
+                                "score. How many ms does "
+                                "the traffic of S and P take at least?",
+                                m.peak_tflops(DType::bf16), m.dram_gbs.value),
+            .unit = "ms",
+            .value = ms,
+            .tolerance = 0.02,
+            .answer = fmt::format("{:.2f} ms", ms),
+            .why = fmt::format(
+                "16 * 4096^2 * 12 bytes = {:.2f} GB, and {:.2f} / {:g} = {:.2f} ms. The prediction of the command is "
+                "longer, because no kernel reaches the full rate and the products take time too.",
+                bytes / 1e9, bytes / 1e6, m.dram_gbs.value, ms),
+            .mistakes = {{ms / 16, "That is one head; there are 16."}, {ms / 1000, "That is in seconds."}},
+            .hint = "Bytes first: heads * N * N * 12. Then divide by the rate.",
+            .command = "build/tessera roofline --device a100 --len 4096 --heads 16 --head-dim 128 --schedule standard"};
 }
 
 Exercise faster_cores_exercise() {

@@ -179,16 +179,17 @@ Exercise rescales_exercise() {
             .command = "build/tessera walk --by-hand --tile 1,1"};
 }
 
-Exercise kept_numbers_exercise() {
+Exercise late_division_exercise() {
     return {
         .kind = Kind::explain,
         .task =
-            "A tile of 64 queries with head_dim 128 meets a million keys. What does it keep from one tile of keys to "
-            "the next, and why may s and p be thrown away?",
+            "You could divide O by l after each tile of keys, so that O is right at any time. Why may the division "
+            "wait until the end, and what would an early one cost?",
         .answer =
-            "For each query it keeps m, l and a row of O of 128 numbers, however many keys there are. s and p have "
-            "done their work once p is in l and p v is in O; a later rise of m needs only one factor for both.",
-        .hint = "Look at the columns of the picture: what goes from left to right?"};
+            "O and l are rescaled by the same factor, so their quotient is right whenever it is taken. Dividing in "
+            "each tile costs a division for each element of O there, and the next tile must first multiply O by the "
+            "old l again.",
+        .hint = "What must happen to a divided O before p v of the next tile can be added?"};
 }
 
 Exercise weight_again_exercise() {
@@ -322,7 +323,7 @@ Exercise causal_row_exercise() {
         .hint = "Up to which key does the first query of the tile see?",
         .command =
             "build/tessera walk examples/data/kjv-layer2.safetensors --layout bhsd --causal bottom-right "
-            "--scale 0.125 --row 700"};
+            "--scale 0.125 --tile 64,64 --row 700"};
 }
 
 Exercise alignment_exercise() {

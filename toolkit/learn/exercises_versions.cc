@@ -39,36 +39,35 @@ Exercise loops_exercise() {
 
 Exercise larger_tile_exercise() {
     const double kib = walked_bytes(Schedule::fa1, {64, 128}) / kKiB;
-    return {
-        .kind = Kind::predict,
-        .task =
-            "fa1's tile of 64 queries moved 865.2 KiB with tiles of 64 keys: 16 times 51, and 49.2 at the begin and "
-            "the end. With tiles of 128 keys there are 8 of them, and K and V of one count 4 KiB instead of 2. How "
-            "many KiB does it move?",
-        .unit = "KiB",
-        .value = kib,
-        .tolerance = 5e-3,
-        .answer = fmt::format("{:.1f} KiB", kib),
-        .why = fmt::format("One tile of keys moves 16 + 33 + 4 = 53 KiB; 8 * 53 + 49.2 = {:.1f} KiB. Half as many "
-                           "round trips of O are nearly half the bytes.",
-                           kib),
-        .mistakes = {{8 * 53, "The begin and the end are missing."},
-                     {8 * 51 + 49.25, "K and V of one tile count twice as much."}},
-        .hint = "Q is 16 KiB and O, m and l are 33 KiB for each tile of keys, as on the page.",
-        .command = "build/tessera walk --len 1024 --schedule fa1 --tile 64,128"};
+    return {.kind = Kind::predict,
+            .task =
+                "fa1's tile of 64 queries moved 865.2 KiB with tiles of 64 keys: 16 times 51, and 49.2 at the "
+                "beginning and "
+                "the end. With tiles of 128 keys there are 8 of them, and K and V of one count 4 KiB instead of 2. How "
+                "many KiB does it move?",
+            .unit = "KiB",
+            .value = kib,
+            .tolerance = 5e-3,
+            .answer = fmt::format("{:.1f} KiB", kib),
+            .why = fmt::format("One tile of keys moves 16 + 33 + 4 = 53 KiB; 8 * 53 + 49.2 = {:.1f} KiB. Half as many "
+                               "round trips of O are nearly half the bytes.",
+                               kib),
+            .mistakes = {{8 * 53, "The beginning and the end are missing."},
+                         {8 * 51 + 49.25, "K and V of one tile count twice as much."}},
+            .hint = "Q is 16 KiB and O, m and l are 33 KiB for each tile of keys, as on the page.",
+            .command = "build/tessera walk --len 1024 --schedule fa1 --tile 64,128"};
 }
 
-Exercise split_q_exercise() {
+Exercise idle_sms_exercise() {
     return {
         .kind = Kind::explain,
         .task =
-            "Four warps share a tile. In fa1 each has a quarter of the keys, in fa2 each has a quarter of the "
-            "queries. Which step does fa2 not need, and why?",
+            "fa2 gives each tile of queries of each head to a thread block. For which calls does that leave most SMs "
+            "idle, and what could one split instead?",
         .answer =
-            "The sum over warps. A row of O is a sum over keys, so with split keys each warp holds a part of every "
-            "row, and the parts must meet in the scratchpad, with a barrier. With split queries each row belongs to "
-            "one warp from beginning to end.",
-        .hint = "Which numbers does one row of O need?"};
+            "Calls with few queries and few heads: a model that writes one token has one tile of queries for each "
+            "head. Then one splits the keys over thread blocks and merges their parts of O (Flash-Decoding).",
+        .hint = "Count the thread blocks of one query with 8 heads."};
 }
 
 Exercise overlap_exercise() {
@@ -302,14 +301,14 @@ Exercise a100_win_exercise() {
     return {
         .kind = Kind::predict,
         .task = fmt::format(
-            "An A100 has {:g} TFLOP/s and {:g} GB/s. standard reaches 0.7 of its place on the slope (43 FLOP per "
+            "An A100 has {:.0f} TFLOP/s and {:g} GB/s. standard reaches 0.7 of its place on the slope (43 FLOP per "
             "byte), fa2 0.6 of the roof. Predict fa2's win at N = 4096, within a fifth.",
             m.peak_tflops(DType::bf16), m.dram_gbs.value),
         .unit = "times",
         .value = win,
         .tolerance = 0.2,
         .answer = fmt::format("about {:.1f} times", win),
-        .why = fmt::format("By pencil: 0.7 * 43 * {:.3f} = {:.1f} TFLOP/s and 0.6 * {:g} = {:.0f}, so {:.1f}. The "
+        .why = fmt::format("By pencil: 0.7 * 43 * {:.3f} = {:.1f} TFLOP/s and 0.6 * {:.0f} = {:.0f}, so {:.1f}. The "
                            "model says {:.2f}.",
                            m.dram_gbs / 1000, standard, m.peak_tflops(DType::bf16), fa2, fa2 / standard, win),
         .mistakes = {{1, "Which of the two waits for the memory?"}},
@@ -360,9 +359,11 @@ Exercise fewer_heads_exercise() {
         .value = other,
         .tolerance = 0.05,
         .answer = fmt::format("{:.3f} ms", other),
-        .why = fmt::format("Half the heads and 4 times the scores of each are twice the work: 2 * {:.3f} = {:.3f} "
-                           "ms. The model says {:.3f} ms, because the launch does not double.",
-                           ms, 2 * ms, other),
+        .why = fmt::format(
+            "Half the heads and 4 times the scores of each are twice the work: 2 * {:.3f} = {:.3f} "
+            "ms. The model says {:.3f} ms, because the launch, the last wave and the bytes of Q, K, V and O do not "
+            "double.",
+            ms, 2 * ms, other),
         .mistakes = {{ms, "N counts twice, the heads once."}, {4 * ms, "There are half as many heads."}},
         .hint = "Count the scores of all heads.",
         .command = "build/tessera roofline --device h200 --len 8192 --heads 8 --head-dim 128 --schedule fa3"};

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "learn/quiz.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::learn {
@@ -47,7 +48,7 @@ constexpr Lesson kLessons[] = {
      2,
      "07-one-tile",
      "Walk one Q tile through every K tile on paper",
-     {one_tile_exercise, rescales_exercise, kept_numbers_exercise}},
+     {one_tile_exercise, rescales_exercise, late_division_exercise}},
     {8,
      2,
      "08-recompute",
@@ -63,7 +64,7 @@ constexpr Lesson kLessons[] = {
      "10-causal",
      "Causal tiles that are not wasted",
      {causal_exercise, causal_row_exercise, alignment_exercise}},
-    {11, 3, "11-fa2", "FA2 flips the loops", {loops_exercise, larger_tile_exercise, split_q_exercise}},
+    {11, 3, "11-fa2", "FA2 flips the loops", {loops_exercise, larger_tile_exercise, idle_sms_exercise}},
     {12, 3, "12-fa3", "FA3 overlaps instead of waiting", {overlap_exercise, slower_memory_exercise, producer_exercise}},
     {13, 3, "13-which", "Which version is running", {kernel_name_exercise, tile_of_name_exercise, profile_exercise}},
     {14,
@@ -104,9 +105,20 @@ int Lesson::exercise_count() const {
     return static_cast<int>(std::find(exercises.begin(), exercises.end(), nullptr) - exercises.begin());
 }
 
-std::string ExerciseId::text() const { return fmt::format("{}{:c}", lesson->number, 'a' + index); }
+std::string ExerciseId::text() const {
+    if (quiz == nullptr) return fmt::format("{}{:c}", lesson->number, 'a' + index);
+    const std::string name = quiz->name;  // questions of the exam have numbers, those of a recap letters
+    return name == "exam" ? fmt::format("{} {}", name, index + 1) : fmt::format("{}{:c}", name, 'a' + index);
+}
 
-std::string ExerciseId::saved() const { return fmt::format("{} {:c}", lesson->name(), 'a' + index); }
+std::string ExerciseId::saved() const {
+    return quiz == nullptr ? fmt::format("{} {:c}", lesson->name(), 'a' + index) : text();
+}
+
+Exercise ExerciseId::make() const {
+    const auto at = static_cast<std::size_t>(index);
+    return quiz == nullptr ? lesson->exercises[at]() : learn::exercise_of(quiz->questions[at]);
+}
 
 std::span<const Lesson> lessons() { return kLessons; }
 
@@ -122,7 +134,7 @@ const Lesson& lesson(int number) {
 
 std::vector<ExerciseId> exercises_of(const Lesson& lesson) {
     std::vector<ExerciseId> result;
-    for (int index = 0; index < lesson.exercise_count(); ++index) result.push_back({&lesson, index});
+    for (int index = 0; index < lesson.exercise_count(); ++index) result.push_back({.lesson = &lesson, .index = index});
     return result;
 }
 
@@ -131,6 +143,13 @@ std::vector<ExerciseId> all_exercises() {
     for (const Lesson& lesson : kLessons) {
         for (const ExerciseId& id : exercises_of(lesson)) result.push_back(id);
     }
+    return result;
+}
+
+std::vector<ExerciseId> exercises_of(const Quiz& quiz) {
+    std::vector<ExerciseId> result;
+    for (std::size_t index = 0; index < quiz.questions.size(); ++index)
+        result.push_back({.index = static_cast<int>(index), .quiz = &quiz});
     return result;
 }
 

@@ -57,14 +57,17 @@ struct Lesson {
     int exercise_count() const;
 };
 
-/// An exercise of a lesson by its place, such as 7b.
-struct ExerciseId {
-    const Lesson* lesson = nullptr;
-    int index = 0;  ///< 0 is a
+struct Quiz;
 
-    std::string text() const;   ///< "7b"
-    std::string saved() const;  ///< "one-tile b", as in progress files
-    Exercise make() const { return lesson->exercises[static_cast<std::size_t>(index)](); }
+/// An exercise by its place: 7b of lesson 7, or a question of a recap or of the exam (quiz.hpp).
+struct ExerciseId {
+    const Lesson* lesson = nullptr;  ///< null: a question of `quiz`
+    int index = 0;                   ///< 0 is a
+    const Quiz* quiz = nullptr;
+
+    std::string text() const;   ///< "7b", "recap 2a", "exam 7"
+    std::string saved() const;  ///< as in progress files: "one-tile b", "recap 2a", "exam 7"
+    Exercise make() const;
     bool operator==(const ExerciseId&) const = default;
 };
 
@@ -77,11 +80,12 @@ const char* part_title(int part);
 /// The lesson of this number. Throws Error(invalid_argument) naming "lesson".
 const Lesson& lesson(int number);
 
-/// The exercises of one lesson, or of all lessons, in order.
+/// The exercises of one lesson, of all lessons, or the questions of a recap or of the exam, in order.
 std::vector<ExerciseId> exercises_of(const Lesson& lesson);
 std::vector<ExerciseId> all_exercises();
+std::vector<ExerciseId> exercises_of(const Quiz& quiz);
 
-/// The exercise of "7b". Throws Error(invalid_argument) naming "exercise".
+/// The exercise of "7b", of a lesson. Throws Error(invalid_argument) naming "exercise".
 ExerciseId exercise_of(const std::string& text);
 
 // The exercises, in the order of the lessons; each is defined in the file of its part.
@@ -108,7 +112,7 @@ Exercise order_of_keys_exercise();
 Exercise any_maximum_exercise();
 Exercise one_tile_exercise();
 Exercise rescales_exercise();
-Exercise kept_numbers_exercise();
+Exercise late_division_exercise();
 Exercise weight_again_exercise();
 Exercise stored_weights_exercise();
 Exercise recompute_exercise();
@@ -120,7 +124,7 @@ Exercise causal_row_exercise();
 Exercise alignment_exercise();
 Exercise loops_exercise();
 Exercise larger_tile_exercise();
-Exercise split_q_exercise();
+Exercise idle_sms_exercise();
 Exercise overlap_exercise();
 Exercise slower_memory_exercise();
 Exercise producer_exercise();

@@ -145,14 +145,14 @@ std::string recompute_picture() {
     };
     table(16, "forward, tile by tile", false);
     canvas.cross(30, top + 28, 176, 68, Canvas::kQuiet);
-    table(430, "backward, from Q, K and LSE", true);
+    table(430, "backward, from the LSE", true);
     canvas.words(16, top + 124, fmt::format("at the end m = {}, l = {}", *row.m, row.l.text()));
-    canvas.box(244, top + 44, 136, 36, 2, 0.3);
+    canvas.box(236, top + 44, 152, 36, 2, 0.3);
     canvas.words(312, top + 67, fmt::format("LSE = m + log2 l = {:g}", lse), Anchor::middle, Canvas::kInk, 12, true);
-    canvas.line(216, top + 62, 240, top + 62, 2, true);
-    canvas.line(384, top + 62, 420, top + 62, 2, true);
+    canvas.line(212, top + 62, 232, top + 62, 2, true);
+    canvas.line(392, top + 62, 422, top + 62, 2, true);
     canvas.words(312, top + 100, "kept for each row", Anchor::middle, Canvas::kQuiet, 12);
-    canvas.words(430, top + 124, "P = 2^(s - LSE), finished at once");
+    canvas.words(430, top + 124, "P = 2^(s - LSE), final");
     canvas.words(16, top + 162, "s and p of a tile last for that tile. Later tiles would rescale p.", Anchor::start,
                  Canvas::kQuiet, 12);
     return canvas.svg();

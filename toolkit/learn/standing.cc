@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "learn/quiz.hpp"
+
 namespace tessera::learn {
 
 std::string exercise_of_first_edition(int lesson) {
@@ -37,9 +39,12 @@ bool done(const std::vector<SavedAnswer>& given, const Lesson& lesson) {
 
 std::vector<ExerciseId> missed_exercises(const std::vector<SavedAnswer>& given) {
     std::vector<ExerciseId> result;
-    for (const ExerciseId& id : all_exercises()) {
-        if (standing_of(given, id).again) result.push_back(id);
-    }
+    const auto add = [&](const std::vector<ExerciseId>& exercises) {
+        std::copy_if(exercises.begin(), exercises.end(), std::back_inserter(result),
+                     [&](const ExerciseId& id) { return standing_of(given, id).again; });
+    };
+    add(all_exercises());
+    for (const Quiz& quiz : quizzes()) add(exercises_of(quiz));
     return result;
 }
 

@@ -40,7 +40,7 @@ Standing standing_of(const std::vector<SavedAnswer>& given, const ExerciseId& ex
 /// True if every exercise of the lesson was ever answered right.
 bool done(const std::vector<SavedAnswer>& given, const Lesson& lesson);
 
-/// The missed exercises of all lessons that are to be asked again, in the order of the lessons.
+/// The missed exercises that are to be asked again: of the lessons in their order, of the recaps, of the exam.
 std::vector<ExerciseId> missed_exercises(const std::vector<SavedAnswer>& given);
 
 }  // namespace tessera::learn
