@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ten lines of lesson 0 run as typed, print what the page shows, and give the O of tessera."""
+"""The ten lines of lesson 0 run as typed, print what the page shows, and give the O and LSE of tessera."""
 import pathlib
 import re
 
-import numpy as np
+import numpy
+
 import tessera
 
 PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs/learn/00-ten-lines.md").read_text()
@@ -16,6 +17,7 @@ def test_the_ten_lines_are_ten_and_give_attention(capsys):
     exec(compile(PROGRAM, "ten_lines.py", "exec"), names)
     assert len(PROGRAM.splitlines()) == 10
     assert capsys.readouterr().out == SHOWN
-    q, k, v = (names[name].astype(np.float32)[None, :, None, :] for name in "QKV")
-    o = tessera.attention(q, k, v, scale=float(names["scale"]))
-    np.testing.assert_allclose(np.asarray(o)[0, :, 0], names["O"], rtol=1e-6, atol=1e-6)
+    q, k, v = (names[name].astype(numpy.float32)[None, :, None, :] for name in "QKV")
+    o, lse = tessera.attention(q, k, v, scale=float(names["scale"]), return_lse=True)
+    numpy.testing.assert_allclose(o[0, :, 0], names["O"], rtol=1e-5, atol=1e-6)
+    numpy.testing.assert_allclose(lse[0, 0], numpy.log(names["E"].sum(axis=1)), rtol=1e-5)

@@ -253,6 +253,7 @@ TEST(Answer, numbers_come_with_their_unit_or_another_of_its_kind) {
     for (const char* wrong : {"48 KB", "48 GiB", "52 MB"}) EXPECT_FALSE(right("1a", wrong)) << wrong;
     EXPECT_TRUE(right("12a", "2x"));
     EXPECT_TRUE(right("5a", "192 keys"));
+    for (const char* same : {"19.2", "19.2 %", "19.2%"}) EXPECT_TRUE(right("16a", same)) << same;
     EXPECT_TRUE(right("5a", "12*16"));
     EXPECT_TRUE(right("5a", "192 key"));
     for (const char* none : {"192 KB", "192 %", "12 MiB 5", "MiB"})

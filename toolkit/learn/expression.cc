@@ -147,7 +147,7 @@ std::optional<double> number_of(const std::string& text) {
 
 Quantity quantity_of(const std::string& text) {
     std::size_t end = text.size();
-    while (end > 0 && is_letter(text[end - 1])) --end;
+    while (end > 0 && (is_letter(text[end - 1]) || text[end - 1] == '%')) --end;
     return {text.substr(0, end), text.substr(end)};
 }
 

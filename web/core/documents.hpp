@@ -31,8 +31,8 @@ Json ask_backward(const Json& question);
 /// Returns all machines known by name, with the quantities that the page shows.
 Json ask_devices(const Json& question);
 
-/// Takes {"answers": [...]}, those of learn.json. Returns all lessons in order: each with its exercises' tasks, and what
-/// the answers say about them.
+/// Takes {"answers": [...]}, those of learn.json. Returns all lessons in order: each with its exercises' tasks, and
+/// what the answers say about them.
 Json ask_lessons(const Json& question);
 
 /// Takes {"exercise": "7a", "answer": "19/4"}. Returns {"right", "text"}, as `tessera learn` prints it.

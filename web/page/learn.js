@@ -65,6 +65,7 @@ function carry(change) {
     try {
       const read = JSON.parse(await input.files[0].text());
       if (read.format !== FORMAT || !Array.isArray(read.answers)) throw new Error('expected learn.json of tessera learn, got another document');
+      ask({ask: 'lessons', answers: read.answers});  // throws if an entry has another form
       keep(read.answers);
       change({lesson: ''});
     } catch (error) { note.textContent = `${error.message}. Your answers here are unchanged.`; }
