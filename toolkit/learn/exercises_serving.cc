@@ -308,8 +308,9 @@ Exercise dropout_exercise() {
     return {
         .kind = Kind::explain,
         .task =
-            "Dropout takes half of all weights of a training step, and stores nothing of which. How does the backward "
-            "know them, and why does the LSE not depend on it?",
+            "Dropout takes half of all weights of a training step, and does not store which. How does the backward "
+            "know "
+            "them, and why does the LSE not depend on it?",
         .answer =
             "The random number of a weight is a function of a seed and of the weight's index, which a counter-based "
             "generator computes in any order; the backward computes it again. The LSE is that of the softmax before "
