@@ -259,7 +259,7 @@ Choice choice_of(const std::string& what) {
         }
         unexpected("LESSON", fmt::format("{}a to {}{:c}", number, number, 'a' + lesson.exercise_count() - 1), what);
     }
-    unexpected("LESSON", "0 to " + last + ", an exercise such as 6a, recap 1 to recap 4, exam, or again", what);
+    unexpected("LESSON", "0 to " + last + ", an exercise such as 6a, recap 1 to recap 5, exam, or again", what);
 }
 
 void print_exercises(const Choice& choice, const Session& session) {
@@ -371,7 +371,7 @@ void add_learn_command(CLI::App& app, Session& session) {
     command
         ->add_option(
             "LESSON", options->words,
-            fmt::format("0 to {}, one exercise such as 6a, recap 1 to recap 4, exam, or again; without it the list",
+            fmt::format("0 to {}, one exercise such as 6a, recap 1 to recap 5, exam, or again; without it the list",
                         learn::lessons().back().number))
         ->group("What");
     command

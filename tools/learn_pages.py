@@ -161,7 +161,7 @@ def plain(text):
 
 def check_quizzes(folder, pages):
     """The recaps and the exam ask what their pages ask, with the same answers."""
-    for name in ("recap 1", "recap 2", "recap 3", "recap 4", "exam"):
+    for name in ("recap 1", "recap 2", "recap 3", "recap 4", "recap 5", "exam"):
         page = pages / f"{name.split()[0]}.md"
         text = plain(page.read_text())
         for question in json.loads(folder.run(f"{HOME} learn {name} --json")[0])["exercises"]:

@@ -7,7 +7,9 @@ import re
 
 import markdown
 
-OTHERS = ("beyond", "exam", "faq", "recap")  # pages of the path that are no lessons
+from rooms import PARAGRAPH, rooms_of
+
+OTHERS = ("exam", "faq", "recap")  # pages of the path that are no lessons
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "docs/learn"
 
 
@@ -27,7 +29,7 @@ def picture(name: str) -> str:
 
 def link(match: re.Match) -> str:
     """A link inside of the path becomes one inside of the page; the page has no other documents to lead to."""
-    page = re.match(r"(?:(\d\d)-[\w-]+|(README|beyond|exam|faq|recap))\.md", match[1])
+    page = re.match(r"(?:(\d\d)-[\w-]+|(README|exam|faq|recap))\.md", match[1])
     if not page:
         return match[2]
     where = "" if page[2] == "README" else f"?lesson={page[2] or int(page[1])}"
@@ -43,7 +45,8 @@ def sections(text: str) -> tuple:
 def lesson(path: pathlib.Path) -> dict:
     text = re.sub(r"<!--.*?-->\n?", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     text = re.sub(r"^Next: .*\n?", "", text, flags=re.MULTILINE)
-    first, others = sections(text)
+    rooms = rooms_of(text)
+    first, others = sections(PARAGRAPH.sub("", text))  # the page has links in place of these paragraphs
     opening = re.search(r"^\*\*Before you read on\.\*\* (.*?)\n\n", first, flags=re.MULTILINE | re.DOTALL)
     if not opening:
         raise SystemExit(f"{path}: expected a paragraph that begins with **Before you read on.**")
@@ -51,7 +54,7 @@ def lesson(path: pathlib.Path) -> dict:
     code = others.pop("In the code", "")
     others.pop("Exercises", None)
     body = first[opening.end():] + "".join(f"## {heading}\n{part}" for heading, part in others.items())
-    return {"opening": html(f"{before}\n\n{opening[1]}"), "body": html(body), "code": html(code)}
+    return {"opening": html(f"{before}\n\n{opening[1]}"), "body": html(body), "code": html(code), "rooms": rooms}
 
 
 def lessons() -> dict:
@@ -60,5 +63,5 @@ def lessons() -> dict:
     for name in OTHERS:
         text = re.sub(r"<!--.*?-->\n?", "", (FOLDER / f"{name}.md").read_text(encoding="utf-8"), flags=re.DOTALL)
         text = re.sub(r"\A# .*\n", "", text.replace("<details>", '<details markdown="1">'))
-        made[name] = {"opening": "", "body": html(text), "code": ""}
+        made[name] = {"opening": "", "body": html(text), "code": "", "rooms": []}
     return made

@@ -60,7 +60,17 @@ const std::map<std::string, std::string> kPencil = {{"0a", "4/8"},
                                                     {"15a", "model"},
                                                     {"15b", "model"},
                                                     {"16a", "100*(1 - 320/396)"},
-                                                    {"16b", "2*0.217"}};
+                                                    {"16b", "2*0.217"},
+                                                    {"17a", "16/13"},
+                                                    {"17b", "100 * 4*129*4*2 / (512*128*4)"},
+                                                    {"18a", "(4 + 2 + 20) * 32"},
+                                                    {"18b", "207"},
+                                                    {"19a", "2^(40 * (1.125 - 1.1))"},
+                                                    {"19b", "64/8"},
+                                                    {"20a", "5/4 + 1/2 + 4"},
+                                                    {"20b", "1 - 512/1024"},
+                                                    {"21a", "5 / (2 + 1/2)"},
+                                                    {"21b", "16*3 - 3"}};
 
 TEST(Lessons, answers_are_those_of_a_pencil) {
     int judged = 0;
@@ -126,7 +136,7 @@ TEST(Lessons, each_has_two_exercises_or_three_and_one_asks_to_explain) {
 }
 
 TEST(Quizzes, have_five_questions_a_recap_and_twenty_in_the_exam) {
-    ASSERT_EQ(quizzes().size(), 5U);
+    ASSERT_EQ(quizzes().size(), 6U);
     const std::map<std::string, std::string> numbers = {
         {"recap 1d", "2^2"}, {"recap 2b", "2^(3 - 5)"}, {"recap 4d", "1/(9/10 + 1/10/4)"}};
     std::size_t judged = 0;

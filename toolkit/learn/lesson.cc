@@ -74,9 +74,23 @@ constexpr Lesson kLessons[] = {
      {family_exercise, mask_tensor_exercise, receptionist_exercise}},
     {15, 4, "15-roofline", "Draw the roofline, predict the win", {amdahl_exercise, a100_win_exercise, no_win_exercise}},
     {16, 4, "16-worksheet", "Redo the prediction line by line", {waves_exercise, fewer_heads_exercise, blind_exercise}},
+    {17,
+     5,
+     "17-decoding",
+     "Decoding: split the keys, merge by LSE",
+     {merge_exercise, parts_cost_exercise, why_split_exercise}},
+    {18, 5, "18-cache", "Grouped heads, and a cache in pages", {pages_exercise, group_exercise, page_size_exercise}},
+    {19, 5, "19-fp8", "fp8 and its errors", {fp8_exercise, spacing_exercise, outlier_exercise}},
+    {20,
+     5,
+     "20-blackwell",
+     "Blackwell: exponentials become the bottleneck",
+     {lazy_rescale_exercise, polynomial_exercise, stale_exercise}},
+    {21, 5, "21-sinks", "Sinks, windows and dropout", {sink_exercise, window_exercise, dropout_exercise}},
 };
 
-constexpr const char* kParts[] = {"Why attention waits", "The algorithm, by hand", "The versions", "The prediction"};
+constexpr const char* kParts[] = {"Why attention waits", "The algorithm, by hand", "The versions", "The prediction",
+                                  "Serving, and after FA3"};
 
 }  // namespace
 

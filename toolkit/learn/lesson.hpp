@@ -140,5 +140,20 @@ Exercise no_win_exercise();
 Exercise waves_exercise();
 Exercise fewer_heads_exercise();
 Exercise blind_exercise();
+Exercise merge_exercise();
+Exercise parts_cost_exercise();
+Exercise why_split_exercise();
+Exercise pages_exercise();
+Exercise group_exercise();
+Exercise page_size_exercise();
+Exercise fp8_exercise();
+Exercise spacing_exercise();
+Exercise outlier_exercise();
+Exercise lazy_rescale_exercise();
+Exercise polynomial_exercise();
+Exercise stale_exercise();
+Exercise sink_exercise();
+Exercise window_exercise();
+Exercise dropout_exercise();
 
 }  // namespace tessera::learn

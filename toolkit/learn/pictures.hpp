@@ -28,5 +28,10 @@ std::string kernel_name_picture();
 std::string family_picture();
 std::string prediction_picture();
 std::string worksheet_picture();
+std::string merge_picture();
+std::string pages_picture();
+std::string fp8_picture();
+std::string blackwell_picture();
+std::string window_picture();
 
 }  // namespace tessera::learn

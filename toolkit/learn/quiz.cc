@@ -66,6 +66,22 @@ constexpr Question kRecap4[] = {
      "From its error on rows that no constant was fitted on, of the same kind of call and card.", 16},
 };
 
+constexpr Question kRecap5[] = {
+    {"Why does decoding take the same time with every order of the work, and what helps?",
+     "It reads the cache once, and that is its time. Splitting the keys over thread blocks lets all multiprocessors "
+     "read.",
+     17},
+    {"Two workers return O and LSE. How do you merge them?",
+     "Each O is weighted with exp(its LSE), divided by the sum of both.", 17},
+    {"Which two sizes of a model decide how large its cache is, and what do pages save?",
+     "The layers, and the heads of keys with their head_dim. Pages save the places that are reserved and stay empty.",
+     18},
+    {"Why does an outlier of q hurt in fp8 although it is itself rounded well?",
+     "It multiplies the rounding errors of the keys, and an absolute error of a score is a factor of a weight.", 19},
+    {"Why may FA4 leave m as it is when the maximum rises, and what does a sink add to l?",
+     "m cancels in O / l, so any number near the maximum will do. A sink adds exp(sink - m) and has no value.", 20},
+};
+
 constexpr Question kExam[] = {
     {"Why is standard attention slow on a GPU?",
      "It is memory-bound. It writes the N x N scores and weights to HBM and reads them back, and the softmax between "
@@ -122,36 +138,38 @@ constexpr Question kExam[] = {
      "One query reads all keys and values once: the time is that of reading the KV cache, whatever the kernel. With "
      "few sequences the blocks of queries don't fill the GPU, so kernels split the keys over thread blocks "
      "(Flash-Decoding, split-KV).",
-     0},
+     17},
     {"How are the parts of split keys merged?",
      "Each part gives its O and its LSE. The merged LSE is the log of the sum of exp(LSE) of the parts, and each O is "
      "weighted with exp(its LSE - the merged LSE). It is the online softmax again, with parts for tiles.",
-     0},
+     17},
     {"What does GQA change?",
      "Several query heads share one head of K and V. The cache becomes smaller by that ratio, and in decoding the "
      "queries of a group use the same bytes, so the arithmetic intensity rises. Kernels pack a group's queries into "
      "one tile (PackGQA).",
-     0},
+     18},
     {"What is a paged KV cache?",
      "Keys and values lie in pages of a fixed number of tokens, and a table of pages a sequence says where. Memory is "
      "not reserved for the longest sequence, and sequences share pages of a common prefix. The kernel looks up a page "
      "for each tile of keys.",
-     0},
+     18},
     {"What is hard about attention in fp8?",
-     "fp8 has three bits after the point, so outliers spoil the scale of their whole tensor. One scales by block, and "
-     "FlashAttention-3 also turns Q and K by a random orthogonal matrix (incoherent processing), which spreads "
-     "outliers and leaves Q K^T as it is. The second GEMM wants V in another layout than that of bf16.",
-     0},
+     "fp8 has three bits after the point. Where a channel has outliers in Q and K, its products have large absolute "
+     "errors, and errors of scores become factors of weights. FlashAttention-3 turns Q and K by a random orthogonal "
+     "matrix (incoherent processing), which spreads outliers and leaves Q K^T as it is, and scales by block. The "
+     "second "
+     "GEMM wants V in another layout than that of bf16.",
+     19},
     {"What is the bottleneck on Blackwell?",
      "Tensor cores became twice as fast a clock, the units for exponentials did not. FlashAttention-4 computes a part "
      "of the exponentials by polynomials on the FMA units and rescales only when the maximum has risen by much. "
      "Accumulators lie in tensor memory and not in registers.",
-     0},
+     20},
     {"Windows, sinks, dropout: what does each need of a kernel?",
      "A sliding window skips tiles on both sides of the diagonal. An attention sink is a learned logit that joins the "
      "sum of the softmax and has no value, so some weight can go nowhere. Dropout draws its mask from a counter-based "
      "generator (Philox) by the index of the element, so that the backward draws it again and nothing is stored.",
-     0},
+     21},
     {"How much faster will your model be?",
      "Predict attention first: FLOP over the reached rate on one side, bytes over the reached bandwidth on the other. "
      "Then Amdahl: 1 / (1 - a + a / w), for attention's share a and its win w. If the share is small, attention is not "
@@ -160,11 +178,9 @@ constexpr Question kExam[] = {
 };
 
 constexpr Quiz kQuizzes[] = {
-    {"recap 1", "After part 1", kRecap1},
-    {"recap 2", "After part 2", kRecap2},
-    {"recap 3", "After part 3", kRecap3},
-    {"recap 4", "After part 4", kRecap4},
-    {"exam", "Twenty questions of an interviewer", kExam},
+    {"recap 1", "After part 1", kRecap1}, {"recap 2", "After part 2", kRecap2},
+    {"recap 3", "After part 3", kRecap3}, {"recap 4", "After part 4", kRecap4},
+    {"recap 5", "After part 5", kRecap5}, {"exam", "Twenty questions of an interviewer", kExam},
 };
 
 }  // namespace

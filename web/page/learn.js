@@ -4,13 +4,12 @@
 // are kept in the browser in the command's own format.
 import {ask} from './core.js';
 import {element} from './dom.js';
-import {roomsOf} from './path.js';
+import {pages, roomsOf} from './path.js';
 import {save} from './picture.js';
 
 const KEY = 'tessera.learn', FORMAT = 'tessera learn, answers';
 /** Pages of the path that are no lessons. */
-const PAGES = {recap: 'Recap: five questions after each part', beyond: 'Beyond the lessons: the cache, parts of keys, and newer chips', exam: 'Twenty questions of an interviewer', faq: 'Questions that everybody asks'};
-const pages = JSON.parse(document.getElementById('lessons').textContent);
+const PAGES = {recap: 'Recap: five questions after each part', exam: 'Twenty questions of an interviewer', faq: 'Questions that everybody asks'};
 
 /** All answers ever given, oldest first; none where the browser keeps nothing. */
 function answers() {
@@ -80,7 +79,7 @@ function carry(change) {
 /** Links to the rooms that show what the lesson says. */
 function seen(lesson) {
   const rooms = roomsOf(lesson);
-  return rooms.length === 0 ? null : element('p', {}, 'See it move: ', rooms.map((room) => element('a', {href: `#${room}`}, document.querySelector(`nav a[href='#${room}']`).textContent)));
+  return rooms.length === 0 ? null : element('p', {}, 'See it move: ', rooms.flatMap((room, i) => [i > 0 ? ', ' : '', element('a', {href: `#${room}`}, document.querySelector(`nav a[href='#${room.split('?')[0]}']`).textContent)]));
 }
 
 const MISSES_BEFORE_SOLUTION = 2;  // as in toolkit/learn/standing.hpp
@@ -149,7 +148,7 @@ function page(lessons, values, say) {
   return [back, element('h2', {}, `${lesson.lesson}. ${lesson.title}`), element('p', {class: 'note'}, 'Answer for yourself before you read on:'), made(parts.opening),
     element('details', {class: 'unfold'}, element('summary', {}, 'I have an answer. Read on'), made(parts.body)), seen(lesson.lesson), ...lesson.exercises.map((one) => exercise(one, say)),
     parts.code && element('details', {}, element('summary', {}, 'In the code'), made(parts.code)),
-    next ? element('p', {class: 'next'}, link(next.lesson, `Next: ${next.lesson}. ${next.title}`)) : element('p', {class: 'next'}, link('beyond', `Next: ${PAGES.beyond}`))];
+    next ? element('p', {class: 'next'}, link(next.lesson, `Next: ${next.lesson}. ${next.title}`)) : element('p', {class: 'next'}, link('recap', `Next: ${PAGES.recap}`))];
 }
 
 export const learn = {
@@ -162,7 +161,7 @@ export const learn = {
   draw(values, say, change) {
     const lessons = lessonsNow();
     if (values.lesson in pages) return page(lessons, values, say);
-    if (values.lesson) throw new Error(`lesson: expected 0 to ${lessons.length - 1}, recap, beyond, exam or faq, got ${values.lesson}`);
+    if (values.lesson) throw new Error(`lesson: expected 0 to ${lessons.length - 1}, recap, exam or faq, got ${values.lesson}`);
     const today = lessons.find((l) => !l.done);
     return [today ? element('p', {class: 'next'}, link(today.lesson, `${answers().length ? 'Go on with' : 'Begin with'} ${today.lesson}. ${today.title}`)) : element('p', {}, 'All lessons are done.'),
       missedOf(lessons), ...listOf(lessons), ...Object.entries(PAGES).map(([id, title]) => element('p', {}, link(id, title))), carry(change)];

@@ -4,7 +4,7 @@
 import {ask, start} from './core.js';
 import {form, refill} from './controls.js';
 import {element} from './dom.js';
-import {LESSONS_OF} from './path.js';
+import {lessonsOf} from './path.js';
 import {stop} from './player.js';
 import {backward} from './backward.js';
 import {compare} from './compare.js';
@@ -87,7 +87,7 @@ function enter(focus) {
 function nextOf(shown) {
   if (values.lesson) return [];  // a lesson has links of its own
   const next = ROOMS[ROOMS.indexOf(shown) + 1];
-  const numbers = LESSONS_OF[shown.id] ?? [];
+  const numbers = lessonsOf(shown.id);
   const lessons = ask({ask: 'lessons'}).filter((lesson) => numbers.includes(lesson.lesson));
   return [...lessons.map((lesson) => element('p', {}, element('a', {href: `#learn?lesson=${lesson.lesson}`}, `Lesson ${lesson.lesson}: ${lesson.title}`))),
     next && element('p', {class: 'next'}, element('a', {href: `#${next.id}`}, `Next: ${next.question}`))].filter(Boolean);

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which lessons each room goes with.
-export const LESSONS_OF = {compare: [0, 1, 3], tiles: [5, 10], walk: [6], paper: [7, 8, 9], backward: [9], race: [11, 12], which: [13, 14], roofline: [15, 16]};
+// Which lessons each room goes with. The lessons say it (docs/learn, "On the page"), and web/lessons.py reads it there.
+export const pages = JSON.parse(document.getElementById('lessons').textContent);
 
-/** The rooms of a lesson. */
-export const roomsOf = (lesson) => Object.keys(LESSONS_OF).filter((room) => LESSONS_OF[room].includes(lesson));
+/** The rooms of a lesson, as in the URL: "tiles?window=255,0". */
+export const roomsOf = (lesson) => pages[lesson].rooms;
+
+/** The numbers of the lessons of a room. */
+export const lessonsOf = (id) => Object.keys(pages).filter((lesson) => roomsOf(lesson).some((room) => room.split('?')[0] === id)).map(Number);

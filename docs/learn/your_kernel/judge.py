@@ -4,17 +4,22 @@
 
     python3 docs/learn/your_kernel/judge.py FILE
 
-FILE defines online_softmax, forward or backward; the files with blanks beside this one say what each has to do. Exit
-status: 0 right, 1 wrong, 2 not to be judged. It needs NumPy."""
+FILE defines online_softmax, forward or backward, in Python (.py) or in C++ (any other name); the files with blanks
+beside this one say what each has to do. Exit status: 0 right, 1 wrong, 2 not to be judged. It needs NumPy, and for C++
+a compiler: g++, or the one that $CXX names."""
 import importlib.util
+import os
 import pathlib
 import re
+import signal
 import sys
+import tempfile
 import traceback
 
 import numpy
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from compiled import compile_kernel  # noqa: E402
 from memory import Matrix  # noqa: E402
 
 LIMIT = 1e-9  # the largest error, as a share of the largest number of the right result
@@ -116,11 +121,13 @@ BACKWARD_SLIPS = {
 class Case:
     """One call: its inputs, the right results, and the numbers that a kernel has to move."""
 
-    def __init__(self, name, len_q, len_kv, d, block_q, block_kv, causal=False, offset=0.0, peak=0.0):
+    def __init__(self, name, len_q, len_kv, d, block_q, block_kv, causal=False, offset=0.0, peak=0.0, first_key=0.0):
         random = numpy.random.default_rng(len_q * 1000 + len_kv)
         self.name, self.block_q, self.block_kv, self.causal = name, block_q, block_kv, causal
         self.q, self.k, self.v, self.d_o = (random.standard_normal((n, d)) for n in (len_q, len_kv, len_kv, len_q))
         self.k = self.k * numpy.linspace(0.2, 3, len_kv)[:, None]  # later keys have larger scores, so m rises
+        if first_key != 0.0:  # added to the scores of the first key
+            self.q[:, 0], self.k[0, 0] = 1.0, first_key / SCALE
         self.offset, self.peak = offset, peak  # added to all scores of the softmax, and to its first one
         self.hidden = hidden_keys(len_q, len_kv, causal)
         self.p, self.o, self.lse = definition(self.q, self.k, self.v, SCALE, self.hidden)
@@ -181,13 +188,14 @@ def judge_backward(function, case):
 
 PLAIN = [Case("one tile", 4, 8, 4, 4, 8), Case("tiles that fit", 16, 32, 8, 8, 8),
          Case("lengths that tiles do not divide", 13, 37, 8, 4, 8)]
+FIRST_KEY = Case("the first key's scores are the largest by 800", 4, 24, 8, 4, 8, first_key=800.0)
 CAUSAL = [Case("causal", 32, 32, 8, 8, 8, causal=True),
           Case("causal, more keys than queries", 13, 37, 8, 4, 8, causal=True)]
 KERNELS = {
     "online_softmax": (judge_softmax, [
         *PLAIN, Case("scores near 800, whose exp is infinite", 4, 40, 8, 4, 8, offset=800.0),
         Case("the first score is the largest by 800", 4, 24, 8, 4, 8, peak=800.0)]),
-    "forward": (judge_forward, [*PLAIN, *CAUSAL]),
+    "forward": (judge_forward, [*PLAIN, FIRST_KEY, *CAUSAL]),
     "backward": (judge_backward, [*PLAIN, *CAUSAL]),
 }
 
@@ -248,36 +256,70 @@ def verdict(name, function):
     return False, "\n".join([*lines, f"Right in {right_cases} of {len(cases)} cases."])
 
 
+class NotToBeJudged(Exception):
+    """The text says why."""
+
+
+def only_kernel(path, names):
+    if len(names) != 1:
+        raise NotToBeJudged(f"{path}: expected one of the functions {', '.join(KERNELS)}, got "
+                            f"{' and '.join(names) or 'none'}")
+    return names[0]
+
+
+def kernel_of(path, folder):
+    """(its name, the kernel as a function) of a file. Raises NotToBeJudged."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise NotToBeJudged(f"{path}: {error.strerror}") from None
+    python = path.suffix == ".py"
+    code = [line.split("#" if python else "//")[0] for line in text.split("\n")]
+    blanks = [number for number, line in enumerate(code, 1) if "..." in line and "Replace each" not in line]
+    if blanks:
+        raise NotToBeJudged(f"{path}: {len(blanks)} lines still have a blank (...): {', '.join(map(str, blanks))}")
+    try:
+        if python:
+            spec = importlib.util.spec_from_file_location("your_kernel", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            name = only_kernel(path, [n for n in KERNELS if callable(getattr(module, n, None))])
+            return name, getattr(module, name)
+        name = only_kernel(path, [n for n in KERNELS if re.search(rf"^[\w ]*\b{n}\(", "\n".join(code), re.MULTILINE)])
+        return name, compile_kernel(path, name, folder)
+    except NotToBeJudged:
+        raise
+    except Exception as error:
+        raise NotToBeJudged(f"{path}: {type(error).__name__}: {error}") from None
+
+
+def judged(path):
+    """Prints the verdict, and returns the exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            right, said = verdict(*kernel_of(path, folder))
+        except NotToBeJudged as error:
+            print(error, file=sys.stderr)
+            return 2
+    print(said)
+    return 0 if right else 1
+
+
 def main(arguments):
     if len(arguments) != 1:
         print(__doc__.strip(), file=sys.stderr)
         return 2
-    path = pathlib.Path(arguments[0])
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        print(f"{path}: {error.strerror}", file=sys.stderr)
-        return 2
-    blanks = [number for number, line in enumerate(text.split("\n"), 1) if re.search(r"\.\.\.", line.split("#")[0])
-              and "Replace each" not in line]
-    if blanks:
-        print(f"{path}: {len(blanks)} lines still have a blank (...): {', '.join(map(str, blanks))}", file=sys.stderr)
-        return 2
-    spec = importlib.util.spec_from_file_location("your_kernel", path)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        print(f"{path}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    found = [name for name in KERNELS if callable(getattr(module, name, None))]
-    if len(found) != 1:
-        print(f"{path}: expected one of the functions {', '.join(KERNELS)}, got {' and '.join(found) or 'none'}",
-              file=sys.stderr)
-        return 2
-    right, said = verdict(found[0], getattr(module, found[0]))
-    print(said)
-    return 0 if right else 1
+    child = os.fork()  # a kernel in C++ can end its process
+    if child == 0:
+        status = judged(pathlib.Path(arguments[0]))
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status < 0:
+        print(f"{arguments[0]}: the kernel ended the program ({signal.strsignal(-status)}): does it read or write past "
+              "the end of an array?", file=sys.stderr)
+        return 1
+    return status
 
 
 if __name__ == "__main__":

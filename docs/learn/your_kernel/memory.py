@@ -20,7 +20,9 @@ class Matrix:
         return self.rows.shape[1]
 
     def load(self, begin, end):
-        """A copy of the rows begin to end - 1."""
+        """A copy of the rows begin to end - 1. Rows after the last are left out."""
+        if not 0 <= begin <= end:
+            raise ValueError(f"load({begin}, {end}): expected 0 <= begin <= end")
         rows = self.rows[begin:end].copy()
         self.loaded += rows.size
         return rows
