@@ -51,6 +51,8 @@ inline constexpr std::size_t kFirstSize<tessera_forward_args> = offsetof(tessera
 template <>
 inline constexpr std::size_t kFirstSize<tessera_backward_args> = offsetof(tessera_backward_args, o_residual);
 template <>
+inline constexpr std::size_t kFirstSize<tessera_problem> = offsetof(tessera_problem, page_size);
+template <>
 inline constexpr std::size_t kFirstSize<tessera_plan_info> = offsetof(tessera_plan_info, o_residual);
 
 /// Checks struct_size before all bytes of the struct are read or set: an uninitialised one must not lead far beyond it.

@@ -34,7 +34,11 @@ namespace tessera {
     row(scale,  scale,               scale)                      \
     row(number, softcap,             softcap)                    \
     row(number, dropout_probability, dropout.probability)        \
-    row(seed,   dropout_seed,        dropout.seed)
+    row(seed,   dropout_seed,        dropout.seed)               \
+    row(size,   page_size,           page_size)                  \
+    row(flag,   kv_lengths,          kv_lengths)                 \
+    row(flag,   cache_batch_index,   cache_batch_index)          \
+    row(flag,   left_padding,        left_padding)
 // clang-format on
 
 /// The features of a Problem besides sizes, mask and scale: "softcap 30, alibi, dropout 0.1"; empty: none.

@@ -43,8 +43,8 @@ struct Head {
           k(k_memory),
           v(v_memory) {
         const std::int64_t kv_head = query_head / p.group();
-        unpack(head_rows(args.k, m, m.first_kv, kv_head), m.len_kv, p.head_dim, k);
-        unpack(head_rows(args.v, m, m.first_kv, kv_head), m.len_kv, p.head_dim_v, v);
+        unpack(key_rows(p, args, args.k, m, kv_head), m.len_kv, p.head_dim, k);
+        unpack(key_rows(p, args, args.v, m, kv_head), m.len_kv, p.head_dim_v, v);
     }
 
     static void unpack(const HeadRows& rows, std::int64_t len, std::int64_t dim, double* out) {

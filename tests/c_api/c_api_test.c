@@ -218,10 +218,12 @@ static void test_struct_fields(void) {
                "struct_size:size_t dtype:int32 ragged:int32 batch:int64 len_q:int64 len_kv:int64 heads_q:int64 "
                "heads_kv:int64 head_dim:int64 head_dim_v:int64 total_q:int64 total_kv:int64 window_left:int64 "
                "window_right:int64 causal:int32 alibi:int32 bias:int32 bias_gradient:int32 scale:double softcap:double "
-               "dropout_probability:double dropout_seed:uint64") == 0);
+               "dropout_probability:double dropout_seed:uint64 page_size:int64 kv_lengths:int32 "
+               "cache_batch_index:int32 left_padding:int32") == 0);
     CHECK(strcmp(tessera_struct_fields("tessera_forward_args"),
                  "struct_size:size_t q:tensor k:tensor v:tensor bias:tensor alibi_slopes:tensor cu_seqlens_q:tensor "
-                 "cu_seqlens_kv:tensor o:tensor lse:tensor o_residual:tensor") == 0);
+                 "cu_seqlens_kv:tensor o:tensor lse:tensor o_residual:tensor kv_lengths:tensor page_table:tensor "
+                 "cache_batch_index:tensor left_padding:tensor") == 0);
     CHECK(strncmp(tessera_struct_fields("tessera_backward_args"), "struct_size:size_t q:tensor", 27) == 0);
     CHECK(tessera_struct_fields("tessera_options") == NULL && tessera_struct_fields(NULL) == NULL);
 }

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "cpu/matrix/units.hpp"
 #include "cpu/simd/exp.hpp"

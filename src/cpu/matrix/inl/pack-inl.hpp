@@ -74,22 +74,49 @@ inline __m512i load_words(const HeadRows& from, std::int64_t row, std::int64_t c
     else return _mm512_maskz_loadu_epi16(first_elements(count), at);
 }
 
-/// How a tile is read. PLAIN: all its rows are inside the matrix and lie in memory as needed. CHECKED: elements
-/// outside, and those that can't be packed, are read as 0.
-enum class Reading { plain, checked };
+/// How a tile is read. PLAIN: all its rows are inside the matrix and lie in memory as needed. PAGED: the same, but by
+/// addresses of the rows, which pages hold. CHECKED: elements outside, and those that can't be packed, are read as 0.
+enum class Reading { plain, paged, checked };
+
+/// Rows of a tile at most.
+inline constexpr std::int64_t kMostTileRows = 32;
+
+/// Addresses of the rows of a tile that lie in pages.
+struct TileRows {
+    const void* at[kMostTileRows];
+    std::int64_t first;  ///< row of the job that at[0] is
+
+    TileRows(const PackJob& job, std::int64_t row, std::int64_t count) : first(row) {
+        for_each_run(job.from, job.first + row, count, [&](const void* address, std::int64_t i, std::int64_t rows) {
+            const auto* next = static_cast<const char*>(address);
+            const std::int64_t step = job.from.row_stride * size_of(job.from.dtype);
+            for (std::int64_t r = 0; r < rows; ++r, next += step) at[i + r] = next;
+        });
+    }
+};
 
 /// Reads 32-bit words of a job's matrix for one tile and detects elements that can't be packed.
 template <class T, Reading kReading>
 class WordReader {
  public:
-    explicit WordReader(const PackJob& job)
-        : job_(job), begin_(static_cast<const T*>(job.from.at(job.first, 0))), stride_(job.from.row_stride) {}
+    /// rows: of the tile, when kReading is paged
+    WordReader(const PackJob& job, const TileRows* rows)
+        : job_(job),
+          rows_(rows),
+          begin_(kReading == Reading::plain ? static_cast<const T*>(job.from.at(job.first, 0)) : nullptr),
+          stride_(job.from.row_stride) {}
 
     HWY_INLINE __m512i read(std::int64_t row, std::int64_t column) {
-        constexpr bool kPlain = kReading == Reading::plain;
+        constexpr bool kPlain = kReading != Reading::checked;
         if (!kPlain && row >= job_.rows) return _mm512_setzero_si512();
-        __m512i x = kPlain ? _mm512_loadu_si512(begin_ + row * stride_ + column)
-                           : load_words<T>(job_.from, job_.first + row, column, job_.dim - column);
+        __m512i x;
+        if constexpr (kReading == Reading::plain) {
+            x = _mm512_loadu_si512(begin_ + row * stride_ + column);
+        } else if constexpr (kReading == Reading::paged) {
+            x = _mm512_loadu_si512(static_cast<const T*>(rows_->at[row - rows_->first]) + column);
+        } else {
+            x = load_words<T>(job_.from, job_.first + row, column, job_.dim - column);
+        }
         if constexpr (kFp32) {
             x = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(x), _mm512_set1_ps(job_.scale)));
             const __m512i size = _mm512_and_si512(x, _mm512_set1_epi32(0x7FFFFFFF));
@@ -123,6 +150,7 @@ class WordReader {
     }
 
     const PackJob job_;  // a copy, which stores to the tiles cannot alias
+    const TileRows* rows_;
     const T* begin_;
     std::int64_t stride_;
     __m512i largest_ = _mm512_setzero_si512();
@@ -147,7 +175,7 @@ HWY_INLINE void store_columns_of_words(Bf16* to, const __m512i* even, const __m5
 /// Packs the one or two tiles that begin at (row, column). Returns false if elements became 0 or, in a plain read,
 /// would have to.
 template <Form kForm, class T, Reading kReading>
-inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column) {
+inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column, const TileRows* rows = nullptr) {
     constexpr bool kFp32 = sizeof(T) == 4;
     constexpr bool kAlongRows = kForm == Form::rows || kForm == Form::row_pairs;
     constexpr bool kRowTile = kForm == Form::rows || kForm == Form::columns;
@@ -158,7 +186,7 @@ inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column)
     // A read of 32 bf16 columns covers two tiles if a tile has 16.
     Bf16* second = to + (kAlongRows ? job.to.column_step : job.to.row_step);
     const bool two = column + kTileRows < job.dim;
-    WordReader<T, kReading> from(job);
+    WordReader<T, kReading> from(job, rows);
     if constexpr (kForm == Form::rows && kFp32) {
         for (int r = 0; r < 16; ++r) {
             store_parted_row(to + r * kTileDepth, from.read(row + r, column), from.read(row + r, column + 16));
@@ -205,6 +233,16 @@ inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column)
     return from.all_packable();
 }
 
+/// Packs the tiles that begin at (row, column). `inside`: the matrix has all their rows and columns, one after another.
+/// rows: null, or addresses of rows in pages, if they are inside. Returns false if elements became 0.
+template <Form kForm, class T>
+HWY_INLINE bool pack_any_tile(const PackJob& job, std::int64_t row, std::int64_t column, bool inside,
+                              const TileRows* rows) {
+    if (inside && rows == nullptr && pack_tile<kForm, T, Reading::plain>(job, row, column)) return true;
+    if (inside && rows != nullptr && pack_tile<kForm, T, Reading::paged>(job, row, column, rows)) return true;
+    return pack_tile<kForm, T, Reading::checked>(job, row, column);
+}
+
 template <Form kForm, class T>
 inline bool pack_as(const PackJob& job) {
     constexpr std::int64_t kRows = kForm == Form::rows || kForm == Form::column_pairs ? 16 : 32;
@@ -215,6 +253,8 @@ inline bool pack_as(const PackJob& job) {
     bool all = true;
     for (std::int64_t row = 0; row < job.rows; row += kRows) {
         std::int64_t fetched = row + kRows;
+        std::optional<TileRows> pages;
+        if (job.from.paged() && row + kRows <= job.rows) pages.emplace(job, row, kRows);
         for (std::int64_t column = 0; column < job.dim; column += kColumns) {
             if (contiguous && job.from_memory) {
                 fetch_rows(job.from, job.first + fetched,
@@ -222,8 +262,7 @@ inline bool pack_as(const PackJob& job) {
             }
             fetched += share;
             const bool inside = contiguous && row + kRows <= job.rows && column + kColumns <= job.dim;
-            if (inside && pack_tile<kForm, T, Reading::plain>(job, row, column)) continue;
-            if (!pack_tile<kForm, T, Reading::checked>(job, row, column)) all = false;
+            if (!pack_any_tile<kForm, T>(job, row, column, inside, pages ? &*pages : nullptr)) all = false;
         }
     }
     return all;

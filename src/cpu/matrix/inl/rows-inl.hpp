@@ -51,12 +51,15 @@ class RowsInSteps {
             const auto cut = [&](std::int64_t r) { return v_.first + std::min(v_.rows, r); };
             fetch_rows(v_.from, cut(row + kTileDepth), cut(row + 2 * kTileDepth), v_.dim);
         }
+        std::optional<TileRows> pages;
+        if (v_.from.paged() && row + kTileDepth <= v_.rows) pages.emplace(v_, row, kTileDepth);
         v_.to = {buffer(i), 0, kElements};
         const std::int64_t end = std::min(v_.dim, (tile + tiles) * kTileRows);
         for (std::int64_t column = tile * kTileRows; column < end; column += kColumns) {
             const bool inside = contiguous_ && row + kTileDepth <= v_.rows && column + kColumns <= v_.dim;
-            if (inside && pack_tile<Form::row_pairs, T, Reading::plain>(v_, row, column)) continue;
-            if (!pack_tile<Form::row_pairs, T, Reading::checked>(v_, row, column)) all_packable_ = false;
+            if (!pack_any_tile<Form::row_pairs, T>(v_, row, column, inside, pages ? &*pages : nullptr)) {
+                all_packable_ = false;
+            }
         }
     }
 
