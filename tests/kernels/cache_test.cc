@@ -5,6 +5,8 @@
 // rows. The dense call is compared with the fp64 reference.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cstring>
 #include <random>

@@ -33,19 +33,6 @@ HWY_INLINE void prefetch(const void* at, std::int64_t bytes) {
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::intptr_t>(at) + bytes), 0, 2);
 }
 
-/// Row `key` of a tile.
-template <class T>
-HWY_INLINE const T* row_of(const ElementRows& x, std::int64_t key) {
-    return static_cast<const T*>(x.rows != nullptr ? x.rows[key] : x.data) + (x.rows != nullptr ? 0 : key * x.stride);
-}
-
-/// Bytes from row `key` of a tile to the row to prefetch with it.
-template <class T>
-HWY_INLINE std::int64_t bytes_ahead(const ElementRows& x, std::int64_t key) {
-    if (x.rows == nullptr) return kRowsAhead * x.stride * static_cast<std::int64_t>(sizeof(T));
-    return reinterpret_cast<std::intptr_t>(x.rows[key + kRowsAhead]) - reinterpret_cast<std::intptr_t>(x.rows[key]);
-}
-
 HWY_INLINE V load(const float* from) { return hn::LoadU(D(), from); }
 HWY_INLINE V load(const Bf16* from) {
     const hn::RebindToUnsigned<D> words;

@@ -31,6 +31,19 @@ struct ElementRows {
     const void* const* rows = nullptr;  ///< [keys + kRowsAhead]: addresses of rows in pages; null: evenly spaced
 };
 
+/// Row `key` of a tile.
+template <class T>
+inline const T* row_of(const ElementRows& x, std::int64_t key) {
+    return x.rows != nullptr ? static_cast<const T*>(x.rows[key]) : static_cast<const T*>(x.data) + key * x.stride;
+}
+
+/// Bytes from row `key` of a tile to the row to prefetch with it.
+template <class T>
+inline std::int64_t bytes_ahead(const ElementRows& x, std::int64_t key) {
+    if (x.rows == nullptr) return kRowsAhead * x.stride * static_cast<std::int64_t>(sizeof(T));
+    return reinterpret_cast<std::intptr_t>(x.rows[key + kRowsAhead]) - reinterpret_cast<std::intptr_t>(x.rows[key]);
+}
+
 /// Addresses of rows first .. first + count that are before `end`, in pages; then the last of them again.
 inline void row_addresses(const HeadRows& x, std::int64_t first, std::int64_t count, std::int64_t end,
                           const void** addresses) {
