@@ -341,7 +341,7 @@ void PrintTo(const Kind& kind, std::ostream* out) { *out << name_of(kind.dtype) 
 
 class Cache : public testing::TestWithParam<Kind> {
  protected:
-    static constexpr int kCalls = 40;
+    static constexpr int kCalls = 24;
 };
 
 TEST_P(Cache, members_have_the_bits_of_dense_calls) {
