@@ -110,6 +110,7 @@ double write_scale(const std::optional<double>& value) { return value.value_or(T
 
 Problem read_problem(const tessera_problem* from) {
     const tessera_problem p = read_struct("problem", from);
+    if (p.reserved != 0) invalid("reserved", fmt::format("expected 0, got {}", p.reserved));
     Problem problem;
 #define TESSERA_READ(kind, field, member) problem.member = read_##kind(#field, p.field);
     TESSERA_PROBLEM_FIELDS(TESSERA_READ)

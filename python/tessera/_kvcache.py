@@ -30,19 +30,21 @@ class Cache:
 
     k, v: (slots, capacity, nheads_k, headdim), or with pages (pages, page_size, nheads_k, headdim) and table int32
     (batch, pages of a sequence). lengths: an integer, int (batch,), or None: all of the capacity. slots, left_padding:
-    int (batch,) or None. table_name: the caller's name of the table. Raises ValueError that names the argument,
-    NotImplementedError for tensors on a CUDA device."""
+    int (batch,) or None. names: the caller's names of k, v, the table and the lengths. Raises ValueError that names the
+    argument, NotImplementedError for tensors on a CUDA device."""
 
-    def __init__(self, k, v, batch, lengths, table=None, slots=None, left_padding=None, table_name="block_table"):
-        for name, cache in (("k_cache", k), ("v_cache", v)):
+    def __init__(self, k, v, batch, lengths, table=None, slots=None, left_padding=None,
+                 names=("k_cache", "v_cache", "block_table", "cache_seqlens")):
+        table_name, lengths_name = names[2:]
+        self.table = None if table is None else _int32(table_name, table)
+        for name, cache in zip(names, (k, v)):
             expect_tensor(name, cache)
             if cache.dim() != 4:
                 raise ValueError(f"{name}: expected 4 dimensions, got {list(cache.shape)}")
             if cache.device.type != "cpu":
                 raise NotImplementedError(f"{name}: tessera has caches of keys on the CPU alone yet, got one on "
                                           f"{cache.device}")
-        self.k, self.v, self.batch = k.detach(), v.detach(), batch
-        self.table = None if table is None else _int32(table_name, table)
+        self.k, self.v, self.batch, self._names = k.detach(), v.detach(), batch, names
         if self.table is not None and (self.table.dim() != 2 or len(self.table) != batch):
             raise ValueError(f"{table_name}: expected shape ({batch}, pages of a sequence), got {list(table.shape)}")
         self.slots = None if slots is None else self._of_sequences("cache_batch_idx", slots)
@@ -51,7 +53,7 @@ class Cache:
         lengths = self.capacity if lengths is None else lengths
         if not isinstance(lengths, torch.Tensor):
             lengths = torch.full((batch,), lengths, dtype=torch.int32)
-        self.lengths = self._of_sequences("cache_seqlens", lengths)
+        self.lengths = self._of_sequences(lengths_name, lengths)
 
     def _of_sequences(self, name, values):
         values = _int32(name, values)
@@ -108,7 +110,7 @@ class Cache:
         borrowed = {name: borrow(name, tensor) for name, tensor in arrays.items() if tensor is not None}
         for name, array in borrowed.items():
             setattr(args, name, array.tensor())
-        _run(problem, args, borrowed["q"])
+        _run(problem, args, borrowed["q"], self._names)
         return out, lse
 
     def _set_sizes(self, problem, q, cu_seqlens_q):
@@ -134,11 +136,11 @@ class Cache:
             problem.len_q = max(int(lengths.max()), 0) if len(lengths) else 0
 
 
-def _run(problem, args, q):
+def _run(problem, args, q, names):
     library, options = _native.library(), _native.sized(_native.Options)
     planned, size = (ctypes.byref(problem), ctypes.byref(options)), ctypes.c_size_t()
-    names = {"k": "k_cache", "v": "v_cache", "kv_lengths": "cache_seqlens", "page_table": "block_table",
-             "cache_batch_index": "cache_batch_idx", "left_padding": "cache_leftpad", "scale": "softmax_scale"}
+    names = {**dict(zip(("k", "v", "page_table", "kv_lengths"), names)), "cache_batch_index": "cache_batch_idx",
+             "left_padding": "cache_leftpad", "scale": "softmax_scale"}
     _native.check(library.tessera_workspace_bytes(*planned, _native.FORWARD, ctypes.byref(size)), names)
     workspace = Workspace(size.value, q, None)
     _native.check(library.tessera_forward(*planned, ctypes.byref(args), workspace.address, size.value, None), names)

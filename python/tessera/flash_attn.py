@@ -198,7 +198,8 @@ def _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, dropout_p, blo
         _expect_tensors(cu_seqlens_k=cu_seqlens_k)
         seqused_k = cu_seqlens_k.diff()
     try:
-        cache = _kvcache.Cache(k, v, len(cu_seqlens_q) - 1, seqused_k, block_table)
+        cache = _kvcache.Cache(k, v, len(cu_seqlens_q) - 1, seqused_k, block_table,
+                               names=("k", "v", "block_table", "seqused_k"))
         o, lse = cache.attend(q, cu_seqlens_q, **_scores_of_cache(**scores))
     except ValueError as error:
         raise RuntimeError(str(error)) from None

@@ -126,7 +126,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     try:
         cache = _kvcache.Cache(k_cache, v_cache, batch, cache_seqlens, page_table, cache_batch_idx, cache_leftpad,
-                               "page_table")
+                               ("k_cache", "v_cache", "page_table", "cache_seqlens"))
         result = _kvcache.with_kvcache(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
                                        cu_seqlens_q, cu_seqlens_k_new,
                                        **_scores_of_cache(softmax_scale, causal, window_size, softcap))

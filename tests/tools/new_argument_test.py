@@ -94,13 +94,14 @@ def add_argument(copy):
     edit(include / "problem.hpp", r"(    bool alibi = false;[^\n]*\n)", r"\1    bool sinks = false;  ///< sinks will be given\n")
     edit(include / "attention.hpp", r"(    TensorView o_residual\{\};\n)", r"\1    TensorView sinks{};  ///< fp32 [heads_q]\n", 2)
     edit(include / "tessera.h", r"(\} tessera_(?:forward|backward)_args;)", r"    tessera_tensor sinks; /* fp32 [heads_q] */\n\1", 2)
-    edit(include / "tessera.h", r"(\} tessera_problem;)", r"    int32_t sinks; /* 0; 1: sinks will be given */\n    int32_t reserved;\n\1")
+    edit(include / "tessera.h", r"(\} tessera_problem;)", r"    int32_t sinks; /* 0; 1: sinks will be given */\n    int32_t reserved_too;\n\1")
     core = copy / "src/core"
-    edit(core / "arguments.hpp", r'(        "What rounding took off the output"\))\n',
+    edit(core / "arguments.hpp", r'(        "(?:First key of each sequence of a cache that counts, int32 \[batch\]|'
+                                 r'What rounding took off the output)"\))\n',
          r'\1 \\\n    row(sinks, "sinks", input, with_option, sinks, alibi_slopes, fp32, "Sinks, fp32 [heads]")\n', 2)
     edit(core / "arguments.hpp", r"(inline constexpr TensorOption none\{\};\n)",
          r'\1inline constexpr TensorOption sinks{"sinks", &Problem::sinks};\n')
-    edit(core / "problem_fields.hpp", r"(    row\(seed, [^\n]*\))\n", r"\1 \\\n    row(flag, sinks, sinks)\n")
+    edit(core / "problem_fields.hpp", r"(    row\(flag,   left_padding, [^\n]*\))\n", r"\1 \\\n    row(flag, sinks, sinks)\n")
 
 
 def compiled(copy, source, output, *flags):
