@@ -82,10 +82,10 @@ class Cache:
         self.k[place, row] = k.detach()[fits]
         self.v[place, row] = v.detach()[fits]
 
-    def attend(self, q, cu_seqlens_q=None, *, scale=None, causal=False, window=(-1, -1), softcap=0.0,
-               alibi_slopes=None):
+    def attend(self, q, cu_seqlens_q=None, *, scale=None, causal=False, window=(-1, -1), softcap=0.0, tensors=()):
         """(out, softmax_lse) of q (batch, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) with cu_seqlens_q.
 
+        tensors: (name, option of the problem, tensor or None) of further arguments of the library.
         Rows behind the last offset get output 0 and LSE -inf."""
         q = q.detach()
         problem, args = _native.new_problem(), _native.sized(_native.ForwardArgs)
@@ -93,9 +93,11 @@ class Cache:
                   "cache_batch_index": self.slots, "left_padding": self.left_padding}
         if cu_seqlens_q is not None:
             arrays["cu_seqlens_q"] = _int32("cu_seqlens_q", cu_seqlens_q)
-        if alibi_slopes is not None:
-            arrays["alibi_slopes"] = alibi_slopes.detach()
-            problem.alibi = 1
+        for name, option, tensor in tensors:
+            if tensor is not None:
+                expect_tensor(name, tensor)
+                arrays[name] = tensor.detach()
+                setattr(problem, option, 1)
         self._set_sizes(problem, q, cu_seqlens_q)
         problem.causal = 1 if causal else 0
         problem.window_left, problem.window_right = (_native.UNBOUNDED if side < 0 else side for side in window)

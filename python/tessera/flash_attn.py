@@ -187,7 +187,8 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
 def _scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes=None):
     """The keywords of Cache.attend()."""
     return dict(scale=None if softmax_scale is None else _number("softmax_scale", softmax_scale), causal=bool(causal),
-                window=_window(window_size), softcap=max(_number("softcap", softcap), 0.0), alibi_slopes=alibi_slopes)
+                window=_window(window_size), softcap=max(_number("softcap", softcap), 0.0),
+                tensors=(("alibi_slopes", "alibi", alibi_slopes),))
 
 
 def _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, dropout_p, block_table, return_attn_probs, **scores):
