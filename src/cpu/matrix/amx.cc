@@ -12,7 +12,6 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
-#include <optional>
 
 #include "cpu/matrix/units.hpp"
 #include "cpu/simd/exp.hpp"

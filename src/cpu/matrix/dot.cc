@@ -7,7 +7,6 @@
 #include <hwy/base.h>
 #include <cstring>
 #include <limits>
-#include <optional>
 
 #include "cpu/matrix/units.hpp"
 #include "cpu/simd/exp.hpp"

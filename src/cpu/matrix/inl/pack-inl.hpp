@@ -81,17 +81,24 @@ enum class Reading { plain, paged, checked };
 /// Rows of a tile at most.
 inline constexpr std::int64_t kMostTileRows = 32;
 
-/// Addresses of the rows of a tile that lie in pages.
+/// Addresses of the rows of a tile that lie in pages. They are not initialised: most calls have none.
 struct TileRows {
     const void* at[kMostTileRows];
     std::int64_t first;  ///< row of the job that at[0] is
 
-    TileRows(const PackJob& job, std::int64_t row, std::int64_t count) : first(row) {
+    /// Finds rows [row, row + count) of a job. Returns this, or null if the rows are not in pages or not all there.
+    HWY_INLINE const TileRows* find(const PackJob& job, std::int64_t row, std::int64_t count) {
+        if (!job.from.paged() || row + count > job.rows) return nullptr;
+        first = row;
         for_each_run(job.from, job.first + row, count, [&](const void* address, std::int64_t i, std::int64_t rows) {
             const auto* next = static_cast<const char*>(address);
             const std::int64_t step = job.from.row_stride * size_of(job.from.dtype);
-            for (std::int64_t r = 0; r < rows; ++r, next += step) at[i + r] = next;
+            for (std::int64_t r = 0; r < rows; ++r, next += step) {
+                asm("" : "+r"(next));  // no vectors of addresses: vector registers hold the caller's constants
+                at[i + r] = next;
+            }
         });
+        return this;
     }
 };
 
@@ -104,7 +111,9 @@ class WordReader {
         : job_(job),
           rows_(rows),
           begin_(kReading == Reading::plain ? static_cast<const T*>(job.from.at(job.first, 0)) : nullptr),
-          stride_(job.from.row_stride) {}
+          stride_(job.from.row_stride),
+          scale_(job.scale),
+          finite_only_(job.finite_only) {}
 
     HWY_INLINE __m512i read(std::int64_t row, std::int64_t column) {
         constexpr bool kPlain = kReading != Reading::checked;
@@ -118,7 +127,7 @@ class WordReader {
             x = load_words<T>(job_.from, job_.first + row, column, job_.dim - column);
         }
         if constexpr (kFp32) {
-            x = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(x), _mm512_set1_ps(job_.scale)));
+            x = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(x), _mm512_set1_ps(scale_)));
             const __m512i size = _mm512_and_si512(x, _mm512_set1_epi32(0x7FFFFFFF));
             largest_ = _mm512_max_epi32(largest_, size);
             return kPlain ? x : _mm512_maskz_mov_epi32(_mm512_cmple_epi32_mask(size, limit()), x);
@@ -146,13 +155,16 @@ class WordReader {
     /// above infinity.
     HWY_INLINE __m512i limit() const {
         if (kFp32) return _mm512_set1_epi32(0x7EFFFFFF);
-        return _mm512_set1_epi16(static_cast<short>(job_.finite_only ? 0x7F7F : 0x7FFF));
+        return _mm512_set1_epi16(static_cast<short>(finite_only_ ? 0x7F7F : 0x7FFF));
     }
 
-    const PackJob job_;  // a copy, which stores to the tiles cannot alias
+    const PackJob& job_;
     const TileRows* rows_;
+    // Copies, which stores to the tiles cannot alias.
     const T* begin_;
     std::int64_t stride_;
+    float scale_;
+    bool finite_only_;
     __m512i largest_ = _mm512_setzero_si512();
 };
 
@@ -253,8 +265,8 @@ inline bool pack_as(const PackJob& job) {
     bool all = true;
     for (std::int64_t row = 0; row < job.rows; row += kRows) {
         std::int64_t fetched = row + kRows;
-        std::optional<TileRows> pages;
-        if (job.from.paged() && row + kRows <= job.rows) pages.emplace(job, row, kRows);
+        TileRows memory;
+        const TileRows* pages = memory.find(job, row, kRows);
         for (std::int64_t column = 0; column < job.dim; column += kColumns) {
             if (contiguous && job.from_memory) {
                 fetch_rows(job.from, job.first + fetched,
@@ -262,7 +274,7 @@ inline bool pack_as(const PackJob& job) {
             }
             fetched += share;
             const bool inside = contiguous && row + kRows <= job.rows && column + kColumns <= job.dim;
-            if (!pack_any_tile<kForm, T>(job, row, column, inside, pages ? &*pages : nullptr)) all = false;
+            if (!pack_any_tile<kForm, T>(job, row, column, inside, pages)) all = false;
         }
     }
     return all;

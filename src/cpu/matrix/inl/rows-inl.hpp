@@ -12,7 +12,9 @@ class RowsInSteps {
           v_(p.v),
           contiguous_(p.v.from.column_stride == 1),
           dim_tiles_((p.v.dim + kTileRows - 1) / kTileRows),
-          key_tiles_((p.v.rows + kTileDepth - 1) / kTileDepth) {}
+          key_tiles_((p.v.rows + kTileDepth - 1) / kTileDepth) {
+        v_.to = {nullptr, 0, kElements};
+    }
 
     /// Returns whether all of V could be packed.
     bool run() {
@@ -51,13 +53,13 @@ class RowsInSteps {
             const auto cut = [&](std::int64_t r) { return v_.first + std::min(v_.rows, r); };
             fetch_rows(v_.from, cut(row + kTileDepth), cut(row + 2 * kTileDepth), v_.dim);
         }
-        std::optional<TileRows> pages;
-        if (v_.from.paged() && row + kTileDepth <= v_.rows) pages.emplace(v_, row, kTileDepth);
-        v_.to = {buffer(i), 0, kElements};
+        TileRows memory;
+        const TileRows* pages = memory.find(v_, row, kTileDepth);
+        v_.to.data = buffer(i);
         const std::int64_t end = std::min(v_.dim, (tile + tiles) * kTileRows);
         for (std::int64_t column = tile * kTileRows; column < end; column += kColumns) {
             const bool inside = contiguous_ && row + kTileDepth <= v_.rows && column + kColumns <= v_.dim;
-            if (!pack_any_tile<Form::row_pairs, T>(v_, row, column, inside, pages ? &*pages : nullptr)) {
+            if (!pack_any_tile<Form::row_pairs, T>(v_, row, column, inside, pages)) {
                 all_packable_ = false;
             }
         }
