@@ -58,15 +58,14 @@ inline __mmask32 first_elements(std::int64_t count) {
 template <class T>
 inline constexpr std::int64_t kOfVector = 64 / sizeof(T);
 
-/// Elements of a row from (row, column) on, 0 from `count` on.
+/// Elements from `at` on, `stride` apart, 0 from `count` on.
 template <class T>
-inline __m512i load_words(const HeadRows& from, std::int64_t row, std::int64_t column, std::int64_t count) {
+inline __m512i load_words(const T* at, std::int64_t stride, std::int64_t count) {
     if (count <= 0) return _mm512_setzero_si512();
-    const void* at = from.at(row, column);
-    if (from.column_stride != 1) {
+    if (stride != 1) {
         alignas(64) T elements[kOfVector<T>] = {};
         for (std::int64_t i = 0; i < std::min(count, kOfVector<T>); ++i) {
-            elements[i] = static_cast<const T*>(at)[i * from.column_stride];
+            elements[i] = at[i * stride];
         }
         return _mm512_load_si512(elements);
     }
@@ -86,11 +85,12 @@ struct TileRows {
     const void* at[kMostTileRows];
     std::int64_t first;  ///< row of the job that at[0] is
 
-    /// Finds rows [row, row + count) of a job. Returns this, or null if the rows are not in pages or not all there.
+    /// Finds the rows of [row, row + count) that a job has. Returns this, or null if its rows are not in pages.
     HWY_INLINE const TileRows* find(const PackJob& job, std::int64_t row, std::int64_t count) {
-        if (!job.from.paged() || row + count > job.rows) return nullptr;
+        if (!job.from.paged()) return nullptr;
         first = row;
-        for_each_run(job.from, job.first + row, count, [&](const void* address, std::int64_t i, std::int64_t rows) {
+        const std::int64_t present = std::min(count, job.rows - row);
+        for_each_run(job.from, job.first + row, present, [&](const void* address, std::int64_t i, std::int64_t rows) {
             const auto* next = static_cast<const char*>(address);
             const std::int64_t step = job.from.row_stride * size_of(job.from.dtype);
             for (std::int64_t r = 0; r < rows; ++r, next += step) {
@@ -106,11 +106,11 @@ struct TileRows {
 template <class T, Reading kReading>
 class WordReader {
  public:
-    /// rows: of the tile, when kReading is paged
+    /// rows: of the tile, if they are in pages
     WordReader(const PackJob& job, const TileRows* rows)
         : job_(job),
           rows_(rows),
-          begin_(kReading == Reading::plain ? static_cast<const T*>(job.from.at(job.first, 0)) : nullptr),
+          begin_(reinterpret_cast<const T*>(job.from.data) + (rows == nullptr ? job.first * job.from.row_stride : 0)),
           stride_(job.from.row_stride),
           scale_(job.scale),
           finite_only_(job.finite_only) {}
@@ -124,7 +124,10 @@ class WordReader {
         } else if constexpr (kReading == Reading::paged) {
             x = _mm512_loadu_si512(static_cast<const T*>(rows_->at[row - rows_->first]) + column);
         } else {
-            x = load_words<T>(job_.from, job_.first + row, column, job_.dim - column);
+            const T* at =
+                rows_ != nullptr ? static_cast<const T*>(rows_->at[row - rows_->first]) : begin_ + row * stride_;
+            const std::int64_t step = job_.from.column_stride;
+            x = load_words<T>(at + column * step, step, job_.dim - column);
         }
         if constexpr (kFp32) {
             x = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(x), _mm512_set1_ps(scale_)));
@@ -246,13 +249,13 @@ inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column,
 }
 
 /// Packs the tiles that begin at (row, column). `inside`: the matrix has all their rows and columns, one after another.
-/// rows: null, or addresses of rows in pages, if they are inside. Returns false if elements became 0.
+/// rows: null, or addresses of rows in pages. Returns false if elements became 0.
 template <Form kForm, class T>
 HWY_INLINE bool pack_any_tile(const PackJob& job, std::int64_t row, std::int64_t column, bool inside,
                               const TileRows* rows) {
     if (inside && rows == nullptr && pack_tile<kForm, T, Reading::plain>(job, row, column)) return true;
     if (inside && rows != nullptr && pack_tile<kForm, T, Reading::paged>(job, row, column, rows)) return true;
-    return pack_tile<kForm, T, Reading::checked>(job, row, column);
+    return pack_tile<kForm, T, Reading::checked>(job, row, column, rows);
 }
 
 template <Form kForm, class T>

@@ -47,7 +47,8 @@ class RowsInSteps {
         sums.store();
     }
 
-    void pack(std::int64_t i, std::int64_t tile, std::int64_t tiles) {
+    /// Not inlined: its vectors and its rows in pages stay out of the loop of the GEMM.
+    HWY_NOINLINE void pack(std::int64_t i, std::int64_t tile, std::int64_t tiles) {
         const std::int64_t row = i * kTileDepth;
         if (tile == 0 && contiguous_ && v_.from_memory) {  // prefetch for the next step
             const auto cut = [&](std::int64_t r) { return v_.first + std::min(v_.rows, r); };
