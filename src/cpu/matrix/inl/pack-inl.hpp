@@ -93,10 +93,7 @@ struct TileRows {
         for_each_run(job.from, job.first + row, present, [&](const void* address, std::int64_t i, std::int64_t rows) {
             const auto* next = static_cast<const char*>(address);
             const std::int64_t step = job.from.row_stride * size_of(job.from.dtype);
-            for (std::int64_t r = 0; r < rows; ++r, next += step) {
-                asm("" : "+r"(next));  // no vectors of addresses: vector registers hold the caller's constants
-                at[i + r] = next;
-            }
+            for (std::int64_t r = 0; r < rows; ++r, next += step) at[i + r] = next;
         });
         return this;
     }
