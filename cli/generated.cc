@@ -98,7 +98,7 @@ GeneratedInputs generate_inputs(const Problem& p, const std::vector<std::pair<st
         }
     };
     for (const Input& input : kTensors<BackwardArgs>) {
-        const bool wanted = input.need == Need::with_option ? p.*input.option.field : input.need == Need::always;
+        const bool wanted = input.need == Need::with_option ? input.option.is_set(p) : input.need == Need::always;
         if (!wanted || input.use != Use::input || is_result(input) || (input.view == &BackwardArgs::d_o && !gradient))
             continue;
         in.owned.push_back(made(input));

@@ -198,9 +198,10 @@ void set_shapes(Inputs& inputs) {
     p.head_dim = inputs.tensors.q.shape[heads + 1];
     p.head_dim_v = inputs.tensors.v.shape[heads + 1];
     for (const auto& argument : kTensors<BackwardArgs>) {
-        if (is_read(argument) && argument.need == Need::with_option)
+        if (is_read(argument) && argument.need == Need::with_option && argument.option.field != nullptr)
             p.*argument.option.field = (inputs.tensors.*argument.view).given();
     }
+    p.ragged = inputs.layout.ragged;
 }
 
 /// Converts a tensor to the dtype of --dtype; without the option it must already have the Problem's dtype.

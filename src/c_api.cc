@@ -114,7 +114,6 @@ Problem read_problem(const tessera_problem* from) {
 #define TESSERA_READ(kind, field, member) problem.member = read_##kind(#field, p.field);
     TESSERA_PROBLEM_FIELDS(TESSERA_READ)
 #undef TESSERA_READ
-    if (p.reserved != 0) invalid("reserved", fmt::format("expected 0, got {}", p.reserved));
     return problem;
 }
 

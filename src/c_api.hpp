@@ -47,11 +47,11 @@ inline void expect_address(const char* name, const void* address) {
 template <class T>
 inline constexpr std::size_t kFirstSize = sizeof(T);
 template <>
-inline constexpr std::size_t kFirstSize<tessera_problem> = offsetof(tessera_problem, sinks);
-template <>
 inline constexpr std::size_t kFirstSize<tessera_forward_args> = offsetof(tessera_forward_args, o_residual);
 template <>
 inline constexpr std::size_t kFirstSize<tessera_backward_args> = offsetof(tessera_backward_args, o_residual);
+template <>
+inline constexpr std::size_t kFirstSize<tessera_problem> = offsetof(tessera_problem, page_size);
 template <>
 inline constexpr std::size_t kFirstSize<tessera_plan_info> = offsetof(tessera_plan_info, o_residual);
 

@@ -81,6 +81,7 @@ const char* memory_name(DeviceType type) { return type == DeviceType::cuda ? "CU
 std::optional<std::string> incapable(const Kernel& kernel, const Problem& problem, const PlanOptions& options,
                                      const Device& device) {
     if (kernel.info.pass != options.pass) return fmt::format("computes the {} only", name_of(kernel.info.pass));
+    if (problem.kv_lengths && options.pass == Pass::backward) return "a cache of keys has no gradient";
     const auto& dtypes = kernel.info.dtypes;
     if (std::find(dtypes.begin(), dtypes.end(), problem.dtype) == dtypes.end()) {
         return fmt::format("does not take {}", name_of(problem.dtype));

@@ -48,8 +48,10 @@ struct Execution {
 /// entry to 0..total and every length to the Problem's bound: entries that break the contract give wrong results, never
 /// an access outside the tensors.
 struct ForwardArgs {
-    TensorView q;               ///< [batch, len_q, heads_q, head_dim]     | [total_q, heads_q, head_dim]
-    TensorView k;               ///< [batch, len_kv, heads_kv, head_dim]   | [total_kv, heads_kv, head_dim]
+    TensorView q;  ///< [batch, len_q, heads_q, head_dim]     | [total_q, heads_q, head_dim]
+    /// [batch, len_kv, heads_kv, head_dim] | [total_kv, heads_kv, head_dim]; a cache: [slots, len_kv, heads_kv,
+    /// head_dim] or [pages, page_size, heads_kv, head_dim]. k and v may share memory.
+    TensorView k;
     TensorView v;               ///< [batch, len_kv, heads_kv, head_dim_v] | [total_kv, heads_kv, head_dim_v]
     TensorView bias{};          ///< [batch or 1, heads_q or 1, len_q or 1, len_kv or 1]; fp32 or the Problem's dtype
     TensorView alibi_slopes{};  ///< fp32 [heads_q] or [batch, heads_q]
@@ -63,6 +65,11 @@ struct ForwardArgs {
     /// fp32 [heads_q], natural-log scores. exp(sink) is added to the sum of the softmax of each row of its head, as a
     /// key without a value adds its weight. Scale, softcap, bias, mask and dropout do not apply to it.
     TensorView sinks{};
+    // A cache of keys, int32 each; on a CUDA device the host reads none of them. Lengths are clamped to 0..len_kv.
+    TensorView kv_lengths{};         ///< [batch]: keys of each sequence, its left padding included
+    TensorView page_table{};         ///< [batch, len_kv / page_size]: pages; entries behind the length may be anything
+    TensorView cache_batch_index{};  ///< [batch]: slots
+    TensorView left_padding{};       ///< [batch]: keys before this one do not count
 };
 
 /// The tensors of a backward call: inputs and results of the forward, the gradients of O and LSE, and the outputs.

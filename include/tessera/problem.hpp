@@ -25,7 +25,9 @@ struct Dropout {
 ///     S = scale * Q K^T;   softcap c > 0: S = c * tanh(S / c);   ALiBi: S -= slope[h] * |i + len_kv - len_q - j|;
 ///     S += bias;   mask;   P = softmax over keys (and the sink of the head);   dropout;   O = P V
 ///
-/// Tensors are [batch, len, heads, head_dim] (any strides), or [total, heads, head_dim] when `ragged`.
+/// Tensors are [batch, len, heads, head_dim] (any strides), or [total, heads, head_dim] when `ragged`. With
+/// `kv_lengths` K and V are a cache (docs/numerics.md, "A cache of keys"): len_kv is the capacity of a sequence, and
+/// every rule of the mask, of ALiBi and of dropout counts the keys that the sequence has.
 struct Problem {
     DType dtype = DType::fp32;  ///< dtype of q, k, v, o and their gradients: fp32, bf16, fp16 (fp64: reference only)
 
@@ -37,9 +39,9 @@ struct Problem {
     std::int64_t head_dim = 64;    ///< dimension of q and k, 1..256
     std::int64_t head_dim_v = 64;  ///< dimension of v and o, 1..256
 
-    bool ragged = false;       ///< sequences have their own lengths, given by cu_seqlens
-    std::int64_t total_q = 0;  ///< ragged only: rows of q over all sequences
-    std::int64_t total_kv = 0;
+    bool ragged = false;        ///< sequences have their own lengths, given by cu_seqlens; with a cache, of q alone
+    std::int64_t total_q = 0;   ///< ragged only: rows of q over all sequences
+    std::int64_t total_kv = 0;  ///< ragged only, and 0 with a cache
 
     Mask mask{};
     std::optional<double> scale{};  ///< default 1 / sqrt(head_dim)
@@ -49,6 +51,14 @@ struct Problem {
     bool bias = false;              ///< an additive bias tensor is given
     bool bias_gradient = false;     ///< the backward computes dbias too
     Dropout dropout{};
+
+    // A cache of keys, for the forward.
+    bool kv_lengths = false;  ///< K and V are a cache, and kv_lengths are given: the keys that each sequence has
+    /// 0: the cache is [slots, len_kv, heads_kv, dim], a slot for each sequence. Over 0: it is
+    /// [pages, page_size, heads_kv, dim], page_table is given, and len_kv is a multiple of page_size.
+    std::int64_t page_size = 0;
+    bool cache_batch_index = false;  ///< the slot of each sequence is given; without it sequence b has slot b
+    bool left_padding = false;       ///< the first key of each sequence that counts is given
 
     /// Packed [batch, len, heads, head_dim] with head_dim_v == head_dim and as many query heads as kv heads.
     static Problem dense(std::int64_t batch, std::int64_t len, std::int64_t heads, std::int64_t head_dim,
@@ -60,9 +70,9 @@ struct Problem {
     /// The scale that is applied: `scale`, or 1 / sqrt(head_dim).
     double effective_scale() const;
 
-    /// Rows of q (of k) over all sequences: total_q when ragged, batch * len_q otherwise.
+    /// Rows of q (of k) over all sequences: total_q when ragged, batch * len_q otherwise. Of a cache: its capacity.
     std::int64_t rows_q() const { return ragged ? total_q : batch * len_q; }
-    std::int64_t rows_kv() const { return ragged ? total_kv : batch * len_kv; }
+    std::int64_t rows_kv() const { return ragged && !kv_lengths ? total_kv : batch * len_kv; }
 
     /// Throws Error(invalid_argument) naming the first field that breaks the contract, what was expected, what came.
     void validate() const;

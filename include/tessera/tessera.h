@@ -120,9 +120,13 @@ typedef struct tessera_problem {
     double softcap;             /* 0: none */
     double dropout_probability; /* 0; 0 <= p < 1 */
     uint64_t dropout_seed;      /* 0 */
-    /* Not in the first version of this struct, which is taken too: */
-    int32_t sinks;    /* 0; 1: sinks are given */
-    int32_t reserved; /* 0 */
+    /* Not in the first version of this struct, which is taken too. The first four are a cache of keys, for the
+     * forward: */
+    int64_t page_size;         /* 0: [slots, len_kv, ...]; else k and v are [pages, page_size, ...], by page_table */
+    int32_t kv_lengths;        /* 0; 1: k and v are a cache of len_kv keys at most, and kv_lengths are given */
+    int32_t cache_batch_index; /* 0; 1: the slot of each sequence is given */
+    int32_t left_padding;      /* 0; 1: the first key of each sequence that counts is given */
+    int32_t sinks;             /* 0; 1: sinks are given */
 } tessera_problem;
 
 /* Runs one task of a parallel loop. */
@@ -165,6 +169,11 @@ typedef struct tessera_forward_args {
     tessera_tensor o_residual; /* out, optional, when tessera_plan_info.o_residual is 1: int8, shape of o; what rounding
                                 * to 16 bits took off O, in 256ths of its last place. The backward can take it. */
     tessera_tensor sinks;      /* when problem.sinks: fp32 [heads_q], a logit of each query head in the softmax's sum */
+    /* A cache of keys, int32 each: */
+    tessera_tensor kv_lengths;        /* [batch]: keys of each sequence, its left padding included */
+    tessera_tensor page_table;        /* [batch, len_kv / page_size]; entries behind the length may be anything */
+    tessera_tensor cache_batch_index; /* [batch]: slots */
+    tessera_tensor left_padding;      /* [batch]: keys before this one do not count */
 } tessera_forward_args;
 
 /* Tensors of a backward call. */

@@ -12,12 +12,12 @@ The functions with a leading underscore are one pass each, without autograd, as 
 """
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _native
+from . import _kvcache, _native
 from .torch import _attention, _dropout_weights, _operators
 from .torch._operators import Arguments
 from .torch._tensors import expect_tensor
@@ -140,13 +140,21 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            softmax_scale: float | None = None, causal: bool = False,
                            window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                            alibi_slopes: Tensor | None = None, deterministic: bool = False,
-                           return_attn_probs: bool = False, block_table: None = None) -> Any:
+                           return_attn_probs: bool = False, block_table: Tensor | None = None,
+                           seqused_k: Tensor | None = None) -> Any:
     """Attention of a ragged batch: q (total_q, nheads, headdim), k, v (total_k, nheads_k, headdim).
 
     cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), from 0 to the total. max_seqlen_q, max_seqlen_k: bounds.
-    block_table (paged keys) is refused. Returns as flash_attn_func does, softmax_lse being (nheads, total_q)."""
+    block_table: int32 (batch, pages of a sequence); k and v are then pages (pages, page_size, nheads_k, headdim) in
+        host memory, the lengths are those of cu_seqlens_k, or seqused_k, and there is neither dropout nor a gradient.
+    seqused_k, beyond flash-attn 2.8: int32 (batch,), the keys of each sequence; only with block_table.
+    Returns as flash_attn_func does, softmax_lse being (nheads, total_q)."""
     if block_table is not None:
-        raise NotImplementedError("block_table: expected None, since tessera has no paged keys yet, got a tensor")
+        return _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, dropout_p, block_table, return_attn_probs,
+                             softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+                             alibi_slopes=alibi_slopes)
+    if seqused_k is not None:
+        raise NotImplementedError("seqused_k: expected None without block_table, got a tensor")
     _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
                 window_size, softcap, alibi_slopes, return_attn_probs)
@@ -176,9 +184,60 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
                                   causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
 
-def flash_attn_with_kvcache(*arguments: Any, **keywords: Any) -> NoReturn:
-    """Raises NotImplementedError: tessera has no cache of keys and values."""
-    raise NotImplementedError("flash_attn_with_kvcache: tessera has no cache of keys and values yet")
+def _scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes=None):
+    """The keywords of Cache.attend()."""
+    return dict(scale=None if softmax_scale is None else _number("softmax_scale", softmax_scale), causal=bool(causal),
+                window=_window(window_size), softcap=max(_number("softcap", softcap), 0.0),
+                tensors=(("alibi_slopes", "alibi", alibi_slopes),))
+
+
+def _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, dropout_p, block_table, return_attn_probs, **scores):
+    if _number("dropout_p", dropout_p) > 0:
+        raise NotImplementedError(f"dropout_p: expected 0 with block_table, got {dropout_p}")
+    _expect_tensors(q=q, cu_seqlens_q=cu_seqlens_q)
+    if seqused_k is None:
+        _expect_tensors(cu_seqlens_k=cu_seqlens_k)
+        seqused_k = cu_seqlens_k.diff()
+    try:
+        cache = _kvcache.Cache(k, v, len(cu_seqlens_q) - 1, seqused_k, block_table,
+                               names=("k", "v", "block_table", "seqused_k"))
+        o, lse = cache.attend(q, cu_seqlens_q, **_scores_of_cache(**scores))
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+    if not return_attn_probs:
+        return o
+    return o, torch.where(lse == float("-inf"), float("inf"), lse), q.new_empty((0,))
+
+
+def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None,
+                            v: Tensor | None = None, rotary_cos: Tensor | None = None,
+                            rotary_sin: Tensor | None = None, cache_seqlens: int | Tensor | None = None,
+                            cache_batch_idx: Tensor | None = None, cache_leftpad: Tensor | None = None,
+                            block_table: Tensor | None = None, softmax_scale: float | None = None,
+                            causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                            rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
+                            return_softmax_lse: bool = False) -> Any:
+    """Attention of q (batch, seqlen_q, nheads, headdim) over a cache in host memory, without a gradient.
+
+    k_cache, v_cache: (slots, capacity, nheads_k, headdim) of any strides; with block_table, int32 (batch, pages of a
+        sequence), (pages, page_size, nheads_k, headdim) of any page_size. They may share memory.
+    k, v: new rows (batch, seqlen_new, nheads_k, headdim), written into the cache at cache_seqlens before attention
+        reads it. A row at a negative position, past the capacity or on no page is not written.
+    rotary_cos, rotary_sin: (positions, rotary_dim / 2), with k alone: new keys are turned by their position, queries
+        by cache_seqlens plus their index with causal or a window, and by cache_seqlens without.
+    cache_seqlens: the keys in the cache, an integer or int32 (batch,); None: all. Entries of block_table behind the
+        length may be anything, and a sequence without keys gets output 0. cache_batch_idx: int32 (batch,), the slot of
+        each sequence. cache_leftpad: int32 (batch,), the first row that counts.
+    num_splits changes nothing. Returns out, or with return_softmax_lse (out, softmax_lse), fp32 (batch, nheads,
+    seqlen_q). Raises RuntimeError that names the argument."""
+    _expect_tensors(q=q)
+    try:
+        cache = _kvcache.Cache(k_cache, v_cache, len(q), cache_seqlens, block_table, cache_batch_idx, cache_leftpad)
+        o, lse = _kvcache.with_kvcache(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved,
+                                       **_scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes))
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+    return (o, torch.where(lse == float("-inf"), float("inf"), lse)) if return_softmax_lse else o
 
 
 def _pass_arguments(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from . import _native
-from .flash_attn import _expect_tensors, _int, _number, _window
+from . import _kvcache, _native
+from .flash_attn import _expect_tensors, _int, _number, _scores_of_cache, _window
 from .torch import _attention
 from .torch._operators import Arguments
 
@@ -103,9 +103,36 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                 softcap, return_attn_probs)
 
 
-def flash_attn_with_kvcache(*arguments: Any, **keywords: Any) -> NoReturn:
-    """Raises NotImplementedError: tessera has no cache of keys and values."""
-    raise NotImplementedError("flash_attn_with_kvcache: tessera has no cache of keys and values yet")
+def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None,
+                            v: Tensor | None = None, qv: None = None, rotary_cos: Tensor | None = None,
+                            rotary_sin: Tensor | None = None, cache_seqlens: int | Tensor | None = None,
+                            cache_batch_idx: Tensor | None = None, cache_leftpad: Tensor | None = None,
+                            page_table: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+                            cu_seqlens_k_new: Tensor | None = None, max_seqlen_q: int | None = None,
+                            rotary_seqlens: Tensor | None = None, q_descale: None = None, k_descale: None = None,
+                            v_descale: None = None, softmax_scale: float | None = None, causal: bool = False,
+                            window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0,
+                            rotary_interleaved: bool = True, scheduler_metadata: None = None, num_splits: int = 0,
+                            pack_gqa: bool | None = None, sm_margin: int = 0, return_softmax_lse: bool = False) -> Any:
+    """2.8's flash_attn_with_kvcache, with page_table as the name of the table, and ragged queries and new rows.
+
+    cu_seqlens_q: int32 (batch + 1,); then q is (total_q, nheads, headdim), rows behind the last offset get output 0,
+        and softmax_lse is (nheads, total_q). cu_seqlens_k_new: the same of k and v, (total_k_new, nheads_k, headdim).
+    rotary_seqlens: int32 (batch,), the position of the first new row in place of cache_seqlens.
+    max_seqlen_q changes nothing. scheduler_metadata is refused, since tessera makes none."""
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk,
+            scheduler_metadata=scheduler_metadata)
+    _expect_tensors(q=q)
+    batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    try:
+        cache = _kvcache.Cache(k_cache, v_cache, batch, cache_seqlens, page_table, cache_batch_idx, cache_leftpad,
+                               ("k_cache", "v_cache", "page_table", "cache_seqlens"))
+        result = _kvcache.with_kvcache(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
+                                       cu_seqlens_q, cu_seqlens_k_new,
+                                       **_scores_of_cache(softmax_scale, causal, window_size, softcap))
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+    return result if return_softmax_lse else result[0]
 
 
 def flash_attn_combine(*arguments: Any, **keywords: Any) -> NoReturn:
@@ -114,5 +141,5 @@ def flash_attn_combine(*arguments: Any, **keywords: Any) -> NoReturn:
 
 
 def get_scheduler_metadata(*arguments: Any, **keywords: Any) -> NoReturn:
-    """Raises NotImplementedError, as does flash_attn_with_kvcache, which would read the metadata."""
-    raise NotImplementedError("get_scheduler_metadata: tessera has no cache of keys and values yet")
+    """Raises NotImplementedError: tessera's calls on a cache need no metadata, and take none."""
+    raise NotImplementedError("get_scheduler_metadata: tessera makes no metadata for flash_attn_with_kvcache")

@@ -213,7 +213,7 @@ FUNCTIONS = {
         window_size=As((3, 1), None), return_attn_probs=Refused(True, "slice|indices|tuple")), lambda o: o,
         flash_attn.flash_attn_qkvpacked_func),
     "flash_attn, varlen": Function(flash_attn.flash_attn_varlen_func, dict(ROWS, **BOUND), dict(
-        FLASH_TAIL, **FLAT, **LENGTHS, block_table=Refused(torch.zeros(1, 1), "^block_table: "),
+        FLASH_TAIL, **FLAT, **LENGTHS, block_table=Refused(torch.zeros(1, 1), "^block_table: "), seqused_k=Refused(KEYS, "^seqused_k: "),
         return_attn_probs=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))), unflat),
     "flash_attn, varlen kvpacked": Function(
         flash_attn.flash_attn_varlen_kvpacked_func, dict(q=flat(Q), kv=flat(torch.stack((K, V), 2)), **BOUND), dict(

@@ -17,7 +17,7 @@ SIGNATURES = {
     flash_attn.flash_attn_func: ["q", "k", "v", *TAIL],
     flash_attn.flash_attn_kvpacked_func: ["q", "kv", *TAIL],
     flash_attn.flash_attn_qkvpacked_func: ["qkv", *TAIL],
-    flash_attn.flash_attn_varlen_func: ["q", "k", "v", *LENGTHS, *TAIL, "block_table"],
+    flash_attn.flash_attn_varlen_func: ["q", "k", "v", *LENGTHS, *TAIL, "block_table", "seqused_k"],
     flash_attn.flash_attn_varlen_kvpacked_func: ["q", "kv", *LENGTHS, *TAIL],
     flash_attn.flash_attn_varlen_qkvpacked_func: ["qkv", "cu_seqlens", "max_seqlen", *TAIL],
     flash_attn_3.flash_attn_func: (
@@ -138,7 +138,6 @@ def test_s_dmask_says_what_dropout_kept(device):
     (lambda q, k, v: flash_attn.flash_attn_func(q, k, v, 0.1, softcap=3.0), "softcap: expected 0 with dropout"),
     (lambda q, k, v: flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], *[torch.tensor([0, 37])] * 2, 37, 53,
                                                        block_table=torch.zeros(1, 1)), "block_table"),
-    (lambda q, k, v: flash_attn.flash_attn_with_kvcache(q, k, v), "flash_attn_with_kvcache"),
     (lambda q, k, v: flash_attn.flash_attn_kvpacked_func(q, k), r"^kv: expected shape \(batch, seqlen_k, 2"),
     (lambda q, k, v: flash_attn.flash_attn_qkvpacked_func(torch.zeros(1, 4, 2, 2, 8)),
      r"^qkv: expected .* got \[1, 4, 2"),
@@ -152,7 +151,6 @@ def test_s_dmask_says_what_dropout_kept(device):
     (lambda q, k, v: flash_attn.flash_attn_func(q, k, v, 10**400), "^dropout_p: expected a number"),
     (lambda q, k, v: flash_attn_3.flash_attn_func(q, k, v, attention_chunk=8), "attention_chunk"),
     (lambda q, k, v: flash_attn_3.flash_attn_func(q, k, v, q_descale=torch.ones(1)), "q_descale"),
-    (lambda q, k, v: flash_attn_3.flash_attn_with_kvcache(q, k, v), "flash_attn_with_kvcache"),
 ], ids=lambda c: c if isinstance(c, str) else "")
 def test_refusals_are_runtime_errors(call, words):
     with pytest.raises(RuntimeError, match=words):

@@ -30,8 +30,8 @@ enum class Need : std::uint8_t {
 /// The shape of a tensor, dense | ragged. Strides are free.
 enum class ShapeRule : std::uint8_t {
     q,              ///< [batch, len_q, heads_q, head_dim]     | [total_q, heads_q, head_dim]
-    k,              ///< [batch, len_kv, heads_kv, head_dim]   | [total_kv, heads_kv, head_dim]
-    v,              ///< [batch, len_kv, heads_kv, head_dim_v] | [total_kv, heads_kv, head_dim_v]
+    k,              ///< [batch, len_kv, heads_kv, head_dim]   | [total_kv, heads_kv, head_dim], or a cache
+    v,              ///< [batch, len_kv, heads_kv, head_dim_v] | [total_kv, heads_kv, head_dim_v], or a cache
     o,              ///< [batch, len_q, heads_q, head_dim_v]   | [total_q, heads_q, head_dim_v]
     lse,            ///< [batch, heads_q, len_q]               | [heads_q, total_q]
     bias,           ///< [batch, heads_q, len_q, len_kv], any size also 1
@@ -40,6 +40,8 @@ enum class ShapeRule : std::uint8_t {
     per_head,       ///< [heads_q]
     cu_seqlens_q,   ///< [batch + 1], from 0 to total_q
     cu_seqlens_kv,  ///< [batch + 1], from 0 to total_kv
+    of_sequences,   ///< [batch]
+    page_table,     ///< [batch, len_kv / page_size]
 };
 
 /// The element type of a tensor.
@@ -50,12 +52,17 @@ enum class DTypeRule : std::uint8_t {
     fp32_or_problem,  ///< fp32 or that of the Problem
     residual,         ///< int8, of a Problem in 16 bits
     index,            ///< int32 or int64
+    int32,            ///< always
 };
 
 /// A switch of the Problem that says that a tensor is given.
 struct TensorOption {
-    const char* name = nullptr;      ///< name of the field
-    bool Problem::*field = nullptr;  ///< null: no option decides whether the tensor is given
+    const char* name = nullptr;              ///< name of the field
+    bool Problem::*field = nullptr;          ///< null: `when`, or no option, decides whether the tensor is given
+    bool (*when)(const Problem&) = nullptr;  ///< for options that are not one flag
+
+    bool exists() const { return field != nullptr || when != nullptr; }
+    bool is_set(const Problem& p) const { return when != nullptr ? when(p) : p.*field; }
 };
 
 // clang-format off
@@ -69,7 +76,15 @@ struct TensorOption {
     row(o_residual,    "o_residual",    output, if_wanted,   none,          o,             residual,                  \
         "What rounding took off the output")                                                                          \
     row(sinks,         "sinks",         input,  with_option, sinks,         per_head,      fp32,                      \
-        "Logits in the sum of the softmax, fp32 [heads]")
+        "Logits in the sum of the softmax, fp32 [heads]")                                                             \
+    row(kv_lengths,    "kv_lengths",    input,  with_option, kv_lengths,    of_sequences,  int32,                     \
+        "Keys of each sequence of a cache, int32 [batch]")                                                            \
+    row(page_table,    "page_table",    input,  with_option, pages,         page_table,    int32,                     \
+        "Pages of each sequence of a cache, int32 [batch, len_kv / page_size]")                                       \
+    row(cache_batch_index, "cache_batch_index", input, with_option, cache_batch_index, of_sequences, int32,           \
+        "Slot of each sequence in a cache, int32 [batch]")                                                            \
+    row(left_padding,  "left_padding",  input,  with_option, left_padding,  of_sequences,  int32,                     \
+        "First key of each sequence of a cache that counts, int32 [batch]")
 
 /// Every tensor of a backward call, in the order of tessera_backward_args.
 #define TESSERA_BACKWARD_TENSORS(row)                                                                                 \
@@ -107,7 +122,7 @@ struct TensorOption {
         "ALiBi slopes, fp32 [heads] or [batch, heads]")                                                               \
     row(cu_seqlens_q,  "cu_seqlens_q",  input,  with_option, ragged,        cu_seqlens_q,  index,                     \
         "First rows of the sequences of a ragged batch, int [batch + 1]")                                             \
-    row(cu_seqlens_kv, "cu_seqlens_kv", input,  with_option, ragged,        cu_seqlens_kv, index,                     \
+    row(cu_seqlens_kv, "cu_seqlens_kv", input,  with_option, ragged_kv,     cu_seqlens_kv, index,                     \
         "First rows of their keys, int [batch + 1]")
 // clang-format on
 
@@ -131,6 +146,11 @@ inline constexpr TensorOption bias_gradient{"bias_gradient", &Problem::bias_grad
 inline constexpr TensorOption alibi{"alibi", &Problem::alibi};
 inline constexpr TensorOption sinks{"sinks", &Problem::sinks};
 inline constexpr TensorOption ragged{"ragged", &Problem::ragged};
+inline constexpr TensorOption ragged_kv{"ragged", nullptr, [](const Problem& p) { return p.ragged && !p.kv_lengths; }};
+inline constexpr TensorOption kv_lengths{"kv_lengths", &Problem::kv_lengths};
+inline constexpr TensorOption pages{"page_size", nullptr, [](const Problem& p) { return p.page_size > 0; }};
+inline constexpr TensorOption cache_batch_index{"cache_batch_index", &Problem::cache_batch_index};
+inline constexpr TensorOption left_padding{"left_padding", &Problem::left_padding};
 }  // namespace argument_option
 
 template <class Args>
@@ -174,6 +194,7 @@ class Shape {
 };
 
 /// The largest shape that a rule allows for a Problem: that of ShapeRule without sizes 1, [heads_q] for ALiBi's slopes.
+/// For a cache: a slot, or pages of its own, for each sequence.
 Shape full_shape(const Problem& problem, ShapeRule rule);
 
 /// The dtype that a rule prefers for a Problem: int32 for indices, the Problem's own where there is a choice.

@@ -28,7 +28,7 @@ class NamedList {
     operator std::span<const Named>() const { return {list_.data(), size_}; }
 
  private:
-    std::array<Named, std::size(kTensors<BackwardArgs>)> list_{};
+    std::array<Named, std::max(std::size(kTensors<BackwardArgs>), std::size(kTensors<ForwardArgs>))> list_{};
     std::size_t size_ = 0;
 };
 
@@ -91,10 +91,16 @@ void expect_dtype(const char* name, const TensorView& t, DType expected) {
     }
 }
 
+/// Is the number of pages, or of slots, of a cache the caller's choice?
+bool has_any_slots(const Problem& p) { return p.kv_lengths && (p.page_size > 0 || p.cache_batch_index); }
+
 /// The shape that a rule asks for. If a rule allows two ranks, the tensor's own rank decides.
 Shape expected_shape(const Problem& p, ShapeRule rule, const TensorView& t) {
     if (rule == ShapeRule::alibi_slopes && t.rank == 2) return {p.batch, p.heads_q};
-    return full_shape(p, rule);
+    const Shape full = full_shape(p, rule);
+    const bool of_keys = rule == ShapeRule::k || rule == ShapeRule::v;
+    if (of_keys && has_any_slots(p) && t.rank == 4) return {t.shape[0], full[1], full[2], full[3]};
+    return full;
 }
 
 /// The full shape, any size also 1.
@@ -128,6 +134,7 @@ void expect_dtype(const Problem& p, const char* name, const TensorView& t, DType
                                           name_of(p.dtype), t.describe()));
             }
             return expect(DType::int8);
+        case DTypeRule::int32: return expect(DType::int32);
         case DTypeRule::index:
             if (t.dtype != DType::int32 && t.dtype != DType::int64) {
                 invalid(name, fmt::format("expected dtype int32 or int64, got {}", name_of(t.dtype)));
@@ -157,10 +164,55 @@ void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, s
                                       end - begin, b + 1));
         }
     }
-    if (cu_seqlen(t, p.batch) != total) {
+    if (!p.kv_lengths && cu_seqlen(t, p.batch) != total) {  // rows behind those of a call on a cache belong to nobody
         invalid(name, fmt::format("expected the total {} at index {}, got {}", total, p.batch, cu_seqlen(t, p.batch)));
     }
 }
+
+/// Expects that the table names pages of the cache for the keys that the queries of a sequence see. Other entries are
+/// not read.
+void check_page_table(const Problem& p, const ForwardArgs& args, std::int64_t pages) {
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+        const Sequence m = sequence_of(p, args, b);
+        if (m.len_kv > 0 && pages == 0) {
+            invalid("k", fmt::format("expected pages for the {} keys of sequence {}, got none", m.len_kv, b));
+        }
+        const Range keys = p.mask.bind(m.len_q, m.len_kv).kv_range(0, m.len_q);
+        if (keys.empty()) continue;
+        const std::int64_t last = (m.first_kv + keys.end - 1) / p.page_size;
+        for (std::int64_t at = (m.first_kv + keys.begin) / p.page_size; at <= last; ++at) {
+            const std::int32_t page = *args.page_table.at<const std::int32_t>(b, at);
+            if (page >= 0 && page < pages) continue;
+            invalid("page_table", fmt::format("expected pages from 0 to {} for the keys that sequence {} sees, got {} "
+                                              "at [{}, {}]",
+                                              pages - 1, b, page, b, at));
+        }
+    }
+}
+
+void check_slots(const Problem& p, const TensorView& slots, std::int64_t count) {
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+        const std::int32_t slot = *slots.at<const std::int32_t>(b);
+        if (slot >= 0 && slot < count) continue;
+        invalid("cache_batch_index",
+                fmt::format("expected slots from 0 to {}, got {} at index {}", count - 1, slot, b));
+    }
+}
+
+/// Checks what the shapes of single tensors do not say. Values on a CUDA device are left to the kernels, since reading
+/// them would wait for the device.
+void check_cache(const Problem& p, const ForwardArgs& args, const Device& device) {
+    if (!p.kv_lengths) return;
+    const std::int64_t count = args.k.shape[0];
+    if (args.v.shape[0] != count) {
+        invalid("v", fmt::format("expected {} {}, as k has, got {}", count, p.page_size > 0 ? "pages" : "slots",
+                                 args.v.shape[0]));
+    }
+    if (device.type == DeviceType::cuda) return;
+    if (p.cache_batch_index) check_slots(p, args.cache_batch_index, count);
+    if (p.page_size > 0) check_page_table(p, args, count);
+}
+void check_cache(const Problem&, const BackwardArgs&, const Device&) {}
 
 void check_values(const Problem& p, const char* name, const TensorView& t, ShapeRule rule) {
     if (rule == ShapeRule::cu_seqlens_q) check_cu_seqlens(p, name, t, p.total_q, p.len_q);
@@ -173,7 +225,7 @@ void check_tensor(const Problem& p, const TensorArgument<Args>& argument, const 
     const char* name = argument.name;
     if (t.rank < 0) invalid(name, fmt::format("expected rank 0..{}, got {}", TensorView::kMaxRank, t.rank));
     if (argument.need == Need::if_wanted && !t.given()) return;
-    if (argument.option.field != nullptr && !(p.*argument.option.field)) {
+    if (argument.option.exists() && !argument.option.is_set(p)) {
         if (!t.given()) return;
         invalid(name, fmt::format("expected nothing, since problem.{} is not set, got {}", argument.option.name,
                                   t.describe()));
@@ -221,6 +273,7 @@ void check_call(const Problem& p, const Args& args, const Device& device, std::s
     for (const TensorArgument<Args>& argument : kTensors<Args>) {
         check_tensor(p, argument, args.*argument.view, args.bias);
     }
+    check_cache(p, args, device);
     check_memory(outputs, inputs, workspace);
 }
 
@@ -229,7 +282,8 @@ void check_call(const Problem& p, const Args& args, const Device& device, std::s
 Shape full_shape(const Problem& p, ShapeRule rule) {
     const auto rows = [&](bool of_queries, std::int64_t dim) {
         const std::int64_t heads = of_queries ? p.heads_q : p.heads_kv;
-        if (p.ragged) return Shape{of_queries ? p.total_q : p.total_kv, heads, dim};
+        if (!of_queries && p.page_size > 0) return Shape{p.batch * (p.len_kv / p.page_size), p.page_size, heads, dim};
+        if (p.ragged && (of_queries || !p.kv_lengths)) return Shape{of_queries ? p.total_q : p.total_kv, heads, dim};
         return Shape{p.batch, of_queries ? p.len_q : p.len_kv, heads, dim};
     };
     switch (rule) {
@@ -244,6 +298,8 @@ Shape full_shape(const Problem& p, ShapeRule rule) {
         case ShapeRule::per_head: return {p.heads_q};
         case ShapeRule::cu_seqlens_q:
         case ShapeRule::cu_seqlens_kv: return {p.batch + 1};
+        case ShapeRule::of_sequences: return {p.batch};
+        case ShapeRule::page_table: return {p.batch, p.page_size > 0 ? p.len_kv / p.page_size : 0};
     }
     return {};
 }
@@ -255,7 +311,8 @@ DType usual_dtype(const Problem& p, DTypeRule rule) {
         case DTypeRule::fp32: return DType::fp32;
         case DTypeRule::fp32_or_fp64: return p.dtype == DType::fp64 ? DType::fp64 : DType::fp32;
         case DTypeRule::residual: return DType::int8;
-        case DTypeRule::index: return DType::int32;
+        case DTypeRule::index:
+        case DTypeRule::int32: return DType::int32;
     }
     return p.dtype;
 }

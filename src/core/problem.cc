@@ -38,17 +38,39 @@ void expect_countable(const Problem& p) {
     const double widest = at_least_1(std::max(p.head_dim, p.head_dim_v));
     const double sequences = at_least_1(p.batch);
     const double rows_q = p.ragged ? std::max(at_least_1(p.total_q), sequences) : sequences * at_least_1(p.len_q);
-    const double rows_kv = p.ragged ? std::max(at_least_1(p.total_kv), sequences) : sequences * at_least_1(p.len_kv);
+    const bool ragged_kv = p.ragged && !p.kv_lengths;
+    const double rows_kv = ragged_kv ? std::max(at_least_1(p.total_kv), sequences) : sequences * at_least_1(p.len_kv);
     const auto limit = static_cast<double>(kMaxElements);
     if (rows_q * at_least_1(p.heads_q) * widest > limit) {
         invalid(p.ragged ? "total_q" : "len_q", "expected sizes of the queries that multiply to 2^62 at most");
     }
     if (rows_kv * at_least_1(p.heads_kv) * widest > limit) {
-        invalid(p.ragged ? "total_kv" : "len_kv", "expected sizes of the keys that multiply to 2^62 at most");
+        invalid(ragged_kv ? "total_kv" : "len_kv", "expected sizes of the keys that multiply to 2^62 at most");
     }
     if (std::max(rows_q, at_least_1(p.len_q)) * at_least_1(p.heads_q) * at_least_1(p.len_kv) > limit) {
         invalid("len_kv", "expected 2^62 scores at most over all heads");
     }
+}
+
+void expect_cache(const Problem& p) {
+    const auto expect_without = [](const char* field, bool is_set, const char* other) {
+        if (is_set) invalid(field, fmt::format("expected none {}", other));
+    };
+    if (!p.kv_lengths) {
+        if (p.page_size != 0) invalid("page_size", fmt::format("expected 0 without kv_lengths, got {}", p.page_size));
+        expect_without("cache_batch_index", p.cache_batch_index, "without kv_lengths");
+        expect_without("left_padding", p.left_padding, "without kv_lengths");
+        return;
+    }
+    expect_size("page_size", p.page_size, 0, kMaxLength);
+    if (p.page_size > 0 && p.len_kv % p.page_size != 0) {
+        invalid("len_kv", fmt::format("expected a multiple of page_size = {}, got {}", p.page_size, p.len_kv));
+    }
+    if (p.ragged && p.total_kv != 0) {
+        invalid("total_kv", fmt::format("expected 0 with a cache, whose keys are not ragged, got {}", p.total_kv));
+    }
+    expect_without("cache_batch_index", p.cache_batch_index && p.page_size > 0, "with pages, which page_table finds");
+    expect_without("bias", p.bias, "with a cache");
 }
 
 std::string side(std::int64_t window) { return window == unbounded ? "unbounded" : std::to_string(window); }
@@ -104,6 +126,7 @@ void Problem::validate() const {
         invalid("causal",
                 fmt::format("expected none, bottom_right or top_left, got {}", static_cast<int>(mask.causal)));
     }
+    expect_cache(*this);
     expect_countable(*this);
     expect_window("window_left", mask.window_left);
     expect_window("window_right", mask.window_right);
@@ -128,6 +151,10 @@ std::string describe_features(const Problem& problem) {
     if (problem.softcap > 0) add(fmt::format("softcap {}", problem.softcap));
     if (problem.alibi) add("alibi");
     if (problem.sinks) add("sinks");
+    if (problem.kv_lengths)
+        add(problem.page_size > 0 ? fmt::format("cache in pages of {}", problem.page_size) : "cache");
+    if (problem.cache_batch_index) add("batch index");
+    if (problem.left_padding) add("left padding");
     if (problem.bias) add(problem.bias_gradient ? "bias with gradient" : "bias");
     if (problem.dropout.probability > 0)
         add(fmt::format("dropout {}", problem.dropout.probability));  // last: describe()

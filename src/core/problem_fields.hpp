@@ -35,6 +35,10 @@ namespace tessera {
     row(number, softcap,             softcap)                    \
     row(number, dropout_probability, dropout.probability)        \
     row(seed,   dropout_seed,        dropout.seed)               \
+    row(size,   page_size,           page_size)                  \
+    row(flag,   kv_lengths,          kv_lengths)                 \
+    row(flag,   cache_batch_index,   cache_batch_index)          \
+    row(flag,   left_padding,        left_padding)         \
     row(flag,   sinks,               sinks)
 // clang-format on
 

@@ -60,7 +60,7 @@ void forward(const ForwardCall& call) {
         const Scratch& mine = scratch[static_cast<std::size_t>(worker)];
         const std::int64_t block = task % blocks;
         const std::int64_t query_head = task / blocks % p.heads_q;
-        const Sequence sequence = sequence_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, task / blocks / p.heads_q);
+        const Sequence sequence = sequence_of(p, args, task / blocks / p.heads_q);
         const std::int64_t end = std::min(sequence.len_q, (block + 1) * kRowsPerTask);
         if (block * kRowsPerTask >= end) return;
         const Head head(p, args, sequence, query_head, mine.k, mine.v);

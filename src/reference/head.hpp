@@ -44,8 +44,8 @@ struct Head {
           k(k_memory),
           v(v_memory) {
         const std::int64_t kv_head = query_head / p.group();
-        unpack(head_rows(args.k, m, m.first_kv, kv_head), m.len_kv, p.head_dim, k);
-        unpack(head_rows(args.v, m, m.first_kv, kv_head), m.len_kv, p.head_dim_v, v);
+        unpack(key_rows(p, args, args.k, m, kv_head), m.len_kv, p.head_dim, k);
+        unpack(key_rows(p, args, args.v, m, kv_head), m.len_kv, p.head_dim_v, v);
         const HeadRows sinks = sink_rows(args.sinks, query_head);
         if (sinks.data != nullptr) sink = load_as_double(sinks.at(0, 0), sinks.dtype);
     }

@@ -53,8 +53,11 @@ static void expect(const char* what, int line, Call call, tessera_status status,
     } while (0)
 
 static void test_problem(void) {
-    BOTH(f.problem.struct_size = offsetof(tessera_problem, sinks) - 1, "problem.struct_size");
-    BOTH(f.problem.reserved = 1, "reserved");
+    BOTH(f.problem.struct_size = offsetof(tessera_problem, page_size) - 1, "problem.struct_size");
+    BOTH(f.problem.kv_lengths = 2, "kv_lengths");
+    BOTH(f.problem.page_size = 16, "page_size");
+    BOTH(f.problem.cache_batch_index = 1, "cache_batch_index");
+    BOTH(f.problem.left_padding = 1, "left_padding");
     BOTH(f.problem.sinks = 2, "sinks");
     BOTH(f.problem.dtype = -1, "dtype");
     BOTH(f.problem.dtype = 6, "dtype");
@@ -207,7 +210,7 @@ static tessera_status crooked_workspace(void) {
 }
 static tessera_status init_null(void) { return tessera_problem_init(NULL, sizeof f.problem); }
 static tessera_status init_short(void) {
-    return tessera_problem_init(&f.problem, offsetof(tessera_problem, sinks) - 8);
+    return tessera_problem_init(&f.problem, offsetof(tessera_problem, page_size) - 8);
 }
 static tessera_status bytes_null(void) { return tessera_workspace_bytes(&f.problem, NULL, TESSERA_FORWARD, NULL); }
 static tessera_status bytes_pass(void) {

@@ -158,7 +158,8 @@ static void test_defaults(void) {
     CHECK(p.len_q == 0 && p.len_kv == 0 && p.head_dim == 64 && p.head_dim_v == 64 && p.total_q == 0 && p.total_kv == 0);
     CHECK(p.window_left == TESSERA_UNBOUNDED && p.window_right == TESSERA_UNBOUNDED && p.causal == TESSERA_CAUSAL_NONE);
     CHECK(!p.ragged && !p.alibi && !p.bias && !p.bias_gradient && p.scale == TESSERA_DEFAULT_SCALE);
-    CHECK(!(p.softcap > 0) && !(p.dropout_probability > 0) && p.dropout_seed == 0 && !p.sinks && !p.reserved);
+    CHECK(!(p.softcap > 0) && !(p.dropout_probability > 0) && p.dropout_seed == 0 && !p.sinks && p.page_size == 0);
+    CHECK(!p.kv_lengths && !p.cache_batch_index && !p.left_padding);
 }
 
 /* A caller with a newer header: more fields, all 0. */
@@ -173,15 +174,15 @@ static void test_newer_caller(Fixture* f) {
     CHECK(tessera_workspace_bytes(&newer.problem, &f->options, TESSERA_FORWARD, &bytes) == TESSERA_OK);
 }
 
-/* A caller with the first header, whose structs end before o_residual and sinks. Nothing behind them is read. */
+/* A caller with the first header, whose structs end before o_residual and page_size. Nothing behind them is read. */
 static void test_older_caller(const Fixture* f) {
     tessera_problem problem = f->problem;
-    problem.reserved = 77;
-    CHECK(tessera_problem_init(&problem, offsetof(tessera_problem, sinks)) == TESSERA_OK);
-    CHECK(problem.sinks == 1 && problem.reserved == 77);
+    problem.sinks = problem.kv_lengths = 77;
+    CHECK(tessera_problem_init(&problem, offsetof(tessera_problem, page_size)) == TESSERA_OK);
+    CHECK(problem.sinks == 77 && problem.kv_lengths == 77);
     problem = f->problem;
-    problem.reserved = 77;
-    problem.struct_size = offsetof(tessera_problem, sinks);
+    problem.sinks = problem.kv_lengths = 77;
+    problem.struct_size = offsetof(tessera_problem, page_size);
     tessera_forward_args forward = f->forward;
     tessera_backward_args backward = f->backward;
     memset(&forward.o_residual, 0xA5, sizeof forward.o_residual);
@@ -228,10 +229,13 @@ static void test_struct_fields(void) {
                "struct_size:size_t dtype:int32 ragged:int32 batch:int64 len_q:int64 len_kv:int64 heads_q:int64 "
                "heads_kv:int64 head_dim:int64 head_dim_v:int64 total_q:int64 total_kv:int64 window_left:int64 "
                "window_right:int64 causal:int32 alibi:int32 bias:int32 bias_gradient:int32 scale:double softcap:double "
-               "dropout_probability:double dropout_seed:uint64 sinks:int32") == 0);
+               "dropout_probability:double dropout_seed:uint64 page_size:int64 kv_lengths:int32 "
+               "cache_batch_index:int32 left_padding:int32 sinks:int32") == 0);
     CHECK(strcmp(tessera_struct_fields("tessera_forward_args"),
                  "struct_size:size_t q:tensor k:tensor v:tensor bias:tensor alibi_slopes:tensor cu_seqlens_q:tensor "
-                 "cu_seqlens_kv:tensor o:tensor lse:tensor o_residual:tensor sinks:tensor") == 0);
+                 "cu_seqlens_kv:tensor o:tensor lse:tensor o_residual:tensor sinks:tensor kv_lengths:tensor "
+                 "page_table:tensor "
+                 "cache_batch_index:tensor left_padding:tensor") == 0);
     CHECK(strncmp(tessera_struct_fields("tessera_backward_args"), "struct_size:size_t q:tensor", 27) == 0);
     CHECK(tessera_struct_fields("tessera_options") == NULL && tessera_struct_fields(NULL) == NULL);
 }

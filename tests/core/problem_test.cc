@@ -81,6 +81,15 @@ TEST(Problem, each_field_wrong_in_turn_is_named) {
         {"dropout", [](Problem& p) { p.dropout.probability = -0.1; }},
         {"dropout", [](Problem& p) { p.dropout.probability = std::nan(""); }},
         {"bias_gradient", [](Problem& p) { p.bias_gradient = true; }},
+        {"page_size", [](Problem& p) { p.page_size = 16; }},
+        {"page_size", [](Problem& p) { p.kv_lengths = true, p.page_size = -1; }},
+        {"len_kv", [](Problem& p) { p.kv_lengths = true, p.page_size = 16, p.len_kv = 40; }},
+        {"cache_batch_index", [](Problem& p) { p.cache_batch_index = true; }},
+        {"cache_batch_index",
+         [](Problem& p) { p.kv_lengths = p.cache_batch_index = true, p.page_size = p.len_kv = 16; }},
+        {"left_padding", [](Problem& p) { p.left_padding = true; }},
+        {"bias", [](Problem& p) { p.kv_lengths = p.bias = true; }},
+        {"total_kv", [](Problem& p) { p.kv_lengths = true; }, true},
         // Products that do not fit: 2^64 rows, which wrap to 0 in 64 bits; 2^64 scores.
         {"len_q", [](Problem& p) { p.batch = kCount / 2, p.len_q = kCount; }},
         {"len_kv", [](Problem& p) { p.batch = kCount / 2, p.len_kv = kCount; }},
@@ -174,6 +183,8 @@ TEST(Problem, describe_is_one_line) {
         "fp32 batch 2, heads 8/2, len 128 x 256, head_dim 64/32, causal top-left, window 5,unbounded, softcap 30, "
         "dropout 0.5 seed 7");
     EXPECT_EQ(p.describe().find('\n'), std::string::npos);
+    p = {.batch = 2, .len_q = 1, .len_kv = 64, .kv_lengths = true, .page_size = 16, .left_padding = true};
+    EXPECT_EQ(p.describe(), "fp32 batch 2, heads 1/1, len 1 x 64, head_dim 64, cache in pages of 16, left padding");
 }
 
 TEST(Errors, what_names_the_argument) {

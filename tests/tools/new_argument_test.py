@@ -96,7 +96,7 @@ def add_argument(copy):
     edit(include / "tessera.h", r"(\} tessera_(?:forward|backward)_args;)", r"    tessera_tensor gates; /* fp32 [heads_q] */\n\1", 2)
     edit(include / "tessera.h", r"(\} tessera_problem;)", r"    int32_t gates; /* 0; 1: gates will be given */\n    int32_t reserved_too;\n\1")
     core = copy / "src/core"
-    edit(core / "arguments.hpp", r'(        "(?:Logits in the sum of the softmax, fp32 \[heads\]|Gradient of the sinks)"\))\n',
+    edit(core / "arguments.hpp", r'(        "(?:First key of each sequence of a cache that counts, int32 \[batch\]|Gradient of the sinks)"\))\n',
          r'\1 \\\n    row(gates, "gates", input, with_option, gates, alibi_slopes, fp32, "Gates, fp32 [heads]")\n', 2)
     edit(core / "arguments.hpp", r"(inline constexpr TensorOption none\{\};\n)",
          r'\1inline constexpr TensorOption gates{"gates", &Problem::gates};\n')

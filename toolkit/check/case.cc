@@ -162,6 +162,16 @@ void Case::set_lengths(std::vector<std::int64_t> of_q, std::vector<std::int64_t>
     lengths_kv = std::move(of_kv);
 }
 
+void Case::set_cache(std::int64_t page_size, std::vector<std::int64_t> lengths,
+                     std::vector<std::int64_t> left_padding) {
+    problem.kv_lengths = true;
+    problem.page_size = page_size;
+    problem.left_padding = !left_padding.empty();
+    problem.batch = static_cast<std::int64_t>(lengths.size());
+    lengths_kv = std::move(lengths);
+    padding = std::move(left_padding);
+}
+
 std::string describe(const SetElements& set) {
     constexpr const char* kNames[] = {"q", "k", "v", "dO", "bias", "dlse"};
     std::string index;
@@ -178,6 +188,10 @@ std::string Case::describe() const {
     if (problem.ragged) {
         text += fmt::format(", lengths [{}] x [{}] {}", fmt::join(lengths_q, " "), fmt::join(lengths_kv, " "),
                             tessera::name_of(cu_seqlens_dtype));
+    }
+    if (problem.kv_lengths) {
+        text += fmt::format(", keys [{}]", fmt::join(lengths_kv, " "));
+        if (!padding.empty()) text += fmt::format(" from [{}]", fmt::join(padding, " "));
     }
     if (problem.bias) {
         const char* holes[] = {"none", "scattered", "prefix", "rows"};

@@ -66,12 +66,16 @@ struct Case {
     bool dlse = false;                  ///< the backward is given a gradient of LSE
     bool o_residual = false;            ///< kernels that support the residual of O write or read it
 
-    std::vector<std::int64_t> lengths_q;  ///< ragged: one per sequence
-    std::vector<std::int64_t> lengths_kv;
+    std::vector<std::int64_t> lengths_q;   ///< ragged: one per sequence
+    std::vector<std::int64_t> lengths_kv;  ///< likewise; also of a cache, where they may be beyond 0 .. capacity
+    std::vector<std::int64_t> padding;     ///< left padding of each sequence of a cache, or empty
     DType cu_seqlens_dtype = DType::int32;
 
     /// Sets ragged lengths, the totals and the bounds.
     void set_lengths(std::vector<std::int64_t> of_q, std::vector<std::int64_t> of_kv);
+    /// Turns the keys of a dense case into a cache in slots, or with a page_size in pages, with lengths of its own.
+    void set_cache(std::int64_t page_size, std::vector<std::int64_t> lengths,
+                   std::vector<std::int64_t> left_padding = {});
     /// Describes the Problem and everything above in one line.
     std::string describe() const;
 };

@@ -29,7 +29,8 @@ enum Tensor : std::uint64_t {
     kDbias,
     kOResidual,
     kSinks,
-    kDsinks
+    kDsinks,
+    kTable
 };
 
 std::uint64_t seed_of(const Case& c, Tensor tensor);

@@ -162,6 +162,25 @@ void add_ragged(List& list) {
     ragged("ragged_all_empty", {0, 0, 0}, {0, 0, 0});
 }
 
+void add_caches(List& list) {
+    const auto cache = [&](const char* id, const Shape& shape, DType dtype, std::int64_t page_size,
+                           std::vector<std::int64_t> lengths, std::vector<std::int64_t> padding = {}) -> Case& {
+        Case& c = list.add(id, shape, dtype);
+        c.set_cache(page_size, std::move(lengths), std::move(padding));
+        c.problem.mask.causal = Causal::bottom_right;
+        c.threads = 3;
+        return c;
+    };
+    cache("cache_slots", {3, 1, 700, 8, 2, 64, 64}, DType::fp32, 0, {700, 0, 513});
+    cache("cache_padded_slots", {3, 5, 300, 2, 2, 40, 24}, DType::bf16, 0, {300, -1, 999}, {7, 3, 290});
+    cache("cache_pages_of_1", {2, 1, 130, 4, 1, 128, 128}, DType::bf16, 1, {129, 64});
+    cache("cache_pages_of_3", {3, 70, 201, 4, 2, 64, 64}, DType::fp32, 3, {200, 70, 30}, {1, 2, 0});
+    cache("cache_pages_of_16", {4, 1, 1600, 8, 2, 128, 128}, DType::bf16, 16, {1585, 1, 0, 512});
+    cache("cache_pages_of_784", {2, 3, 1568, 10, 2, 32, 32}, DType::fp16, 784, {1000, 783}).problem.softcap = 20;
+    Case& window = cache("cache_window", {2, 2, 640, 4, 4, 64, 64}, DType::bf16, 16, {640, 333});
+    window.problem.mask.window_left = 40;
+}
+
 void add_layouts(List& list) {
     list.add("bhsd", {2, 70, 90, 4, 2, 64, 64}).layout = Layout::bhsd;
     Case& random = list.add("random_layout", {2, 70, 90, 4, 2, 40, 24});
@@ -277,6 +296,7 @@ std::vector<Case> corner_cases() {
     add_masks(list);
     add_scores(list);
     add_ragged(list);
+    add_caches(list);
     add_layouts(list);
     add_waiting(list);
     add_shared_biases(list);

@@ -17,7 +17,7 @@ void for_each_head(const PackedCall<Args>& packed, F&& f) {
     std::vector<double> k(static_cast<std::size_t>(p.len_kv * p.head_dim));
     std::vector<double> v(static_cast<std::size_t>(p.len_kv * p.head_dim_v));
     for (std::int64_t b = 0; b < p.batch; ++b) {
-        const Sequence sequence = sequence_of(p, packed.call.cu_seqlens_q, packed.call.cu_seqlens_kv, b);
+        const Sequence sequence = sequence_of(p, packed.call, b);
         for (std::int64_t h = 0; h < p.heads_q; ++h) {
             f(reference::Head(p, packed.call, sequence, h, k.data(), v.data()), sequence, h);
         }

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "core/numeric.hpp"
+#include "core/o_residual.hpp"
 
 namespace tessera::check {
 namespace {
@@ -42,6 +43,23 @@ Packed packed_copy(const TensorView& from) {
         result.data[static_cast<std::size_t>(flat)] = load_as_double(element, from.dtype);
     });
     return result;
+}
+
+void store_all(const TensorView& from, const TensorView& to) {
+    const auto* values = static_cast<const double*>(from.data);
+    for_each_element(
+        to, [&](std::int64_t flat, std::byte* element) { store_from_double(element, to.dtype, values[flat]); });
+}
+
+void store_residuals(const TensorView& from, const TensorView& to, DType dtype) {
+    const auto* values = static_cast<const double*>(from.data);
+    for_each_element(to, [&](std::int64_t flat, std::byte* element) {
+        const auto exact = static_cast<float>(values[flat]);
+        const std::int32_t rest = dtype == DType::bf16
+                                      ? residual_of<DType::bf16>(exact, to_float(from_double<Bf16>(values[flat])))
+                                      : residual_of<DType::fp16>(exact, to_float(from_double<Fp16>(values[flat])));
+        *reinterpret_cast<std::int8_t*>(element) = static_cast<std::int8_t>(rest);
+    });
 }
 
 std::string index_text(const TensorView& t, std::int64_t flat) {

@@ -60,6 +60,12 @@ void for_each_element(const TensorView& t, F&& f) {
     for_each_element_of_slices(t, 0, shape[0] * shape[1], f);
 }
 
+/// Copies fp64 values into a tensor of any dtype, rounding once.
+void store_all(const TensorView& from, const TensorView& to);
+
+/// The residuals of rounding fp64 values to `dtype`.
+void store_residuals(const TensorView& from, const TensorView& to, DType dtype);
+
 /// Returns the indices of the element with C order index `flat`, such as "[1, 0, 3]".
 std::string index_text(const TensorView& t, std::int64_t flat);
 

@@ -10,12 +10,12 @@
 #include <variant>
 #include <vector>
 
+#include "check/case_cache.hpp"
 #include "check/case_tensors.hpp"
 #include "check/guarded.hpp"
 #include "check/limits.hpp"
 #include "check/packed.hpp"
 #include "core/numeric.hpp"
-#include "core/o_residual.hpp"
 #include "device/device_copy.hpp"
 #include "tessera/error.hpp"
 #include "tessera/plan.hpp"
@@ -34,25 +34,6 @@ void set_elements(const TensorView& to, const SetElements& set) {
             chosen = chosen && (set.index[d] == SetElements::all || set.index[d] % shape[d] == flat % shape[d]);
         }
         if (chosen) store_from_double(element, to.dtype, value);
-    });
-}
-
-/// Copies fp64 values into a tensor of any dtype, rounding once.
-void store_all(const TensorView& from, const TensorView& to) {
-    const auto* values = static_cast<const double*>(from.data);
-    for_each_element(
-        to, [&](std::int64_t flat, std::byte* element) { store_from_double(element, to.dtype, values[flat]); });
-}
-
-/// The residuals of rounding fp64 values to `dtype`.
-void store_residuals(const TensorView& from, const TensorView& to, DType dtype) {
-    const auto* values = static_cast<const double*>(from.data);
-    for_each_element(to, [&](std::int64_t flat, std::byte* element) {
-        const auto exact = static_cast<float>(values[flat]);
-        const std::int32_t rest = dtype == DType::bf16
-                                      ? residual_of<DType::bf16>(exact, to_float(from_double<Bf16>(values[flat])))
-                                      : residual_of<DType::fp16>(exact, to_float(from_double<Fp16>(values[flat])));
-        *reinterpret_cast<std::int8_t*>(element) = static_cast<std::int8_t>(rest);
     });
 }
 
@@ -106,6 +87,7 @@ std::variant<Plan, Outcome> plan_of(const Case& c, const KernelInfo& kernel) {
 struct CaseRunner::State {
     Case c;
     GuardedTensor q, k, v, bias, slopes, cu_q, cu_kv, o, o_residual, lse, d_o, dlse, sinks;
+    GuardedTensor kv_lengths, table, left;  // of a cache
     ForwardArgs forward{};
     BackwardArgs backward{};
     std::optional<ForwardGold> forward_gold;
@@ -124,7 +106,10 @@ struct CaseRunner::State {
                 {"lse", &lse},
                 {"do", &d_o},
                 {"dlse", &dlse},
-                {"sinks", &sinks}};
+                {"sinks", &sinks},
+                {"kv_lengths", &kv_lengths},
+                {"page_table", &table},
+                {"left_padding", &left}};
     }
 
     template <class Args>
@@ -219,6 +204,15 @@ CaseRunner::CaseRunner(const Case& which) : state_(std::make_unique<State>()) {
         s.cu_q = cu_seqlens(which, kCuQ, which.lengths_q);
         s.cu_kv = cu_seqlens(which, kCuKv, which.lengths_kv);
     }
+    if (p.kv_lengths) {
+        for (const GuardedTensor* t : {&s.k, &s.v}) poison_unused_rows(which, t->view());
+        s.kv_lengths = cache_integers(which, which.lengths_kv, seed_of(which, kCuQ));
+        if (p.page_size > 0) s.table = cache_page_table(which, seed_of(which, kTable));
+        if (p.left_padding) s.left = cache_integers(which, which.padding, seed_of(which, kCuKv));
+    }
+    s.forward.kv_lengths = s.kv_lengths.view();
+    s.forward.page_table = s.table.view();
+    s.forward.left_padding = s.left.view();
     s.set_inputs(s.forward);
     s.set_inputs(s.backward);
     if (which.lse) s.forward.lse = s.lse.view();

@@ -39,6 +39,9 @@ HWY_INLINE __m512i read(const Bf16* at, std::int64_t count, std::int64_t ahead) 
 const Bf16* row_of(const HeadRows& x, std::int64_t row) { return static_cast<const Bf16*>(x.at(row, 0)); }
 std::int64_t bytes_ahead(const HeadRows& x) { return kRowsAhead * x.row_stride * size_of(x.dtype); }
 
+/// Pairs of keys whose rows in pages are looked up together.
+constexpr std::int64_t kPagedPairs = 64;
+
 HWY_INLINE __m512bh broadcast_pair(const Bf16* pair) {
     std::int32_t word;
     std::memcpy(&word, pair, sizeof word);
@@ -92,10 +95,11 @@ HWY_NOINLINE void scores_of(const RowScores& by_reference) {
 }
 
 /// sums[i, c] = or += the products of pairs [begin, end) of keys, for kTiles x 32 columns of kQueries queries. With
-/// kSum, sums of P too.
+/// kSum, sums of P too. rows: null, or the addresses of the rows of these pairs, which lie in pages.
 template <int kQueries, int kTiles, bool kSum, bool kWhole>
 HWY_INLINE void value_block(const RowValues& job, const Bf16* p, std::int64_t begin, std::int64_t end,
-                            std::int64_t column, float* sums, std::int64_t stride, float* of_p) {
+                            std::int64_t column, const Bf16* const* rows, float* sums, std::int64_t stride,
+                            float* of_p) {
     const __m512bh ones = from_bits(_mm512_set1_epi32(0x3F803F80));
     const std::int64_t p_stride = job.p_stride;
     const std::int64_t row = job.v.row_stride;
@@ -108,7 +112,7 @@ HWY_INLINE void value_block(const RowValues& job, const Bf16* p, std::int64_t be
             begin > 0 ? _mm512_loadu_ps(sums + i * stride + column + 16 * c) : _mm512_setzero_ps();
         if constexpr (kSum) p_sum[i] = begin > 0 ? _mm512_loadu_ps(of_p + 16 * i) : _mm512_setzero_ps();
     }
-    const auto add_pair = [&](std::int64_t pair, const Bf16* v, auto is_whole_pair) {
+    const auto add_pair = [&](std::int64_t pair, const Bf16* v, const Bf16* next, auto is_whole_pair) {
         __m512bh weight[kQueries];
         TESSERA_UNROLL for (int i = 0; i < kQueries; ++i) {
             weight[i] = broadcast_pair(p + i * p_stride + 2 * pair);
@@ -116,8 +120,7 @@ HWY_INLINE void value_block(const RowValues& job, const Bf16* p, std::int64_t be
         }
         TESSERA_UNROLL for (int tile = 0; tile < kTiles; ++tile) {
             const __m512i even = read<kWhole>(v + 32 * tile, count, ahead);
-            const __m512i odd =
-                is_whole_pair() ? read<kWhole>(v + row + 32 * tile, count, ahead) : _mm512_setzero_si512();
+            const __m512i odd = is_whole_pair() ? read<kWhole>(next + 32 * tile, count, ahead) : _mm512_setzero_si512();
             const __m512bh low = from_bits(_mm512_unpacklo_epi16(even, odd));
             const __m512bh high = from_bits(_mm512_unpackhi_epi16(even, odd));
             TESSERA_UNROLL for (int i = 0; i < kQueries; ++i) {
@@ -126,10 +129,16 @@ HWY_INLINE void value_block(const RowValues& job, const Bf16* p, std::int64_t be
             }
         }
     };
-    const Bf16* v = row_of(job.v, job.first + 2 * begin) + column;
+    const Bf16* v = rows != nullptr ? nullptr : row_of(job.v, job.first + 2 * begin) + column;
     const std::int64_t whole = std::min(end, job.keys / 2);
-    for (std::int64_t pair = begin; pair < whole; ++pair, v += 2 * row) add_pair(pair, v, std::true_type());
-    if (whole < end) add_pair(whole, v, std::false_type());
+    for (std::int64_t pair = begin; rows == nullptr && pair < whole; ++pair, v += 2 * row)
+        add_pair(pair, v, v + row, std::true_type());
+    for (std::int64_t pair = begin; rows != nullptr && pair < whole; ++pair) {
+        const Bf16* const* at = rows + 2 * (pair - begin);
+        add_pair(pair, at[0] + column, at[1] + column, std::true_type());
+    }
+    if (rows != nullptr && whole < end) v = rows[2 * (whole - begin)] + column;
+    if (whole < end) add_pair(whole, v, nullptr, std::false_type());
     TESSERA_UNROLL for (int i = 0; i < kQueries; ++i) {
         TESSERA_UNROLL for (int c = 0; c < 2 * kTiles; ++c)
             _mm512_storeu_ps(sums + i * stride + column + 16 * c, sum[i][c]);
@@ -165,12 +174,21 @@ HWY_NOINLINE bool values_of(const RowValues& job, std::int64_t query) {
     const Bf16* p = job.p + query * job.p_stride;
     const std::int64_t pairs = (job.keys + 1) / 2;
     // If O is more than one block wide, some keys at a time: their rows of V stay in the L1 cache for all blocks.
-    const std::int64_t at_once = job.dim <= 32 * kTiles ? pairs : 8;
+    const std::int64_t at_once = job.dim > 32 * kTiles ? 8 : job.v.paged() ? kPagedPairs : pairs;
+    const Bf16* rows[2 * kPagedPairs];
     for (std::int64_t begin = 0; begin < pairs; begin += at_once) {
         const std::int64_t end = std::min(pairs, begin + at_once);
+        if (job.v.paged()) {
+            const std::int64_t keys = std::min(job.keys, 2 * end) - 2 * begin;
+            for_each_run(job.v, job.first + 2 * begin, keys, [&](const void* address, std::int64_t i, std::int64_t n) {
+                for (std::int64_t r = 0; r < n; ++r)
+                    rows[i + r] = static_cast<const Bf16*>(address) + r * job.v.row_stride;
+            });
+        }
         std::int64_t column = 0;
         const auto run = [&](auto tiles, auto sum, auto whole) {
-            value_block<kQueries, tiles(), sum(), whole()>(job, p, begin, end, column, sums[0], kMaxDim, of_p[0]);
+            value_block<kQueries, tiles(), sum(), whole()>(job, p, begin, end, column, job.v.paged() ? rows : nullptr,
+                                                           sums[0], kMaxDim, of_p[0]);
             column += 32 * tiles();
         };
         constexpr std::integral_constant<int, kTiles> kWide{};

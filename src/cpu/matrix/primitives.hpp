@@ -91,10 +91,12 @@ constexpr bool unpackable(float x) { return !(x < 0x1p127F && x > -0x1p127F); }
 /// order, which the hardware prefetcher does not follow.
 inline void fetch_rows(const HeadRows& x, std::int64_t begin, std::int64_t end, std::int64_t dim) {
     constexpr std::int64_t kLine = 64;
-    for (std::int64_t row = begin; row < end; ++row) {
-        const auto* at = static_cast<const char*>(x.at(row, 0));
-        for (std::int64_t byte = 0; byte < dim * size_of(x.dtype); byte += kLine) __builtin_prefetch(at + byte);
-    }
+    for_each_run(x, begin, end - begin, [&](const void* address, std::int64_t, std::int64_t rows) {
+        const auto* at = static_cast<const char*>(address);
+        for (std::int64_t row = 0; row < rows; ++row, at += x.row_stride * size_of(x.dtype)) {
+            for (std::int64_t byte = 0; byte < dim * size_of(x.dtype); byte += kLine) __builtin_prefetch(at + byte);
+        }
+    });
 }
 
 /// C[16 * m, 16 * n] fp32 = or += A B, for m x k row tiles and k x n pair tiles in `parts`. Each element adds its

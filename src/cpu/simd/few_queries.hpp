@@ -12,24 +12,59 @@
 // Each row has the bits that the primitives with queries in the lanes give it: the same operations in the same order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/simd/primitives.hpp"
 
 namespace tessera::cpu::simd {
 
-/// Contiguous rows of K or V in fp32 or bf16, which is widened in registers.
+/// Rows of K and V are prefetched this far ahead, since the hardware prefetcher does not follow blocks of 16 rows.
+/// Measured on Zen 4 (2026-11) from the L3 cache: 16 to 64 rows are alike and 1.3 times as fast as none.
+inline constexpr std::int64_t kRowsAhead = 32;
+
+/// Rows of contiguous elements of K or V in fp32 or bf16, which is widened in registers.
 struct ElementRows {
     const void* data = nullptr;
     std::int64_t stride = 0;  ///< elements from row to row
     DType dtype = DType::fp32;
+    const void* const* rows = nullptr;  ///< [keys + kRowsAhead]: addresses of rows in pages; null: evenly spaced
 };
 
+/// Row `key` of a tile.
+template <class T>
+inline const T* row_of(const ElementRows& x, std::int64_t key) {
+    return x.rows != nullptr ? static_cast<const T*>(x.rows[key]) : static_cast<const T*>(x.data) + key * x.stride;
+}
+
+/// Bytes from row `key` of a tile to the row to prefetch with it.
+template <class T>
+inline std::int64_t bytes_ahead(const ElementRows& x, std::int64_t key) {
+    if (x.rows == nullptr) return kRowsAhead * x.stride * static_cast<std::int64_t>(sizeof(T));
+    return reinterpret_cast<std::intptr_t>(x.rows[key + kRowsAhead]) - reinterpret_cast<std::intptr_t>(x.rows[key]);
+}
+
+/// Addresses of rows first .. first + count that are before `end`, in pages; then the last of them again.
+inline void row_addresses(const HeadRows& x, std::int64_t first, std::int64_t count, std::int64_t end,
+                          const void** addresses) {
+    const std::int64_t present = std::min(count, end - first);
+    for_each_run(x, first, present, [&](const void* address, std::int64_t i, std::int64_t rows) {
+        const auto* at = static_cast<const char*>(address);
+        for (std::int64_t r = 0; r < rows; ++r, at += x.row_stride * size_of(x.dtype)) addresses[i + r] = at;
+    });
+    for (std::int64_t i = present; i < count; ++i) addresses[i] = addresses[present - 1];
+}
+
 /// Rows first .. first + keys of K or V: where they lie, or a copy in fp32. `whole`: vectors read whole rows. copy:
-/// [keys, stride]
+/// [keys, stride]. For rows in pages: addresses: [keys + kRowsAhead]; end: one past the last row of the sequence
 inline ElementRows element_rows(const HeadRows& x, std::int64_t first, std::int64_t keys, std::int64_t dim, bool whole,
-                                float* copy, std::int64_t stride) {
+                                float* copy, std::int64_t stride, const void** addresses = nullptr,
+                                std::int64_t end = 0) {
     const bool in_place = x.dtype != DType::fp16 && x.column_stride == 1 && (!whole || dim % kLanes == 0);
+    if (in_place && x.paged()) {
+        row_addresses(x, first, keys + kRowsAhead, end, addresses);
+        return {addresses[0], x.row_stride, x.dtype, addresses};
+    }
     if (in_place) return {x.at(first, 0), x.row_stride, x.dtype};
     load_rows(x, first, keys, dim, copy, stride);
     return {copy, stride, DType::fp32};

@@ -105,8 +105,8 @@ struct Head {
           query_head(head),
           kv_head(head / p.group()),
           q(head_rows(args.q, m, m.first_q, head)),
-          k(head_rows(args.k, m, m.first_kv, kv_head)),
-          v(head_rows(args.v, m, m.first_kv, kv_head)),
+          k(key_rows(p, args, args.k, m, kv_head)),
+          v(key_rows(p, args, args.v, m, kv_head)),
           sinks(sink_rows(args.sinks, head)) {
         const auto scale = static_cast<float>(p.effective_scale());
         // A scale over 1 could overflow a query although the score itself is finite.

@@ -210,6 +210,7 @@ Refusal refuse_standard_backward(const Problem& p, const AskedTile& tile, const 
 }  // namespace
 
 Refusal refuse_sizes(const Problem& p) {
+    if (p.kv_lengths) return "takes no cache of keys";
     // Half of an int's range, so that a sum of two sizes and a tile past the end fit too.
     constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
     const std::pair<const char*, std::int64_t> sizes[] = {{"batch", p.batch},       {"len_q", p.len_q},

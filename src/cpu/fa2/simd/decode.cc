@@ -54,6 +54,8 @@ struct DecodeScratch {
     float* q_t;               // [head_dim, g.lanes]
     float* spare_o;           // [head_dim_v, g.lanes]
     simd::PanelSums panel;
+    const void** k_rows;  // [block_kv + kRowsAhead]: addresses of rows in pages
+    const void** v_rows;
 
     DecodeScratch(Arena& arena, const Geometry& g, const RowsLayout& layout)
         : tiles(arena, g),
@@ -65,7 +67,9 @@ struct DecodeScratch {
           chunk(arena.take<float>(layout.sums_floats())),
           q_t(arena.take<float>(g.head_dim, g.lanes)),
           spare_o(arena.take<float>(g.head_dim_v, g.lanes)),
-          panel(arena, g) {}
+          panel(arena, g),
+          k_rows(arena.take<const void*>(g.block_kv + simd::kRowsAhead)),
+          v_rows(arena.take<const void*>(g.block_kv + simd::kRowsAhead)) {}
 };
 
 /// A call with its sizes and memory.
@@ -196,7 +200,7 @@ class DecodeTask {
                           .q_stride = g_.k_stride,
                           .queries = rows_,
                           .k = simd::element_rows(head.k, keys.begin, keys.size(), g_.head_dim, false, scratch_.tiles.k,
-                                                  g_.k_stride),
+                                                  g_.k_stride, scratch_.k_rows, head.sequence.len_kv),
                           .keys = keys.size(),
                           .dim = g_.head_dim,
                           .s = scratch_.s,
@@ -210,7 +214,7 @@ class DecodeTask {
                           .queries = rows_,
                           .seen = seen_.data(),
                           .v = simd::element_rows(head.v, keys.begin, keys.size(), g_.head_dim_v, true,
-                                                  scratch_.tiles.v, g_.v_stride),
+                                                  scratch_.tiles.v, g_.v_stride, scratch_.v_rows, head.sequence.len_kv),
                           .dim = g_.head_dim_v,
                           .o = sums.o,
                           .o_stride = layout_.o_stride,

@@ -58,15 +58,14 @@ inline __mmask32 first_elements(std::int64_t count) {
 template <class T>
 inline constexpr std::int64_t kOfVector = 64 / sizeof(T);
 
-/// Elements of a row from (row, column) on, 0 from `count` on.
+/// Elements from `at` on, `stride` apart, 0 from `count` on.
 template <class T>
-inline __m512i load_words(const HeadRows& from, std::int64_t row, std::int64_t column, std::int64_t count) {
+inline __m512i load_words(const T* at, std::int64_t stride, std::int64_t count) {
     if (count <= 0) return _mm512_setzero_si512();
-    const void* at = from.at(row, column);
-    if (from.column_stride != 1) {
+    if (stride != 1) {
         alignas(64) T elements[kOfVector<T>] = {};
         for (std::int64_t i = 0; i < std::min(count, kOfVector<T>); ++i) {
-            elements[i] = static_cast<const T*>(at)[i * from.column_stride];
+            elements[i] = at[i * stride];
         }
         return _mm512_load_si512(elements);
     }
@@ -74,24 +73,61 @@ inline __m512i load_words(const HeadRows& from, std::int64_t row, std::int64_t c
     else return _mm512_maskz_loadu_epi16(first_elements(count), at);
 }
 
-/// How a tile is read. PLAIN: all its rows are inside the matrix and lie in memory as needed. CHECKED: elements
-/// outside, and those that can't be packed, are read as 0.
-enum class Reading { plain, checked };
+/// How a tile is read. PLAIN: all its rows are inside the matrix and lie in memory as needed. PAGED: the same, but by
+/// addresses of the rows, which pages hold. CHECKED: elements outside, and those that can't be packed, are read as 0.
+enum class Reading { plain, paged, checked };
+
+/// Rows of a tile at most.
+inline constexpr std::int64_t kMostTileRows = 32;
+
+/// Addresses of the rows of a tile that lie in pages. They are not initialised: most calls have none.
+struct TileRows {
+    const void* at[kMostTileRows];
+    std::int64_t first;  ///< row of the job that at[0] is
+
+    /// Finds the rows of [row, row + count) that a job has. Returns this, or null if its rows are not in pages.
+    HWY_INLINE const TileRows* find(const PackJob& job, std::int64_t row, std::int64_t count) {
+        if (!job.from.paged()) return nullptr;
+        first = row;
+        const std::int64_t present = std::min(count, job.rows - row);
+        for_each_run(job.from, job.first + row, present, [&](const void* address, std::int64_t i, std::int64_t rows) {
+            const auto* next = static_cast<const char*>(address);
+            const std::int64_t step = job.from.row_stride * size_of(job.from.dtype);
+            for (std::int64_t r = 0; r < rows; ++r, next += step) at[i + r] = next;
+        });
+        return this;
+    }
+};
 
 /// Reads 32-bit words of a job's matrix for one tile and detects elements that can't be packed.
 template <class T, Reading kReading>
 class WordReader {
  public:
-    explicit WordReader(const PackJob& job)
-        : job_(job), begin_(static_cast<const T*>(job.from.at(job.first, 0))), stride_(job.from.row_stride) {}
+    /// rows: of the tile, if they are in pages
+    WordReader(const PackJob& job, const TileRows* rows)
+        : job_(job),
+          rows_(rows),
+          begin_(reinterpret_cast<const T*>(job.from.data) + (rows == nullptr ? job.first * job.from.row_stride : 0)),
+          stride_(job.from.row_stride),
+          scale_(job.scale),
+          finite_only_(job.finite_only) {}
 
     HWY_INLINE __m512i read(std::int64_t row, std::int64_t column) {
-        constexpr bool kPlain = kReading == Reading::plain;
+        constexpr bool kPlain = kReading != Reading::checked;
         if (!kPlain && row >= job_.rows) return _mm512_setzero_si512();
-        __m512i x = kPlain ? _mm512_loadu_si512(begin_ + row * stride_ + column)
-                           : load_words<T>(job_.from, job_.first + row, column, job_.dim - column);
+        __m512i x;
+        if constexpr (kReading == Reading::plain) {
+            x = _mm512_loadu_si512(begin_ + row * stride_ + column);
+        } else if constexpr (kReading == Reading::paged) {
+            x = _mm512_loadu_si512(static_cast<const T*>(rows_->at[row - rows_->first]) + column);
+        } else {
+            const T* at =
+                rows_ != nullptr ? static_cast<const T*>(rows_->at[row - rows_->first]) : begin_ + row * stride_;
+            const std::int64_t step = job_.from.column_stride;
+            x = load_words<T>(at + column * step, step, job_.dim - column);
+        }
         if constexpr (kFp32) {
-            x = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(x), _mm512_set1_ps(job_.scale)));
+            x = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(x), _mm512_set1_ps(scale_)));
             const __m512i size = _mm512_and_si512(x, _mm512_set1_epi32(0x7FFFFFFF));
             largest_ = _mm512_max_epi32(largest_, size);
             return kPlain ? x : _mm512_maskz_mov_epi32(_mm512_cmple_epi32_mask(size, limit()), x);
@@ -119,12 +155,16 @@ class WordReader {
     /// above infinity.
     HWY_INLINE __m512i limit() const {
         if (kFp32) return _mm512_set1_epi32(0x7EFFFFFF);
-        return _mm512_set1_epi16(static_cast<short>(job_.finite_only ? 0x7F7F : 0x7FFF));
+        return _mm512_set1_epi16(static_cast<short>(finite_only_ ? 0x7F7F : 0x7FFF));
     }
 
-    const PackJob job_;  // a copy, which stores to the tiles cannot alias
+    const PackJob& job_;
+    const TileRows* rows_;
+    // Copies, which stores to the tiles cannot alias.
     const T* begin_;
     std::int64_t stride_;
+    float scale_;
+    bool finite_only_;
     __m512i largest_ = _mm512_setzero_si512();
 };
 
@@ -147,7 +187,7 @@ HWY_INLINE void store_columns_of_words(Bf16* to, const __m512i* even, const __m5
 /// Packs the one or two tiles that begin at (row, column). Returns false if elements became 0 or, in a plain read,
 /// would have to.
 template <Form kForm, class T, Reading kReading>
-inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column) {
+inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column, const TileRows* rows = nullptr) {
     constexpr bool kFp32 = sizeof(T) == 4;
     constexpr bool kAlongRows = kForm == Form::rows || kForm == Form::row_pairs;
     constexpr bool kRowTile = kForm == Form::rows || kForm == Form::columns;
@@ -158,7 +198,7 @@ inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column)
     // A read of 32 bf16 columns covers two tiles if a tile has 16.
     Bf16* second = to + (kAlongRows ? job.to.column_step : job.to.row_step);
     const bool two = column + kTileRows < job.dim;
-    WordReader<T, kReading> from(job);
+    WordReader<T, kReading> from(job, rows);
     if constexpr (kForm == Form::rows && kFp32) {
         for (int r = 0; r < 16; ++r) {
             store_parted_row(to + r * kTileDepth, from.read(row + r, column), from.read(row + r, column + 16));
@@ -205,6 +245,16 @@ inline bool pack_tile(const PackJob& job, std::int64_t row, std::int64_t column)
     return from.all_packable();
 }
 
+/// Packs the tiles that begin at (row, column). `inside`: the matrix has all their rows and columns, one after another.
+/// rows: null, or addresses of rows in pages. Returns false if elements became 0.
+template <Form kForm, class T>
+HWY_INLINE bool pack_any_tile(const PackJob& job, std::int64_t row, std::int64_t column, bool inside,
+                              const TileRows* rows) {
+    if (inside && rows == nullptr && pack_tile<kForm, T, Reading::plain>(job, row, column)) return true;
+    if (inside && rows != nullptr && pack_tile<kForm, T, Reading::paged>(job, row, column, rows)) return true;
+    return pack_tile<kForm, T, Reading::checked>(job, row, column, rows);
+}
+
 template <Form kForm, class T>
 inline bool pack_as(const PackJob& job) {
     constexpr std::int64_t kRows = kForm == Form::rows || kForm == Form::column_pairs ? 16 : 32;
@@ -215,6 +265,8 @@ inline bool pack_as(const PackJob& job) {
     bool all = true;
     for (std::int64_t row = 0; row < job.rows; row += kRows) {
         std::int64_t fetched = row + kRows;
+        TileRows memory;
+        const TileRows* pages = memory.find(job, row, kRows);
         for (std::int64_t column = 0; column < job.dim; column += kColumns) {
             if (contiguous && job.from_memory) {
                 fetch_rows(job.from, job.first + fetched,
@@ -222,8 +274,7 @@ inline bool pack_as(const PackJob& job) {
             }
             fetched += share;
             const bool inside = contiguous && row + kRows <= job.rows && column + kColumns <= job.dim;
-            if (inside && pack_tile<kForm, T, Reading::plain>(job, row, column)) continue;
-            if (!pack_tile<kForm, T, Reading::checked>(job, row, column)) all = false;
+            if (!pack_any_tile<kForm, T>(job, row, column, inside, pages)) all = false;
         }
     }
     return all;

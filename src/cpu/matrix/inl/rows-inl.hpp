@@ -12,7 +12,9 @@ class RowsInSteps {
           v_(p.v),
           contiguous_(p.v.from.column_stride == 1),
           dim_tiles_((p.v.dim + kTileRows - 1) / kTileRows),
-          key_tiles_((p.v.rows + kTileDepth - 1) / kTileDepth) {}
+          key_tiles_((p.v.rows + kTileDepth - 1) / kTileDepth) {
+        v_.to = {nullptr, 0, kElements};
+    }
 
     /// Returns whether all of V could be packed.
     bool run() {
@@ -45,18 +47,22 @@ class RowsInSteps {
         sums.store();
     }
 
-    void pack(std::int64_t i, std::int64_t tile, std::int64_t tiles) {
+    /// Not inlined: its vectors and its rows in pages stay out of the loop of the GEMM.
+    HWY_NOINLINE void pack(std::int64_t i, std::int64_t tile, std::int64_t tiles) {
         const std::int64_t row = i * kTileDepth;
         if (tile == 0 && contiguous_ && v_.from_memory) {  // prefetch for the next step
             const auto cut = [&](std::int64_t r) { return v_.first + std::min(v_.rows, r); };
             fetch_rows(v_.from, cut(row + kTileDepth), cut(row + 2 * kTileDepth), v_.dim);
         }
-        v_.to = {buffer(i), 0, kElements};
+        TileRows memory;
+        const TileRows* pages = memory.find(v_, row, kTileDepth);
+        v_.to.data = buffer(i);
         const std::int64_t end = std::min(v_.dim, (tile + tiles) * kTileRows);
         for (std::int64_t column = tile * kTileRows; column < end; column += kColumns) {
             const bool inside = contiguous_ && row + kTileDepth <= v_.rows && column + kColumns <= v_.dim;
-            if (inside && pack_tile<Form::row_pairs, T, Reading::plain>(v_, row, column)) continue;
-            if (!pack_tile<Form::row_pairs, T, Reading::checked>(v_, row, column)) all_packable_ = false;
+            if (!pack_any_tile<Form::row_pairs, T>(v_, row, column, inside, pages)) {
+                all_packable_ = false;
+            }
         }
     }
 

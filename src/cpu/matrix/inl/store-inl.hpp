@@ -15,10 +15,11 @@ inline void row_dots(const HeadRows& a, const HeadRows& b, std::int64_t first, s
     const auto load = [&](const HeadRows& x, std::int64_t row, std::int64_t c, __m512(&to)[2]) {
         if (x.dtype == DType::fp32) {
             for (int i = 0; i < 2; ++i) {
-                to[i] = _mm512_castsi512_ps(load_words<float>(x, first + row, c + 16 * i, dim - c - 16 * i));
+                const auto* at = static_cast<const float*>(x.at(first + row, c + 16 * i));
+                to[i] = _mm512_castsi512_ps(load_words(at, x.column_stride, dim - c - 16 * i));
             }
         } else {
-            const __m512i words = load_words<Bf16>(x, first + row, c, dim - c);
+            const __m512i words = load_words(static_cast<const Bf16*>(x.at(first + row, c)), x.column_stride, dim - c);
             to[0] = even_of(words);
             to[1] = odd_of(words);
         }

@@ -75,7 +75,7 @@ inline Tiles key_rows(Bf16* data, const Layout& g, std::int64_t depth_tiles, std
 inline bool tiles_in_place(const HeadRows& x, std::int64_t dim) {
     constexpr std::int64_t kLine = 64;
     constexpr std::int64_t kFarthest = 512;
-    return x.dtype == DType::bf16 && x.column_stride == 1 && dim % kTileDepth == 0 &&
+    return !x.paged() && x.dtype == DType::bf16 && x.column_stride == 1 && dim % kTileDepth == 0 &&
            reinterpret_cast<std::uintptr_t>(x.data) % kLine == 0 && x.row_stride % kTileDepth == 0 &&
            x.row_stride > 0 && x.row_stride <= kFarthest;
 }

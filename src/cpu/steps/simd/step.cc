@@ -9,11 +9,12 @@
 namespace tessera::cpu::simd {
 namespace {
 
-/// Can the rows be used where they lie? Rows a multiple of 1 KiB (256 floats) apart share a few sets of the L1 cache. A
-/// tile read down its columns would evict itself, so a copy is faster.
-bool usable_in_place(const HeadRows& rows, std::int64_t dim) {
+/// Can these rows be used where they lie? They must be evenly spaced, so lie in one page of a cache. Rows a multiple of
+/// 1 KiB (256 floats) apart share a few sets of the L1 cache. A tile read down its columns would evict itself, so a
+/// copy is faster.
+bool usable_in_place(const HeadRows& rows, std::int64_t first, std::int64_t count, std::int64_t dim) {
     const bool crowds_cache = rows.row_stride > dim && rows.row_stride % 256 == 0;
-    return rows.dtype == DType::fp32 && rows.column_stride == 1 && !crowds_cache;
+    return rows.dtype == DType::fp32 && rows.column_stride == 1 && !crowds_cache && rows.run(first) >= count;
 }
 
 /// The factor on weights when an overflowed sum is recomputed: no sum of them times V can then overflow on its way.
@@ -43,7 +44,7 @@ TileReport report_of(TileStep step, const Head& head, const Panel& panel, Range 
 KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int64_t keys, const TileScratch& scratch,
                bool borrow) {
     KvTile kv{.first = first, .keys = keys};
-    if (borrow && usable_in_place(head.k, g.head_dim)) {
+    if (borrow && usable_in_place(head.k, first, keys, g.head_dim)) {
         kv.k = static_cast<const float*>(head.k.at(first, 0));
         kv.k_stride = head.k.row_stride;
     } else {
@@ -51,7 +52,7 @@ KvTile load_kv(const Head& head, const Geometry& g, std::int64_t first, std::int
         kv.k = scratch.k;
         kv.k_stride = g.k_stride;
     }
-    if (borrow && usable_in_place(head.v, g.head_dim_v)) {
+    if (borrow && usable_in_place(head.v, first, keys, g.head_dim_v)) {
         kv.v = static_cast<const float*>(head.v.at(first, 0));
         kv.v_stride = head.v.row_stride;
     } else {

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over a cache of keys and values, which the calls of flash-attn's two versions share.
+
+Cache.attend() runs the library on the tensors where they lie, Cache.append() writes new rows into the cache in place,
+and with_kvcache() does both, with rotary. They run on the CPU, without gradients.
+"""
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from . import _native
+from ._arrays import borrow
+from ._results import Workspace
+from .rotary import _rotated
+from .torch._tensors import expect_tensor
+
+
+def _int32(name, values):
+    """int32 (batch,) or (batch, ..), as the library reads it."""
+    expect_tensor(name, values)
+    if values.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name}: expected dtype int32, got {str(values.dtype).removeprefix('torch.')}")
+    return values.to(torch.int32)
+
+
+class Cache:
+    """K and V of a call with what finds a sequence's rows in them.
+
+    k, v: (slots, capacity, nheads_k, headdim), or with pages (pages, page_size, nheads_k, headdim) and table int32
+    (batch, pages of a sequence). lengths: an integer, int (batch,), or None: all of the capacity. slots, left_padding:
+    int (batch,) or None. names: the caller's names of k, v, the table and the lengths. Raises ValueError that names the
+    argument, NotImplementedError for tensors on a CUDA device."""
+
+    def __init__(self, k, v, batch, lengths, table=None, slots=None, left_padding=None,
+                 names=("k_cache", "v_cache", "block_table", "cache_seqlens")):
+        table_name, lengths_name = names[2:]
+        self.table = None if table is None else _int32(table_name, table)
+        for name, cache in zip(names, (k, v)):
+            expect_tensor(name, cache)
+            if cache.dim() != 4:
+                raise ValueError(f"{name}: expected 4 dimensions, got {list(cache.shape)}")
+            if cache.device.type != "cpu":
+                raise NotImplementedError(f"{name}: tessera has caches of keys on the CPU alone yet, got one on "
+                                          f"{cache.device}")
+        self.k, self.v, self.batch, self._names = k.detach(), v.detach(), batch, names
+        if self.table is not None and (self.table.dim() != 2 or len(self.table) != batch):
+            raise ValueError(f"{table_name}: expected shape ({batch}, pages of a sequence), got {list(table.shape)}")
+        self.slots = None if slots is None else self._of_sequences("cache_batch_idx", slots)
+        self.left_padding = None if left_padding is None else self._of_sequences("cache_leftpad", left_padding)
+        self.capacity = k.shape[1] * (1 if table is None else self.table.shape[1])
+        lengths = self.capacity if lengths is None else lengths
+        if not isinstance(lengths, torch.Tensor):
+            lengths = torch.full((batch,), lengths, dtype=torch.int32)
+        self.lengths = self._of_sequences(lengths_name, lengths)
+
+    def _of_sequences(self, name, values):
+        values = _int32(name, values)
+        if values.shape != (self.batch,):
+            raise ValueError(f"{name}: expected shape ({self.batch},), got {list(values.shape)}")
+        return values
+
+    def append(self, k, v, sequence, position):
+        """Writes rows k, v (rows, nheads_k, headdim) as row `position` of `sequence`, both int64 (rows,). A row whose
+        position is negative, past the capacity or on no page is not written."""
+        for name, rows, cache in (("k", k, self.k), ("v", v, self.v)):
+            if rows.shape[1:] != cache.shape[2:] or rows.dtype != cache.dtype:
+                raise ValueError(f"{name}: expected rows {list(cache.shape[2:])} in the cache's dtype, got "
+                                 f"{list(rows.shape[1:])} in {str(rows.dtype).removeprefix('torch.')}")
+        fits = (position >= 0) & (position < self.capacity)
+        inside = position.clamp(0, max(self.capacity - 1, 0))
+        if self.table is not None:
+            page = self.table.long()[sequence, inside // self.k.shape[1]] if self.capacity else position
+            fits &= (page >= 0) & (page < len(self.k))
+            place, row = page, inside % max(self.k.shape[1], 1)
+        else:
+            place = sequence if self.slots is None else self.slots.long()[sequence]
+            fits &= (place >= 0) & (place < len(self.k))
+            row = inside
+        place, row = place[fits], row[fits]
+        self.k[place, row] = k.detach()[fits]
+        self.v[place, row] = v.detach()[fits]
+
+    def attend(self, q, cu_seqlens_q=None, *, scale=None, causal=False, window=(-1, -1), softcap=0.0, tensors=()):
+        """(out, softmax_lse) of q (batch, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) with cu_seqlens_q.
+
+        tensors: (name, option of the problem, tensor or None) of further arguments of the library.
+        Rows behind the last offset get output 0 and LSE -inf."""
+        q = q.detach()
+        problem, args = _native.new_problem(), _native.sized(_native.ForwardArgs)
+        arrays = {"q": q, "k": self.k, "v": self.v, "kv_lengths": self.lengths, "page_table": self.table,
+                  "cache_batch_index": self.slots, "left_padding": self.left_padding}
+        if cu_seqlens_q is not None:
+            arrays["cu_seqlens_q"] = _int32("cu_seqlens_q", cu_seqlens_q)
+        for name, option, tensor in tensors:
+            if tensor is not None:
+                expect_tensor(name, tensor)
+                arrays[name] = tensor.detach()
+                setattr(problem, option, 1)
+        self._set_sizes(problem, q, cu_seqlens_q)
+        problem.causal = 1 if causal else 0
+        problem.window_left, problem.window_right = (_native.UNBOUNDED if side < 0 else side for side in window)
+        if scale is not None:
+            problem.scale = scale
+        problem.softcap = softcap
+        ragged = cu_seqlens_q is not None
+        out = q.new_zeros((*q.shape[:-1], self.v.shape[-1]))
+        lse_shape = (q.shape[1], q.shape[0]) if ragged else (q.shape[0], q.shape[2], q.shape[1])
+        lse = torch.full(lse_shape, float("-inf"), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+        arrays.update(o=out, lse=lse)
+        borrowed = {name: borrow(name, tensor) for name, tensor in arrays.items() if tensor is not None}
+        for name, array in borrowed.items():
+            setattr(args, name, array.tensor())
+        _run(problem, args, borrowed["q"], self._names)
+        return out, lse
+
+    def _set_sizes(self, problem, q, cu_seqlens_q):
+        if q.dim() != (4 if cu_seqlens_q is None else 3):
+            raise ValueError("q: expected shape (batch, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) with "
+                             f"cu_seqlens_q, got {list(q.shape)}")
+        dtypes = {torch.float64: _native.FP64, torch.float32: _native.FP32, torch.float16: _native.FP16,
+                  torch.bfloat16: _native.BF16}
+        if q.dtype not in dtypes:
+            raise ValueError(f"q: expected dtype {' or '.join(map(str, dtypes))}, got {q.dtype}")
+        problem.dtype, problem.batch, problem.kv_lengths = dtypes[q.dtype], self.batch, 1
+        problem.heads_q, problem.head_dim = q.shape[-2:]
+        problem.heads_kv, problem.head_dim_v = self.k.shape[2], self.v.shape[3]
+        problem.len_kv = self.capacity
+        problem.page_size = 0 if self.table is None else self.k.shape[1]
+        problem.cache_batch_index = int(self.slots is not None)
+        problem.left_padding = int(self.left_padding is not None)
+        if cu_seqlens_q is None:
+            problem.len_q = q.shape[1]
+        else:
+            problem.ragged, problem.total_q = 1, q.shape[0]
+            lengths = cu_seqlens_q.diff()
+            problem.len_q = max(int(lengths.max()), 0) if len(lengths) else 0
+
+
+def _run(problem, args, q, names):
+    library, options = _native.library(), _native.sized(_native.Options)
+    planned, size = (ctypes.byref(problem), ctypes.byref(options)), ctypes.c_size_t()
+    names = {**dict(zip(("k", "v", "page_table", "kv_lengths"), names)), "cache_batch_index": "cache_batch_idx",
+             "left_padding": "cache_leftpad", "scale": "softmax_scale"}
+    _native.check(library.tessera_workspace_bytes(*planned, _native.FORWARD, ctypes.byref(size)), names)
+    workspace = Workspace(size.value, q, None)
+    _native.check(library.tessera_forward(*planned, ctypes.byref(args), workspace.address, size.value, None), names)
+
+
+def _rotated_at(x, cos, sin, positions, interleaved):
+    """x (rows, nheads, headdim) turned by its positions (rows,). Positions beside the table, which rows that are not
+    written have, are turned as the nearest one."""
+    positions = positions.clamp(0, len(cos) - 1)
+    return _rotated(x, cos[positions].unsqueeze(-2), sin[positions].unsqueeze(-2), interleaved)
+
+
+def _rows(x, cu_seqlens, batch, name):
+    """(rows (n, nheads, headdim), sequence of each, index of each in its sequence) of a dense or a ragged tensor; of a
+    ragged one, up to the last offset."""
+    expect_tensor(name, x)
+    if cu_seqlens is None:
+        if x.dim() != 4 or len(x) != batch:
+            raise ValueError(f"{name}: expected shape ({batch}, rows, nheads, headdim), got {list(x.shape)}")
+        sequence = torch.arange(batch).repeat_interleave(x.shape[1])
+        return x.flatten(0, 1), sequence, torch.arange(x.shape[1]).repeat(batch)
+    offsets = _int32("cu_seqlens", cu_seqlens).long()
+    lengths = offsets.diff()
+    if x.dim() != 3 or len(lengths) != batch or (lengths < 0).any() or offsets[-1] > len(x):
+        raise ValueError(f"{name}: expected rows for {batch} sequences by its cu_seqlens, got {list(x.shape)}")
+    sequence = torch.arange(batch).repeat_interleave(lengths)
+    return x[:int(offsets[-1])], sequence, torch.arange(int(offsets[-1])) - offsets[sequence]
+
+
+def with_kvcache(q, cache, k=None, v=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=True,
+                 rotary_seqlens=None, cu_seqlens_q=None, cu_seqlens_k_new=None, **scores):
+    """(out, softmax_lse) of flash_attn_with_kvcache: appends k and v at the lengths, in place, then attends.
+
+    rotary_cos, rotary_sin: (positions, rotary_dim / 2). A new key is turned by its position in the cache, a query of a
+    causal or windowed call by that of its index, and the queries of any other call all by the first one.
+    rotary_seqlens: int (batch,), replaces the lengths in these positions."""
+    if (k is None) != (v is None):
+        raise ValueError(f"{'k' if k is None else 'v'}: expected a tensor, since the other one is given, got None")
+    if rotary_cos is None or k is None:
+        for name, rotary in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
+            if rotary is not None:
+                raise ValueError(f"{name}: expected None without {'rotary_cos' if k is not None else 'new k and v'}")
+    if k is None:
+        return cache.attend(q, cu_seqlens_q, **scores)
+    k, sequence, index = _rows(k, cu_seqlens_k_new, cache.batch, "k")
+    v, _, _ = _rows(v, cu_seqlens_k_new, cache.batch, "v")
+    lengths = cache.lengths.long()
+    if rotary_cos is not None:
+        expect_tensor("rotary_sin", rotary_sin)
+        first = lengths if rotary_seqlens is None else _int32("rotary_seqlens", rotary_seqlens).long()
+        k = _rotated_at(k, rotary_cos, rotary_sin, first[sequence] + index, rotary_interleaved)
+        rows, of_q, index_q = _rows(q, cu_seqlens_q, cache.batch, "q")
+        moves = scores.get("causal") or max(scores.get("window", (-1, -1))) >= 0
+        turned = _rotated_at(rows, rotary_cos, rotary_sin, first[of_q] + (index_q if moves else 0), rotary_interleaved)
+        q = torch.cat((turned, q[len(turned):])) if q.dim() == 3 else turned.view(q.shape)
+    cache.append(k, v, sequence, lengths[sequence] + index)
+    added = k.new_zeros(cache.batch, dtype=torch.int64).index_add_(0, sequence, torch.ones_like(sequence))
+    cache.lengths = (lengths + added).to(torch.int32)
+    return cache.attend(q, cu_seqlens_q, **scores)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flash_attn_with_kvcache of both versions and flash_attn_varlen_func(block_table=), beside plain PyTorch in fp64."""
+import inspect
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import torch_reference as reference  # noqa: E402
+from tessera import flash_attn, flash_attn_3, rotary  # noqa: E402
+
+NAN = float("nan")
+
+
+def expected(q, k, v, causal=False, window=(-1, -1), softcap=0.0):
+    """(out, lse) in fp64 of one sequence: q (rows, heads, dim), k, v (keys, heads_k, dim)."""
+    q, k, v = q.double(), k.double(), v.double()
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    last = torch.arange(len(q))[:, None] + len(k) - len(q)
+    keys = torch.arange(len(k))[None]
+    seen = torch.ones(len(q), len(k), dtype=torch.bool)
+    if causal:
+        seen &= keys <= last
+    if window[0] >= 0:
+        seen &= keys >= last - window[0]
+    if window[1] >= 0:
+        seen &= keys <= last + window[1]
+    scores = scores.masked_fill(~seen, float("-inf"))
+    lse = torch.logsumexp(scores, -1) if len(k) else torch.full(scores.shape[:2], float("-inf"), dtype=torch.float64)
+    weights = torch.nan_to_num(torch.exp(scores - lse[..., None]), nan=0.0)
+    return torch.einsum("hqk,khd->qhd", weights, v), lse
+
+
+class Drawn:
+    """A cache with the rows of each sequence, drawn by a seed. Unused rows are NaN, and unused entries junk."""
+
+    def __init__(self, seed, pages):
+        draw = random.Random(seed)
+        torch.manual_seed(seed)
+        self.batch, self.new = draw.randint(1, 4), draw.choice([1, 1, 3])
+        self.heads_k = draw.choice([1, 2])
+        self.heads, self.dim = self.heads_k * draw.choice([1, 3]), 32
+        self.page = draw.choice([1, 3, 16, 784]) if pages else 0
+        width = draw.randint(1, 3) if self.page > 99 else draw.randint(1, 20)
+        self.capacity = self.page * width if pages else draw.randint(1, 90)
+        count = self.batch * width + 2 if pages else self.batch + 2
+        rows = self.page if pages else self.capacity
+        both = torch.full((count, rows, self.heads_k, 2 * self.dim), NAN)  # K and V side by side
+        self.k_cache, self.v_cache = both[..., :self.dim], both[..., self.dim:]
+        order = torch.randperm(count, dtype=torch.int32)
+        self.slots = None if pages else order[:self.batch].clone()
+        self.table = order[:self.batch * width].view(self.batch, width).clone() if pages else None
+        self.lengths = torch.tensor([draw.randint(0, self.capacity) for _ in range(self.batch)], dtype=torch.int32)
+        self.left = torch.tensor([draw.randint(0, int(n)) for n in self.lengths], dtype=torch.int32)
+        self.left = self.left if draw.random() < 0.3 else None
+        self.q = torch.randn(self.batch, self.new, self.heads, self.dim)
+        self.k, self.v = (torch.randn(self.batch, self.new, self.heads_k, self.dim) for _ in range(2))
+        self.rows = []  # keys and values of each sequence
+        for b, length in enumerate(self.lengths.tolist()):
+            k, v = (torch.randn(length, self.heads_k, self.dim) for _ in range(2))
+            for i in range(length):
+                place, row = self.place(b, i)
+                self.k_cache[place, row], self.v_cache[place, row] = k[i], v[i]
+            self.rows.append((k, v))
+            if pages:
+                self.table[b, -(-min(length + self.new, self.capacity) // self.page):] = draw.choice([-1, 10**6])
+
+    def place(self, b, row):
+        return (self.table[b, row // self.page], row % self.page) if self.page else (self.slots[b], row)
+
+    def keywords(self, module):
+        table = "block_table" if module is flash_attn else "page_table"
+        return dict(cache_seqlens=self.lengths, cache_batch_idx=self.slots, cache_leftpad=self.left,
+                    **({table: self.table} if self.page else {}))
+
+    def expected(self, b, k, v, q, **scores):
+        first = 0 if self.left is None else int(self.left[b])
+        room = self.capacity - int(self.lengths[b])
+        k, v = (torch.cat((old, new[:room]))[first:] for old, new in zip(self.rows[b], (k, v)))
+        return expected(q, k, v, **scores)
+
+
+@pytest.mark.parametrize("module", [flash_attn, flash_attn_3], ids=["2.8", "3"])
+@pytest.mark.parametrize("pages", [False, True], ids=["slots", "pages"])
+@pytest.mark.parametrize("append", [False, True], ids=["read", "append"])
+def test_values(module, pages, append):
+    for seed in range(25):
+        case = Drawn(seed, pages)
+        scores = dict(causal=seed % 2 == 0, softcap=5.0 if seed % 5 == 0 else 0.0)
+        window = (7, -1) if seed % 3 == 0 else (-1, -1)
+        new = dict(k=case.k, v=case.v) if append else {}
+        out, lse = module.flash_attn_with_kvcache(case.q, case.k_cache, case.v_cache, **new, **case.keywords(module),
+                                                  **scores, window_size=window, return_softmax_lse=True)
+        for b in range(case.batch):
+            none = case.k[b, :0]
+            k, v = (case.k[b], case.v[b]) if append else (none, none)
+            want, want_lse = case.expected(b, k, v, case.q[b], **scores, window=window)
+            torch.testing.assert_close(out[b].double(), want, rtol=1e-5, atol=1e-5)
+            empty = want_lse == float("-inf")
+            assert (lse[b][empty] == float("inf" if module is flash_attn else "-inf")).all()
+            torch.testing.assert_close(lse[b][~empty].double(), want_lse[~empty], rtol=1e-5, atol=1e-5)
+            for i in range(min(len(k), case.capacity - int(case.lengths[b]))):
+                place, row = case.place(b, int(case.lengths[b]) + i)
+                assert torch.equal(case.k_cache[place, row], k[i]) and torch.equal(case.v_cache[place, row], v[i])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("fraction", [1, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rotary(interleaved, fraction, causal):
+    """New keys are turned by their positions; queries by theirs if causal, else all by the first position."""
+    case = Drawn(3, True)
+    case.lengths = torch.tensor([5] * case.batch, dtype=torch.int32).clamp(max=case.capacity - case.new)
+    case = Drawn(8, False)
+    angles = torch.rand(case.capacity + 8, case.dim // 2 // fraction)
+    cos, sin = angles.cos(), angles.sin()
+    out = flash_attn.flash_attn_with_kvcache(case.q, case.k_cache, case.v_cache, case.k, case.v, cos, sin,
+                                             causal=causal, rotary_interleaved=interleaved, **case.keywords(flash_attn))
+    for b in range(case.batch):
+        length = int(case.lengths[b])
+        turn = lambda x, at: rotary.apply_rotary_emb(x[None], cos[at], sin[at], interleaved)[0]  # noqa: E731
+        positions = torch.arange(length, length + case.new)
+        q = turn(case.q[b], positions if causal else positions[:1].expand(case.new))
+        want, _ = case.expected(b, turn(case.k[b], positions), case.v[b], q, causal=causal)
+        torch.testing.assert_close(out[b].double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_nobody_are_not_written():
+    """Sequences of padding have length -1 and no page; a row past the table is dropped."""
+    cache = torch.zeros(2, 4, 1, 32)
+    lengths = torch.tensor([3, -1, 4], dtype=torch.int32)
+    table = torch.tensor([[1], [-1], [0]], dtype=torch.int32)
+    q, k, v = (torch.randn(3, 1, 1, 32) for _ in range(3))
+    k_cache, v_cache = cache.clone(), cache.clone()
+    out, lse = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, block_table=table,
+                                                  causal=True, return_softmax_lse=True)
+    assert torch.equal(k_cache[1, 3], k[0, 0]) and k_cache[1, :3].eq(0).all() and k_cache[0].eq(0).all()
+    assert out[1].eq(0).all() and lse[1].eq(float("inf")).all() and out.isfinite().all()
+
+
+def test_ragged_queries_and_new_rows():
+    """Version 3: rows behind the last offset belong to nobody."""
+    case = Drawn(12, True)
+    counts = [b % 2 * 2 for b in range(case.batch)]
+    offsets = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    total = int(offsets[-1])
+    q = torch.randn(total + 3, case.heads, case.dim)
+    q[total:] = NAN
+    k, v = (torch.randn(total + 1, case.heads_k, case.dim) for _ in range(2))
+    case.lengths = case.lengths.clamp(max=case.capacity - 2)
+    case.rows = [(k[:n], v[:n]) for (k, v), n in zip(case.rows, case.lengths.tolist())]
+    if case.left is not None:
+        case.left = torch.minimum(case.left, case.lengths)
+    for b, n in enumerate(case.lengths.tolist()):  # pages of the new rows
+        for number in range(n // case.page, -(-(n + 2) // case.page)):
+            if not 0 <= case.table[b, number] < len(case.k_cache):
+                free = set(range(len(case.k_cache))) - set(case.table.flatten().tolist())
+                case.table[b, number] = free.pop()
+    out, lse = flash_attn_3.flash_attn_with_kvcache(q, case.k_cache, case.v_cache, k, v, cu_seqlens_q=offsets,
+                                                    cu_seqlens_k_new=offsets, max_seqlen_q=2, causal=True,
+                                                    return_softmax_lse=True, **case.keywords(flash_attn_3))
+    for b in range(case.batch):
+        rows = slice(offsets[b], offsets[b + 1])
+        want, want_lse = case.expected(b, k[rows], v[rows], q[rows], causal=True)
+        torch.testing.assert_close(out[rows].double(), want, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lse[:, rows].double(), want_lse, rtol=1e-5, atol=1e-5)
+    assert out[total:].eq(0).all() and lse[:, total:].eq(float("-inf")).all()
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_varlen_on_pages(used):
+    """The bits of a call on the same keys without pages."""
+    case = Drawn(5, True)
+    case.left = None
+    offsets = torch.arange(case.batch + 1, dtype=torch.int32) * case.new
+    offsets_k = torch.cat((torch.zeros(1, dtype=torch.int32), case.lengths.cumsum(0, dtype=torch.int32)))
+    longest = max(int(case.lengths.max()), 1)
+    pages = flash_attn.flash_attn_varlen_func(case.q.flatten(0, 1), case.k_cache, case.v_cache, offsets,
+                                              None if used else offsets_k, case.new, longest, causal=True,
+                                              block_table=case.table, seqused_k=case.lengths if used else None)
+    k, v = (torch.cat([rows[i] for rows in case.rows]) for i in range(2))
+    plain = flash_attn.flash_attn_varlen_func(case.q.flatten(0, 1), k, v, offsets, offsets_k, case.new, longest,
+                                              causal=True)
+    assert torch.equal(pages, plain)
+
+
+@pytest.mark.parametrize("function,names", [
+    (flash_attn.flash_attn_with_kvcache,
+     "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table "
+     "softmax_scale causal window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse"),
+    (flash_attn_3.flash_attn_with_kvcache,
+     "q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table "
+     "cu_seqlens_q cu_seqlens_k_new max_seqlen_q rotary_seqlens q_descale k_descale v_descale softmax_scale causal "
+     "window_size attention_chunk softcap rotary_interleaved scheduler_metadata num_splits pack_gqa sm_margin "
+     "return_softmax_lse")], ids=["2.8", "3"])
+def test_signatures(function, names):
+    assert list(inspect.signature(function).parameters) == names.split()
+
+
+@pytest.mark.parametrize("keywords,error,words", [
+    (dict(qv=torch.zeros(1)), NotImplementedError, "^qv: "),
+    (dict(attention_chunk=8), NotImplementedError, "^attention_chunk: "),
+    (dict(k_descale=torch.ones(1)), NotImplementedError, "^k_descale: "),
+    (dict(scheduler_metadata=torch.ones(1)), NotImplementedError, "^scheduler_metadata: "),
+    (dict(k=torch.zeros(2, 1, 4, 32)), RuntimeError, "^v: expected a tensor"),
+    (dict(rotary_cos=torch.zeros(9, 16), rotary_sin=torch.zeros(9, 16)), RuntimeError, "^rotary_cos: .* without new"),
+    (dict(cache_seqlens=torch.zeros(3, dtype=torch.int32)), RuntimeError, r"^cache_seqlens: expected shape \(2,\)"),
+    (dict(cache_batch_idx=torch.tensor([0, 7])), RuntimeError, "^cache_batch_idx: expected slots from 0 to 1, got 7"),
+    (dict(page_table=torch.tensor([[0], [9]])), RuntimeError, "^page_table: expected pages from 0 to 1"),
+], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")
+def test_refusals_name_the_argument(keywords, error, words):
+    q, k, v = reference.inputs(batch=2, len_q=1, len_kv=8, heads_q=4, heads_kv=4, head_dim=32)
+    with pytest.raises(error, match=words):
+        flash_attn_3.flash_attn_with_kvcache(q, k, v, **keywords)
