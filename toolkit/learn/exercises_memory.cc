@@ -53,8 +53,9 @@ Exercise definition_sizes_exercise() {
             "A text of 100,000 tokens runs through the ten lines, one head with d = 128. At which line does the "
             "memory run out, and does the caller want what that line makes?",
         .answer =
-            "At the line of S: 100,000 * 100,000 numbers of 4 bytes are 40 GB, and E and P are as large. The caller "
-            "wants O alone, 100,000 rows of 128 numbers. Most memory goes to arrays that nobody asked for.",
+            "At the line of S: NumPy computes in numbers of 8 bytes, and 100,000 * 100,000 of them are 80 GB. E and P "
+            "are as large. The caller wants O alone, 100,000 rows of 128 numbers. Most memory goes to arrays that "
+            "nobody asked for.",
         .hint = "How many numbers does each line make?"};
 }
 

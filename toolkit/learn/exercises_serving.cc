@@ -74,7 +74,7 @@ Exercise why_split_exercise() {
             .answer =
                 "Without a split there is one thread block for each head of keys, so 8 multiprocessors read and "
                 "the others stand still. A few multiprocessors cannot ask for bytes as fast as the memory could "
-                "deliver them. With 16 parts all of them read at once.",
+                "deliver them. With 16 parts for each head, 128 of them read at once.",
             .hint = "Who reads, and what limits how fast one multiprocessor can read?"};
 }
 
@@ -126,10 +126,11 @@ Exercise group_exercise() {
         .value = queries,
         .tolerance = 0.005,
         .answer = fmt::format("{:g} heads", queries),
-        .why = fmt::format("Each query that uses the same byte adds 1 FLOP, so {:g} of them. The model of the page has "
-                           "{:g}. MLA shares its cached vector among all heads, often 128 of them, and two new tokens "
-                           "at a time come near the ridge.",
-                           queries, static_cast<double>(sizes.heads_q / sizes.heads_kv)),
+        .why =
+            fmt::format("Each query that uses the same byte adds 1 FLOP, so {:g} of them. The model of the page has "
+                        "{:g}. In MLA all heads, often 128 of them, use a cached vector as key and as value. That is "
+                        "nearly 2 FLOP a byte for each head, so MLA is past the ridge.",
+                        queries, static_cast<double>(sizes.heads_q / sizes.heads_kv)),
         .mistakes = {{std::ceil(ridge / 4),
                       "One query does 1 FLOP a byte, not 4: a pair of K and V numbers has 4 bytes."}},
         .hint = "How many FLOP a byte do n queries do that share the byte?"};
@@ -191,7 +192,7 @@ Exercise outlier_exercise() {
             "q is turned by a random orthogonal matrix before it is rounded to fp8, and k by the same one. Why does "
             "q . k stay what it is, and why does the error become smaller?",
         .answer =
-            "An orthogonal matrix R has R^T R = 1, so (R q) . (R k) = q . k. An outlier of q becomes many "
+            "An orthogonal matrix R has R^T R = I, so (R q) . (R k) = q . k. An outlier of q becomes many "
             "numbers of middle size, so no rounding error of k is multiplied by a large number, and the "
             "errors in the places have different signs and cancel in part.",
         .hint = "What does a rotation do to the length of a vector, and to its largest number?"};
@@ -308,16 +309,13 @@ Exercise dropout_exercise() {
     return {
         .kind = Kind::explain,
         .task =
-            "Dropout takes half of all weights of a training step, and does not store which. How does the backward "
-            "know "
-            "them, and why does the LSE not depend on it?",
+            "Dropout drops each weight with probability p = 1/2. A kernel divides by the sum of the weights that stay, "
+            "instead of by l and by 1 - p. What is wrong with that? Take a row with the weights 9/10 and 1/10.",
         .answer =
-            "The random number of a weight is a function of a seed and of the weight's index, which a counter-based "
-            "generator computes in any order; the backward computes it again. The LSE is that of the softmax before "
-            "dropout: the weights that stay are divided by 1 - p, not by what is left of l, so that O is the same in "
-            "the "
-            "mean.",
-        .hint = "What would be the size of a stored mask? Which sum does l hold?"};
+            "O is not the same in the mean. If only the second key stays, it gets the whole weight. Over the three "
+            "equally likely cases in which a key stays, the first key gets (9/10 + 1 + 0) / 3 = 19/30 and not 9/10. If "
+            "no key stays, O is 0 / 0. With l from before dropout and 1 - p, each weight is right in the mean.",
+        .hint = "Which keys may stay, and what does the first key get in each case?"};
 }
 
 }  // namespace tessera::learn

@@ -59,7 +59,9 @@ constexpr Question kRecap4[] = {
      "roof that good kernels reach.",
      15},
     {"When is the win small?",
-     "In short sequences, in decoding, and where the launch of a kernel takes as long as its work.", 15},
+     "In short sequences, where the launch of a kernel takes as long as its work. In decoding too, where every "
+     "schedule has to read the whole cache.",
+     15},
     {"Attention takes a tenth of your step and becomes four times as fast. How many times as fast is the step?",
      "By Amdahl's law 1 / (0.9 + 0.1 / 4) = 1.08, which is little.", 15, 1 / (0.9 + 0.1 / 4), "1.08"},
     {"How do you know how far a prediction may be off?",
@@ -72,9 +74,10 @@ constexpr Question kRecap5[] = {
      "read.",
      17},
     {"Two workers return O and LSE. How do you merge them?",
-     "Each O is weighted with exp(its LSE), divided by the sum of both.", 17},
-    {"Which two sizes of a model decide how large its cache is, and what do pages save?",
-     "The layers, and the heads of keys with their head_dim. Pages save the places that are reserved and stay empty.",
+     "Each O is weighted with exp(its LSE), divided by the sum of both exponentials.", 17},
+    {"Which sizes of a model decide how large its cache is, and what do pages save?",
+     "The number of layers, the number of heads of keys, and head_dim. Pages save the memory that would be reserved "
+     "and stay empty.",
      18},
     {"Why does an outlier of q hurt in fp8 although it is itself rounded well?",
      "It multiplies the rounding errors of the keys, and an absolute error of a score is a factor of a weight.", 19},
@@ -101,8 +104,8 @@ constexpr Question kExam[] = {
      "the same.",
      6},
     {"What is the IO complexity of FlashAttention?",
-     "For fast memory of M numbers, N^2 d^2 / M accesses of HBM, against N d + N^2 of standard attention. Larger tiles "
-     "mean fewer passes over K and V.",
+     "With a fast memory of M numbers it needs of the order of N^2 d^2 / M accesses of HBM, if M lies between d and "
+     "N d. Standard attention needs N d + N^2. Larger tiles mean fewer passes over K and V.",
      5},
     {"What limits the size of a tile?",
      "Shared memory holds the tiles of Q, K and V, and registers hold the scores and O. Larger tiles also leave fewer "
@@ -132,7 +135,7 @@ constexpr Question kExam[] = {
      12},
     {"What does a causal mask save?",
      "Tiles above the diagonal are skipped, which is nearly half of the work in long sequences. Only tiles on the "
-     "diagonal run mask code. With unequal lengths one must say which corner the diagonal is aligned at.",
+     "diagonal run mask code. With unequal lengths one must say which corner the diagonal is aligned with.",
      10},
     {"Why does decoding gain little from FlashAttention, and what helps?",
      "One query reads all keys and values once: the time is that of reading the KV cache, whatever the kernel. With "
@@ -149,20 +152,19 @@ constexpr Question kExam[] = {
      "one tile (PackGQA).",
      18},
     {"What is a paged KV cache?",
-     "Keys and values lie in pages of a fixed number of tokens, and a table of pages a sequence says where. Memory is "
-     "not reserved for the longest sequence, and sequences share pages of a common prefix. The kernel looks up a page "
-     "for each tile of keys.",
+     "Keys and values lie in pages of a fixed number of tokens, and each sequence has a table of pages that says "
+     "where. Memory is not reserved for the longest sequence, and sequences share pages of a common prefix. The kernel "
+     "looks up the pages of each tile of keys.",
      18},
     {"What is hard about attention in fp8?",
-     "fp8 has three bits after the point. Where a channel has outliers in Q and K, its products have large absolute "
-     "errors, and errors of scores become factors of weights. FlashAttention-3 turns Q and K by a random orthogonal "
-     "matrix (incoherent processing), which spreads outliers and leaves Q K^T as it is, and scales by block. The "
-     "second "
-     "GEMM wants V in another layout than that of bf16.",
+     "Numbers in e4m3 have three bits after the point. Where a channel has outliers in Q and K, its products have "
+     "large absolute errors, and errors of scores become factors of weights. FlashAttention-3 turns Q and K by a "
+     "random orthogonal matrix (incoherent processing), which spreads outliers and leaves Q K^T as it is, and scales "
+     "by block. The second GEMM wants V in another layout than that of bf16.",
      19},
     {"What is the bottleneck on Blackwell?",
-     "Tensor cores became twice as fast a clock, the units for exponentials did not. FlashAttention-4 computes a part "
-     "of the exponentials by polynomials on the FMA units and rescales only when the maximum has risen by much. "
+     "Tensor cores do twice as much in a clock, and the units for exponentials do not. FlashAttention-4 computes a "
+     "part of the exponentials by polynomials on the FMA units and rescales only when the maximum has risen by much. "
      "Accumulators lie in tensor memory and not in registers.",
      20},
     {"Windows, sinks, dropout: what does each need of a kernel?",

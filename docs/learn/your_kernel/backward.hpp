@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Your kernel 3: the backward of lesson 8, for one head. The weights are made again from the LSE.
+// Your kernel 3: the backward of lessons 8 and 9, for one head. The weights are made again from the LSE.
 //
 // Replace each ... by an expression, then: python3 judge.py backward.hpp
 #include "memory.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Your kernel 2: the forward of FlashAttention-2 (lessons 5 to 10), for one head.
+// Your kernel 2: the forward of FlashAttention-2 (lessons 5 to 11), for one head.
 //
 // Replace each ... by an expression, then: python3 judge.py forward.hpp
 #include "memory.hpp"
