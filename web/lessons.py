@@ -17,8 +17,8 @@ def html(text: str) -> str:
     made = markdown.markdown(text, extensions=["fenced_code", "tables", "md_in_html"], output_format="html")
     made = re.sub(r'src="([\w-]+\.svg)"', lambda match: f'src="data:image/svg+xml;base64,{picture(match[1])}"', made)
     made = re.sub(r'<a href="([^"]*)">(.*?)</a>', link, made, flags=re.DOTALL)
-    made = re.sub(r"<(/?)h2\b", r"<\1h3", made)
     made = made.replace("<pre>", '<pre tabindex="0">').replace(
+        "<p><img", '<p class="scroll" tabindex="0" role="region" aria-label="Picture"><img').replace(
         "<table>", '<div class="scroll" tabindex="0" role="region" aria-label="Table"><table>').replace("</table>", "</table></div>")
     return made
 

@@ -39,7 +39,7 @@ export const backward = {
   id: 'backward',
   title: 'Backward',
   question: 'How do gradients come out when the weights were never stored?',
-  lead: 'P was never stored. From dO, how the loss changes with O, come dQ, dK and dV, the same for Q, K and V. Each tile makes P again from Q, K and the LSE (m + ln l, one number a row), then dV gets Pᵀ dO, dK gets dSᵀ Q, dQ gets dS K. Workers own blocks of keys, so dK and dV are theirs alone; dQ belongs to queries, and every worker adds to it.',
+  lead: 'The forward stores no weights, only O and LSE = m + ln l, one number a row. Each tile makes its weights P again from Q, K and LSE. Then it adds Pᵀ dO to dV, dSᵀ Q to dK and dS K to dQ, the gradients of V, K and Q. A worker owns a block of keys, so its dK and dV are its own. dQ belongs to queries, and every worker adds to it.',
   controls: [
     {name: 'len', label: 'Length', options: ['256', '512', '1024', '2048']}, {name: 'head_dim', label: 'head_dim', options: ['64', '128', '256']},
     {name: 'block_q', label: 'Tile: queries', options: ['64', '128']}, {name: 'block_kv', label: 'Tile: keys', options: ['64', '128']},

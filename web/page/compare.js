@@ -118,7 +118,7 @@ export const compare = {
     const time = player({last: STEPS, at: Number(values.step) || 0, pace: 90, label: 'Time', moved});
     queueMicrotask(() => moved(time.at));
     return [time.node, now, fig,
-      element('p', {class: 'key'}, element('span', {class: 'swatch partial'}), ' scores lie in memory ', element('span', {class: 'swatch full'}), ' weights lie in memory; outlined: the tile in work ', element('span', {class: 'swatch skipped'}), ' not computed yet '),
+      element('p', {class: 'key'}, element('span', {class: 'swatch partial'}), ' scores lie in memory ', element('span', {class: 'swatch full'}), ' weights lie in memory ', element('span', {class: 'swatch done'}), ' added to O, and nothing else stored ', element('span', {class: 'swatch skipped'}), ' not computed yet; outlined: the tile in work'),
       element('p', {class: 'source'}, `Bytes and order are those of tessera’s schedules in bf16, on one multiprocessor of ${race.title} with its share of the memory’s rate; the digits are those of its kernels in fp32, run in this page on a head of a real model.`)];
   },
 };

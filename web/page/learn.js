@@ -137,15 +137,15 @@ function answered(one, say) {
 
 function exercise(one, say) {
   return element('section', {class: 'card', 'aria-label': `Exercise ${one.exercise}`, 'data-exercise': one.exercise},
-    element('h3', {}, `${one.exercise}: ${one.kind}`), element('p', {class: 'task'}, one.task), ...(one.kind === 'explain' ? explained(one, say) : answered(one, say)));
+    element('h2', {}, `${one.exercise}: ${one.kind}`), element('p', {class: 'task'}, one.task), ...(one.kind === 'explain' ? explained(one, say) : answered(one, say)));
 }
 
 function page(lessons, values, say) {
   const parts = pages[values.lesson], index = lessons.findIndex((l) => `${l.lesson}` === values.lesson);
   const lesson = lessons[index], back = element('p', {}, element('a', {href: '#learn'}, '← All lessons'));
-  if (!lesson) return [back, element('h2', {}, PAGES[values.lesson]), made(parts.body)];
+  if (!lesson) return [back, made(parts.body)];
   const next = lessons[index + 1];
-  return [back, element('h2', {}, `${lesson.lesson}. ${lesson.title}`), element('p', {class: 'note'}, 'Answer for yourself before you read on:'), made(parts.opening),
+  return [back, element('p', {class: 'note'}, 'Answer for yourself before you read on:'), made(parts.opening),
     element('details', {class: 'unfold'}, element('summary', {}, 'I have an answer. Read on'), made(parts.body)), seen(lesson.lesson), ...lesson.exercises.map((one) => exercise(one, say)),
     parts.code && element('details', {}, element('summary', {}, 'In the code'), made(parts.code)),
     next ? element('p', {class: 'next'}, link(next.lesson, `Next: ${next.lesson}. ${next.title}`)) : element('p', {class: 'next'}, link('recap', `Next: ${PAGES.recap}`))];
@@ -158,6 +158,10 @@ export const learn = {
   lead: 'Lessons of five to eight minutes, one a day. Each asks a question first, then answers it with one picture, and ends with exercises that are judged here.',
   controls: [],
   defaults: {lesson: ''},
+  titleOf({lesson}) {
+    const found = ask({ask: 'lessons'}).find((l) => `${l.lesson}` === lesson);
+    return found ? `${found.lesson}. ${found.title}` : PAGES[lesson];
+  },
   draw(values, say, change) {
     const lessons = lessonsNow();
     if (values.lesson in pages) return page(lessons, values, say);

@@ -66,12 +66,13 @@ function enter(focus) {
   const {chosen, given} = fromUrl();
   room = chosen;
   values = {...room.defaults, ...given};
-  document.title = `${room.question} — tessera`;
+  const title = room.titleOf?.(values) ?? room.question;
+  document.title = `${title} — tessera`;
   document.querySelector('meta[name=description]').content = room.lead;
   for (const link of document.querySelectorAll('nav a')) {
     if (link.hash === `#${room.id}`) link.setAttribute('aria-current', 'page'); else link.removeAttribute('aria-current');
   }
-  place('room-title').textContent = room.question;
+  place('room-title').textContent = title;
   place('room-lead').textContent = values.lesson ? '' : room.lead;
   const fields = form(room.controls, values, (name, value) => change(name === 'ask' || !('step' in room.defaults) ? {[name]: value} : {[name]: value, step: room.defaults.step}));
   const open = room.formFirst || room.controls.some((spec) => values[spec.name] !== room.defaults[spec.name]);

@@ -3,7 +3,7 @@
 // A picture that is drawn at the width available, and saved as SVG or PNG.
 import {element, shape} from './dom.js';
 
-const KEPT = ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'font-family', 'font-size', 'font-weight', 'opacity', 'text-anchor'];
+const KEPT = ['fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'stroke-linejoin', 'paint-order', 'font-family', 'font-size', 'font-weight', 'opacity', 'text-anchor'];
 
 /** Copies the picture so that it needs no style sheet. */
 function alone(svg) {

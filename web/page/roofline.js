@@ -39,7 +39,7 @@ function stage(figure, at) {
   if (at <= figure.guides.length) return `A roof over all: ${figure.guides[at - 1].label}.`;
   const shown = figure.series[at - figure.guides.length - 1];
   const last = shown.points[shown.points.length - 1];
-  return `${shown.name}, from length 512 to 65,536 along its line; at the end ${figures(last.x, 3)} FLOP per byte and ${figures(last.y, 3)} TFLOP/s.`;
+  return `${shown.name}, from length 512 to 65,536 along its line; at the end ${count(Number(last.x.toPrecision(3)))} FLOP per byte and ${figures(last.y, 3)} TFLOP/s.`;
 }
 
 function wins(rows) {

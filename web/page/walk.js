@@ -61,7 +61,7 @@ function curve(steps, at, {key, title, formula, log = false}, box, nodes) {
   const y = (v) => box.y + box.h - 12 - (high > low ? (f(v) - f(low)) / (f(high) - f(low)) : 0.5) * (box.h - 24);
   const x = (i) => box.x + 56 + (i - 1) / Math.max(1, steps.length - 1) * (box.w - 72);
   for (const value of high > low ? [low, high] : [low]) {
-    nodes.push(text(box.x + 46, y(value) + 4, log ? value.toExponential(0).replace('-', '−') : figures(value, 3), {class: 'small', 'text-anchor': 'end'}), line(box.x + 49, y(value), box.x + box.w, y(value), {class: 'rule'}));
+    nodes.push(text(box.x + 46, y(value) + 4, log ? value.toExponential(0).replace('e+0', '').replace('-', '−') : figures(value, 3), {class: 'small', 'text-anchor': 'end'}), line(box.x + 49, y(value), box.x + box.w, y(value), {class: 'rule'}));
   }
   const seen = points.filter(([i]) => i <= at);
   if (seen.length > 0) {

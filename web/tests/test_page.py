@@ -45,6 +45,14 @@ def test_nothing_is_wider_than_the_screen(page, state, width):
     assert page.run("return document.documentElement.scrollWidth") <= width
 
 
+def test_no_lesson_is_wider_than_a_phone(page):
+    page.open("learn", width=390, height=844)
+    for link in page.run("return [...document.querySelectorAll('#room-picture a')].map(a => a.hash.slice(1))"):
+        page.open(link, width=390, height=844)
+        page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        assert page.run("return document.documentElement.scrollWidth") <= 390, link
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("state", STATES)
 def test_is_accessible(page, state, scheme):
