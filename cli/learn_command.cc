@@ -234,7 +234,7 @@ bool ask(const ExerciseId& id, const learn::Exercise& exercise, Session& session
     }
 }
 
-/// What the learner named: one exercise, all of a lesson, or those that were missed.
+/// The exercises that the learner named: one, all of a lesson, or those that were missed.
 struct Choice {
     std::vector<ExerciseId> exercises;
     const Lesson* lesson = nullptr;

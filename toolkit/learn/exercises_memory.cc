@@ -248,7 +248,7 @@ Exercise queries_loaded_exercise() {
     const auto workload = workload_of(problem_of(1024, 1, 64), Schedule::fa1, {128, 128});
     const double queries = bytes_of(workload, {Operation::load_q});
     return {.task =
-                "The same problem by fa1: for each tile of 128 keys it loops over all queries. How many MiB of Q does "
+                "fa1 solves this problem: for each tile of 128 keys it loops over all queries. How many MiB of Q does "
                 "it load?",
             .unit = "MiB",
             .value = queries / kMiB,

@@ -10,7 +10,7 @@
 
 namespace tessera::cpu {
 
-/// What the gradient of a sink needs of a row of queries.
+/// The numbers of a row of queries that the gradient of its sink is computed from.
 struct SinkRow {
     float lse;    ///< or what weights are computed with in its place, if norm is not 1; +inf for a row without weights
     float norm;   ///< factor of all weights of the row
