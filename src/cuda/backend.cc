@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "cuda/decode/kernels.hpp"
 #include "cuda/fa1/kernels.hpp"
 #include "cuda/fa2/kernels.hpp"
 #include "cuda/fa3/forward/kernels.hpp"
@@ -11,8 +12,8 @@
 namespace tessera::cuda {
 
 std::vector<Kernel> kernels() {
-    std::vector<Kernel> all = fa3::kernels();
-    for (auto* of_schedule : {fa2::kernels, fa1::kernels, standard::kernels}) {
+    std::vector<Kernel> all = decode::kernels();
+    for (auto* of_schedule : {fa3::kernels, fa2::kernels, fa1::kernels, standard::kernels}) {
         for (Kernel& kernel : of_schedule()) all.push_back(std::move(kernel));
     }
     return all;

@@ -13,11 +13,14 @@
 
 namespace tessera::check {
 
+/// True for the kernel of few queries, which splits the keys among thread blocks.
+inline bool splits_keys(const KernelInfo& kernel) { return kernel.name == "cuda.decode.forward"; }
+
 /// True if this kernel supports the dtype. KernelInfo::dtypes is not read, because a change may shorten it by mistake.
 inline bool takes(const KernelInfo& kernel, DType dtype) {
     if (kernel.backend == Backend::reference) return true;
     if (is_16_bit(dtype)) return true;
-    const bool fp32 = kernel.backend == Backend::cpu || kernel.schedule == Schedule::fa2;
+    const bool fp32 = kernel.backend == Backend::cpu || (kernel.schedule == Schedule::fa2 && !splits_keys(kernel));
     return dtype == DType::fp32 && fp32;
 }
 
@@ -25,6 +28,14 @@ inline bool takes(const KernelInfo& kernel, DType dtype) {
 inline bool plain_scores(const Problem& p) {
     const auto scale = static_cast<float>(p.effective_scale());
     return p.softcap == 0 && !p.alibi && !p.bias && p.dropout.probability == 0 && std::isnormal(scale) && scale > 0;
+}
+
+/// Refusals of cuda.decode.forward.
+inline std::string decode_refusal(const Problem& p) {
+    if (p.len_q > 8) return "takes up to 8 queries a sequence";
+    if (p.len_kv < 512) return "splits 512 keys and more";
+    if (!plain_scores(p)) return "takes no softcap, ALiBi, bias, dropout or scale of 0 and less";
+    return "";
 }
 
 /// Returns the start of this kernel's reason for refusing the Problem on a supported device; "" if it must run it.
@@ -38,6 +49,7 @@ inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) 
     if (kernel.name == "cuda.standard.backward" && std::max(p.len_q * p.group(), p.len_kv) > most_terms) {
         return "has one accumulator for each sum";
     }
+    if (splits_keys(kernel)) return decode_refusal(p);
     if (kernel.schedule != Schedule::fa3) return "";
     if (p.bias) return "takes no additive bias";
     if (!plain_scores(p) && std::max(p.head_dim, p.head_dim_v) > 128) {

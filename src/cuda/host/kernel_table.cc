@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/arena.hpp"
+#include "cuda/decode/host/dispatch.hpp"
 #include "cuda/fa1/host/config.h"
 #include "cuda/fa1/host/dispatch.hpp"
 #include "cuda/fa2/host/config.h"
@@ -16,6 +17,7 @@
 #include "cuda/gradient/host/dispatch.hpp"
 #include "cuda/host/query_parts.hpp"
 #include "cuda/host/query_tiles.hpp"
+#include "cuda/host/scores.hpp"
 #include "cuda/standard/host/dispatch.hpp"
 #include "tessera/error.hpp"
 
@@ -65,6 +67,26 @@ Refusal refuse_shared(const Problem& p, std::int64_t needed, const Limits& limit
 Refusal refuse_odd_dims(const Problem& p) {
     if (p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0) return std::nullopt;
     return fmt::format("takes a head_dim in multiples of 8, got {} and {}", p.head_dim, p.head_dim_v);
+}
+
+/// Few keys are faster in a kernel that does not split them.
+constexpr std::int64_t kFewestKeysToSplit = 512;
+
+Refusal refuse_decode(const Problem& p, const AskedTile& tile, const Limits& limits) {
+    if (auto reason = refuse_capability(limits, kAmpere)) return reason;
+    if (auto reason = refuse_sizes(p)) return reason;
+    if (p.len_q > decode::kMaxQueries)
+        return fmt::format("takes up to {} queries a sequence, got {}", decode::kMaxQueries, p.len_q);
+    if (p.len_kv < kFewestKeysToSplit)
+        return fmt::format("splits {} keys and more, got {}", kFewestKeysToSplit, p.len_kv);
+    if (changes_scores(p) || !scale_can_wait(p)) return "takes no softcap, ALiBi, bias, dropout or scale of 0 and less";
+    const std::int64_t splits =
+        saturating_product(saturating_product(p.batch, p.heads_kv), decode::head_tiles(p) * decode::max_splits(p));
+    if (auto reason = refuse_counts(p, "splits", splits)) return reason;
+    if (auto reason = refuse_counts(p, "rows", saturating_product(p.batch * p.len_q, p.heads_q))) return reason;
+    if (auto reason = refuse_shared(p, decode::Shapes::kConfigs[decode::shape_of(p)].shared_bytes(), limits))
+        return reason;
+    return refuse_tile(tile, decode::tile_of(p));
 }
 
 Refusal refuse_fa3_forward(const Problem& p, const AskedTile& tile, const Limits& limits) {
@@ -225,6 +247,7 @@ Refusal refuse_sizes(const Problem& p) {
 std::span<const KernelEntry> kernel_entries() {
     const auto bf16 = DType::bf16, fp16 = DType::fp16, fp32 = DType::fp32;
     static const std::vector<KernelEntry> list = {
+        {"cuda.decode.forward", Schedule::fa2, Pass::forward, {bf16, fp16}, refuse_decode, decode::tile_of},
         {"cuda.fa3.forward", Schedule::fa3, Pass::forward, {bf16, fp16}, refuse_fa3_forward, fa3::tile_of},
         {"cuda.fa3.backward", Schedule::fa3, Pass::backward, {bf16, fp16}, refuse_fa3_backward, fa3::backward::tile_of},
         {"cuda.fa2.forward", Schedule::fa2, Pass::forward, {bf16, fp16, fp32}, refuse_fa2_forward, fa2::tile_of},
@@ -252,13 +275,16 @@ std::span<const KernelEntry> kernel_entries() {
     return list;
 }
 
-const KernelEntry& kernel_entry(Schedule schedule, Pass pass) {
+const KernelEntry& kernel_entry(std::string_view name) {
     for (const KernelEntry& entry : kernel_entries()) {
-        if (entry.schedule == schedule && entry.pass == pass) return entry;
+        if (name == entry.name) return entry;
     }
     throw Error(ErrorCode::internal, "",
-                fmt::format("expected an entry for cuda.{}.{} in the table of CUDA kernels (kernel_table.cc), got none",
-                            name_of(schedule), name_of(pass)));
+                fmt::format("expected an entry for {} in the table of CUDA kernels (kernel_table.cc), got none", name));
+}
+
+const KernelEntry& kernel_entry(Schedule schedule, Pass pass) {
+    return kernel_entry(fmt::format("cuda.{}.{}", name_of(schedule), name_of(pass)));
 }
 
 Refusal refusal(const KernelEntry& entry, const Problem& problem, const AskedTile& tile, const Limits& limits) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/kernel.hpp"
@@ -40,7 +41,10 @@ struct KernelEntry {
 /// All kernels in order of preference, whether or not this build has them.
 std::span<const KernelEntry> kernel_entries();
 
-/// The kernel of a schedule and pass. Throws Error(internal) if there is none: a schedule was added without an entry.
+/// The kernel of a name. Throws Error(internal) if there is none.
+const KernelEntry& kernel_entry(std::string_view name);
+
+/// The kernel "cuda.SCHEDULE.PASS". Throws Error(internal) if there is none: a schedule was added without an entry.
 const KernelEntry& kernel_entry(Schedule schedule, Pass pass);
 
 /// Why the kernel does not take a Problem, or nothing. Any dtype may be asked about.
