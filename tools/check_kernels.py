@@ -68,7 +68,6 @@ COMPILED = [
     ("fa1", "Shapes", "fa1::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa1", "BackwardShapes", "fa1::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("decode", "Shapes", "decode::split_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("decode", "Shapes", "decode::combine_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::gemm_kernel<{dtype}, {shape}>", ("bf16", "fp16")),

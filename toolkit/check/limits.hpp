@@ -13,7 +13,7 @@
 
 namespace tessera::check {
 
-/// True for the kernel of few queries, which splits the keys among thread blocks.
+/// True for the kernel of few queries, caches and sinks, which splits the keys among thread blocks.
 inline bool splits_keys(const KernelInfo& kernel) { return kernel.name == "cuda.decode.forward"; }
 
 /// True if this kernel supports the dtype. KernelInfo::dtypes is not read, because a change may shorten it by mistake.
@@ -32,9 +32,10 @@ inline bool plain_scores(const Problem& p) {
 
 /// Refusals of cuda.decode.forward.
 inline std::string decode_refusal(const Problem& p) {
+    if (p.bias || p.dropout.probability > 0) return "takes no bias or dropout";
+    if (p.kv_lengths || p.sinks) return "";
     if (p.len_q > 8) return "takes up to 8 queries a sequence";
-    if (p.len_kv < 512) return "splits 512 keys and more";
-    if (!plain_scores(p)) return "takes no softcap, ALiBi, bias, dropout or scale of 0 and less";
+    if (p.len_kv < 512) return "takes 512 keys and more";
     return "";
 }
 
@@ -42,8 +43,9 @@ inline std::string decode_refusal(const Problem& p) {
 inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) {
     if (!takes(kernel, p.dtype)) return "does not take " + std::string(name_of(p.dtype));
     if (p.kv_lengths && kernel.pass == Pass::backward) return "a cache of keys has no gradient";
-    if (p.kv_lengths && kernel.backend == Backend::cuda) return "takes no cache of keys";
-    if (kernel.backend == Backend::cuda && p.sinks) return "takes no sinks";
+    const bool serves = kernel.backend != Backend::cuda || splits_keys(kernel);
+    if (p.kv_lengths && !serves) return "takes no cache of keys";
+    if (p.sinks && !serves) return "takes no sinks";
     if (kernel.name == "cpu.fa1.forward" && p.len_kv > 65536) return "renormalises O at every K/V block";
     const std::int64_t most_terms = p.dtype == DType::fp16 ? 32'768 : 65'536;
     if (kernel.name == "cuda.standard.backward" && std::max(p.len_q * p.group(), p.len_kv) > most_terms) {

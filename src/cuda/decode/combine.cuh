@@ -1,101 +1,164 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sum over the splits of a row, in a fixed order, and O and LSE from it. This kernel starts beside split_kernel and
+// The sum over the splits of a row, in a fixed order, and O and LSE from it. A row has up to 16 segments of
+// neighbouring splits, 8 or more in each. Splits are added in order within a segment, then segments in order. One warp
+// adds all segments of a row, or one warp each. Both give the same bits. The kernel starts beside split_kernel and
 // waits for it (programmatic dependent launch).
 #pragma once
 
-#include "cuda/decode/launch.hpp"
+#include "cuda/decode/work.cuh"
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/tile/output.cuh"
-#include "cuda/tile/sequence.cuh"
-#include "cuda/tile/softmax.cuh"
 
 namespace tessera::cuda::decode {
 
-inline constexpr int kSegments = 32;  ///< runs of neighbouring splits that are summed at the same time, by a warp each
-inline constexpr int kCombineWarps = 16;
+inline constexpr int kSegments = 16;      ///< of a row, at most
+inline constexpr int kSegmentSplits = 8;  ///< of a segment, at least
+inline constexpr int kSerialSplits = 32;  ///< up to as many splits one warp adds all segments of a row
+inline constexpr int kRowsOfCta = 8;      ///< rows of a CTA whose warps have a row each
 
-/// The factor of sums relative to maximum `before` when the maximum becomes `after`: that of OnlineSoftmax.
-template <class T>
-__device__ __forceinline__ float rescale_of(float before, float after, const Scale& scale) {
-    OnlineSoftmax<T> row;
-    row.max[0] = row.max[1] = before;
-    Rescaling rescaling = row.update_max({after, after}, scale);
-    float none[1][4] = {};
-    if (rescaling.large(0)) row.subtract(none, scale, rescaling);
-    return rescaling.rescale[0];
+/// Sums relative to the row's maximum: `columns` of O that a lane has, and the sum of P.
+template <int kColumns>
+struct RowSums {
+    float o[kColumns];
+    float p;
+
+    __device__ __forceinline__ void add(const RowSums& other) {
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) o[c] = __fadd_rn(o[c], other.o[c]);
+        p = __fadd_rn(p, other.p);
+    }
+};
+
+/// A row of the results, and its splits.
+struct CombineRow {
+    Sequence sequence;
+    int batch;
+    int head;
+    int query;
+    int splits = 0;
+    std::int64_t first = 0;  ///< place of the first split
+    bool exists = false;
+
+    /// Row `index` of [batch, len_q, heads_q], where len_q bounds the sequences' queries.
+    __device__ __forceinline__ CombineRow(const Launch& launch, std::int64_t index) {
+        const ForwardParams& p = launch.params;
+        head = static_cast<int>(index % p.heads_q);
+        query = static_cast<int>(index / p.heads_q % p.len_q);
+        batch = static_cast<int>(index / p.heads_q / p.len_q);
+        if (batch >= p.batch) return;
+        const Member member = member_of(launch, batch);
+        sequence = member.sequence;
+        exists = query < sequence.len_q;
+        if (!exists) return;
+        splits = Splits(visible_of(band_of(p.mask, sequence), query)).count;
+        first = launch.partial((member.first_row + query) * p.heads_q + head, 0);
+    }
+};
+
+/// The largest score of the row.
+__device__ __forceinline__ float maximum_of(const Launch& launch, const CombineRow& row, int lane) {
+    float maximum = -INFINITY;
+    for (int i = lane; i < row.splits; i += 32) maximum = fmaxf(maximum, launch.ml[row.first + i].x);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, step));
+    return maximum;
 }
 
-template <class T, class Shape>
-__global__ void __launch_bounds__(32 * kCombineWarps) combine_kernel(const __grid_constant__ Launch launch) {
-    constexpr int kHeadDim = Shape::kConfig.head_dim;
-    constexpr int kColumns = kHeadDim / 32;  // of a lane: neighbours
-    __shared__ float sums[kSegments][kHeadDim];
-    __shared__ float sums_of_p[kSegments];
+/// The sum over a segment.
+template <class T, int kHeadDim>
+__device__ __forceinline__ RowSums<kHeadDim / 32> segment_sum(const Launch& launch, const CombineRow& row, int segment,
+                                                              int of_segment, float maximum, const Scale& scale,
+                                                              int lane) {
+    constexpr int kColumns = kHeadDim / 32;
+    RowSums<kColumns> sums{};
+    const int end = min((segment + 1) * of_segment, row.splits);
+#pragma unroll 8
+    for (int i = segment * of_segment; i < end; ++i) {
+        const float2 ml = launch.ml[row.first + i];
+        const float* from = launch.o + (row.first + i) * kHeadDim + lane * kColumns;
+        const float factor = rescale_of<T>(ml.x, maximum, scale);
+#pragma unroll
+        for (int c = 0; c < kColumns; c += 2) {
+            const float2 pair = *reinterpret_cast<const float2*>(from + c);
+            sums.o[c] = __fmaf_rn(pair.x, factor, sums.o[c]);
+            sums.o[c + 1] = __fmaf_rn(pair.y, factor, sums.o[c + 1]);
+        }
+        sums.p = __fmaf_rn(ml.y, factor, sums.p);
+    }
+    return sums;
+}
+
+/// Adds the sink of the head, and writes O and LSE of the row.
+template <class T, int kHeadDim>
+__device__ __forceinline__ void write_row(const Launch& launch, const CombineRow& row,
+                                          const RowSums<kHeadDim / 32>& sums, float maximum, const Scale& scale,
+                                          int lane) {
+    constexpr int kColumns = kHeadDim / 32;
     const ForwardParams& p = launch.params;
-    const auto heads_q = static_cast<unsigned>(p.heads_q);
-    const auto len_q = static_cast<unsigned>(p.len_q);
-    const int head = static_cast<int>(blockIdx.x % heads_q);
-    const int query = static_cast<int>(blockIdx.x / heads_q % len_q);
-    const int batch = static_cast<int>(blockIdx.x / heads_q / len_q);
-    const Sequence sequence = sequence_of(p, batch);
-    if (query >= sequence.len_q) return;
-    const Splits splits(p.mask.bind(sequence.len_q, sequence.len_kv).kv_range(0, sequence.len_q));
+    OnlineSoftmax<T> softmax;
+    softmax.max[0] = maximum;
+    softmax.sum[0] = sums.p;
+    float lse = softmax.lse(0, scale);
+    float factor = softmax.inverse_sum(0);
+    if (launch.sinks != nullptr) {
+        // O and LSE of the keys alone, then the sink as one more part: O * sigmoid(LSE - sink).
+        const float sink = launch.sinks[row.head * launch.sinks_step];
+        const float above = fmaxf(lse, sink), below = fminf(lse, sink);
+        const float all = lse != lse ? lse
+                          : below == -INFINITY
+                              ? above
+                              : above + ptx::log2_approx(1 + ptx::exp2_approx((below - above) * kLog2E)) * kLn2;
+        factor *= lse == -INFINITY ? 0.0F : ptx::exp2_approx((lse - all) * kLog2E);
+        lse = all;
+    }
+    if (lane == 0 && p.lse.data != nullptr) {
+        char* to =
+            p.lse.data + head_offset(p.lse, row.batch, row.sequence.first_q + row.query, row.head, sizeof(float));
+        *reinterpret_cast<float*>(to) = lse;
+    }
+    char* to = p.o.data + head_offset(p.o, row.batch, row.sequence.first_q + row.query, row.head, sizeof(T));
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+        const int column = lane * kColumns + c;
+        // fmaf(x, f, 0) turns -0 into +0: the sign must not reveal how many masked products were added.
+        if (column < p.head_dim_v)
+            *reinterpret_cast<T*>(to + column * p.o.column * std::int64_t{sizeof(T)}) =
+                T(fmaf(sums.o[c], factor, 0.0F));
+    }
+}
+
+/// Splits of a segment of a row.
+__device__ __forceinline__ int segment_splits(int splits) {
+    return max((splits + kSegments - 1) / kSegments, kSegmentSplits);
+}
+
+/// kParallel: a CTA has one row and its warps a segment each; otherwise a warp has a row.
+template <class T, int kHeadDim, bool kParallel>
+__global__ void __launch_bounds__(32 * (kParallel ? kSegments : kRowsOfCta))
+    combine_kernel(const __grid_constant__ Launch launch) {
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const std::int64_t first = launch.partial(launch.row(batch, query, head), 0);
-    const Scale scale{p.scale, p.scale * kLog2E};
+    const CombineRow row(launch, kParallel ? std::int64_t{blockIdx.x} : std::int64_t{blockIdx.x} * kRowsOfCta + warp);
+    const Scale scale = scale_of(launch);
+    const int of_segment = segment_splits(row.splits);
 #if __CUDA_ARCH__ >= 900
     ptx::griddepcontrol_wait();
 #endif
-
-    float maximum = -INFINITY;
-    for (int i = lane; i < splits.count; i += 32) maximum = fmaxf(maximum, launch.ml[first + i].x);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, step));
-
-    const int of_segment = (splits.count + kSegments - 1) / kSegments;
-    for (int segment = warp; segment < kSegments; segment += kCombineWarps) {
-        float sum[kColumns] = {};
-        float sum_of_p = 0;
-        const int end = min((segment + 1) * of_segment, splits.count);
-#pragma unroll 4
-        for (int i = segment * of_segment; i < end; ++i) {
-            const float2 ml = launch.ml[first + i];
-            const float factor = rescale_of<T>(ml.x, maximum, scale);
-            const float* from = launch.o + (first + i) * kHeadDim + lane * kColumns;
-#pragma unroll
-            for (int c = 0; c < kColumns; c += 2) {
-                const float2 pair = *reinterpret_cast<const float2*>(from + c);
-                sum[c] = fmaf(pair.x, factor, sum[c]);
-                sum[c + 1] = fmaf(pair.y, factor, sum[c + 1]);
-            }
-            sum_of_p = fmaf(ml.y, factor, sum_of_p);
-        }
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) sums[segment][lane * kColumns + c] = sum[c];
-        if (lane == 0) sums_of_p[segment] = sum_of_p;
+    if (!row.exists) return;
+    const float maximum = maximum_of(launch, row, lane);
+    RowSums<kHeadDim / 32> sums{};
+    if constexpr (kParallel) {
+        __shared__ RowSums<kHeadDim / 32> of_segments[kSegments][32];
+        if (warp * of_segment < row.splits)
+            of_segments[warp][lane] = segment_sum<T, kHeadDim>(launch, row, warp, of_segment, maximum, scale, lane);
+        __syncthreads();
+        if (warp > 0) return;
+        for (int i = 0; i * of_segment < row.splits; ++i) sums.add(of_segments[i][lane]);
+    } else {
+        for (int i = 0; i * of_segment < row.splits; ++i)
+            sums.add(segment_sum<T, kHeadDim>(launch, row, i, of_segment, maximum, scale, lane));
     }
-    __syncthreads();
-
-    const auto column = static_cast<int>(threadIdx.x);
-    if (column >= kHeadDim) return;
-    OnlineSoftmax<T> row;
-    row.max[0] = maximum;
-    float sum = 0;
-#pragma unroll 8
-    for (int segment = 0; segment < kSegments; ++segment) {
-        sum += sums[segment][column];
-        row.sum[0] += sums_of_p[segment];
-    }
-    if (column == 0 && p.lse.data != nullptr) {
-        char* to = p.lse.data + head_offset(p.lse, batch, sequence.first_q + query, head, sizeof(float));
-        *reinterpret_cast<float*>(to) = row.lse(0, scale);
-    }
-    if (column >= p.head_dim_v) return;
-    char* to = p.o.data + head_offset(p.o, batch, sequence.first_q + query, head, sizeof(T)) +
-               column * p.o.column * std::int64_t{sizeof(T)};
-    *reinterpret_cast<T*>(to) = T(fmaf(sum, row.inverse_sum(0), 0.0F));
+    write_row<T, kHeadDim>(launch, row, sums, maximum, scale, lane);
 }
 
 }  // namespace tessera::cuda::decode

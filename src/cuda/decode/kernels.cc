@@ -4,10 +4,14 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "core/arena.hpp"
+#include "core/batch.hpp"
 #include "cuda/decode/host/dispatch.hpp"
 #include "cuda/decode/launch.hpp"
 #include "cuda/device.hpp"
+#include "cuda/host/scores.hpp"
 #include "cuda/shared/arguments.hpp"
 
 namespace tessera::cuda::decode {
@@ -21,34 +25,69 @@ struct Workspace {
     float2* ml;
 
     Workspace(Arena& arena, const Problem& p)
-        : o(arena.take<float>(p.batch * p.len_q, p.heads_q, max_splits(p), Shapes::kConfigs[shape_of(p)].head_dim)),
-          ml(arena.take<float2>(p.batch * p.len_q, p.heads_q, max_splits(p))) {}
+        : o(arena.take<float>(p.rows_q(), p.heads_q, max_splits(p), config_of(p).head_dim)),
+          ml(arena.take<float2>(p.rows_q(), p.heads_q, max_splits(p))) {}
 };
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
     return refusal(kernel_entry(kName), problem, tile, limits(device));
 }
 
+Cache cache_of(const Problem& p, const ForwardArgs& a) {
+    if (!p.kv_lengths) return {};
+    const auto integers = [](const TensorView& t) {
+        return t.given() ? static_cast<const std::int32_t*>(t.data) : nullptr;
+    };
+    const auto stride = [](const TensorView& t, std::size_t dimension) { return t.given() ? step(t, dimension) : 0; };
+    return {.lengths = integers(a.kv_lengths),
+            .pages = p.page_size > 0 ? integers(a.page_table) : nullptr,
+            .slots = integers(a.cache_batch_index),
+            .padding = integers(a.left_padding),
+            .lengths_step = stride(a.kv_lengths, 0),
+            .pages_batch = stride(a.page_table, 0),
+            .pages_step = p.page_size > 0 ? stride(a.page_table, 1) : 0,
+            .slots_step = stride(a.cache_batch_index, 0),
+            .padding_step = stride(a.left_padding, 0),
+            .count = a.k.shape[0],
+            .page_size = static_cast<int>(p.page_size)};
+}
+
+/// CTAs for the splits. Each goes on to others when it is done, so any number gives the same results. When the lengths
+/// are on the device alone, the capacity of a cache must not decide: as many CTAs as the device holds at once.
+std::int64_t blocks_of(const Problem& p, const Launch& launch, const Device& device) {
+    if (!launch.own_lengths()) return most_items(p);
+    constexpr int kReservedBytes = 1024;  // of shared memory, in each CTA
+    const DeviceProperties& has = properties(device);
+    const int in_one =
+        std::max((has.shared_bytes + kReservedBytes) / (config_of(p).shared_bytes() + kReservedBytes), 1);
+    return std::min(most_items(p), std::int64_t{has.multiprocessors} * in_one);
+}
+
 void forward(const ForwardCall& call) {
     const Problem& p = call.plan.problem;
     const ForwardParams params = forward_params(call);
-    if (p.rows_q() == 0 || p.heads_q == 0 || p.len_q == 0) return;
+    if (p.batch == 0 || p.rows_q() == 0 || p.heads_q == 0 || p.len_q == 0) return;
     const CurrentDevice current(call.plan.device);
     Arena arena(call.workspace);
     const Workspace workspace(arena, p);
-    const Launch launch{.params = params,
-                        .o = workspace.o,
-                        .ml = workspace.ml,
-                        .max_splits = static_cast<int>(max_splits(p)),
-                        .head_tiles = static_cast<int>(head_tiles(p)),
-                        .vector_q = takes_vectors(params.q, params.head_dim),
-                        .vector_k = takes_vectors(params.k, params.head_dim),
-                        .vector_v = takes_vectors(params.v, params.head_dim_v),
-                        .overlaps = limits(call.plan.device).capability >= 90};
+    Launch launch{.params = params,
+                  .cache = cache_of(p, call.args),
+                  .sinks = p.sinks ? static_cast<const float*>(call.args.sinks.data) : nullptr,
+                  .sinks_step = p.sinks ? step(call.args.sinks, 0) : 0,
+                  .o = workspace.o,
+                  .ml = workspace.ml,
+                  .max_splits = max_splits(p),
+                  .groups = static_cast<int>((p.batch + kMostMembers - 1) / kMostMembers),
+                  .vector_q = takes_vectors(params.q, params.head_dim),
+                  .vector_k = takes_vectors(params.k, params.head_dim),
+                  .vector_v = takes_vectors(params.v, params.head_dim_v),
+                  .natural = changes_scores(p) || !scale_can_wait(p),
+                  .overlaps = limits(call.plan.device).capability >= 90};
+    const std::int64_t blocks = p.len_kv == 0 ? 0 : blocks_of(p, launch, call.plan.device);
     const cudaError_t status = Shapes::call(shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
-        if (p.dtype == DType::bf16) return start_decode<__nv_bfloat16, Shape>(launch, stream_of(call));
-        return start_decode<__half, Shape>(launch, stream_of(call));
+        if (p.dtype == DType::bf16) return start_decode<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));
+        return start_decode<__half, Shape>(launch, blocks, stream_of(call));
     });
     check(status, kName);
 }
@@ -68,9 +107,11 @@ std::vector<Kernel> kernels() {
                   .schedule = Schedule::fa2,
                   .pass = Pass::forward,
                   .dtypes = {DType::bf16, DType::fp16},
-                  .summary = "few queries: the keys are split among thread blocks, partial results are combined in a "
-                             "fixed order; memory O(len)",
-                  .limits = "sm_80 or later; up to 8 queries a sequence, scores that are scaled only"},
+                  .summary = "few queries, caches and sinks: the keys are split among thread blocks, partial results "
+                             "are combined in a fixed order; memory O(len)",
+                  .limits =
+                      "sm_80 or later; up to 8 queries a sequence where there is no cache and no sink; no bias, no "
+                      "dropout"},
          .refuse = refuse,
          .default_tile = tile_of,
          .workspace_bytes = workspace_bytes,

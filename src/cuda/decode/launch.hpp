@@ -8,29 +8,47 @@
 
 namespace tessera::cuda::decode {
 
-/// Arguments of both kernels. A row is a query of a query head: number (batch * len_q + query) * heads_q + head.
+/// Where the keys of sequences are in a cache. Strides in elements.
+struct Cache {
+    const std::int32_t* lengths = nullptr;  ///< null: no cache
+    const std::int32_t* pages = nullptr;    ///< null: slots
+    const std::int32_t* slots = nullptr;    ///< null: sequence b has slot b
+    const std::int32_t* padding = nullptr;  ///< null: none
+    std::int64_t lengths_step = 0;
+    std::int64_t pages_batch = 0;
+    std::int64_t pages_step = 0;
+    std::int64_t slots_step = 0;
+    std::int64_t padding_step = 0;
+    std::int64_t count = 0;  ///< slots or pages of the cache
+    int page_size = 0;
+};
+
+/// Arguments of both kernels. A row of the results is a query of a query head: number query * heads_q + head, where
+/// queries count over all sequences.
 struct Launch {
     ForwardParams params;
+    Cache cache;
+    const float* sinks = nullptr;  ///< [heads_q]; null: none
+    std::int64_t sinks_step = 0;
     float* o = nullptr;    ///< [rows, max_splits, head_dim]: sums of P V of a split
     float2* ml = nullptr;  ///< [rows, max_splits]: its largest score and its sum of P
     int max_splits = 0;
-    int head_tiles = 1;  ///< CTAs that share the query heads of a group
+    int groups = 1;  ///< of up to kMostMembers sequences, which CTAs take in turns
     bool vector_q = false;
     bool vector_k = false;
     bool vector_v = false;
+    bool natural = false;   ///< scores are scaled before the softmax: they have a softcap or ALiBi
     bool overlaps = false;  ///< the second kernel may start beside the first (compute capability 9.0)
 
-    TESSERA_HOST_DEVICE std::int64_t row(std::int64_t batch, int query, int head) const {
-        return (batch * params.len_q + query) * params.heads_q + head;
-    }
-    TESSERA_HOST_DEVICE std::int64_t rows() const { return row(params.batch, 0, 0); }
+    /// Have sequences lengths that the host does not know?
+    TESSERA_HOST_DEVICE bool own_lengths() const { return cache.lengths != nullptr || params.cu_seqlens_q != nullptr; }
     /// The place of a row's split in `ml`.
     TESSERA_HOST_DEVICE std::int64_t partial(std::int64_t row, int split) const { return row * max_splits + split; }
 };
 
-/// Starts a CTA for every split, then one for every row to combine them. instances/ has one instance of each shape and
+/// Starts `blocks` CTAs for the splits, and others that combine them. instances/ has one instance of each shape and
 /// dtype.
 template <class T, class Shape>
-cudaError_t start_decode(const Launch& launch, cudaStream_t stream);
+cudaError_t start_decode(const Launch& launch, std::int64_t blocks, cudaStream_t stream);
 
 }  // namespace tessera::cuda::decode

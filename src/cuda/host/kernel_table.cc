@@ -69,21 +69,24 @@ Refusal refuse_odd_dims(const Problem& p) {
     return fmt::format("takes a head_dim in multiples of 8, got {} and {}", p.head_dim, p.head_dim_v);
 }
 
-/// Few keys are faster in a kernel that does not split them.
+/// Few keys, and many queries, are faster in a kernel that does not split the keys.
 constexpr std::int64_t kFewestKeysToSplit = 512;
+constexpr std::int64_t kMostQueriesToSplit = 8;
 
 Refusal refuse_decode(const Problem& p, const AskedTile& tile, const Limits& limits) {
     if (auto reason = refuse_capability(limits, kAmpere)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
-    if (p.len_q > decode::kMaxQueries)
-        return fmt::format("takes up to {} queries a sequence, got {}", decode::kMaxQueries, p.len_q);
-    if (p.len_kv < kFewestKeysToSplit)
-        return fmt::format("splits {} keys and more, got {}", kFewestKeysToSplit, p.len_kv);
-    if (changes_scores(p) || !scale_can_wait(p)) return "takes no softcap, ALiBi, bias, dropout or scale of 0 and less";
-    const std::int64_t splits =
-        saturating_product(saturating_product(p.batch, p.heads_kv), decode::head_tiles(p) * decode::max_splits(p));
-    if (auto reason = refuse_counts(p, "splits", splits)) return reason;
-    if (auto reason = refuse_counts(p, "rows", saturating_product(p.batch * p.len_q, p.heads_q))) return reason;
+    if (p.bias || p.dropout.probability > 0) return "takes no bias or dropout";
+    if (!p.kv_lengths && !p.sinks) {  // other kernels take these too
+        if (p.len_q > kMostQueriesToSplit)
+            return fmt::format("takes up to {} queries a sequence without a cache, got {}", kMostQueriesToSplit,
+                               p.len_q);
+        if (p.len_kv < kFewestKeysToSplit)
+            return fmt::format("takes {} keys and more without a cache, got {}", kFewestKeysToSplit, p.len_kv);
+    }
+    if (auto reason = refuse_counts(p, "splits", decode::most_items(p))) return reason;
+    const std::int64_t rows = saturating_product(saturating_product(p.batch, p.len_q), p.heads_q);
+    if (auto reason = refuse_counts(p, "rows", rows)) return reason;
     if (auto reason = refuse_shared(p, decode::Shapes::kConfigs[decode::shape_of(p)].shared_bytes(), limits))
         return reason;
     return refuse_tile(tile, decode::tile_of(p));
@@ -232,7 +235,6 @@ Refusal refuse_standard_backward(const Problem& p, const AskedTile& tile, const 
 }  // namespace
 
 Refusal refuse_sizes(const Problem& p) {
-    if (p.kv_lengths) return "takes no cache of keys";
     // Half of an int's range, so that a sum of two sizes and a tile past the end fit too.
     constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
     const std::pair<const char*, std::int64_t> sizes[] = {{"batch", p.batch},       {"len_q", p.len_q},
@@ -247,7 +249,7 @@ Refusal refuse_sizes(const Problem& p) {
 std::span<const KernelEntry> kernel_entries() {
     const auto bf16 = DType::bf16, fp16 = DType::fp16, fp32 = DType::fp32;
     static const std::vector<KernelEntry> list = {
-        {"cuda.decode.forward", Schedule::fa2, Pass::forward, {bf16, fp16}, refuse_decode, decode::tile_of},
+        {"cuda.decode.forward", Schedule::fa2, Pass::forward, {bf16, fp16}, refuse_decode, decode::tile_of, true},
         {"cuda.fa3.forward", Schedule::fa3, Pass::forward, {bf16, fp16}, refuse_fa3_forward, fa3::tile_of},
         {"cuda.fa3.backward", Schedule::fa3, Pass::backward, {bf16, fp16}, refuse_fa3_backward, fa3::backward::tile_of},
         {"cuda.fa2.forward", Schedule::fa2, Pass::forward, {bf16, fp16, fp32}, refuse_fa2_forward, fa2::tile_of},
@@ -290,7 +292,8 @@ const KernelEntry& kernel_entry(Schedule schedule, Pass pass) {
 Refusal refusal(const KernelEntry& entry, const Problem& problem, const AskedTile& tile, const Limits& limits) {
     if (std::find(entry.dtypes.begin(), entry.dtypes.end(), problem.dtype) == entry.dtypes.end())
         return fmt::format("does not take {}", name_of(problem.dtype));
-    if (problem.sinks) return "takes no sinks";
+    if (problem.kv_lengths && !entry.serves) return "takes no cache of keys";
+    if (problem.sinks && !entry.serves) return "takes no sinks";
     return entry.refuse(problem, tile, limits);
 }
 

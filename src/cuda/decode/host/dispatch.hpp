@@ -1,31 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The compiled shape that runs a Problem, and the sizes of a launch.
+// The compiled shape that runs a Problem, and the sizes of a launch. Plain C++.
 #pragma once
 
 #include <algorithm>
 
 #include "cuda/decode/host/config.h"
+#include "cuda/host/query_parts.hpp"
 #include "tessera/kernel.hpp"
 #include "tessera/problem.hpp"
 
 namespace tessera::cuda::decode {
 
-/// The index in Shapes; every legal Problem has a shape.
+/// Rows of a kv head of a sequence: its queries of the heads of a group.
+inline std::int64_t rows_of(const Problem& p) { return saturating_product(p.len_q, p.group()); }
+
+/// The index in Shapes: the fewest rows that hold a sequence's, or the most that there are. Results do not depend on
+/// it.
 inline std::size_t shape_of(const Problem& p) {
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-    return *Shapes::first([&](const Config& c) { return dim <= c.head_dim; });
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < Shapes::kConfigs.size(); ++i) {
+        const Config& c = Shapes::kConfigs[i];
+        if (dim > c.head_dim) continue;
+        found = i;
+        const bool last = i + 1 == Shapes::kConfigs.size() || Shapes::kConfigs[i + 1].head_dim != c.head_dim;
+        if (rows_of(p) <= c.rows() || last) break;
+    }
+    return found;
 }
+inline const Config& config_of(const Problem& p) { return Shapes::kConfigs[shape_of(p)]; }
 
-inline Tile tile_of(const Problem&) { return {kMaxQueries, Config::kKeys}; }
+inline Tile tile_of(const Problem& p) { return {config_of(p).rows(), Config::kKeys}; }
 
-/// CTAs that share the query heads of a group.
-inline std::int64_t head_tiles(const Problem& p) { return (p.group() + kHeadsOfTile - 1) / kHeadsOfTile; }
+/// Tiles of rows of a kv head of a sequence.
+inline std::int64_t row_tiles(const Problem& p) { return (rows_of(p) + config_of(p).rows() - 1) / config_of(p).rows(); }
 
-/// The most splits of a sequence of the call.
-inline std::int64_t max_splits(const Problem& p) {
-    if (p.ragged) return max_splits(p.len_kv);
-    return Splits(p.mask.bind(p.len_q, p.len_kv).kv_range(0, p.len_q)).count;
+/// The most splits of a row. A cache has as many as its capacity may need.
+inline int max_splits(const Problem& p) { return most_splits(p.len_kv); }
+
+/// The most splits of all tiles of rows.
+inline std::int64_t most_items(const Problem& p) {
+    const std::int64_t heads = saturating_product(p.batch, p.heads_kv);
+    return saturating_product(saturating_product(heads, row_tiles(p)), most_splits_of_rows(p.len_kv));
 }
 
 }  // namespace tessera::cuda::decode
