@@ -40,17 +40,19 @@ struct CombineRow {
     bool exists = false;
 
     /// Row `index` of [batch, len_q, heads_q], where len_q bounds the sequences' queries.
-    __device__ __forceinline__ CombineRow(const Launch& launch, std::int64_t index) {
+    __device__ __forceinline__ CombineRow(const Launch& launch, unsigned index) {
         const ForwardParams& p = launch.params;
-        head = static_cast<int>(index % p.heads_q);
-        query = static_cast<int>(index / p.heads_q % p.len_q);
-        batch = static_cast<int>(index / p.heads_q / p.len_q);
+        const auto heads = static_cast<unsigned>(p.heads_q), queries = static_cast<unsigned>(p.len_q);
+        head = static_cast<int>(index % heads);
+        index /= heads;
+        query = static_cast<int>(index % queries);
+        batch = static_cast<int>(index / queries);
         if (batch >= p.batch) return;
         const Member member = member_of(launch, batch);
         sequence = member.sequence;
         exists = query < sequence.len_q;
         if (!exists) return;
-        splits = Splits(visible_of(band_of(p.mask, sequence), query)).count;
+        splits = Splits(visible_of(band_of(launch, sequence), query)).count;
         first = launch.partial((member.first_row + query) * p.heads_q + head, 0);
     }
 };
@@ -64,26 +66,53 @@ __device__ __forceinline__ float maximum_of(const Launch& launch, const CombineR
     return maximum;
 }
 
-/// The sum over a segment.
-template <class T, int kHeadDim>
-__device__ __forceinline__ RowSums<kHeadDim / 32> segment_sum(const Launch& launch, const CombineRow& row, int segment,
-                                                              int of_segment, float maximum, const Scale& scale,
-                                                              int lane) {
-    constexpr int kColumns = kHeadDim / 32;
-    RowSums<kColumns> sums{};
-    const int end = min((segment + 1) * of_segment, row.splits);
-#pragma unroll 8
-    for (int i = segment * of_segment; i < end; ++i) {
-        const float2 ml = launch.ml[row.first + i];
-        const float* from = launch.o + (row.first + i) * kHeadDim + lane * kColumns;
-        const float factor = rescale_of<T>(ml.x, maximum, scale);
+/// Up to kSegmentSplits neighbouring splits of a row, read before they are needed.
+template <int kHeadDim>
+struct Parts {
+    static constexpr int kColumns = kHeadDim / 32;
+    float o[kSegmentSplits][kColumns];
+    float2 ml[kSegmentSplits];
+
+    __device__ __forceinline__ void read(const Launch& launch, const CombineRow& row, int first, int end, int lane) {
 #pragma unroll
-        for (int c = 0; c < kColumns; c += 2) {
-            const float2 pair = *reinterpret_cast<const float2*>(from + c);
-            sums.o[c] = __fmaf_rn(pair.x, factor, sums.o[c]);
-            sums.o[c + 1] = __fmaf_rn(pair.y, factor, sums.o[c + 1]);
+        for (int i = 0; i < kSegmentSplits; ++i) {
+            ml[i] = {-INFINITY, 0};
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c) o[i][c] = 0;
+            if (first + i >= end) continue;
+            ml[i] = launch.ml[row.first + first + i];
+            const float* from = launch.o + (row.first + first + i) * kHeadDim + lane * kColumns;
+#pragma unroll
+            for (int c = 0; c < kColumns; c += 2) {
+                const float2 pair = *reinterpret_cast<const float2*>(from + c);
+                o[i][c] = pair.x;
+                o[i][c + 1] = pair.y;
+            }
         }
-        sums.p = __fmaf_rn(ml.y, factor, sums.p);
+    }
+
+    template <class T>
+    __device__ __forceinline__ void add_to(RowSums<kColumns>& sums, float maximum, const Scale& scale) const {
+#pragma unroll
+        for (int i = 0; i < kSegmentSplits; ++i) {
+            const float factor = rescale_of<T>(ml[i].x, maximum, scale);
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c) sums.o[c] = __fmaf_rn(o[i][c], factor, sums.o[c]);
+            sums.p = __fmaf_rn(ml[i].y, factor, sums.p);
+        }
+    }
+};
+
+/// The sum over a segment, splits begin ... end - 1. `parts`: the first of them, which were read.
+template <class T, int kHeadDim>
+__device__ __forceinline__ RowSums<kHeadDim / 32> segment_sum(Parts<kHeadDim>& parts, const Launch& launch,
+                                                              const CombineRow& row, int begin, int end, float maximum,
+                                                              const Scale& scale, int lane) {
+    RowSums<kHeadDim / 32> sums{};
+    parts.template add_to<T>(sums, maximum, scale);
+    for (int i = begin + kSegmentSplits; i < end; i += kSegmentSplits) {
+        parts.read(launch, row, i, end, lane);
+        parts.template add_to<T>(sums, maximum, scale);
     }
     return sums;
 }
@@ -138,25 +167,35 @@ __global__ void __launch_bounds__(32 * (kParallel ? kSegments : kRowsOfCta))
     combine_kernel(const __grid_constant__ Launch launch) {
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const CombineRow row(launch, kParallel ? std::int64_t{blockIdx.x} : std::int64_t{blockIdx.x} * kRowsOfCta + warp);
+    const CombineRow row(launch, kParallel ? blockIdx.x : blockIdx.x * kRowsOfCta + warp);
     const Scale scale = scale_of(launch);
     const int of_segment = segment_splits(row.splits);
+    const auto end_of = [&](int segment) { return min((segment + 1) * of_segment, row.splits); };
 #if __CUDA_ARCH__ >= 900
     ptx::griddepcontrol_wait();
 #endif
     if (!row.exists) return;
-    const float maximum = maximum_of(launch, row, lane);
+    Parts<kHeadDim> parts;
     RowSums<kHeadDim / 32> sums{};
+    float maximum;
     if constexpr (kParallel) {
         __shared__ RowSums<kHeadDim / 32> of_segments[kSegments][32];
-        if (warp * of_segment < row.splits)
-            of_segments[warp][lane] = segment_sum<T, kHeadDim>(launch, row, warp, of_segment, maximum, scale, lane);
+        const int begin = warp * of_segment;
+        if (begin < row.splits) parts.read(launch, row, begin, end_of(warp), lane);
+        maximum = maximum_of(launch, row, lane);
+        if (begin < row.splits)
+            of_segments[warp][lane] =
+                segment_sum<T, kHeadDim>(parts, launch, row, begin, end_of(warp), maximum, scale, lane);
         __syncthreads();
         if (warp > 0) return;
         for (int i = 0; i * of_segment < row.splits; ++i) sums.add(of_segments[i][lane]);
     } else {
-        for (int i = 0; i * of_segment < row.splits; ++i)
-            sums.add(segment_sum<T, kHeadDim>(launch, row, i, of_segment, maximum, scale, lane));
+        parts.read(launch, row, 0, end_of(0), lane);
+        maximum = maximum_of(launch, row, lane);
+        for (int i = 0; i * of_segment < row.splits; ++i) {
+            if (i > 0) parts.read(launch, row, i * of_segment, end_of(i), lane);
+            sums.add(segment_sum<T, kHeadDim>(parts, launch, row, i * of_segment, end_of(i), maximum, scale, lane));
+        }
     }
     write_row<T, kHeadDim>(launch, row, sums, maximum, scale, lane);
 }

@@ -52,15 +52,10 @@ Cache cache_of(const Problem& p, const ForwardArgs& a) {
             .page_size = static_cast<int>(p.page_size)};
 }
 
-/// CTAs for the splits. Each goes on to others when it is done, so any number gives the same results. When the lengths
-/// are on the device alone, the capacity of a cache must not decide: as many CTAs as the device holds at once.
-std::int64_t blocks_of(const Problem& p, const Launch& launch, const Device& device) {
-    if (!launch.own_lengths()) return most_items(p);
-    constexpr int kReservedBytes = 1024;  // of shared memory, in each CTA
-    const DeviceProperties& has = properties(device);
-    const int in_one =
-        std::max((has.shared_bytes + kReservedBytes) / (config_of(p).shared_bytes() + kReservedBytes), 1);
-    return std::min(most_items(p), std::int64_t{has.multiprocessors} * in_one);
+/// CTAs for the splits: as many as the device holds at once. Each goes on to other splits when it is done, so the
+/// capacity of a cache does not decide the launch, and any number gives the same results.
+std::int64_t blocks_of(const Problem& p, const Device& device) {
+    return std::min(most_items(p), std::int64_t{properties(device).multiprocessors} * config_of(p).ctas);
 }
 
 void forward(const ForwardCall& call) {
@@ -78,12 +73,13 @@ void forward(const ForwardCall& call) {
                   .ml = workspace.ml,
                   .max_splits = max_splits(p),
                   .groups = static_cast<int>((p.batch + kMostMembers - 1) / kMostMembers),
+                  .items = items_of(p),
                   .vector_q = takes_vectors(params.q, params.head_dim),
                   .vector_k = takes_vectors(params.k, params.head_dim),
                   .vector_v = takes_vectors(params.v, params.head_dim_v),
                   .natural = changes_scores(p) || !scale_can_wait(p),
                   .overlaps = limits(call.plan.device).capability >= 90};
-    const std::int64_t blocks = p.len_kv == 0 ? 0 : blocks_of(p, launch, call.plan.device);
+    const std::int64_t blocks = p.len_kv == 0 ? 0 : blocks_of(p, call.plan.device);
     const cudaError_t status = Shapes::call(shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_decode<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));

@@ -33,7 +33,8 @@ struct Launch {
     float* o = nullptr;    ///< [rows, max_splits, head_dim]: sums of P V of a split
     float2* ml = nullptr;  ///< [rows, max_splits]: its largest score and its sum of P
     int max_splits = 0;
-    int groups = 1;  ///< of up to kMostMembers sequences, which CTAs take in turns
+    int groups = 1;               ///< of up to kMostMembers sequences, which CTAs take in turns
+    Items items{{}, 0, 0, 1, 1};  ///< of a kv head of every sequence, unless they have own_lengths()
     bool vector_q = false;
     bool vector_k = false;
     bool vector_v = false;

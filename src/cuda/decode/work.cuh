@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The work of the decode kernels: sequences, whose lengths may be in device memory alone, their tiles of rows, and the
-// splits of a tile.
+// The work of the decode kernels: sequences, whose lengths may be in device memory alone, and splits of the keys of a
+// tile of rows. Row r of a kv head of a sequence is query r / group, of query head r % group of the group.
 #pragma once
 
 #include <climits>
 
 #include "cuda/decode/launch.hpp"
-#include "cuda/host/band32.hpp"
 #include "cuda/tile/fragment.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/softmax.cuh"
@@ -22,14 +21,14 @@ struct Member {
     std::int64_t first_row = 0;  ///< its first query, counted over all sequences
 };
 
-__device__ __forceinline__ Member member_of(const Launch& launch, std::int64_t batch) {
+__device__ __forceinline__ Member member_of(const Launch& launch, int batch) {
     const ForwardParams& p = launch.params;
     const Cache& cache = launch.cache;
     if (cache.lengths == nullptr) {
         const Sequence sequence = sequence_of(p, batch);
-        return {sequence, batch, p.cu_seqlens_q == nullptr ? batch * p.len_q : sequence.first_q};
+        return {sequence, batch, p.cu_seqlens_q == nullptr ? std::int64_t{batch} * p.len_q : sequence.first_q};
     }
-    Member m{{0, 0, p.len_q, 0}, batch, batch * p.len_q};
+    Member m{{0, 0, p.len_q, 0}, batch, std::int64_t{batch} * p.len_q};
     if (p.cu_seqlens_q != nullptr) {
         const std::int64_t begin = cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
         const std::int64_t end = cu_seqlens_at(p.cu_seqlens_q, (batch + 1) * p.cu_stride_q, p.cu_q_is_64, p.total_q);
@@ -46,63 +45,67 @@ __device__ __forceinline__ Member member_of(const Launch& launch, std::int64_t b
     return m;
 }
 
-/// Tiles of kRows rows of one kv head. Row r is query r / group of the sequence, and query head r % group of the group.
-template <int kRows>
-__device__ __forceinline__ int row_tiles_of(const Sequence& sequence, int group) {
-    return (sequence.len_q * group + kRows - 1) / kRows;
+__device__ __forceinline__ Band32 band_of(const Launch& launch, const Sequence& sequence) {
+    return Band32(launch.params.mask.bind(sequence.len_q, sequence.len_kv));
 }
 
-/// The keys that query `query` sees.
-__device__ __forceinline__ Range visible_of(const Band32& band, int query) {
-    const int begin = max(band.first(query), 0), end = band.last(query) + 1;
-    return band.low <= band.high && begin < end ? Range{begin, end} : Range{};
+__device__ __forceinline__ Items items_of(const Launch& launch, const Sequence& sequence, int rows_of_tile) {
+    return {band_of(launch, sequence), sequence.len_q, sequence.len_kv, launch.params.group, rows_of_tile};
 }
 
-/// The queries of a tile of rows, and the splits of its rows. Rows that see more keys than their neighbours may have
-/// splits twice as long: the splits of `small` come first, then those of `large`.
-struct TileWork {
-    int first_query, last_query;
-    Range visible;  ///< keys that one of them sees
-    Splits small, large;
+/// One split of a tile of rows of a kv head.
+struct SplitWork {
+    Member member;
+    int batch;
+    int kv_head;
+    int first_row;  ///< of the kv head's rows of this sequence
+    int rows;       ///< rows that exist; 0: there are no more splits
+    bool exists;    ///< does the tile have such a split?
+    bool alike;     ///< do all rows have splits of this length?
+    int shift;      ///< log2 of the keys of a full split
+    int number;     ///< its keys begin at number << shift
+    int tile;       ///< first key of the first tile: a multiple of 64
+    int begin;      ///< keys begin ... end - 1 are visible to a row
+    int end;
+    int full_begin;  ///< keys full_begin ... full_end - 1 are visible to all rows
+    int full_end;
+    Band32 band;
 
-    __device__ __forceinline__ TileWork(const Band32& band, int first, int last)
-        : first_query(first), last_query(last), visible{}, small({}, 1), large({}, 1) {
-        if (band.low > band.high) return;
-        visible = {max(band.first(first), 0), band.last(last) + 1};
-        if (visible.empty()) {
-            visible = {};
-            return;
-        }
-        const auto keys = [&](int query) { return visible_of(band, min(max(query, first), last)).size(); };
-        const std::int64_t fewest = min(keys(first), keys(last));
-        // The number of keys grows, stays and falls with the query: the most keys are at an end or where it turns.
-        const std::int64_t most =
-            max(max(keys(first), keys(last)), max(keys(-band.low), keys(band.last_key - band.high)));
-        small = Splits(visible, split_keys(fewest));
-        large = Splits(visible, split_keys(most));
+    __device__ __forceinline__ int tiles() const { return (end - tile + Config::kKeys - 1) / Config::kKeys; }
+    __device__ __forceinline__ int query(int row, int group) const { return (first_row + row) / group; }
+    __device__ __forceinline__ int head(int row, int group) const {
+        return kv_head * group + (first_row + row) % group;
     }
-    __device__ __forceinline__ bool alike() const { return small.keys == large.keys; }
-    __device__ __forceinline__ int splits() const { return small.count + (alike() ? 0 : large.count); }
+
+    __device__ __forceinline__ static SplitWork find(const Launch& launch, int batch, int item, int rows_of_tile) {
+        const ForwardParams& p = launch.params;
+        SplitWork w{.member = member_of(launch, batch), .batch = batch};
+        const Sequence& sequence = w.member.sequence;
+        w.band = band_of(launch, sequence);
+        const Items items =
+            launch.own_lengths() ? Items(w.band, sequence.len_q, sequence.len_kv, p.group, rows_of_tile) : launch.items;
+        w.first_row = item % items.tiles * rows_of_tile;
+        item /= items.tiles;
+        int split = item % items.splits;
+        w.kv_head = item / items.splits;
+        w.rows = min(sequence.len_q * p.group - w.first_row, rows_of_tile);
+        const int first_query = w.query(0, p.group), last_query = w.query(w.rows - 1, p.group);
+        const RowSplits of_rows(w.band, first_query, last_query);
+        w.exists = split < of_rows.count();
+        w.alike = of_rows.alike();
+        const bool is_large = split >= of_rows.small.count;
+        const Splits& splits = is_large ? of_rows.large : of_rows.small;
+        if (is_large) split -= of_rows.small.count;
+        w.shift = splits.shift;
+        w.number = splits.first + split;
+        w.begin = max(w.number << w.shift, of_rows.visible.begin);
+        w.end = min((w.number + 1) << w.shift, of_rows.visible.end);
+        w.tile = w.begin / Config::kKeys * Config::kKeys;
+        w.full_begin = w.alike ? max(w.band.first(last_query), 0) : INT_MAX;
+        w.full_end = w.band.last(first_query) + 1;
+        return w;
+    }
 };
-
-__device__ __forceinline__ Band32 band_of(const Mask& mask, const Sequence& sequence) {
-    return Band32(mask.bind(sequence.len_q, sequence.len_kv));
-}
-
-/// Numbers of splits to work on, for one kv head of a sequence: `tiles` row tiles of up to `splits` each.
-struct Items {
-    int tiles;
-    int splits;
-};
-
-template <int kRows>
-__device__ __forceinline__ Items items_of(const Launch& launch, const Sequence& sequence) {
-    const int group = launch.params.group;
-    const int tiles = row_tiles_of<kRows>(sequence, group);
-    if (tiles == 0) return {0, 0};
-    if (tiles > 1) return {tiles, most_splits_of_rows(sequence.len_kv)};
-    return {1, TileWork(band_of(launch.params.mask, sequence), 0, sequence.len_q - 1).splits()};
-}
 
 /// How scores become those of the softmax.
 __device__ __forceinline__ Scale scale_of(const Launch& launch) {

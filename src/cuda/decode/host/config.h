@@ -3,102 +3,139 @@
 // The compiled shapes of the decode kernels, and how the keys that a query sees are split. Plain C++.
 #pragma once
 
+#include "cuda/host/band32.hpp"
 #include "cuda/host/shape_list.hpp"
 #include "tessera/mask.hpp"
 
 namespace tessera::cuda::decode {
 
-/// One compiled shape. head_dim and head_dim_v of a Problem are padded with zeros to `head_dim`.
-///
-/// A CTA has rows * head_dim numbers of O for each quarter of a tile of keys: a warp has 16 keys of every tile, for
-/// 16 * row_tiles rows.
+/// One compiled shape. head_dim and head_dim_v of a Problem are padded with zeros to `head_dim`. A CTA has `rows()`
+/// rows: queries of the heads of a group. Four warps share a tile of keys: each has 16 keys of it, for 16 * row_tiles
+/// rows. One more warp loads.
 struct Config {
-    static constexpr int kKeys = 64;       ///< keys of a tile
-    static constexpr int kKeyWarps = 4;    ///< warps that share a tile of keys
-    static constexpr int kMaxSplit = 512;  ///< the most keys of a split
+    static constexpr int kKeys = 64;      ///< keys of a tile
+    static constexpr int kKeyWarps = 4;   ///< warps that share a tile of keys
+    static constexpr int kMostShift = 9;  ///< the most keys of a split are 2^9
 
     int head_dim;
     int row_warps;  ///< groups of kKeyWarps warps: each has rows of its own
     int row_tiles;  ///< of 16 rows, of a warp
-    int stages;     ///< tiles of K or V in shared memory: all but one of them are on their way while one is used
-    int ctas = 1;   ///< of a multiprocessor, for which registers suffice
+    int stages;     ///< tiles of K or V in shared memory
+    int works;      ///< splits whose Q is in shared memory: the loading warp is ahead
+    int ctas;       ///< of a multiprocessor
 
     constexpr int rows() const { return 16 * row_warps * row_tiles; }
-    constexpr int threads() const { return 32 * kKeyWarps * row_warps; }
+    constexpr int warps() const { return kKeyWarps * row_warps; }  ///< without the loading one
+    constexpr int threads() const { return 32 * warps() + 32; }
     constexpr int tile_bytes() const { return kKeys * head_dim * 2; }
-    /// Numbers from row to row of the sums of a warp in shared memory. 8 more than head_dim keep off bank conflicts.
-    constexpr int sum_pitch() const { return head_dim + 8; }
-    constexpr int sums_bytes() const { return kKeyWarps * rows() * (sum_pitch() * 4 + 8); }
-    /// The ring of tiles, which the sums of the warps use after it.
-    constexpr int ring_bytes() const {
-        return stages * tile_bytes() > sums_bytes() ? stages * tile_bytes() : sums_bytes();
-    }
     constexpr int query_bytes() const { return rows() * head_dim * 2; }
-    /// The ring, the rows of Q, and the place in the cache of each key of a split.
-    constexpr int shared_bytes() const { return ring_bytes() + query_bytes() + kMaxSplit * 8; }
+    /// Numbers from row to row of O in shared memory. 8 more than head_dim keep off bank conflicts.
+    constexpr int sum_pitch() const { return head_dim + 8; }
+    /// O of two warps for each row.
+    constexpr int sums_bytes() const { return 2 * rows() * sum_pitch() * 4; }
+    constexpr int shared_bytes() const { return stages * tile_bytes() + works * query_bytes() + sums_bytes(); }
 };
 
 struct HeadDim64Rows16 {
-    static constexpr Config kConfig{.head_dim = 64, .row_warps = 1, .row_tiles = 1, .stages = 6, .ctas = 3};
+    static constexpr Config kConfig{
+        .head_dim = 64, .row_warps = 1, .row_tiles = 1, .stages = 6, .works = 4, .ctas = 3};
 };
 struct HeadDim64Rows64 {
-    static constexpr Config kConfig{.head_dim = 64, .row_warps = 2, .row_tiles = 2, .stages = 8};
+    static constexpr Config kConfig{
+        .head_dim = 64, .row_warps = 2, .row_tiles = 2, .stages = 12, .works = 2, .ctas = 1};
 };
 struct HeadDim128Rows16 {
-    static constexpr Config kConfig{.head_dim = 128, .row_warps = 1, .row_tiles = 1, .stages = 4, .ctas = 3};
+    static constexpr Config kConfig{
+        .head_dim = 128, .row_warps = 1, .row_tiles = 1, .stages = 4, .works = 4, .ctas = 2};
 };
-struct HeadDim128Rows64 {
-    static constexpr Config kConfig{.head_dim = 128, .row_warps = 2, .row_tiles = 2, .stages = 8};
+struct HeadDim128Rows32 {
+    static constexpr Config kConfig{
+        .head_dim = 128, .row_warps = 2, .row_tiles = 1, .stages = 8, .works = 2, .ctas = 1};
 };
-struct HeadDim256Rows16 {
-    static constexpr Config kConfig{.head_dim = 256, .row_warps = 1, .row_tiles = 1, .stages = 3};
+struct HeadDim256 {
+    static constexpr Config kConfig{
+        .head_dim = 256, .row_warps = 1, .row_tiles = 1, .stages = 5, .works = 2, .ctas = 1};
 };
-struct HeadDim256Rows32 {
-    static constexpr Config kConfig{.head_dim = 256, .row_warps = 2, .row_tiles = 1, .stages = 5};
-};
-using Shapes =
-    ShapeList<HeadDim64Rows16, HeadDim64Rows64, HeadDim128Rows16, HeadDim128Rows64, HeadDim256Rows16, HeadDim256Rows32>;
+using Shapes = ShapeList<HeadDim64Rows16, HeadDim64Rows64, HeadDim128Rows16, HeadDim128Rows32, HeadDim256>;
 
 /// Sequences whose numbers of splits a CTA sums up, where their lengths are in device memory alone.
 inline constexpr int kMostMembers = 512;
 
-/// Keys of a split of a row that sees `keys` keys. It depends on nothing else, so a row has the same bits in any batch
-/// and beside any other queries. About 16 splits keep a GPU busy with one sequence. Longer splits have fewer partial
-/// sums to write.
-TESSERA_HOST_DEVICE constexpr int split_keys(std::int64_t keys) {
+/// Log2 of the keys of a split of a row that sees `keys` keys. It depends on nothing else, so a row has the same bits
+/// in any batch and beside any other queries. About 16 splits keep a GPU busy with one sequence. Longer splits have
+/// fewer partial sums to write.
+TESSERA_HOST_DEVICE constexpr int split_shift(int keys) {
     constexpr int kWanted = 16;
-    int split = Config::kKeys;
-    while (split < Config::kMaxSplit && std::int64_t{split} * kWanted < keys) split *= 2;
-    return split;
+    int shift = 6;
+    while (shift < Config::kMostShift && kWanted << shift < keys) ++shift;
+    return shift;
 }
 
-/// The splits of a row: multiples of `keys`, from the one with the first visible key on.
+/// The splits of a row that sees keys begin ... end - 1: multiples of 2^shift, from the one with the first key on.
 struct Splits {
-    int keys;   ///< of a split
-    int first;  ///< number of the first split: its keys begin at first * keys
-    int count;
+    int shift = 0;  ///< log2 of the keys of a split
+    int first = 0;  ///< number of the first split: its keys begin at first << shift
+    int count = 0;
 
-    /// `visible`: the keys that the row sees. `of`: keys of a split.
-    TESSERA_HOST_DEVICE constexpr Splits(const Range& visible, int of)
-        : keys(of),
-          first(static_cast<int>(visible.begin / keys)),
-          count(visible.empty() ? 0 : static_cast<int>((visible.end + keys - 1) / keys) - first) {}
-    TESSERA_HOST_DEVICE explicit constexpr Splits(const Range& visible) : Splits(visible, split_keys(visible.size())) {}
+    Splits() = default;
+    TESSERA_HOST_DEVICE constexpr Splits(const Span& keys, int of_shift)
+        : shift(of_shift),
+          first(keys.begin >> of_shift),
+          count(keys.begin < keys.end ? ((keys.end - 1) >> of_shift) - first + 1 : 0) {}
+    TESSERA_HOST_DEVICE explicit constexpr Splits(const Span& keys) : Splits(keys, split_shift(keys.count())) {}
+};
+
+/// The keys that a query sees; 0 ... -1 if none.
+TESSERA_HOST_DEVICE constexpr Span visible_of(const Band32& band, int query) {
+    const int begin = band.first(query) < 0 ? 0 : band.first(query), end = band.last(query) + 1;
+    return band.low <= band.high && begin < end ? Span{begin, end} : Span{0, 0};
+}
+
+/// The splits of rows whose queries are first ... last. Rows that see more keys than their neighbours may have splits
+/// twice as long: the splits of `small` come first, then those of `large`.
+struct RowSplits {
+    Span visible{0, 0};  ///< keys that one of the queries sees
+    Splits small, large;
+
+    TESSERA_HOST_DEVICE constexpr RowSplits(const Band32& band, int first, int last) {
+        if (band.low > band.high) return;
+        const int begin = band.first(first) < 0 ? 0 : band.first(first), end = band.last(last) + 1;
+        if (begin >= end) return;
+        visible = {begin, end};
+        const auto keys = [&](int query) {
+            return visible_of(band, query < first ? first : query > last ? last : query).count();
+        };
+        const auto larger = [](int a, int b) { return a > b ? a : b; };
+        const int at_first = keys(first), at_last = keys(last);
+        // The number of keys grows, stays and falls with the query: the most are at an end or where that turns.
+        const int most = larger(larger(at_first, at_last), larger(keys(-band.low), keys(band.last_key - band.high)));
+        small = Splits(visible, split_shift(at_first < at_last ? at_first : at_last));
+        large = Splits(visible, split_shift(most));
+    }
+    TESSERA_HOST_DEVICE constexpr bool alike() const { return small.shift == large.shift; }
+    TESSERA_HOST_DEVICE constexpr int count() const { return small.count + (alike() ? 0 : large.count); }
 };
 
 /// The most splits of any row that sees up to `keys` keys. The first key that it sees need not be a multiple of a
 /// split's keys, which is one split more.
-TESSERA_HOST_DEVICE constexpr int most_splits(std::int64_t keys) {
-    const std::int64_t of_short = (keys + Config::kKeys - 1) / Config::kKeys;
-    const std::int64_t of_long = (keys + Config::kMaxSplit - 1) / Config::kMaxSplit;
-    return static_cast<int>(of_short < 16 ? of_short : of_long < 16 ? 16 : of_long) + 1;
+TESSERA_HOST_DEVICE constexpr int most_splits(int keys) {
+    const int of_short = (keys + Config::kKeys - 1) / Config::kKeys;
+    const int of_long = (keys >> Config::kMostShift) + 1;
+    return (of_short < 16 ? of_short : of_long < 16 ? 16 : of_long) + 1;
 }
 
-/// The most splits of the rows of one CTA, which may have splits of two lengths: where one row sees up to 16 splits of
-/// some length, and the next row more, which are half as many.
-TESSERA_HOST_DEVICE constexpr int most_splits_of_rows(std::int64_t keys) {
-    const int most = most_splits(keys);
-    return keys < 16 * Config::kKeys || most > 27 ? most : 27;
-}
+/// The splits to go through for the rows of one kv head of a sequence: `tiles` tiles of rows, `splits` of each. With
+/// several tiles `splits` is a bound, and some tiles have fewer.
+struct Items {
+    int tiles = 0;
+    int splits = 0;
+
+    TESSERA_HOST_DEVICE constexpr Items(const Band32& band, int len_q, int len_kv, int group, int rows_of_tile)
+        : tiles((len_q * group + rows_of_tile - 1) / rows_of_tile) {
+        if (tiles == 1) splits = RowSplits(band, 0, len_q - 1).count();
+        // Two lengths of splits are 17 at most of the shorter and 10 of the longer one.
+        else if (tiles > 1) splits = len_kv < 16 * Config::kKeys || most_splits(len_kv) > 27 ? most_splits(len_kv) : 27;
+    }
+};
 
 }  // namespace tessera::cuda::decode

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "cuda/decode/host/config.h"
-#include "cuda/host/query_parts.hpp"
+#include "cuda/host/query_tiles.hpp"
 #include "tessera/kernel.hpp"
 #include "tessera/problem.hpp"
 
@@ -37,12 +37,19 @@ inline Tile tile_of(const Problem& p) { return {config_of(p).rows(), Config::kKe
 inline std::int64_t row_tiles(const Problem& p) { return (rows_of(p) + config_of(p).rows() - 1) / config_of(p).rows(); }
 
 /// The most splits of a row. A cache has as many as its capacity may need.
-inline int max_splits(const Problem& p) { return most_splits(p.len_kv); }
+inline int max_splits(const Problem& p) { return most_splits(static_cast<int>(p.len_kv)); }
 
-/// The most splits of all tiles of rows.
+/// The splits of a kv head of a sequence that has the Problem's lengths.
+inline Items items_of(const Problem& p) {
+    const Band32 band(p.mask.bind(p.len_q, p.len_kv));
+    return {band, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
+            config_of(p).rows()};
+}
+
+/// The most splits of all rows.
 inline std::int64_t most_items(const Problem& p) {
-    const std::int64_t heads = saturating_product(p.batch, p.heads_kv);
-    return saturating_product(saturating_product(heads, row_tiles(p)), most_splits_of_rows(p.len_kv));
+    const std::int64_t of_tile = std::max(max_splits(p), 27);
+    return saturating_product(saturating_product(saturating_product(p.batch, p.heads_kv), row_tiles(p)), of_tile);
 }
 
 }  // namespace tessera::cuda::decode

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The warp that loads: it finds the splits of its CTA one after the other, and copies their Q and their tiles of K and
+// V into rings in shared memory as soon as there is room. So the copies of a split run while the one before is
+// computed.
+#pragma once
+
+#include "cuda/decode/ring.cuh"
+#include "cuda/decode/work.cuh"
+#include "cuda/tile/chunks.cuh"
+
+namespace tessera::cuda::decode {
+
+/// A row of a split.
+struct RowInfo {
+    int first;  ///< visible keys first ... last
+    int last;
+    std::int64_t partial;  ///< its place in the workspace; negative: it has none, since it sees no key of the split
+};
+
+/// What the warps of a CTA share, beside the buffers.
+template <class Shape>
+struct Shared {
+    CopyRing<Shape::kConfig.stages> tiles;
+    CopyRing<Shape::kConfig.works> works;
+    SplitWork work[Shape::kConfig.works];
+    RowInfo rows[Shape::kConfig.works][Shape::kConfig.rows()];
+    float2 ml[Config::kKeyWarps][Shape::kConfig.rows()];  ///< maximum and sum of P of each warp
+    int ends[kMostMembers];  ///< own_lengths(): numbers of splits up to each sequence of the CTA's group
+};
+
+/// The buffers in dynamic shared memory.
+template <class Shape>
+struct Buffers {
+    static constexpr Config kConfig = Shape::kConfig;
+    char* memory;
+
+    __device__ __forceinline__ char* tile(int stage) const { return memory + stage * kConfig.tile_bytes(); }
+    __device__ __forceinline__ char* queries(int work) const {
+        return memory + kConfig.stages * kConfig.tile_bytes() + work * kConfig.query_bytes();
+    }
+    /// O of a warp's rows, [rows][sum_pitch]; `half`: 0 or 1.
+    __device__ __forceinline__ float* sums(int half) const {
+        return reinterpret_cast<float*>(queries(kConfig.works)) + half * kConfig.rows() * kConfig.sum_pitch();
+    }
+};
+
+/// Counts the splits of the sequences of a group, and sums them up. By all threads of the CTA.
+template <class Shape>
+__device__ __forceinline__ void count_items(int* ends, const Launch& launch, int first, int count) {
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+        const Items items = items_of(launch, member_of(launch, first + i).sequence, Shape::kConfig.rows());
+        ends[i] = items.tiles * items.splits * launch.params.heads_kv;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        const int lane = static_cast<int>(threadIdx.x);
+        const int each = (count + 31) / 32;
+        const int begin = min(lane * each, count), end = min(begin + each, count);
+        int sum = 0;
+        for (int i = begin; i < end; ++i) sum += ends[i];
+        int before = sum;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(kAllLanes, before, step);
+            if (lane >= step) before += other;
+        }
+        before -= sum;
+        for (int i = begin; i < end; ++i) before = ends[i] += before;
+    }
+    __syncthreads();
+}
+
+/// The rows of K and V of one kv head of a sequence, as a lane copies them: one chunk of every kRowsAtOnce-th row.
+template <class Shape>
+class KeyCopies {
+ public:
+    static constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
+    static constexpr int kRowsAtOnce = 32 / kChunks;
+
+    __device__ __forceinline__ KeyCopies(const Launch& launch, const SplitWork& work, int lane)
+        : launch_(launch), work_(work), lane_(lane), key_(work.tile) {
+        if (paged()) read_pages(key_);
+    }
+
+    /// Finds the places of the next tile's keys, and copies their rows of K.
+    __device__ __forceinline__ void load_k(char* tile) {
+        if (paged()) find_places();
+        load(tile, launch_.params.k, launch_.params.head_dim, launch_.vector_k, places_k_);
+    }
+    /// Copies the rows of V of the tile, and goes on to the next.
+    __device__ __forceinline__ void load_v(char* tile) {
+        load(tile, launch_.params.v, launch_.params.head_dim_v, launch_.vector_v, places_v_);
+        key_ += Config::kKeys;
+    }
+
+ private:
+    __device__ __forceinline__ bool paged() const { return launch_.cache.pages != nullptr; }
+
+    /// Reads the page numbers of the tile's keys lane and lane + 32, ahead of their use. `tile`: its first key.
+    __device__ __forceinline__ void read_pages(int tile) {
+        const Cache& cache = launch_.cache;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int key = tile + lane_ + 32 * i;
+            const unsigned row = static_cast<unsigned>(work_.member.sequence.first_kv) + static_cast<unsigned>(key);
+            const unsigned number = row / static_cast<unsigned>(cache.page_size);
+            row_in_page_[i] = static_cast<int>(row - number * static_cast<unsigned>(cache.page_size));
+            page_[i] = -1;
+            if (key >= work_.begin && key < work_.end)
+                page_[i] = cache.pages[work_.batch * cache.pages_batch + number * cache.pages_step];
+        }
+    }
+
+    /// Bytes from the first row of the kv head to the two keys; negative: none. Then reads the next tile's pages.
+    __device__ __forceinline__ void find_places() {
+        const ForwardParams& p = launch_.params;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const bool exists = page_[i] >= 0 && page_[i] < launch_.cache.count;
+            places_k_[i] = exists ? (page_[i] * p.k.batch + row_in_page_[i] * p.k.row) * 2 : -1;
+            places_v_[i] = exists ? (page_[i] * p.v.batch + row_in_page_[i] * p.v.row) * 2 : -1;
+        }
+        if (key_ + Config::kKeys < work_.end) read_pages(key_ + Config::kKeys);
+    }
+
+    __device__ __forceinline__ void load(char* tile, const Rows& rows, int dim, bool vector,
+                                         const std::int64_t (&places)[2]) const {
+        const int chunk = lane_ % kChunks, row = lane_ / kChunks;
+        const bool has_chunk = chunk * kChunk < dim;
+        const std::uint32_t to = ptx::shared_address(tile);
+        if (paged()) {
+            const char* base = rows.data + work_.kv_head * rows.head * 2;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+#pragma unroll 8
+                for (int i = 0; i < 32; i += kRowsAtOnce) {
+                    const std::int64_t place = __shfl_sync(kAllLanes, places[half], i + row);
+                    const bool inside = place >= 0 && has_chunk;
+                    copy(tile, to, 32 * half + row + i, chunk, base + (inside ? place : 0), rows, dim, vector, inside);
+                }
+            }
+            return;
+        }
+        const std::int64_t step = rows.row * 2 * kRowsAtOnce;
+        const char* from = rows.data + head_offset(rows, work_.member.slot, work_.member.sequence.first_kv + key_ + row,
+                                                   work_.kv_head, 2);
+        if (key_ >= work_.begin && key_ + Config::kKeys <= work_.end && vector) {
+            from += chunk * 16;
+#pragma unroll 8
+            for (int i = 0; i < Config::kKeys; i += kRowsAtOnce) {
+                ptx::cp_async_16(to + chunk_offset<kHeadDim>(row + i, chunk), has_chunk ? from : rows.data, has_chunk);
+                from += step;
+            }
+            return;
+        }
+#pragma unroll 1
+        for (int i = 0; i < Config::kKeys; i += kRowsAtOnce) {
+            const int key = key_ + row + i;
+            const bool inside = has_chunk && key >= work_.begin && key < work_.end;
+            copy(tile, to, row + i, chunk, inside ? from : rows.data, rows, dim, vector, inside);
+            from += step;
+        }
+    }
+
+    /// Copies a chunk of a row; zeros unless `inside`.
+    __device__ __forceinline__ void copy(char* tile, std::uint32_t to, int row, int chunk, const char* from,
+                                         const Rows& rows, int dim, bool vector, bool inside) const {
+        const std::uint32_t offset = chunk_offset<kHeadDim>(row, chunk);
+        if (vector) {
+            ptx::cp_async_16(to + offset, inside ? from + chunk * 16 : rows.data, inside);
+            return;
+        }
+        const Source source{from, 0, rows.column * 2, 1, dim, false};
+        *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
+    }
+
+    const Launch& launch_;
+    const SplitWork& work_;
+    int lane_;
+    int key_;  ///< first of the tile
+    int page_[2] = {};
+    int row_in_page_[2] = {};
+    std::int64_t places_k_[2] = {};
+    std::int64_t places_v_[2] = {};
+};
+
+/// Finds out about the rows of a split.
+__device__ __forceinline__ void describe_rows(RowInfo* rows, int count, const Launch& launch, const SplitWork& work,
+                                              int lane) {
+    const ForwardParams& p = launch.params;
+    for (int row = lane; row < count; row += 32) {
+        RowInfo info{INT_MAX, -1, -1};
+        const int query = work.query(row, p.group);
+        const Span visible = visible_of(work.band, query);
+        const Splits splits(visible);
+        if (row < work.rows && splits.shift == work.shift) {
+            info.first = visible.begin;
+            info.last = visible.end - 1;
+            const int split = work.number - splits.first;
+            if (split >= 0 && split < splits.count)
+                info.partial =
+                    launch.partial((work.member.first_row + query) * p.heads_q + work.head(row, p.group), split);
+        }
+        rows[row] = info;
+    }
+}
+
+/// Copies the rows of Q of a split; rows and columns past the end become 0.
+template <class T, class Shape>
+__device__ __forceinline__ void load_queries(char* tile, const Launch& launch, const SplitWork& work, int lane) {
+    constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
+    const ForwardParams& p = launch.params;
+    const std::uint32_t to = ptx::shared_address(tile);
+    const int chunk = lane % kChunks;
+#pragma unroll 1
+    for (int row = lane / kChunks; row < Shape::kConfig.rows(); row += 32 / kChunks) {
+        const bool inside = row < work.rows && chunk * kChunk < p.head_dim;
+        const std::int64_t query = work.member.sequence.first_q + work.query(row, p.group);
+        const char* from =
+            inside ? p.q.data + head_offset(p.q, work.batch, query, work.head(row, p.group), sizeof(T)) : p.q.data;
+        const std::uint32_t offset = chunk_offset<kHeadDim>(row, chunk);
+        if (launch.vector_q) {
+            ptx::cp_async_16(to + offset, inside ? from + chunk * 16 : from, inside);
+        } else {
+            const Source source{from, 0, p.q.column * 2, 1, p.head_dim, false};
+            *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
+        }
+    }
+}
+
+template <class T, class Shape>
+__device__ __forceinline__ void load_splits(Shared<Shape>& shared, const Buffers<Shape>& buffers, const Launch& launch,
+                                            int lane) {
+    const ForwardParams& p = launch.params;
+    const int first = static_cast<int>(blockIdx.x) % launch.groups * kMostMembers;
+    const int members = min(static_cast<int>(p.batch) - first, kMostMembers);
+    const int ctas = static_cast<int>(gridDim.x) / launch.groups;
+    const int each = launch.items.tiles * launch.items.splits * p.heads_kv;
+    const int total = launch.own_lengths() ? shared.ends[members - 1] : each * members;
+    Position<Shape::kConfig.stages> stage;
+    Position<Shape::kConfig.works> slot;
+    int member = 0;
+    for (int item = static_cast<int>(blockIdx.x) / launch.groups; item < total; item += ctas) {
+        int before;
+        if (launch.own_lengths()) {
+            while (shared.ends[member] <= item) ++member;
+            before = member == 0 ? 0 : shared.ends[member - 1];
+        } else {
+            member = item / each;
+            before = member * each;
+        }
+        const SplitWork work = SplitWork::find(launch, first + member, item - before, Shape::kConfig.rows());
+        if (!work.exists) continue;
+        shared.works.wait_empty(slot);
+        if (lane == 0) shared.work[slot.stage] = work;
+        describe_rows(shared.rows[slot.stage], Shape::kConfig.rows(), launch, work, lane);
+        shared.works.stored(slot);
+        load_queries<T, Shape>(buffers.queries(slot.stage), launch, work, lane);
+        if (launch.vector_q) shared.works.copied(slot);
+        else shared.works.stored(slot);
+        slot.next();
+        KeyCopies<Shape> copies(launch, work, lane);
+        for (int i = work.tiles(); i > 0; --i) {
+            shared.tiles.wait_empty(stage);
+            copies.load_k(buffers.tile(stage.stage));
+            if (launch.vector_k) shared.tiles.copied(stage);
+            else shared.tiles.stored(stage);
+            stage.next();
+            shared.tiles.wait_empty(stage);
+            copies.load_v(buffers.tile(stage.stage));
+            if (launch.vector_v) shared.tiles.copied(stage);
+            else shared.tiles.stored(stage);
+            stage.next();
+        }
+    }
+    shared.works.wait_empty(slot);
+    if (lane == 0) shared.work[slot.stage].rows = 0;
+    shared.works.stored(slot);
+    shared.works.stored(slot);
+    ptx::cp_async_wait<0>();
+}
+
+}  // namespace tessera::cuda::decode
