@@ -125,7 +125,7 @@ TEST_P(CudaRandomCases, every_kernel_is_right) {
     for (std::uint64_t i = first; i < first + kGroup; ++i) {
         const bool plain = i % 2 == 0;
         const int ran = expect_right(bent(random_case(random_seed(kSeed), i), dtype, plain));
-        if (plain) EXPECT_EQ(ran, kernels_that_have_to()) << "case " << i;
+        EXPECT_TRUE(!plain || ran == kernels_that_have_to()) << "case " << i << ", " << ran << " kernels";
     }
 }
 
