@@ -71,16 +71,16 @@ template <int kHeadDim>
 struct Parts {
     static constexpr int kColumns = kHeadDim / 32;
     float o[kSegmentSplits][kColumns];
-    float2 ml[kSegmentSplits];
+    float2 ml;  ///< lane i: of split i
 
     __device__ __forceinline__ void read(const Launch& launch, const CombineRow& row, int first, int end, int lane) {
+        ml = {-INFINITY, 0};
+        if (lane < kSegmentSplits && first + lane < end) ml = launch.ml[row.first + first + lane];
 #pragma unroll
         for (int i = 0; i < kSegmentSplits; ++i) {
-            ml[i] = {-INFINITY, 0};
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) o[i][c] = 0;
             if (first + i >= end) continue;
-            ml[i] = launch.ml[row.first + first + i];
             const float* from = launch.o + (row.first + first + i) * kHeadDim + lane * kColumns;
 #pragma unroll
             for (int c = 0; c < kColumns; c += 2) {
@@ -93,12 +93,13 @@ struct Parts {
 
     template <class T>
     __device__ __forceinline__ void add_to(RowSums<kColumns>& sums, float maximum, const Scale& scale) const {
+        const float own = rescale_of<T>(ml.x, maximum, scale);
 #pragma unroll
         for (int i = 0; i < kSegmentSplits; ++i) {
-            const float factor = rescale_of<T>(ml[i].x, maximum, scale);
+            const float factor = __shfl_sync(kAllLanes, own, i);
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) sums.o[c] = __fmaf_rn(o[i][c], factor, sums.o[c]);
-            sums.p = __fmaf_rn(ml[i].y, factor, sums.p);
+            sums.p = __fmaf_rn(__shfl_sync(kAllLanes, ml.y, i), factor, sums.p);
         }
     }
 };
@@ -109,12 +110,13 @@ __device__ __forceinline__ RowSums<kHeadDim / 32> segment_sum(Parts<kHeadDim>& p
                                                               const CombineRow& row, int begin, int end, float maximum,
                                                               const Scale& scale, int lane) {
     RowSums<kHeadDim / 32> sums{};
-    parts.template add_to<T>(sums, maximum, scale);
-    for (int i = begin + kSegmentSplits; i < end; i += kSegmentSplits) {
-        parts.read(launch, row, i, end, lane);
+#pragma unroll 1
+    for (int i = begin;;) {
         parts.template add_to<T>(sums, maximum, scale);
+        i += kSegmentSplits;
+        if (i >= end) return sums;
+        parts.read(launch, row, i, end, lane);
     }
-    return sums;
 }
 
 /// Adds the sink of the head, and writes O and LSE of the row.
@@ -192,6 +194,7 @@ __global__ void __launch_bounds__(32 * (kParallel ? kSegments : kRowsOfCta))
     } else {
         parts.read(launch, row, 0, end_of(0), lane);
         maximum = maximum_of(launch, row, lane);
+#pragma unroll 1
         for (int i = 0; i * of_segment < row.splits; ++i) {
             if (i > 0) parts.read(launch, row, i * of_segment, end_of(i), lane);
             sums.add(segment_sum<T, kHeadDim>(parts, launch, row, i * of_segment, end_of(i), maximum, scale, lane));

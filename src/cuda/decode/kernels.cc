@@ -18,6 +18,7 @@ namespace tessera::cuda::decode {
 namespace {
 
 constexpr const char* kName = "cuda.decode.forward";
+constexpr std::int64_t kNoWindow = std::int64_t{1} << 30;  ///< more than any number of queries or keys
 
 /// The partial results of all splits.
 struct Workspace {
@@ -49,7 +50,7 @@ Cache cache_of(const Problem& p, const ForwardArgs& a) {
             .slots_step = stride(a.cache_batch_index, 0),
             .padding_step = stride(a.left_padding, 0),
             .count = a.k.shape[0],
-            .page_size = static_cast<int>(p.page_size)};
+            .page_size = Divider(static_cast<int>(std::max<std::int64_t>(p.page_size, 1)))};
 }
 
 /// CTAs for the splits: as many as the device holds at once. Each goes on to other splits when it is done, so the
@@ -65,20 +66,26 @@ void forward(const ForwardCall& call) {
     const CurrentDevice current(call.plan.device);
     Arena arena(call.workspace);
     const Workspace workspace(arena, p);
-    Launch launch{.params = params,
-                  .cache = cache_of(p, call.args),
-                  .sinks = p.sinks ? static_cast<const float*>(call.args.sinks.data) : nullptr,
-                  .sinks_step = p.sinks ? step(call.args.sinks, 0) : 0,
-                  .o = workspace.o,
-                  .ml = workspace.ml,
-                  .max_splits = max_splits(p),
-                  .groups = static_cast<int>((p.batch + kMostMembers - 1) / kMostMembers),
-                  .items = items_of(p),
-                  .vector_q = takes_vectors(params.q, params.head_dim),
-                  .vector_k = takes_vectors(params.k, params.head_dim),
-                  .vector_v = takes_vectors(params.v, params.head_dim_v),
-                  .natural = changes_scores(p) || !scale_can_wait(p),
-                  .overlaps = limits(call.plan.device).capability >= 90};
+    Launch launch{
+        .params = params,
+        .cache = cache_of(p, call.args),
+        .sinks = p.sinks ? static_cast<const float*>(call.args.sinks.data) : nullptr,
+        .sinks_step = p.sinks ? step(call.args.sinks, 0) : 0,
+        .o = workspace.o,
+        .ml = workspace.ml,
+        .max_splits = max_splits(p),
+        .groups = static_cast<int>((p.batch + kMostMembers - 1) / kMostMembers),
+        .items = items_of(p),
+        .group = Divider(params.group),
+        .heads_kv = Divider(std::max(params.heads_kv, 1)),
+        .left = static_cast<int>(std::min(p.mask.window_left, kNoWindow)),
+        .right = p.mask.causal == Causal::bottom_right ? 0 : static_cast<int>(std::min(p.mask.window_right, kNoWindow)),
+        .top_left = p.mask.causal == Causal::top_left,
+        .vector_q = takes_vectors(params.q, params.head_dim),
+        .vector_k = takes_vectors(params.k, params.head_dim),
+        .vector_v = takes_vectors(params.v, params.head_dim_v),
+        .natural = changes_scores(p) || !scale_can_wait(p),
+        .overlaps = limits(call.plan.device).capability >= 90};
     const std::int64_t blocks = p.len_kv == 0 ? 0 : blocks_of(p, call.plan.device);
     const cudaError_t status = Shapes::call(shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);

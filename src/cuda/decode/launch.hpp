@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/decode/host/config.h"
+#include "cuda/host/divider.hpp"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::decode {
@@ -20,7 +21,7 @@ struct Cache {
     std::int64_t slots_step = 0;
     std::int64_t padding_step = 0;
     std::int64_t count = 0;  ///< slots or pages of the cache
-    int page_size = 0;
+    Divider page_size;
 };
 
 /// Arguments of both kernels. A row of the results is a query of a query head: number query * heads_q + head, where
@@ -35,6 +36,11 @@ struct Launch {
     int max_splits = 0;
     int groups = 1;               ///< of up to kMostMembers sequences, which CTAs take in turns
     Items items{{}, 0, 0, 1, 1};  ///< of a kv head of every sequence, unless they have own_lengths()
+    Divider group;                ///< query heads per kv head
+    Divider heads_kv;
+    int left = 0;  ///< the window of the mask, at most 2^30; causal bottom-right is a window without a right side
+    int right = 0;
+    bool top_left = false;  ///< causal from the first query and key on
     bool vector_q = false;
     bool vector_k = false;
     bool vector_v = false;

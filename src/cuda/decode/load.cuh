@@ -39,9 +39,9 @@ struct Buffers {
     __device__ __forceinline__ char* queries(int work) const {
         return memory + kConfig.stages * kConfig.tile_bytes() + work * kConfig.query_bytes();
     }
-    /// O of a warp's rows, [rows][sum_pitch]; `half`: 0 or 1.
-    __device__ __forceinline__ float* sums(int half) const {
-        return reinterpret_cast<float*>(queries(kConfig.works)) + half * kConfig.rows() * kConfig.sum_pitch();
+    /// O of a warp's rows, [rows][sum_pitch].
+    __device__ __forceinline__ float* sums(int key_warp) const {
+        return reinterpret_cast<float*>(queries(kConfig.works)) + key_warp * kConfig.rows() * kConfig.sum_pitch();
     }
 };
 
@@ -71,15 +71,44 @@ __device__ __forceinline__ void count_items(int* ends, const Launch& launch, int
     __syncthreads();
 }
 
-/// The rows of K and V of one kv head of a sequence, as a lane copies them: one chunk of every kRowsAtOnce-th row.
+/// cp.async: 16 bytes past the L1.
+__device__ __forceinline__ void copy_16(std::uint32_t to, const char* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/// The chunks of a tile's rows that a lane copies: chunk `chunk` of rows `row`, row + kRowsAtOnce, ...
+template <class Shape>
+struct LaneChunks {
+    static constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
+    static constexpr int kRowsAtOnce = 32 / kChunks;
+    static constexpr int kOffsets = 8 / kRowsAtOnce;  ///< the swizzle repeats every 8 rows
+
+    int chunk;
+    int row;
+    int offsets[kOffsets];  ///< in a tile: those of the chunks of the first 8 rows
+
+    __device__ __forceinline__ explicit LaneChunks(int lane) : chunk(lane % kChunks), row(lane / kChunks) {
+#pragma unroll
+        for (int i = 0; i < kOffsets; ++i) offsets[i] = chunk_offset<kHeadDim>(row + i * kRowsAtOnce, chunk);
+    }
+    /// Calls f(number of the lane's row, offset of its chunk in a tile) for its rows in [begin, end), multiples of 8.
+    template <class F>
+    __device__ __forceinline__ void for_each(int begin, int end, const F& f) const {
+#pragma unroll 2
+        for (int eight = begin; eight < end; eight += 8) {
+#pragma unroll
+            for (int i = 0; i < kOffsets; ++i) f(eight + i * kRowsAtOnce + row, offsets[i] + eight * kHeadDim * 2);
+        }
+    }
+};
+
+/// The rows of K and V of one kv head of a sequence, copied a tile at a time.
 template <class Shape>
 class KeyCopies {
  public:
-    static constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
-    static constexpr int kRowsAtOnce = 32 / kChunks;
-
-    __device__ __forceinline__ KeyCopies(const Launch& launch, const SplitWork& work, int lane)
-        : launch_(launch), work_(work), lane_(lane), key_(work.tile) {
+    __device__ __forceinline__ KeyCopies(const Launch& launch, const SplitWork& work, const LaneChunks<Shape>& chunks,
+                                         int lane)
+        : launch_(launch), work_(work), chunks_(chunks), lane_(lane), key_(work.tile) {
         if (paged()) read_pages(key_);
     }
 
@@ -103,9 +132,9 @@ class KeyCopies {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int key = tile + lane_ + 32 * i;
-            const unsigned row = static_cast<unsigned>(work_.member.sequence.first_kv) + static_cast<unsigned>(key);
-            const unsigned number = row / static_cast<unsigned>(cache.page_size);
-            row_in_page_[i] = static_cast<int>(row - number * static_cast<unsigned>(cache.page_size));
+            const int row = static_cast<int>(work_.member.sequence.first_kv) + key;
+            const int number = cache.page_size.quotient(row);
+            row_in_page_[i] = row - number * cache.page_size.divisor();
             page_[i] = -1;
             if (key >= work_.begin && key < work_.end)
                 page_[i] = cache.pages[work_.batch * cache.pages_batch + number * cache.pages_step];
@@ -126,57 +155,69 @@ class KeyCopies {
 
     __device__ __forceinline__ void load(char* tile, const Rows& rows, int dim, bool vector,
                                          const std::int64_t (&places)[2]) const {
-        const int chunk = lane_ % kChunks, row = lane_ / kChunks;
-        const bool has_chunk = chunk * kChunk < dim;
         const std::uint32_t to = ptx::shared_address(tile);
+        const char* from = rows.data + work_.kv_head * rows.head * 2;
+        bool whole;  // do all keys of the tile exist?
         if (paged()) {
-            const char* base = rows.data + work_.kv_head * rows.head * 2;
+            whole = __all_sync(kAllLanes, places[0] >= 0 && places[1] >= 0);
+        } else {
+            whole = key_ >= work_.begin && key_ + Config::kKeys <= work_.end;
+            from += (work_.member.slot * rows.batch + (work_.member.sequence.first_kv + key_) * rows.row) * 2;
+        }
+        if (!whole || !vector) {
+            load_some(tile, from, rows, dim, vector, places);
+            return;
+        }
+        // Chunks past the end of the rows were set to 0 when the kernel began, and are never written.
+        const bool has_chunk = chunks_.chunk * kChunk < dim;
+        from += chunks_.chunk * 16;
+        if (paged()) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-#pragma unroll 8
-                for (int i = 0; i < 32; i += kRowsAtOnce) {
-                    const std::int64_t place = __shfl_sync(kAllLanes, places[half], i + row);
-                    const bool inside = place >= 0 && has_chunk;
-                    copy(tile, to, 32 * half + row + i, chunk, base + (inside ? place : 0), rows, dim, vector, inside);
-                }
+                chunks_.for_each(32 * half, 32 * half + 32, [&](int row, int offset) {
+                    const std::int64_t place = __shfl_sync(kAllLanes, places[half], row);  // of lane row % 32
+                    if (has_chunk) copy_16(to + offset, from + place);
+                });
             }
-            return;
-        }
-        const std::int64_t step = rows.row * 2 * kRowsAtOnce;
-        const char* from = rows.data + head_offset(rows, work_.member.slot, work_.member.sequence.first_kv + key_ + row,
-                                                   work_.kv_head, 2);
-        if (key_ >= work_.begin && key_ + Config::kKeys <= work_.end && vector) {
-            from += chunk * 16;
-#pragma unroll 8
-            for (int i = 0; i < Config::kKeys; i += kRowsAtOnce) {
-                ptx::cp_async_16(to + chunk_offset<kHeadDim>(row + i, chunk), has_chunk ? from : rows.data, has_chunk);
+        } else if (has_chunk) {
+            from += chunks_.row * rows.row * 2;
+            const std::int64_t step = LaneChunks<Shape>::kRowsAtOnce * rows.row * 2;
+            chunks_.for_each(0, Config::kKeys, [&](int, int offset) {
+                copy_16(to + offset, from);
                 from += step;
-            }
-            return;
-        }
-#pragma unroll 1
-        for (int i = 0; i < Config::kKeys; i += kRowsAtOnce) {
-            const int key = key_ + row + i;
-            const bool inside = has_chunk && key >= work_.begin && key < work_.end;
-            copy(tile, to, row + i, chunk, inside ? from : rows.data, rows, dim, vector, inside);
-            from += step;
+            });
         }
     }
 
-    /// Copies a chunk of a row; zeros unless `inside`.
-    __device__ __forceinline__ void copy(char* tile, std::uint32_t to, int row, int chunk, const char* from,
-                                         const Rows& rows, int dim, bool vector, bool inside) const {
-        const std::uint32_t offset = chunk_offset<kHeadDim>(row, chunk);
-        if (vector) {
-            ptx::cp_async_16(to + offset, inside ? from + chunk * 16 : rows.data, inside);
-            return;
+    /// Rows of which some do not exist, or that are read element by element.
+    __device__ __forceinline__ void load_some(char* tile, const char* from, const Rows& rows, int dim, bool vector,
+                                              const std::int64_t (&places)[2]) const {
+        const int chunk = chunks_.chunk;
+#pragma unroll 1
+        for (int row = chunks_.row; row < Config::kKeys; row += LaneChunks<Shape>::kRowsAtOnce) {
+            bool inside = key_ + row >= work_.begin && key_ + row < work_.end;
+            std::int64_t place = row * rows.row * 2;
+            if (paged()) {
+                const std::int64_t low = __shfl_sync(kAllLanes, places[0], row % 32);
+                const std::int64_t high = __shfl_sync(kAllLanes, places[1], row % 32);
+                place = row < 32 ? low : high;
+                inside = place >= 0;
+            }
+            if (chunk * kChunk >= dim) continue;
+            const int offset = chunk_offset<Shape::kConfig.head_dim>(row, chunk);
+            if (vector) {
+                ptx::cp_async_16(ptx::shared_address(tile) + offset, inside ? from + place + chunk * 16 : rows.data,
+                                 inside);
+                continue;
+            }
+            const Source source{from + place, 0, rows.column * 2, 1, dim, false};
+            *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
         }
-        const Source source{from, 0, rows.column * 2, 1, dim, false};
-        *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
     }
 
     const Launch& launch_;
     const SplitWork& work_;
+    const LaneChunks<Shape>& chunks_;
     int lane_;
     int key_;  ///< first of the tile
     int page_[2] = {};
@@ -191,7 +232,7 @@ __device__ __forceinline__ void describe_rows(RowInfo* rows, int count, const La
     const ForwardParams& p = launch.params;
     for (int row = lane; row < count; row += 32) {
         RowInfo info{INT_MAX, -1, -1};
-        const int query = work.query(row, p.group);
+        const int query = work.query(launch, row);
         const Span visible = visible_of(work.band, query);
         const Splits splits(visible);
         if (row < work.rows && splits.shift == work.shift) {
@@ -200,7 +241,7 @@ __device__ __forceinline__ void describe_rows(RowInfo* rows, int count, const La
             const int split = work.number - splits.first;
             if (split >= 0 && split < splits.count)
                 info.partial =
-                    launch.partial((work.member.first_row + query) * p.heads_q + work.head(row, p.group), split);
+                    launch.partial((work.member.first_row + query) * p.heads_q + work.head(launch, row), split);
         }
         rows[row] = info;
     }
@@ -216,9 +257,9 @@ __device__ __forceinline__ void load_queries(char* tile, const Launch& launch, c
 #pragma unroll 1
     for (int row = lane / kChunks; row < Shape::kConfig.rows(); row += 32 / kChunks) {
         const bool inside = row < work.rows && chunk * kChunk < p.head_dim;
-        const std::int64_t query = work.member.sequence.first_q + work.query(row, p.group);
+        const std::int64_t query = work.member.sequence.first_q + work.query(launch, row);
         const char* from =
-            inside ? p.q.data + head_offset(p.q, work.batch, query, work.head(row, p.group), sizeof(T)) : p.q.data;
+            inside ? p.q.data + head_offset(p.q, work.batch, query, work.head(launch, row), sizeof(T)) : p.q.data;
         const std::uint32_t offset = chunk_offset<kHeadDim>(row, chunk);
         if (launch.vector_q) {
             ptx::cp_async_16(to + offset, inside ? from + chunk * 16 : from, inside);
@@ -238,6 +279,7 @@ __device__ __forceinline__ void load_splits(Shared<Shape>& shared, const Buffers
     const int ctas = static_cast<int>(gridDim.x) / launch.groups;
     const int each = launch.items.tiles * launch.items.splits * p.heads_kv;
     const int total = launch.own_lengths() ? shared.ends[members - 1] : each * members;
+    const LaneChunks<Shape> chunks(lane);
     Position<Shape::kConfig.stages> stage;
     Position<Shape::kConfig.works> slot;
     int member = 0;
@@ -260,7 +302,7 @@ __device__ __forceinline__ void load_splits(Shared<Shape>& shared, const Buffers
         if (launch.vector_q) shared.works.copied(slot);
         else shared.works.stored(slot);
         slot.next();
-        KeyCopies<Shape> copies(launch, work, lane);
+        KeyCopies<Shape> copies(launch, work, chunks, lane);
         for (int i = work.tiles(); i > 0; --i) {
             shared.tiles.wait_empty(stage);
             copies.load_k(buffers.tile(stage.stage));

@@ -27,14 +27,14 @@ __device__ __forceinline__ void modify(float (&s)[Shape::kConfig.row_tiles][2][4
             const int row = first_row + 16 * m + 8 * r + lane / 4;
             const bool sloped = p.alibi_slopes != nullptr && row < work.rows;
             const float slope =
-                sloped ? p.alibi_slopes[work.batch * p.alibi_batch + work.head(row, p.group) * p.alibi_head] : 0;
+                sloped ? p.alibi_slopes[work.batch * p.alibi_batch + work.head(launch, row) * p.alibi_head] : 0;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float& score = s[m][i / 2][2 * r + i % 2];
                 score = __fmul_rn(score, p.scale);
                 if (p.softcap > 0) score = __fmul_rn(p.softcap, hyperbolic_tangent(__fmul_rn(score, inverse)));
                 if (slope == 0) continue;
-                const int distance = abs(work.query(row, p.group) + shift - (key + 8 * (i / 2) + i % 2));
+                const int distance = abs(work.query(launch, row) + shift - (key + 8 * (i / 2) + i % 2));
                 score = __fadd_rn(score, -__fmul_rn(slope, static_cast<float>(distance)));
             }
         }
@@ -88,106 +88,62 @@ __device__ __forceinline__ void multiply_masked_pv(float (&o)[Shape::kConfig.row
     }
 }
 
-/// Adds the sums of the four warps of each row, (0 + 1) + (2 + 3), and writes them to the row's place in the workspace.
-template <class T, class Shape>
-__device__ __forceinline__ void write_partials(float (&o)[Shape::kConfig.row_tiles][Shape::kConfig.head_dim / 8][4],
-                                               OnlineSoftmax<T> (&softmax)[Shape::kConfig.row_tiles],
-                                               Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                               const Launch& launch, const RowInfo* rows, int count, const Scale& scale,
-                                               int warp, int lane) {
-    constexpr Config kConfig = Shape::kConfig;
-    constexpr int kHeadDim = kConfig.head_dim, kTiles = kConfig.row_tiles, kColumns = kHeadDim / 8;
-    const int key_warp = warp % Config::kKeyWarps, first_row = warp / Config::kKeyWarps * 16 * kTiles;
-    const int barrier = 1 + warp / Config::kKeyWarps;  // of the four warps that have the same rows
-    const auto wait_for_others = [&] { ptx::named_barrier_sync(barrier, 32 * Config::kKeyWarps); };
-    const auto row_at = [&](int m, int r) { return first_row + 16 * m + 8 * r + lane / 4; };
-    const auto store = [&](float* to) {
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                if (row_at(m, r) >= count) continue;
-                float* row = to + row_at(m, r) * kConfig.sum_pitch() + lane % 4 * 2;
-#pragma unroll
-                for (int n = 0; n < kColumns; ++n)
-                    *reinterpret_cast<float2*>(row + 8 * n) = {o[m][n][2 * r], o[m][n][2 * r + 1]};
-            }
-        }
-    };
-    const auto add = [&](const float* from) {
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                if (row_at(m, r) >= count) continue;
-                const float* row = from + row_at(m, r) * kConfig.sum_pitch() + lane % 4 * 2;
-#pragma unroll
-                for (int n = 0; n < kColumns; ++n) {
-                    const float2 pair = *reinterpret_cast<const float2*>(row + 8 * n);
-                    o[m][n][2 * r] = __fadd_rn(o[m][n][2 * r], pair.x);
-                    o[m][n][2 * r + 1] = __fadd_rn(o[m][n][2 * r + 1], pair.y);
-                }
-            }
-        }
-    };
+/// Waits for the other three warps that have the same rows.
+__device__ __forceinline__ void wait_for_key_warps(int row_warp) {
+    ptx::named_barrier_sync(1 + row_warp, 32 * Config::kKeyWarps);
+}
 
+/// Adds the sums of the four warps of each row in their order, and writes them to the row's place in the workspace.
+template <class T, class Shape>
+__device__ __forceinline__ void write_partials(
+    const float (&o)[Shape::kConfig.row_tiles][Shape::kConfig.head_dim / 8][4],
+    OnlineSoftmax<T> (&softmax)[Shape::kConfig.row_tiles], Shared<Shape>& shared, const Buffers<Shape>& buffers,
+    const Launch& launch, const RowInfo* rows, int count, const Scale& scale, int warp, int lane) {
+    constexpr Config kConfig = Shape::kConfig;
+    constexpr int kHeadDim = kConfig.head_dim, kTiles = kConfig.row_tiles, kPitch = kConfig.sum_pitch();
+    const int key_warp = warp % Config::kKeyWarps, row_warp = warp / Config::kKeyWarps;
+    const int first_row = row_warp * 16 * kTiles;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
         softmax[m].finish();
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-            if (lane % 4 == 0) shared.ml[key_warp][row_at(m, r)] = {softmax[m].max[r], softmax[m].sum[r]};
-    }
-    wait_for_others();
-    float maximum[kTiles][2], sum[kTiles][2];
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float2 ml[Config::kKeyWarps];
-            maximum[m][r] = -INFINITY;
+            const int row = first_row + 16 * m + 8 * r + lane / 4;
+            if (row >= count) continue;
+            if (lane % 4 == 0) shared.ml[key_warp][row] = {softmax[m].max[r], softmax[m].sum[r]};
+            float* to = buffers.sums(key_warp) + row * kPitch + lane % 4 * 2;
 #pragma unroll
-            for (int w = 0; w < Config::kKeyWarps; ++w) {
-                ml[w] = shared.ml[w][row_at(m, r)];
-                maximum[m][r] = fmaxf(maximum[m][r], ml[w].x);
-            }
-            sum[m][r] = 0;
-            if (key_warp == 0) {
-#pragma unroll
-                for (int w = 0; w < Config::kKeyWarps; ++w)
-                    sum[m][r] = __fmaf_rn(ml[w].y, rescale_of<T>(ml[w].x, maximum[m][r], scale), sum[m][r]);
-            }
-            const float factor = rescale_of<T>(softmax[m].max[r], maximum[m][r], scale);
-#pragma unroll
-            for (int n = 0; n < kColumns; ++n) {
-                o[m][n][2 * r] = __fmul_rn(o[m][n][2 * r], factor);
-                o[m][n][2 * r + 1] = __fmul_rn(o[m][n][2 * r + 1], factor);
-            }
-        }
-    }
-    if (key_warp % 2 == 1) store(buffers.sums(key_warp / 2));
-    wait_for_others();
-    if (key_warp % 2 == 0) add(buffers.sums(key_warp / 2));
-    if (key_warp == 2) {
-        __syncwarp();  // its lanes read what others overwrite
-        store(buffers.sums(1));
-    }
-    wait_for_others();
-    if (key_warp != 0) return;
-    add(buffers.sums(1));
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const std::int64_t at = rows[row_at(m, r)].partial;
-            if (at < 0) continue;
-            if (lane % 4 == 0) launch.ml[at] = {maximum[m][r], sum[m][r]};
-            float* to = launch.o + at * kHeadDim + lane % 4 * 2;
-#pragma unroll
-            for (int n = 0; n < kColumns; ++n)
+            for (int n = 0; n < kHeadDim / 8; ++n)
                 *reinterpret_cast<float2*>(to + 8 * n) = {o[m][n][2 * r], o[m][n][2 * r + 1]};
         }
     }
+    wait_for_key_warps(row_warp);
+    // A thread adds four columns of a row.
+    constexpr int kThreads = 32 * Config::kKeyWarps, kLanes = kHeadDim / 4;
+    const int thread = 32 * key_warp + lane, column = thread % kLanes * 4;
+    const int end = min(count, first_row + 16 * kTiles);
+#pragma unroll 1
+    for (int row = first_row + thread / kLanes; row < end; row += kThreads / kLanes) {
+        const std::int64_t at = rows[row].partial;
+        if (at < 0) continue;
+        float maximum = -INFINITY;
+#pragma unroll
+        for (int w = 0; w < Config::kKeyWarps; ++w) maximum = fmaxf(maximum, shared.ml[w][row].x);
+        float4 sum{};
+        float sum_of_p = 0;
+#pragma unroll 1
+        for (int w = 0; w < Config::kKeyWarps; ++w) {
+            const float2 ml = shared.ml[w][row];
+            const float factor = rescale_of<T>(ml.x, maximum, scale);
+            const float4 part = *reinterpret_cast<const float4*>(buffers.sums(w) + row * kPitch + column);
+            sum = {__fmaf_rn(part.x, factor, sum.x), __fmaf_rn(part.y, factor, sum.y), __fmaf_rn(part.z, factor, sum.z),
+                   __fmaf_rn(part.w, factor, sum.w)};
+            sum_of_p = __fmaf_rn(ml.y, factor, sum_of_p);
+        }
+        *reinterpret_cast<float4*>(launch.o + at * kHeadDim + column) = sum;
+        if (column == 0) launch.ml[at] = {maximum, sum_of_p};
+    }
+    wait_for_key_warps(row_warp);  // the sums are read
 }
 
 /// One split, by a computing warp.
@@ -274,11 +230,17 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.ctas)
         shared.tiles.init(32, kConfig.warps());
         shared.works.init(64, kConfig.warps());
     }
+    // Columns past the end of K and V stay 0: no copy writes them.
+    const ForwardParams& p = launch.params;
+    if (p.head_dim != kConfig.head_dim || p.head_dim_v != kConfig.head_dim) {
+        for (int i = static_cast<int>(threadIdx.x) * 16; i < kConfig.stages * kConfig.tile_bytes();
+             i += kConfig.threads() * 16)
+            *reinterpret_cast<uint4*>(memory + i) = uint4{};
+    }
     __syncthreads();
     if (launch.own_lengths()) {
         const int first = static_cast<int>(blockIdx.x) % launch.groups * kMostMembers;
-        count_items<Shape>(shared.ends, launch, first,
-                           min(static_cast<int>(launch.params.batch) - first, kMostMembers));
+        count_items<Shape>(shared.ends, launch, first, min(static_cast<int>(p.batch) - first, kMostMembers));
     }
     if (warp == kConfig.warps()) {
         load_splits<T, Shape>(shared, buffers, launch, lane);

@@ -45,8 +45,11 @@ __device__ __forceinline__ Member member_of(const Launch& launch, int batch) {
     return m;
 }
 
+/// Mask::bind in 32 bits.
 __device__ __forceinline__ Band32 band_of(const Launch& launch, const Sequence& sequence) {
-    return Band32(launch.params.mask.bind(sequence.len_q, sequence.len_kv));
+    const int diagonal = sequence.len_kv - sequence.len_q;
+    const int high = launch.top_left ? min(diagonal + launch.right, 0) : diagonal + launch.right;
+    return {max(diagonal - launch.left, -sequence.len_q), min(high, sequence.len_kv), sequence.len_kv - 1};
 }
 
 __device__ __forceinline__ Items items_of(const Launch& launch, const Sequence& sequence, int rows_of_tile) {
@@ -72,9 +75,12 @@ struct SplitWork {
     Band32 band;
 
     __device__ __forceinline__ int tiles() const { return (end - tile + Config::kKeys - 1) / Config::kKeys; }
-    __device__ __forceinline__ int query(int row, int group) const { return (first_row + row) / group; }
-    __device__ __forceinline__ int head(int row, int group) const {
-        return kv_head * group + (first_row + row) % group;
+    /// The query of a row of the tile, and its query head.
+    __device__ __forceinline__ int query(const Launch& launch, int row) const {
+        return launch.group.quotient(first_row + row);
+    }
+    __device__ __forceinline__ int head(const Launch& launch, int row) const {
+        return (kv_head - query(launch, row)) * launch.params.group + first_row + row;
     }
 
     __device__ __forceinline__ static SplitWork find(const Launch& launch, int batch, int item, int rows_of_tile) {
@@ -84,12 +90,17 @@ struct SplitWork {
         w.band = band_of(launch, sequence);
         const Items items =
             launch.own_lengths() ? Items(w.band, sequence.len_q, sequence.len_kv, p.group, rows_of_tile) : launch.items;
-        w.first_row = item % items.tiles * rows_of_tile;
-        item /= items.tiles;
-        int split = item % items.splits;
-        w.kv_head = item / items.splits;
+        // Neighbouring CTAs have the tiles of the same keys, and the kv heads of the same tokens.
+        int tile = 0;
+        if (items.tiles > 1) {
+            tile = item % items.tiles;
+            item /= items.tiles;
+        }
+        int split = launch.heads_kv.quotient(item);
+        w.kv_head = item - split * p.heads_kv;
+        w.first_row = tile * rows_of_tile;
         w.rows = min(sequence.len_q * p.group - w.first_row, rows_of_tile);
-        const int first_query = w.query(0, p.group), last_query = w.query(w.rows - 1, p.group);
+        const int first_query = w.query(launch, 0), last_query = w.query(launch, w.rows - 1);
         const RowSplits of_rows(w.band, first_query, last_query);
         w.exists = split < of_rows.count();
         w.alike = of_rows.alike();

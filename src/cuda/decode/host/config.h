@@ -31,22 +31,21 @@ struct Config {
     constexpr int query_bytes() const { return rows() * head_dim * 2; }
     /// Numbers from row to row of O in shared memory. 8 more than head_dim keep off bank conflicts.
     constexpr int sum_pitch() const { return head_dim + 8; }
-    /// O of two warps for each row.
-    constexpr int sums_bytes() const { return 2 * rows() * sum_pitch() * 4; }
+    /// O of four warps for each row.
+    constexpr int sums_bytes() const { return kKeyWarps * rows() * sum_pitch() * 4; }
     constexpr int shared_bytes() const { return stages * tile_bytes() + works * query_bytes() + sums_bytes(); }
 };
 
 struct HeadDim64Rows16 {
-    static constexpr Config kConfig{
-        .head_dim = 64, .row_warps = 1, .row_tiles = 1, .stages = 6, .works = 4, .ctas = 3};
+    static constexpr Config kConfig{.head_dim = 64, .row_warps = 1, .row_tiles = 1, .stages = 5, .works = 4, .ctas = 3};
 };
 struct HeadDim64Rows64 {
     static constexpr Config kConfig{
-        .head_dim = 64, .row_warps = 2, .row_tiles = 2, .stages = 12, .works = 2, .ctas = 1};
+        .head_dim = 64, .row_warps = 2, .row_tiles = 2, .stages = 10, .works = 2, .ctas = 1};
 };
 struct HeadDim128Rows16 {
     static constexpr Config kConfig{
-        .head_dim = 128, .row_warps = 1, .row_tiles = 1, .stages = 4, .works = 4, .ctas = 2};
+        .head_dim = 128, .row_warps = 1, .row_tiles = 1, .stages = 4, .works = 2, .ctas = 2};
 };
 struct HeadDim128Rows32 {
     static constexpr Config kConfig{
@@ -54,7 +53,7 @@ struct HeadDim128Rows32 {
 };
 struct HeadDim256 {
     static constexpr Config kConfig{
-        .head_dim = 256, .row_warps = 1, .row_tiles = 1, .stages = 5, .works = 2, .ctas = 1};
+        .head_dim = 256, .row_warps = 1, .row_tiles = 1, .stages = 4, .works = 2, .ctas = 1};
 };
 using Shapes = ShapeList<HeadDim64Rows16, HeadDim64Rows64, HeadDim128Rows16, HeadDim128Rows32, HeadDim256>;
 
@@ -102,6 +101,10 @@ struct RowSplits {
         const int begin = band.first(first) < 0 ? 0 : band.first(first), end = band.last(last) + 1;
         if (begin >= end) return;
         visible = {begin, end};
+        if (first == last) {
+            small = large = Splits(visible);
+            return;
+        }
         const auto keys = [&](int query) {
             return visible_of(band, query < first ? first : query > last ? last : query).count();
         };
