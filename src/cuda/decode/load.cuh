@@ -91,13 +91,23 @@ struct LaneChunks {
 #pragma unroll
         for (int i = 0; i < kOffsets; ++i) offsets[i] = chunk_offset<kHeadDim>(row + i * kRowsAtOnce, chunk);
     }
-    /// Calls f(number of the lane's row, offset of its chunk in a tile) for its rows in [begin, end), multiples of 8.
-    template <class F>
-    __device__ __forceinline__ void for_each(int begin, int end, const F& f) const {
-#pragma unroll 2
-        for (int eight = begin; eight < end; eight += 8) {
+    /// Copies the lane's chunks of rows begin ... end - 1 (multiples of 32). `address`(row): that of the chunk. Eight
+    /// addresses are found before the copies of eight rows: a copy keeps its address register for a while.
+    template <class Address>
+    __device__ __forceinline__ void copy(std::uint32_t to, int begin, int end, bool has_chunk,
+                                         const Address& address) const {
+        constexpr int kBatch = 8;
+#pragma unroll 1
+        for (int first = begin; first < end; first += kBatch * kRowsAtOnce) {
+            const char* from[kBatch];
 #pragma unroll
-            for (int i = 0; i < kOffsets; ++i) f(eight + i * kRowsAtOnce + row, offsets[i] + eight * kHeadDim * 2);
+            for (int i = 0; i < kBatch; ++i) from[i] = address(first + i * kRowsAtOnce + row);
+            if (!has_chunk) continue;
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                const int eights = i / kOffsets * 8;  // of rows
+                copy_16(to + first * kHeadDim * 2 + offsets[i % kOffsets] + eights * kHeadDim * 2, from[i]);
+            }
         }
     }
 };
@@ -174,17 +184,16 @@ class KeyCopies {
         if (paged()) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                chunks_.for_each(32 * half, 32 * half + 32, [&](int row, int offset) {
-                    const std::int64_t place = __shfl_sync(kAllLanes, places[half], row);  // of lane row % 32
-                    if (has_chunk) copy_16(to + offset, from + place);
-                });
+                chunks_.copy(to, 32 * half, 32 * half + 32, has_chunk,
+                             [&](int row) { return from + __shfl_sync(kAllLanes, places[half], row); });
             }
-        } else if (has_chunk) {
+        } else {
             from += chunks_.row * rows.row * 2;
             const std::int64_t step = LaneChunks<Shape>::kRowsAtOnce * rows.row * 2;
-            chunks_.for_each(0, Config::kKeys, [&](int, int offset) {
-                copy_16(to + offset, from);
+            chunks_.copy(to, 0, Config::kKeys, has_chunk, [&](int) {
+                const char* at = from;
                 from += step;
+                return at;
             });
         }
     }
