@@ -58,9 +58,9 @@ struct CombineRow {
 };
 
 /// The largest score of the row.
-__device__ __forceinline__ float maximum_of(const Launch& launch, const CombineRow& row, int lane) {
+__device__ __forceinline__ float maximum_of(const Launch& launch, std::int64_t first, int splits, int lane) {
     float maximum = -INFINITY;
-    for (int i = lane; i < row.splits; i += 32) maximum = fmaxf(maximum, launch.ml[row.first + i].x);
+    for (int i = lane; i < splits; i += 32) maximum = fmaxf(maximum, launch.ml[first + i].x);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, step));
     return maximum;
@@ -104,26 +104,27 @@ struct Parts {
     }
 };
 
-/// The sum over a segment, splits begin ... end - 1. `parts`: the first of them, which were read.
+/// The sum over a segment, splits begin ... end - 1. The first call finds `maximum`, -inf before, while it reads.
 template <class T, int kHeadDim>
-__device__ __forceinline__ RowSums<kHeadDim / 32> segment_sum(Parts<kHeadDim>& parts, const Launch& launch,
-                                                              const CombineRow& row, int begin, int end, float maximum,
-                                                              const Scale& scale, int lane) {
+__device__ __forceinline__ RowSums<kHeadDim / 32> segment_sum(const Launch& launch, const CombineRow& row, int begin,
+                                                              int end, int splits, float& maximum, const Scale& scale,
+                                                              int lane) {
     RowSums<kHeadDim / 32> sums{};
 #pragma unroll 1
-    for (int i = begin;;) {
-        parts.template add_to<T>(sums, maximum, scale);
-        i += kSegmentSplits;
-        if (i >= end) return sums;
+    for (int i = begin; i == begin || i < end; i += kSegmentSplits) {
+        Parts<kHeadDim> parts;
         parts.read(launch, row, i, end, lane);
+        if (maximum == -INFINITY) maximum = maximum_of(launch, row.first, splits, lane);
+        parts.template add_to<T>(sums, maximum, scale);
     }
+    return sums;
 }
 
-/// Adds the sink of the head, and writes O and LSE of the row.
+/// Adds the sink of the head, and writes O and LSE of the row if it `writes`.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void write_row(const Launch& launch, const CombineRow& row,
                                           const RowSums<kHeadDim / 32>& sums, float maximum, const Scale& scale,
-                                          int lane) {
+                                          bool writes, int lane) {
     constexpr int kColumns = kHeadDim / 32;
     const ForwardParams& p = launch.params;
     OnlineSoftmax<T> softmax;
@@ -142,7 +143,7 @@ __device__ __forceinline__ void write_row(const Launch& launch, const CombineRow
         factor *= lse == -INFINITY ? 0.0F : ptx::exp2_approx((lse - all) * kLog2E);
         lse = all;
     }
-    if (lane == 0 && p.lse.data != nullptr) {
+    if (writes && lane == 0 && p.lse.data != nullptr) {
         char* to =
             p.lse.data + head_offset(p.lse, row.batch, row.sequence.first_q + row.query, row.head, sizeof(float));
         *reinterpret_cast<float*>(to) = lse;
@@ -152,7 +153,7 @@ __device__ __forceinline__ void write_row(const Launch& launch, const CombineRow
     for (int c = 0; c < kColumns; ++c) {
         const int column = lane * kColumns + c;
         // fmaf(x, f, 0) turns -0 into +0: the sign must not reveal how many masked products were added.
-        if (column < p.head_dim_v)
+        if (writes && column < p.head_dim_v)
             *reinterpret_cast<T*>(to + column * p.o.column * std::int64_t{sizeof(T)}) =
                 T(fmaf(sums.o[c], factor, 0.0F));
     }
@@ -165,42 +166,39 @@ __device__ __forceinline__ int segment_splits(int splits) {
 
 /// kParallel: a CTA has one row and its warps a segment each; otherwise a warp has a row.
 template <class T, int kHeadDim, bool kParallel>
-__global__ void __launch_bounds__(32 * (kParallel ? kSegments : kRowsOfCta))
+__global__ void __launch_bounds__(32 * (kParallel ? kSegments : kRowsOfCta), 1)
     combine_kernel(const __grid_constant__ Launch launch) {
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int lane = static_cast<int>(threadIdx.x % 32);
     const CombineRow row(launch, kParallel ? blockIdx.x : blockIdx.x * kRowsOfCta + warp);
-    const Scale scale = scale_of(launch);
-    const int of_segment = segment_splits(row.splits);
-    const auto end_of = [&](int segment) { return min((segment + 1) * of_segment, row.splits); };
-#if __CUDA_ARCH__ >= 900
-    ptx::griddepcontrol_wait();
-#endif
     if (!row.exists) return;
-    Parts<kHeadDim> parts;
-    RowSums<kHeadDim / 32> sums{};
-    float maximum;
-    if constexpr (kParallel) {
-        __shared__ RowSums<kHeadDim / 32> of_segments[kSegments][32];
-        const int begin = warp * of_segment;
-        if (begin < row.splits) parts.read(launch, row, begin, end_of(warp), lane);
-        maximum = maximum_of(launch, row, lane);
-        if (begin < row.splits)
-            of_segments[warp][lane] =
-                segment_sum<T, kHeadDim>(parts, launch, row, begin, end_of(warp), maximum, scale, lane);
-        __syncthreads();
-        if (warp > 0) return;
-        for (int i = 0; i * of_segment < row.splits; ++i) sums.add(of_segments[i][lane]);
-    } else {
-        parts.read(launch, row, 0, end_of(0), lane);
-        maximum = maximum_of(launch, row, lane);
+    const Scale scale = scale_of(launch);
+    // The first round has no splits and writes nothing: it brings the instructions into the cache, while split_kernel
+    // runs.
 #pragma unroll 1
-        for (int i = 0; i * of_segment < row.splits; ++i) {
-            if (i > 0) parts.read(launch, row, i * of_segment, end_of(i), lane);
-            sums.add(segment_sum<T, kHeadDim>(parts, launch, row, i * of_segment, end_of(i), maximum, scale, lane));
+    for (bool real = false;; real = true) {
+        const int splits = real ? row.splits : 0, of_segment = segment_splits(splits);
+#if __CUDA_ARCH__ >= 900
+        if (real) ptx::griddepcontrol_wait();
+#endif
+        RowSums<kHeadDim / 32> sums{};
+        float maximum = -INFINITY;
+        const auto sum_of = [&](int segment) {
+            const int end = min((segment + 1) * of_segment, splits);
+            return segment_sum<T, kHeadDim>(launch, row, segment * of_segment, end, splits, maximum, scale, lane);
+        };
+        if constexpr (kParallel) {
+            __shared__ RowSums<kHeadDim / 32> of_segments[kSegments][32];
+            of_segments[warp][lane] = sum_of(warp);
+            __syncthreads();
+            for (int i = 0; i * of_segment < splits; ++i) sums.add(of_segments[i][lane]);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i == 0 || i * of_segment < splits; ++i) sums.add(sum_of(i));
         }
+        write_row<T, kHeadDim>(launch, row, sums, maximum, scale, real && (!kParallel || warp == 0), lane);
+        if (real) return;
     }
-    write_row<T, kHeadDim>(launch, row, sums, maximum, scale, lane);
 }
 
 }  // namespace tessera::cuda::decode

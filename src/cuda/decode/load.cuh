@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The warp that loads: it finds the splits of its CTA one after the other, and copies their Q and their tiles of K and
-// V into rings in shared memory as soon as there is room. So the copies of a split run while the one before is
-// computed.
+// The two warps that load: they find the splits of their CTA one after the other, and copy tiles of K (one warp), and Q
+// and tiles of V (the other), into rings in shared memory as soon as there is room. So the copies of a split run while
+// the one before is computed.
 #pragma once
 
 #include "cuda/decode/ring.cuh"
@@ -21,7 +21,8 @@ struct RowInfo {
 /// What the warps of a CTA share, beside the buffers.
 template <class Shape>
 struct Shared {
-    CopyRing<Shape::kConfig.stages> tiles;
+    CopyRing<Shape::kConfig.stages> k;
+    CopyRing<Shape::kConfig.stages> v;
     CopyRing<Shape::kConfig.works> works;
     SplitWork work[Shape::kConfig.works];
     RowInfo rows[Shape::kConfig.works][Shape::kConfig.rows()];
@@ -35,9 +36,10 @@ struct Buffers {
     static constexpr Config kConfig = Shape::kConfig;
     char* memory;
 
-    __device__ __forceinline__ char* tile(int stage) const { return memory + stage * kConfig.tile_bytes(); }
+    __device__ __forceinline__ char* k(int stage) const { return memory + stage * kConfig.tile_bytes(); }
+    __device__ __forceinline__ char* v(int stage) const { return k(kConfig.stages + stage); }
     __device__ __forceinline__ char* queries(int work) const {
-        return memory + kConfig.stages * kConfig.tile_bytes() + work * kConfig.query_bytes();
+        return k(2 * kConfig.stages) + work * kConfig.query_bytes();
     }
     /// O of a warp's rows, [rows][sum_pitch].
     __device__ __forceinline__ float* sums(int key_warp) const {
@@ -71,168 +73,165 @@ __device__ __forceinline__ void count_items(int* ends, const Launch& launch, int
     __syncthreads();
 }
 
-/// cp.async: 16 bytes past the L1.
-__device__ __forceinline__ void copy_16(std::uint32_t to, const char* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+/// cp.async: 16 bytes past the L1, or nothing.
+__device__ __forceinline__ void copy_16(std::uint32_t to, const char* from, bool copies) {
+    asm volatile(
+        "{\n.reg .pred copies;\nsetp.ne.s32 copies, %2, 0;\n@copies cp.async.cg.shared.global [%0], [%1], 16;\n}\n" ::
+            "r"(to),
+        "l"(from), "r"(static_cast<int>(copies))
+        : "memory");
 }
 
-/// The chunks of a tile's rows that a lane copies: chunk `chunk` of rows `row`, row + kRowsAtOnce, ...
-template <class Shape>
-struct LaneChunks {
-    static constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
-    static constexpr int kRowsAtOnce = 32 / kChunks;
-    static constexpr int kOffsets = 8 / kRowsAtOnce;  ///< the swizzle repeats every 8 rows
-
-    int chunk;
-    int row;
-    int offsets[kOffsets];  ///< in a tile: those of the chunks of the first 8 rows
-
-    __device__ __forceinline__ explicit LaneChunks(int lane) : chunk(lane % kChunks), row(lane / kChunks) {
-#pragma unroll
-        for (int i = 0; i < kOffsets; ++i) offsets[i] = chunk_offset<kHeadDim>(row + i * kRowsAtOnce, chunk);
-    }
-    /// Copies the lane's chunks of rows begin ... end - 1 (multiples of 32). `address`(row): that of the chunk. Eight
-    /// addresses are found before the copies of eight rows: a copy keeps its address register for a while.
-    template <class Address>
-    __device__ __forceinline__ void copy(std::uint32_t to, int begin, int end, bool has_chunk,
-                                         const Address& address) const {
-        constexpr int kBatch = 8;
-#pragma unroll 1
-        for (int first = begin; first < end; first += kBatch * kRowsAtOnce) {
-            const char* from[kBatch];
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) from[i] = address(first + i * kRowsAtOnce + row);
-            if (!has_chunk) continue;
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                const int eights = i / kOffsets * 8;  // of rows
-                copy_16(to + first * kHeadDim * 2 + offsets[i % kOffsets] + eights * kHeadDim * 2, from[i]);
-            }
-        }
-    }
-};
-
-/// The rows of K and V of one kv head of a sequence, copied a tile at a time.
+/// The rows of K, or of V, of one kv head of a sequence, copied a tile at a time. A lane copies one chunk of every
+/// kRowsAtOnce-th row.
 template <class Shape>
 class KeyCopies {
  public:
-    __device__ __forceinline__ KeyCopies(const Launch& launch, const SplitWork& work, const LaneChunks<Shape>& chunks,
-                                         int lane)
-        : launch_(launch), work_(work), chunks_(chunks), lane_(lane), key_(work.tile) {
-        if (paged()) read_pages(key_);
+    static constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
+    static constexpr int kRowsAtOnce = 32 / kChunks;
+
+    /// `rows`, `dim`, `vector`: K or V.
+    __device__ __forceinline__ KeyCopies(const Launch& launch, const Rows& rows, int dim, bool vector, int lane)
+        : launch_(launch),
+          rows_(rows),
+          dim_(dim),
+          vector_(vector),
+          lane_(lane),
+          chunk_(lane % kChunks),
+          row_(lane / kChunks) {
+#pragma unroll
+        for (int i = 0; i < kOffsets; ++i) offsets_[i] = chunk_offset<kHeadDim>(row_ + i * kRowsAtOnce, chunk_);
     }
 
-    /// Finds the places of the next tile's keys, and copies their rows of K.
-    __device__ __forceinline__ void load_k(char* tile) {
-        if (paged()) find_places();
-        load(tile, launch_.params.k, launch_.params.head_dim, launch_.vector_k, places_k_);
+    __device__ __forceinline__ void begin(const SplitWork& work) {
+        key_ = work.tile;
+        head_ = rows_.data + work.kv_head * rows_.head * 2;
+        if (paged()) read_pages(work, key_);
+        else head_ += (work.member.slot * rows_.batch + work.member.sequence.first_kv * rows_.row) * 2;
     }
-    /// Copies the rows of V of the tile, and goes on to the next.
-    __device__ __forceinline__ void load_v(char* tile) {
-        load(tile, launch_.params.v, launch_.params.head_dim_v, launch_.vector_v, places_v_);
+
+    /// Copies the next tile, and arrives at `full` when that is done.
+    __device__ __forceinline__ void copy_tile(char* tile, const SplitWork& work, ptx::Mbarrier& full) {
+        std::int64_t places[2] = {0, 0};
+        bool whole = key_ >= work.begin && key_ + Config::kKeys <= work.end;  // do all keys of the tile exist?
+        if (paged()) {
+            find_places(places);
+            whole = __all_sync(kAllLanes, places[0] >= 0 && places[1] >= 0);
+            if (key_ + Config::kKeys < work.end) read_pages(work, key_ + Config::kKeys);
+        }
+        if (!whole || !vector_) copy_some(tile, work, places);
+        else if (paged()) copy_pages(ptx::shared_address(tile), places);
+        else copy_rows(ptx::shared_address(tile));
+        if (vector_) arrive_after_copies(full);
+        else ptx::mbarrier_arrive(full);
         key_ += Config::kKeys;
     }
 
  private:
+    static constexpr int kOffsets = 8 / kRowsAtOnce;  ///< the swizzle repeats every 8 rows
+    static constexpr int kBatch = 8;                  ///< copies, whose addresses are found before the first one
+
     __device__ __forceinline__ bool paged() const { return launch_.cache.pages != nullptr; }
+    /// Chunks past the end of the rows were set to 0 when the kernel began, and are never written.
+    __device__ __forceinline__ bool has_chunk() const { return chunk_ * kChunk < dim_; }
 
     /// Reads the page numbers of the tile's keys lane and lane + 32, ahead of their use. `tile`: its first key.
-    __device__ __forceinline__ void read_pages(int tile) {
+    __device__ __forceinline__ void read_pages(const SplitWork& work, int tile) {
         const Cache& cache = launch_.cache;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int key = tile + lane_ + 32 * i;
-            const int row = static_cast<int>(work_.member.sequence.first_kv) + key;
+            const int row = static_cast<int>(work.member.sequence.first_kv) + key;
             const int number = cache.page_size.quotient(row);
             row_in_page_[i] = row - number * cache.page_size.divisor();
             page_[i] = -1;
-            if (key >= work_.begin && key < work_.end)
-                page_[i] = cache.pages[work_.batch * cache.pages_batch + number * cache.pages_step];
+            if (key >= work.begin && key < work.end)
+                page_[i] = cache.pages[work.batch * cache.pages_batch + number * cache.pages_step];
         }
     }
 
-    /// Bytes from the first row of the kv head to the two keys; negative: none. Then reads the next tile's pages.
-    __device__ __forceinline__ void find_places() {
-        const ForwardParams& p = launch_.params;
+    /// Bytes from the first row of the kv head to the two keys; negative: none.
+    __device__ __forceinline__ void find_places(std::int64_t (&places)[2]) const {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const bool exists = page_[i] >= 0 && page_[i] < launch_.cache.count;
-            places_k_[i] = exists ? (page_[i] * p.k.batch + row_in_page_[i] * p.k.row) * 2 : -1;
-            places_v_[i] = exists ? (page_[i] * p.v.batch + row_in_page_[i] * p.v.row) * 2 : -1;
+            places[i] = exists ? (page_[i] * rows_.batch + row_in_page_[i] * rows_.row) * 2 : -1;
         }
-        if (key_ + Config::kKeys < work_.end) read_pages(key_ + Config::kKeys);
     }
 
-    __device__ __forceinline__ void load(char* tile, const Rows& rows, int dim, bool vector,
-                                         const std::int64_t (&places)[2]) const {
-        const std::uint32_t to = ptx::shared_address(tile);
-        const char* from = rows.data + work_.kv_head * rows.head * 2;
-        bool whole;  // do all keys of the tile exist?
-        if (paged()) {
-            whole = __all_sync(kAllLanes, places[0] >= 0 && places[1] >= 0);
-        } else {
-            whole = key_ >= work_.begin && key_ + Config::kKeys <= work_.end;
-            from += (work_.member.slot * rows.batch + (work_.member.sequence.first_kv + key_) * rows.row) * 2;
-        }
-        if (!whole || !vector) {
-            load_some(tile, from, rows, dim, vector, places);
-            return;
-        }
-        // Chunks past the end of the rows were set to 0 when the kernel began, and are never written.
-        const bool has_chunk = chunks_.chunk * kChunk < dim;
-        from += chunks_.chunk * 16;
-        if (paged()) {
+    /// The copies of batch number `batch` from these addresses.
+    __device__ __forceinline__ void copy_batch(std::uint32_t to, int batch, const char* (&from)[kBatch]) const {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                chunks_.copy(to, 32 * half, 32 * half + 32, has_chunk,
-                             [&](int row) { return from + __shfl_sync(kAllLanes, places[half], row); });
-            }
-        } else {
-            from += chunks_.row * rows.row * 2;
-            const std::int64_t step = LaneChunks<Shape>::kRowsAtOnce * rows.row * 2;
-            chunks_.copy(to, 0, Config::kKeys, has_chunk, [&](int) {
-                const char* at = from;
-                from += step;
-                return at;
-            });
+        for (int i = 0; i < kBatch; ++i) {
+            const int row = batch * kBatch * kRowsAtOnce + i / kOffsets * 8;  // without the lane's own
+            copy_16(to + offsets_[i % kOffsets] + row * kHeadDim * 2, from[i], has_chunk());
         }
     }
 
-    /// Rows of which some do not exist, or that are read element by element.
-    __device__ __forceinline__ void load_some(char* tile, const char* from, const Rows& rows, int dim, bool vector,
+    __device__ __forceinline__ void copy_rows(std::uint32_t to) const {
+        const std::int64_t step = kRowsAtOnce * rows_.row * 2;
+        const char* first = head_ + (key_ + row_) * rows_.row * 2 + chunk_ * 16;
+#pragma unroll 2
+        for (int batch = 0; batch < Config::kKeys / (kBatch * kRowsAtOnce); ++batch) {
+            const char* from[kBatch];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) from[i] = first + i * step;
+            first += kBatch * step;
+            copy_batch(to, batch, from);
+        }
+    }
+
+    __device__ __forceinline__ void copy_pages(std::uint32_t to, const std::int64_t (&places)[2]) const {
+        const char* first = head_ + chunk_ * 16;
+#pragma unroll
+        for (int batch = 0; batch < Config::kKeys / (kBatch * kRowsAtOnce); ++batch) {
+            const char* from[kBatch];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                const int row = (batch * kBatch + i) * kRowsAtOnce;
+                from[i] = first + __shfl_sync(kAllLanes, places[row / 32], row % 32 + row_);
+            }
+            copy_batch(to, batch, from);
+        }
+    }
+
+    /// A tile of which some rows do not exist, or that is read element by element.
+    __device__ __forceinline__ void copy_some(char* tile, const SplitWork& work,
                                               const std::int64_t (&places)[2]) const {
-        const int chunk = chunks_.chunk;
 #pragma unroll 1
-        for (int row = chunks_.row; row < Config::kKeys; row += LaneChunks<Shape>::kRowsAtOnce) {
-            bool inside = key_ + row >= work_.begin && key_ + row < work_.end;
-            std::int64_t place = row * rows.row * 2;
+        for (int row = row_; row < Config::kKeys; row += kRowsAtOnce) {
+            bool inside = key_ + row >= work.begin && key_ + row < work.end;
+            std::int64_t place = (key_ + row) * rows_.row * 2;
             if (paged()) {
                 const std::int64_t low = __shfl_sync(kAllLanes, places[0], row % 32);
                 const std::int64_t high = __shfl_sync(kAllLanes, places[1], row % 32);
                 place = row < 32 ? low : high;
                 inside = place >= 0;
             }
-            if (chunk * kChunk >= dim) continue;
-            const int offset = chunk_offset<Shape::kConfig.head_dim>(row, chunk);
-            if (vector) {
-                ptx::cp_async_16(ptx::shared_address(tile) + offset, inside ? from + place + chunk * 16 : rows.data,
+            if (!has_chunk()) continue;
+            const int offset = chunk_offset<kHeadDim>(row, chunk_);
+            if (vector_) {
+                ptx::cp_async_16(ptx::shared_address(tile) + offset, inside ? head_ + place + chunk_ * 16 : rows_.data,
                                  inside);
                 continue;
             }
-            const Source source{from + place, 0, rows.column * 2, 1, dim, false};
-            *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
+            const Source source{head_ + place, 0, rows_.column * 2, 1, dim_, false};
+            *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk_ * kChunk) : uint4{};
         }
     }
 
     const Launch& launch_;
-    const SplitWork& work_;
-    const LaneChunks<Shape>& chunks_;
+    const Rows& rows_;
+    int dim_;
+    bool vector_;
     int lane_;
-    int key_;  ///< first of the tile
+    int chunk_;
+    int row_;
+    int offsets_[kOffsets];       ///< in a tile: those of the lane's chunks of the first 8 rows
+    const char* head_ = nullptr;  ///< key 0 of the sequence; with pages, row 0 of page 0
+    int key_ = 0;                 ///< first of the next tile
     int page_[2] = {};
     int row_in_page_[2] = {};
-    std::int64_t places_k_[2] = {};
-    std::int64_t places_v_[2] = {};
 };
 
 /// Finds out about the rows of a split.
@@ -279,18 +278,15 @@ __device__ __forceinline__ void load_queries(char* tile, const Launch& launch, c
     }
 }
 
-template <class T, class Shape>
-__device__ __forceinline__ void load_splits(Shared<Shape>& shared, const Buffers<Shape>& buffers, const Launch& launch,
-                                            int lane) {
+/// Calls f for each split of this CTA.
+template <class Shape, class F>
+__device__ __forceinline__ void for_each_split(const Shared<Shape>& shared, const Launch& launch, const F& f) {
     const ForwardParams& p = launch.params;
     const int first = static_cast<int>(blockIdx.x) % launch.groups * kMostMembers;
     const int members = min(static_cast<int>(p.batch) - first, kMostMembers);
     const int ctas = static_cast<int>(gridDim.x) / launch.groups;
     const int each = launch.items.tiles * launch.items.splits * p.heads_kv;
     const int total = launch.own_lengths() ? shared.ends[members - 1] : each * members;
-    const LaneChunks<Shape> chunks(lane);
-    Position<Shape::kConfig.stages> stage;
-    Position<Shape::kConfig.works> slot;
     int member = 0;
     for (int item = static_cast<int>(blockIdx.x) / launch.groups; item < total; item += ctas) {
         int before;
@@ -302,33 +298,55 @@ __device__ __forceinline__ void load_splits(Shared<Shape>& shared, const Buffers
             before = member * each;
         }
         const SplitWork work = SplitWork::find(launch, first + member, item - before, Shape::kConfig.rows());
-        if (!work.exists) continue;
+        if (work.exists) f(work);
+    }
+}
+
+template <class Shape>
+__device__ __forceinline__ void load_keys(Shared<Shape>& shared, const Buffers<Shape>& buffers, const Launch& launch,
+                                          int lane) {
+    KeyCopies<Shape> copies(launch, launch.params.k, launch.params.head_dim, launch.vector_k, lane);
+    Position<Shape::kConfig.stages> at;
+    for_each_split(shared, launch, [&](const SplitWork& work) {
+        copies.begin(work);
+        for (int i = work.tiles(); i > 0; --i) {
+            shared.k.wait_empty(at);
+            copies.copy_tile(buffers.k(at.stage), work, shared.k.full[at.stage]);
+            at.next();
+        }
+    });
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+}
+
+/// Loads V, and what the computing warps need to know about each split.
+template <class T, class Shape>
+__device__ __forceinline__ void load_works_and_values(Shared<Shape>& shared, const Buffers<Shape>& buffers,
+                                                      const Launch& launch, int lane) {
+    KeyCopies<Shape> copies(launch, launch.params.v, launch.params.head_dim_v, launch.vector_v, lane);
+    Position<Shape::kConfig.stages> at;
+    Position<Shape::kConfig.works> slot;
+    for_each_split(shared, launch, [&](const SplitWork& work) {
+        copies.begin(work);
         shared.works.wait_empty(slot);
+        load_queries<T, Shape>(buffers.queries(slot.stage), launch, work, lane);
         if (lane == 0) shared.work[slot.stage] = work;
         describe_rows(shared.rows[slot.stage], Shape::kConfig.rows(), launch, work, lane);
-        shared.works.stored(slot);
-        load_queries<T, Shape>(buffers.queries(slot.stage), launch, work, lane);
-        if (launch.vector_q) shared.works.copied(slot);
-        else shared.works.stored(slot);
+        ptx::mbarrier_arrive(shared.works.full[slot.stage]);  // for the stores
+        if (launch.vector_q) arrive_after_copies(shared.works.full[slot.stage]);
+        else ptx::mbarrier_arrive(shared.works.full[slot.stage]);
         slot.next();
-        KeyCopies<Shape> copies(launch, work, chunks, lane);
         for (int i = work.tiles(); i > 0; --i) {
-            shared.tiles.wait_empty(stage);
-            copies.load_k(buffers.tile(stage.stage));
-            if (launch.vector_k) shared.tiles.copied(stage);
-            else shared.tiles.stored(stage);
-            stage.next();
-            shared.tiles.wait_empty(stage);
-            copies.load_v(buffers.tile(stage.stage));
-            if (launch.vector_v) shared.tiles.copied(stage);
-            else shared.tiles.stored(stage);
-            stage.next();
+            shared.v.wait_empty(at);
+            copies.copy_tile(buffers.v(at.stage), work, shared.v.full[at.stage]);
+            at.next();
         }
-    }
+    });
     shared.works.wait_empty(slot);
     if (lane == 0) shared.work[slot.stage].rows = 0;
-    shared.works.stored(slot);
-    shared.works.stored(slot);
+    ptx::mbarrier_arrive(shared.works.full[slot.stage]);
+    ptx::mbarrier_arrive(shared.works.full[slot.stage]);
+    ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A ring of buffers in shared memory between the warp that loads and those that compute, on any GPU from sm_80 on. The
+// A ring of buffers in shared memory between a warp that loads and those that compute, on any GPU from sm_80 on. The
 // loads are cp.async, whose completion arrives at an mbarrier.
 #pragma once
 
@@ -45,8 +45,8 @@ struct CopyRing {
     ptx::Mbarrier full[kStages];
     ptx::Mbarrier empty[kStages];
 
-    /// `writers`: arrivals at `full`, one of each lane of the loading warp, and another for what it stores beside its
-    /// copies. `readers`: arrivals at `empty`, one of each computing warp.
+    /// `writers`: arrivals at `full`, by the lanes of the loading warp. `readers`: arrivals at `empty`, one of each
+    /// computing warp.
     __device__ void init(int writers, int readers) {
         for (int s = 0; s < kStages; ++s) {
             ptx::mbarrier_init(full[s], writers);
@@ -55,10 +55,6 @@ struct CopyRing {
     }
     __device__ __forceinline__ void wait_empty(const Position<kStages>& at) { wait(empty[at.stage], at.parity ^ 1); }
     __device__ __forceinline__ void wait_full(const Position<kStages>& at) { wait(full[at.stage], at.parity); }
-    /// By each lane of the loading warp, after cp.async alone.
-    __device__ __forceinline__ void copied(const Position<kStages>& at) { arrive_after_copies(full[at.stage]); }
-    /// By a lane of the loading warp, after stores.
-    __device__ __forceinline__ void stored(const Position<kStages>& at) { ptx::mbarrier_arrive(full[at.stage]); }
     /// By each computing warp.
     __device__ __forceinline__ void release(const Position<kStages>& at, int lane) {
         __syncwarp();

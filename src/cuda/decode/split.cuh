@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Splits of the keys of one kv head for a tile of rows: O, maximum and sum of P of each row over the keys of a split. A
-// tile of 64 keys is shared by four warps, 16 keys each, that have sums of their own until the end of the split. One
-// more warp loads (load.cuh).
+// tile of 64 keys is shared by four warps, 16 keys each, that have sums of their own until the end of the split. Two
+// more warps load (load.cuh).
 #pragma once
 
 #include <cfloat>
@@ -146,11 +146,13 @@ __device__ __forceinline__ void write_partials(
     wait_for_key_warps(row_warp);  // the sums are read
 }
 
-/// One split, by a computing warp.
+/// One split, by a computing warp. Without `real` it goes through the same instructions on whatever the buffer of sums
+/// holds, waits for nothing and writes nothing: while the first copies are on their way, it brings the instructions
+/// into the cache, which few keys would otherwise wait for.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffers<Shape>& buffers,
                                               Position<Shape::kConfig.stages>& stage, int slot, const Launch& launch,
-                                              const SplitWork& work, int warp, int lane) {
+                                              const SplitWork& work, bool real, int warp, int lane) {
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kHeadDim = kConfig.head_dim, kTiles = kConfig.row_tiles;
     const int key_warp = warp % Config::kKeyWarps, first_row = warp / Config::kKeyWarps * 16 * kTiles;
@@ -159,17 +161,17 @@ __device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffe
     const Scale scale = scale_of(launch);
     OnlineSoftmax<T> softmax[kTiles];
     float o[kTiles][kHeadDim / 8][4] = {};
-    const int end = work.end, full_begin = work.full_begin, full_end = work.full_end;
+    const int first = real ? work.tile : 0, end = real ? work.end : Config::kKeys;
+    const int full_begin = real ? work.full_begin : 0, full_end = real ? work.full_end : Config::kKeys;
 #pragma unroll 1
-    for (int key = work.tile + 16 * key_warp; key - 16 * key_warp < end; key += Config::kKeys) {
+    for (int key = first + 16 * key_warp; key - 16 * key_warp < end; key += Config::kKeys) {
         const bool full = key >= full_begin && key + 16 <= full_end;
         float s[kTiles][2][4];
-        shared.tiles.wait_full(stage);
-        multiply_qk<T>(
-            s, queries,
-            MatrixAddress<kHeadDim>::chunks_first(buffers.tile(stage.stage) + 16 * key_warp * kHeadDim * 2, lane));
-        shared.tiles.release(stage, lane);
-        stage.next();
+        const char* k = real ? buffers.k(stage.stage) : reinterpret_cast<const char*>(buffers.sums(0));
+        const char* v = real ? buffers.v(stage.stage) : k;
+        if (real) shared.k.wait_full(stage);
+        multiply_qk<T>(s, queries, MatrixAddress<kHeadDim>::chunks_first(k + 16 * key_warp * kHeadDim * 2, lane));
+        if (real) shared.k.release(stage, lane);
         if (launch.natural) modify<Shape>(s, launch, work, first_row, key + lane % 4 * 2, lane);
         if (!full) {
 #pragma unroll
@@ -203,14 +205,16 @@ __device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffe
                 a[m][2 * n + 1] = ptx::pack<T>(s[m][n][2], s[m][n][3]);
             }
         }
-        shared.tiles.wait_full(stage);
-        const auto address = MatrixAddress<kHeadDim>::rows_first(buffers.tile(stage.stage), 16 * key_warp, lane);
+        if (real) shared.v.wait_full(stage);
+        const auto address = MatrixAddress<kHeadDim>::rows_first(v, 16 * key_warp, lane);
         if (full) add_rows_of_v<T, kHeadDim>(o, a, address, 0);
         else multiply_masked_pv<T, Shape>(o, a, address, rows, key, lane);
-        shared.tiles.release(stage, lane);
+        if (!real) break;
+        shared.v.release(stage, lane);
         stage.next();
     }
-    write_partials<T, Shape>(o, softmax, shared, buffers, launch, shared.rows[slot], work.rows, scale, warp, lane);
+    write_partials<T, Shape>(o, softmax, shared, buffers, launch, shared.rows[slot], real ? work.rows : 0, scale, warp,
+                             lane);
 }
 
 template <class T, class Shape>
@@ -227,13 +231,14 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.ctas)
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int warp = uniform(static_cast<int>(threadIdx.x / 32));
     if (threadIdx.x == 0) {
-        shared.tiles.init(32, kConfig.warps());
+        shared.k.init(32, kConfig.warps());
+        shared.v.init(32, kConfig.warps());
         shared.works.init(64, kConfig.warps());
     }
     // Columns past the end of K and V stay 0: no copy writes them.
     const ForwardParams& p = launch.params;
     if (p.head_dim != kConfig.head_dim || p.head_dim_v != kConfig.head_dim) {
-        for (int i = static_cast<int>(threadIdx.x) * 16; i < kConfig.stages * kConfig.tile_bytes();
+        for (int i = static_cast<int>(threadIdx.x) * 16; i < 2 * kConfig.stages * kConfig.tile_bytes();
              i += kConfig.threads() * 16)
             *reinterpret_cast<uint4*>(memory + i) = uint4{};
     }
@@ -243,16 +248,23 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.ctas)
         count_items<Shape>(shared.ends, launch, first, min(static_cast<int>(p.batch) - first, kMostMembers));
     }
     if (warp == kConfig.warps()) {
-        load_splits<T, Shape>(shared, buffers, launch, lane);
+        load_keys<Shape>(shared, buffers, launch, lane);
+        return;
+    }
+    if (warp > kConfig.warps()) {
+        load_works_and_values<T, Shape>(shared, buffers, launch, lane);
         return;
     }
     Position<kConfig.stages> stage;
     Position<kConfig.works> slot;
-    while (true) {
-        shared.works.wait_full(slot);
+    for (bool real = false;; real = true) {
         const SplitWork& work = shared.work[slot.stage];
-        if (work.rows == 0) return;
-        compute_split<T, Shape>(shared, buffers, stage, slot.stage, launch, work, warp, lane);
+        if (real) {
+            shared.works.wait_full(slot);
+            if (work.rows == 0) return;
+        }
+        compute_split<T, Shape>(shared, buffers, stage, slot.stage, launch, work, real, warp, lane);
+        if (!real) continue;
         shared.works.release(slot, lane);
         slot.next();
     }

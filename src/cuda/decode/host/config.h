@@ -11,7 +11,7 @@ namespace tessera::cuda::decode {
 
 /// One compiled shape. head_dim and head_dim_v of a Problem are padded with zeros to `head_dim`. A CTA has `rows()`
 /// rows: queries of the heads of a group. Four warps share a tile of keys: each has 16 keys of it, for 16 * row_tiles
-/// rows. One more warp loads.
+/// rows. Two more warps load.
 struct Config {
     static constexpr int kKeys = 64;      ///< keys of a tile
     static constexpr int kKeyWarps = 4;   ///< warps that share a tile of keys
@@ -20,40 +20,39 @@ struct Config {
     int head_dim;
     int row_warps;  ///< groups of kKeyWarps warps: each has rows of its own
     int row_tiles;  ///< of 16 rows, of a warp
-    int stages;     ///< tiles of K or V in shared memory
-    int works;      ///< splits whose Q is in shared memory: the loading warp is ahead
+    int stages;     ///< tiles of K in shared memory, and of V
+    int works;      ///< splits whose Q is in shared memory: the loading warps are ahead
     int ctas;       ///< of a multiprocessor
 
     constexpr int rows() const { return 16 * row_warps * row_tiles; }
-    constexpr int warps() const { return kKeyWarps * row_warps; }  ///< without the loading one
-    constexpr int threads() const { return 32 * warps() + 32; }
+    constexpr int warps() const { return kKeyWarps * row_warps; }  ///< without the loading ones
+    constexpr int threads() const { return 32 * warps() + 64; }
     constexpr int tile_bytes() const { return kKeys * head_dim * 2; }
     constexpr int query_bytes() const { return rows() * head_dim * 2; }
     /// Numbers from row to row of O in shared memory. 8 more than head_dim keep off bank conflicts.
     constexpr int sum_pitch() const { return head_dim + 8; }
     /// O of four warps for each row.
     constexpr int sums_bytes() const { return kKeyWarps * rows() * sum_pitch() * 4; }
-    constexpr int shared_bytes() const { return stages * tile_bytes() + works * query_bytes() + sums_bytes(); }
+    constexpr int shared_bytes() const { return 2 * stages * tile_bytes() + works * query_bytes() + sums_bytes(); }
 };
 
 struct HeadDim64Rows16 {
-    static constexpr Config kConfig{.head_dim = 64, .row_warps = 1, .row_tiles = 1, .stages = 5, .works = 4, .ctas = 3};
+    static constexpr Config kConfig{.head_dim = 64, .row_warps = 1, .row_tiles = 1, .stages = 5, .works = 4, .ctas = 2};
 };
 struct HeadDim64Rows64 {
-    static constexpr Config kConfig{
-        .head_dim = 64, .row_warps = 2, .row_tiles = 2, .stages = 10, .works = 2, .ctas = 1};
+    static constexpr Config kConfig{.head_dim = 64, .row_warps = 2, .row_tiles = 2, .stages = 5, .works = 2, .ctas = 1};
 };
 struct HeadDim128Rows16 {
     static constexpr Config kConfig{
-        .head_dim = 128, .row_warps = 1, .row_tiles = 1, .stages = 4, .works = 2, .ctas = 2};
+        .head_dim = 128, .row_warps = 1, .row_tiles = 1, .stages = 2, .works = 2, .ctas = 2};
 };
 struct HeadDim128Rows32 {
     static constexpr Config kConfig{
-        .head_dim = 128, .row_warps = 2, .row_tiles = 1, .stages = 8, .works = 2, .ctas = 1};
+        .head_dim = 128, .row_warps = 2, .row_tiles = 1, .stages = 4, .works = 2, .ctas = 1};
 };
 struct HeadDim256 {
     static constexpr Config kConfig{
-        .head_dim = 256, .row_warps = 1, .row_tiles = 1, .stages = 4, .works = 2, .ctas = 1};
+        .head_dim = 256, .row_warps = 1, .row_tiles = 1, .stages = 2, .works = 2, .ctas = 1};
 };
 using Shapes = ShapeList<HeadDim64Rows16, HeadDim64Rows64, HeadDim128Rows16, HeadDim128Rows32, HeadDim256>;
 
