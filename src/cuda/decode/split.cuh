@@ -127,18 +127,24 @@ __device__ __forceinline__ void write_partials(
         const std::int64_t at = rows[row].partial;
         if (at < 0) continue;
         float maximum = -INFINITY;
+        float2 ml[Config::kKeyWarps];
 #pragma unroll
-        for (int w = 0; w < Config::kKeyWarps; ++w) maximum = fmaxf(maximum, shared.ml[w][row].x);
+        for (int w = 0; w < Config::kKeyWarps; ++w) {
+            ml[w] = shared.ml[w][row];
+            maximum = fmaxf(maximum, ml[w].x);
+        }
+        float4 parts[Config::kKeyWarps];
+#pragma unroll
+        for (int w = 0; w < Config::kKeyWarps; ++w)
+            parts[w] = *reinterpret_cast<const float4*>(buffers.sums(w) + row * kPitch + column);
         float4 sum{};
         float sum_of_p = 0;
-#pragma unroll 1
+#pragma unroll
         for (int w = 0; w < Config::kKeyWarps; ++w) {
-            const float2 ml = shared.ml[w][row];
-            const float factor = rescale_of<T>(ml.x, maximum, scale);
-            const float4 part = *reinterpret_cast<const float4*>(buffers.sums(w) + row * kPitch + column);
-            sum = {__fmaf_rn(part.x, factor, sum.x), __fmaf_rn(part.y, factor, sum.y), __fmaf_rn(part.z, factor, sum.z),
-                   __fmaf_rn(part.w, factor, sum.w)};
-            sum_of_p = __fmaf_rn(ml.y, factor, sum_of_p);
+            const float factor = rescale_of<T>(ml[w].x, maximum, scale);
+            sum = {__fmaf_rn(parts[w].x, factor, sum.x), __fmaf_rn(parts[w].y, factor, sum.y),
+                   __fmaf_rn(parts[w].z, factor, sum.z), __fmaf_rn(parts[w].w, factor, sum.w)};
+            sum_of_p = __fmaf_rn(ml[w].y, factor, sum_of_p);
         }
         *reinterpret_cast<float4*>(launch.o + at * kHeadDim + column) = sum;
         if (column == 0) launch.ml[at] = {maximum, sum_of_p};
