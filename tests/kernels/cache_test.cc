@@ -13,6 +13,7 @@
 
 #include "cpu/units.hpp"
 #include "kernels/support.hpp"
+#include "long_run.hpp"
 
 namespace tessera::check::cache_test {
 namespace {
@@ -32,7 +33,7 @@ struct CacheCall {
     std::int64_t spare_rows = 0;  ///< of a ragged q, behind the last offset
     std::uint64_t seed = 1;
 
-    Tensor q, o, lse, slopes, cu_q, kv_lengths, table, slots, left;
+    Tensor q, o, lse, slopes, sinks, cu_q, kv_lengths, table, slots, left;
     std::vector<std::byte> memory;
     TensorView k, v;
 
@@ -70,6 +71,11 @@ struct CacheCall {
         if (p.alibi) {
             slopes = Tensor(DType::fp32, {p.heads_q});
             for (std::int64_t h = 0; h < p.heads_q; ++h) slopes.set(0.03 * static_cast<double>(h + 1), h);
+        }
+        if (p.sinks) {
+            sinks = Tensor(DType::fp32, {p.heads_q});
+            fill(sinks.view, Fill::normal, seed + 1);
+            if (random() % 3 == 0) sinks.set(-std::numeric_limits<double>::infinity(), 0);
         }
         make_cache(random);
         fill_keys(random);
@@ -190,6 +196,7 @@ struct CacheCall {
                 .cu_seqlens_q = cu_q.view,
                 .o = o.view,
                 .lse = lse.view,
+                .sinks = sinks.view,
                 .kv_lengths = kv_lengths.view,
                 .page_table = table.view,
                 .cache_batch_index = slots.view,
@@ -231,6 +238,7 @@ struct CacheCall {
             }
         }
         result.slopes = slopes;
+        result.sinks = sinks;
         return result;
     }
 
@@ -318,7 +326,13 @@ CacheCall random_call(std::mt19937_64& random, DType dtype, bool decode) {
     if (below(3) == 0) p.mask.window_left = below(100);
     if (below(6) == 0) p.softcap = 15;
     p.alibi = below(6) == 0;
-    p.len_q = decode ? 1 + below(3) : 1 + below(70);
+    p.sinks = below(4) == 0;
+    p.len_q = decode ? 1 + below(8) : 1 + below(70);
+    if (!decode && below(60) == 0) {  // a long prompt
+        p.len_q = 1000 + below(2000);
+        p.heads_kv = p.heads_q = 1;
+        p.head_dim = p.head_dim_v = 16;
+    }
     for (std::int64_t b = 0; b < p.batch; ++b) {
         call.queries.push_back(p.ragged ? below(p.len_q + 1) : p.len_q);
         const std::int64_t kind = below(8);
@@ -342,11 +356,13 @@ void PrintTo(const Kind& kind, std::ostream* out) { *out << name_of(kind.dtype) 
 class Cache : public testing::TestWithParam<Kind> {
  protected:
     static constexpr int kCalls = 24;
+    static constexpr int kCallsOfLongRun = 1667;  // over all six kinds: 10,002
 };
 
 TEST_P(Cache, members_have_the_bits_of_dense_calls) {
-    std::mt19937_64 random(20261128);
-    for (int n = 0; n < kCalls && !HasFatalFailure(); ++n) {
+    std::mt19937_64 random(random_seed(20261128));
+    const int calls = long_run() ? kCallsOfLongRun : kCalls;
+    for (int n = 0; n < calls && !HasFatalFailure(); ++n) {
         CacheCall call = random_call(random, GetParam().dtype, GetParam().decode);
         for (const char* kernel : {"cpu.fa2.forward", "cpu.fa1.forward", "cpu.standard.forward"})
             expect_bits_of_members(call, kernel, {1, 3}, true);
