@@ -167,5 +167,46 @@ TEST(CacheSplit, one_long_member_has_the_same_bits_on_any_threads) {
     }
 }
 
+/// Members of which one is long.
+CacheCall one_long_member(DType dtype, std::int64_t queries, bool ragged) {
+    std::mt19937_64 random(4);
+    CacheCall call;
+    call.problem = make_problem(9, queries, 6000, 8, 2, 64, dtype);
+    call.problem.kv_lengths = true;
+    call.problem.page_size = 16;
+    call.problem.mask.causal = Causal::bottom_right;
+    call.problem.sinks = true;
+    call.problem.ragged = ragged;
+    for (std::int64_t b = 0; b < call.batch(); ++b) {
+        call.queries.push_back(ragged ? b % (queries + 1) : queries);
+        call.lengths.push_back(b == 4 ? 5900 : 10 * b - 20);
+    }
+    if (ragged) call.queries[4] = queries;
+    if (ragged) call.problem.total_q = call.first_row(call.batch());
+    call.make(random);
+    return call;
+}
+
+/// A call with a panel for every thread splits the keys of its long member nevertheless, and no bit of it changes.
+TEST(CacheSplit, a_long_member_among_short_ones_is_split) {
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
+        for (const std::int64_t queries : {1, 3}) {
+            for (const bool ragged : {false, true}) {
+                CacheCall call = one_long_member(dtype, queries, ragged);
+                expect_bits_of_members(call, "cpu.fa2.forward", {1, 2, 3, 4, 16}, queries == 1);
+                if (cpu::matrix::packing_pays(dtype) && cpu::matrix::unit() == Unit::amx) continue;
+                std::int64_t most = 0;
+                const Execution how{.parallel_for = [&](std::int64_t tasks, int, const TaskBody& body) {
+                    most = std::max(most, tasks);
+                    for (std::int64_t task = 0; task < tasks; ++task) body(task, 0);
+                }};
+                const Plan plan = tessera::plan(call.problem, {.kernel = "cpu.fa2.forward", .threads = 2});
+                forward(plan, call.args(), Workspace(plan), how);
+                EXPECT_GE(most, call.batch() * call.problem.heads_kv + 5) << "tasks of " << call.describe();
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace tessera::check::cache_test
