@@ -110,14 +110,23 @@ class RowsTask {
         return sums;
     }
 
+    /// The addresses of these rows and of those that are prefetched with them; null for rows that are not in pages.
+    const void* const* addresses(const HeadRows& x, const Range& keys, const void** to) const {
+        if (!x.paged()) return nullptr;
+        simd::row_addresses(x, keys.begin, keys.size() + simd::kRowsAhead, sequence().len_kv, to);
+        return to;
+    }
+
     /// Scores and weights of all rows, with m and l of this block. o_ becomes the rows of O.
     void compute_weights(const Range& keys, std::span<simd::PanelSums> sums) {
         const HeadRows& k = panels_.front().work().head.k;
+        const void* const* rows_of_k = addresses(k, keys, scratch_.k_rows);
         for (std::int64_t row = 0; row < rows(); row += matrix::kMostRows) {
             run_.primitives.of_rows->row_scores({.q = scratch_.q + row * depth(),
                                                  .q_stride = depth(),
                                                  .queries = std::min(matrix::kMostRows, rows() - row),
                                                  .k = k,
+                                                 .rows = rows_of_k,
                                                  .first = keys.begin,
                                                  .keys = keys.size(),
                                                  .dim = g_.head_dim,
@@ -146,12 +155,15 @@ class RowsTask {
     }
 
     bool add_values(const Range& keys) const {
+        const HeadRows& v = panels_.front().work().head.v;
+        const void* const* rows_of_v = addresses(v, keys, scratch_.v_rows);
         bool finite = true;
         for (std::int64_t row = 0; row < rows(); row += matrix::kMostRows) {
             finite = run_.primitives.of_rows->row_values({.p = scratch_.p + row * g_.block_kv_rows(),
                                                           .p_stride = g_.block_kv_rows(),
                                                           .queries = std::min(matrix::kMostRows, rows() - row),
-                                                          .v = panels_.front().work().head.v,
+                                                          .v = v,
+                                                          .rows = rows_of_v,
                                                           .first = keys.begin,
                                                           .keys = keys.size(),
                                                           .dim = g_.head_dim_v,

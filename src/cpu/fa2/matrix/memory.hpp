@@ -7,6 +7,7 @@
 
 #include "cpu/fa2/work_split.hpp"
 #include "cpu/matrix/few_queries.hpp"
+#include "cpu/simd/few_queries.hpp"
 #include "cpu/steps/matrix/step.hpp"
 
 namespace tessera::cpu::fa2::matrix_path {
@@ -193,11 +194,13 @@ struct DecodeScratch {
 
 /// Memory of one worker with few_queries(). Rows are the queries of all panels of a task.
 struct FewQueriesScratch {
-    DecodeScratch decode;                     // first, as ForwardRun::decode_scratch() expects
-    Bf16* q;                                  // [rows, depth]
-    float* s;                                 // [rows, block_kv]
-    Bf16* p;                                  // [rows, block_kv]
-    float* row;                               // [head_dim_v]
+    DecodeScratch decode;  // first, as ForwardRun::decode_scratch() expects
+    Bf16* q;               // [rows, depth]
+    float* s;              // [rows, block_kv]
+    Bf16* p;               // [rows, block_kv]
+    float* row;            // [head_dim_v]
+    const void** k_rows;   // [block_kv + kRowsAhead]: addresses of rows in pages
+    const void** v_rows;
     std::array<float*, kMaxPanels> totals{};  // per panel: sums
     std::array<float*, kMaxPanels> blocks{};  // per panel: sums
 
@@ -207,6 +210,8 @@ struct FewQueriesScratch {
         s = arena.take<float>(rows, g.block_kv_rows());
         p = arena.take<Bf16>(rows, g.block_kv_rows());
         row = arena.take<float>(g.v_stride);
+        k_rows = arena.take<const void*>(g.block_kv + simd::kRowsAhead);
+        v_rows = arena.take<const void*>(g.block_kv + simd::kRowsAhead);
         for (std::size_t i = 0; i < static_cast<std::size_t>(work_split.panels_per_task); ++i) {
             totals[i] = arena.take<float>(sums_floats(g));
             blocks[i] = arena.take<float>(sums_floats(g));
