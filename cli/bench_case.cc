@@ -46,7 +46,7 @@ struct Operands {
     }
 
     ForwardArgs forward() const {
-        auto args = inputs_of<ForwardArgs>(in.tensors);
+        ForwardArgs args = in.forward_args();
         args.o = o.view;
         args.lse = lse.view;
         args.o_residual = o_residual.view;
@@ -134,8 +134,7 @@ measure::Record measure_case(const Plan& plan, const BenchSet& set, BenchRun& ru
         record.features += record.features.empty() ? "residual of O" : ", residual of O";
     }
     const measure::Measurement measured = time_pass(plan, operands, run, progress);
-    const auto pairs =
-        measure::visible_pairs(plan.problem, operands.in.tensors.cu_seqlens_q, operands.in.tensors.cu_seqlens_kv);
+    const auto pairs = measure::visible_pairs(plan.problem, operands.in.forward_args());
     record.ms = measured.ms.median;
     record.ms_spread = measured.ms.spread;
     record.tflops = measure::gflops(measure::flop(plan.problem, plan.pass, pairs), measured.ms.median) / 1e3;

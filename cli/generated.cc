@@ -73,13 +73,43 @@ OwnedTensor running_sums(const char* name, const std::vector<std::int64_t>& leng
     return tensor;
 }
 
+/// The keys of each sequence of a cache.
+OwnedTensor cache_lengths(const Problem& p, const std::vector<std::int64_t>& lengths) {
+    OwnedTensor tensor = make_tensor("kv_lengths", DType::int32, std::vector<std::int64_t>{p.batch});
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+        const std::int64_t keys = lengths.empty() ? p.len_kv : lengths[static_cast<std::size_t>(b)];
+        *tensor.view.at<std::int32_t>(b) = static_cast<std::int32_t>(keys);
+    }
+    return tensor;
+}
+
+/// Pages in reverse order, for all of the capacity.
+OwnedTensor pages(const Problem& p) {
+    const std::int64_t width = p.len_kv / p.page_size;
+    OwnedTensor tensor = make_tensor("page_table", DType::int32, std::vector<std::int64_t>{p.batch, width});
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+        for (std::int64_t n = 0; n < width; ++n)
+            *tensor.view.at<std::int32_t>(b, n) = static_cast<std::int32_t>(p.batch * width - 1 - b * width - n);
+    }
+    return tensor;
+}
+
 }  // namespace
+
+ForwardArgs GeneratedInputs::forward_args() const {
+    auto args = inputs_of<ForwardArgs>(tensors);
+    args.kv_lengths = kv_lengths;
+    args.page_table = page_table;
+    return args;
+}
 
 std::vector<std::pair<std::string, TensorView>> GeneratedInputs::named() const {
     std::vector<std::pair<std::string, TensorView>> result;
     for (const Input& input : kTensors<BackwardArgs>) {
         if ((tensors.*input.view).given()) result.emplace_back(input.name, tensors.*input.view);
     }
+    if (kv_lengths.given()) result.emplace_back("kv_lengths", kv_lengths);
+    if (page_table.given()) result.emplace_back("page_table", page_table);
     return result;
 }
 
@@ -103,6 +133,14 @@ GeneratedInputs generate_inputs(const Problem& p, const std::vector<std::pair<st
             continue;
         in.owned.push_back(made(input));
         in.tensors.*input.view = in.owned.back().view;
+    }
+    if (p.kv_lengths) {
+        in.owned.push_back(cache_lengths(p, lengths_kv));
+        in.kv_lengths = in.owned.back().view;
+    }
+    if (p.page_size > 0) {
+        in.owned.push_back(pages(p));
+        in.page_table = in.owned.back().view;
     }
     return in;
 }

@@ -101,7 +101,8 @@ std::string option_of(const std::string& argument) {
         {"heads_kv", "--heads"}, {"head_dim", "--head-dim"}, {"head_dim_v", "--head-dim"}, {"dtype", "--dtype"},
         {"total_q", "--ragged"}, {"total_kv", "--ragged"},   {"window_left", "--window"},  {"window_right", "--window"},
         {"scale", "--scale"},    {"softcap", "--softcap"},   {"dropout", "--dropout"},     {"threads", "--threads"},
-        {"block_q", "--tile"},   {"block_kv", "--tile"},     {"backend", "--backend"},
+        {"block_q", "--tile"},   {"block_kv", "--tile"},     {"backend", "--backend"},     {"page_size", "--pages"},
+        {"bias", "--bias"},
     };
     const auto found = options.find(argument);
     return found == options.end() ? "" : found->second;
@@ -143,6 +144,10 @@ void ShapeOptions::declare(CLI::App& command, bool lists) {
              "fp32 (default), bf16, fp16, or fp64 (reference only)" + also_list);
     add_text(command, kProblem, "--ragged", ragged, "LENS",
              "Lengths of the sequences of a ragged batch, LEN or QxKV: 100,37,1x512");
+    add_text(command, kProblem, "--kv-lengths", kv_lengths, "LENS",
+             "K and V are a cache, and the sequences have so many keys: 4000,17,512; --len-kv is its capacity");
+    add_text(command, kProblem, "--pages", pages, "N",
+             "K and V are a cache in pages of N keys; 0: a slot for each sequence");
     command.add_flag("--alibi", alibi, "With ALiBi slopes")->group(kProblem);
     command.add_flag("--sinks", sinks, "With a sink for each query head")->group(kProblem);
     command.add_flag("--bias", bias, "With an additive bias tensor")->group(kProblem);
@@ -159,6 +164,12 @@ void ShapeOptions::declare_sizes(CLI::App& command) {
 
 std::vector<std::pair<std::int64_t, std::int64_t>> ShapeOptions::sequences() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> result;
+    if (!kv_lengths.empty()) {
+        const std::int64_t queries = len_q.empty() ? 1 : parse_size("--len-q", len_q);
+        for (const std::string& part : parse_list("--kv-lengths", kv_lengths))
+            result.emplace_back(queries, parse_size("--kv-lengths", part));
+        return result;
+    }
     if (ragged.empty()) return result;
     for (const std::string& part : parse_list("--ragged", ragged)) result.push_back(parse_pair("--ragged", part, 'x'));
     return result;
@@ -214,9 +225,17 @@ Problem ShapeOptions::ragged_shape() const {
 }
 
 std::vector<Problem> ShapeOptions::shapes() const {
-    if (!ragged.empty()) return {ragged_shape()};
+    if (!kv_lengths.empty()) return cache_shapes();
     std::vector<Problem> result;
-    for (const auto& [q, kv] : lengths()) result.push_back(sized(q, kv));
+    if (!ragged.empty()) result = {ragged_shape()};
+    else
+        for (const auto& [q, kv] : lengths()) result.push_back(sized(q, kv));
+    for (Problem& problem : result) {
+        if (pages.empty()) break;
+        set_cache(problem);
+        if (problem.ragged && problem.page_size > 0)
+            problem.len_kv += (problem.page_size - problem.len_kv % problem.page_size) % problem.page_size;
+    }
     return result;
 }
 

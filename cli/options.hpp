@@ -47,6 +47,8 @@ struct ShapeOptions {
     std::string head_dim = "64";
     std::string dtype = "fp32";
     std::string ragged;
+    std::string kv_lengths;
+    std::string pages;
     bool alibi = false;
     bool sinks = false;
     bool bias = false;
@@ -63,13 +65,16 @@ struct ShapeOptions {
     /// Returns the one Problem of options that must give exactly one.
     Problem problem(const ScoreOptions& scores) const;
 
-    /// Returns the lengths (queries, keys) of the sequences of a ragged batch; empty for a dense one.
+    /// Returns the lengths (queries, keys) of the sequences of a ragged batch, or of a cache with --kv-lengths; empty
+    /// for others.
     std::vector<std::pair<std::int64_t, std::int64_t>> sequences() const;
 
  private:
     std::vector<std::pair<std::int64_t, std::int64_t>> lengths() const;
     std::vector<Problem> shapes() const;
     Problem ragged_shape() const;
+    std::vector<Problem> cache_shapes() const;
+    void set_cache(Problem& problem) const;
     Problem sized(std::int64_t len_of_q, std::int64_t len_of_kv) const;
 };
 

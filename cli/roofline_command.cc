@@ -12,6 +12,7 @@
 #include "commands.hpp"
 #include "device_option.hpp"
 #include "io/atomic_file.hpp"
+#include "model/live_keys.hpp"
 #include "outputs.hpp"
 #include "parse.hpp"
 #include "plot/png.hpp"
@@ -153,7 +154,7 @@ Problem one_problem(const RooflineOptions& options, const model::Machine& machin
         throw UsageError("--len", fmt::format("expected one problem with {}, got {}",
                                               options.timeline ? "--timeline" : "--tile", all.size()));
     all.front().validate();
-    return all.front();
+    return model::on_live_keys(all.front(), options.shape.sequences());
 }
 
 void show_tile(const RooflineOptions& options, const model::Machine& machine, const Session& session) {

@@ -128,8 +128,8 @@ std::vector<Problem> RooflineOptions::problems(const model::Machine& machine) co
                                                                                                : "fp32";
     std::vector<Problem> list = asked.problems(scores);
     if (tokens.empty()) return list;
-    if (!shape.batch.empty() || !shape.ragged.empty())
-        throw UsageError("--tokens", "gives the batch: expected neither --batch nor --ragged with it");
+    if (!shape.batch.empty() || !shape.ragged.empty() || !shape.kv_lengths.empty())
+        throw UsageError("--tokens", "gives the batch: expected none of --batch, --ragged, --kv-lengths with it");
     const std::int64_t count = parse_size("--tokens", tokens);
     if (count < 1) unexpected("--tokens", "1 token or more", tokens);
     for (Problem& problem : list) {

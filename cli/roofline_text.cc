@@ -155,7 +155,7 @@ std::string limits_text(const SweepRow& row, const measure::SweepQuestion& quest
     for (const SweepCell& cell : row.cells) {
         if (!cell.known()) continue;
         std::string text;
-        if (with_standard && cell.schedule != Schedule::standard && !row.problem.ragged) {
+        if (with_standard && cell.schedule != Schedule::standard && !row.problem.ragged && !row.problem.kv_lengths) {
             for (const Range& range : measure::faster_than_standard(row.problem, cell.schedule, question))
                 text += (text.empty() ? "faster than standard " : ", ") + range_text(range);
             text += text.empty() ? "never faster than standard; " : "; ";

@@ -56,13 +56,13 @@ BenchSet read_set(const std::string& path, const std::string& where, const Json&
     if (!json.is_object()) bad_suite(path, where, "expected an object");
     BenchSet set;
     const std::map<std::string, std::string*> texts = {
-        {"batch", &set.shape.batch},      {"len", &set.shape.len},       {"len-q", &set.shape.len_q},
-        {"len-kv", &set.shape.len_kv},    {"heads", &set.shape.heads},   {"head-dim", &set.shape.head_dim},
-        {"dtype", &set.shape.dtype},      {"ragged", &set.shape.ragged}, {"causal", &set.scores.causal},
-        {"window", &set.scores.window},   {"scale", &set.scores.scale},  {"softcap", &set.scores.softcap},
-        {"dropout", &set.scores.dropout}, {"seed", &set.scores.seed},    {"backend", &set.how.backend},
-        {"schedule", &set.how.schedule},  {"tile", &set.how.tile},       {"threads", &set.how.threads},
-        {"pass", &set.pass.text}};
+        {"batch", &set.shape.batch},   {"len", &set.shape.len},          {"len-q", &set.shape.len_q},
+        {"len-kv", &set.shape.len_kv}, {"heads", &set.shape.heads},      {"head-dim", &set.shape.head_dim},
+        {"dtype", &set.shape.dtype},   {"ragged", &set.shape.ragged},    {"kv-lengths", &set.shape.kv_lengths},
+        {"pages", &set.shape.pages},   {"causal", &set.scores.causal},   {"window", &set.scores.window},
+        {"scale", &set.scores.scale},  {"softcap", &set.scores.softcap}, {"dropout", &set.scores.dropout},
+        {"seed", &set.scores.seed},    {"backend", &set.how.backend},    {"schedule", &set.how.schedule},
+        {"tile", &set.how.tile},       {"threads", &set.how.threads},    {"pass", &set.pass.text}};
     const std::map<std::string, bool*> flags = {
         {"alibi", &set.shape.alibi}, {"sinks", &set.shape.sinks}, {"bias", &set.shape.bias}};
     for (const auto& [key, value] : json.items()) {

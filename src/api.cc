@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "core/arena.hpp"
 #include "core/arguments.hpp"
+#include "core/batch.hpp"
 #include "core/checks.hpp"
 #include "core/float_mode.hpp"
 #include "parallel.hpp"
@@ -88,6 +90,26 @@ void check_refusal(const Kernel& kernel, const Plan& plan, const Args& args,
     }
 }
 
+/// Sets the rows of a ragged [total, heads, dim] tensor from `first` on to 0.
+void clear_rows(const TensorView& t, std::int64_t first) {
+    if (!t.given()) return;
+    const auto bytes = static_cast<std::size_t>(size_of(t.dtype));
+    for (std::int64_t row = first; row < t.shape[0]; ++row) {
+        for (std::int64_t head = 0; head < t.shape[1]; ++head) {
+            auto* at = static_cast<std::byte*>(t.data) + (row * t.strides[0] + head * t.strides[1]) * size_of(t.dtype);
+            for (std::int64_t c = 0; c < t.shape[2]; ++c)
+                std::memset(at + c * t.strides[2] * size_of(t.dtype), 0, bytes);
+        }
+    }
+}
+
+/// Rows behind the last cu_seqlens belong to no sequence, so no kernel writes their gradients, which are 0.
+void clear_rows_of_no_sequence(const Problem& p, const BackwardArgs& args) {
+    clear_rows(args.dq, cu_seqlen(args.cu_seqlens_q, p.batch));
+    clear_rows(args.dk, cu_seqlen(args.cu_seqlens_kv, p.batch));
+    clear_rows(args.dv, cu_seqlen(args.cu_seqlens_kv, p.batch));
+}
+
 }  // namespace
 
 void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
@@ -106,6 +128,7 @@ void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> w
     const BackwardCall call = checked_call(plan, args, workspace, how, Pass::backward);
     const Kernel& kernel = kernel_of(*plan.kernel);
     check_refusal(kernel, plan, args, kernel.refuse_backward_tensors);
+    if (plan.problem.ragged && plan.device.type == DeviceType::cpu) clear_rows_of_no_sequence(plan.problem, call.args);
     kernel.backward(call);
 }
 

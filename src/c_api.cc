@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "c_api.hpp"
+#include "core/append_tensors.hpp"
 #include "core/arguments.hpp"
 #include "core/problem_fields.hpp"
 
@@ -59,22 +60,6 @@ void copy_text(char (&to)[N], const char* from) noexcept {
     const std::size_t length = std::min(std::strlen(from), N - 1);
     std::memcpy(to, from, length);
     to[length] = '\0';
-}
-
-/// Reads a struct that begins with struct_size; fields beyond that are 0.
-template <class T>
-T read_struct(const char* name, const T* from) {
-    expect_address(name, from);
-    const std::size_t size = from->struct_size;
-    expect_struct_size<T>(name, size);
-    const auto* bytes = reinterpret_cast<const unsigned char*>(from);
-    const std::size_t known = std::min(size, sizeof(T));
-    if (std::any_of(bytes + known, bytes + size, [](unsigned char b) { return b != 0; })) {
-        invalid(fmt::format("{}.struct_size", name), "a field is set that this version of tessera does not know");
-    }
-    T read{};
-    std::memcpy(static_cast<void*>(&read), bytes, known);
-    return read;
 }
 
 /// `first` is the C constant of the first enumerator; `what` says which field of `name` it is.
@@ -132,21 +117,6 @@ Plan plan_of(const tessera_problem* problem, const tessera_options& o, Pass pass
     if (o.kernel != nullptr) options.kernel = o.kernel;
     if (o.block_q != 0 || o.block_kv != 0) options.tile = Tile{o.block_q, o.block_kv};
     return plan(read_problem(problem), options);
-}
-
-/// A tensor of rank 0 is not given: none of its other fields is read.
-TensorView tensor_of(const char* name, const tessera_tensor& t) {
-    if (t.rank == 0) return {};
-    if (t.rank < 0 || t.rank > TESSERA_MAX_RANK) {
-        invalid(name, fmt::format("expected rank 0..{}, got {}", TESSERA_MAX_RANK, t.rank));
-    }
-    TensorView view{.data = t.data,
-                    .dtype = enum_value(name, t.dtype, DType::int8, 0, "dtype "),
-                    .rank = t.rank,
-                    .device = {enum_value(name, t.device_type, DeviceType::cuda, 0, "device_type "), t.device_index}};
-    std::copy_n(t.shape, t.rank, view.shape.begin());
-    std::copy_n(t.strides, t.rank, view.strides.begin());
-    return view;
 }
 
 ForwardArgs args_of(const tessera_forward_args* from) {
@@ -221,17 +191,6 @@ class CallerLoop {
     std::exception_ptr exception_;
 };
 
-Execution execution_of(const tessera_options& options, void* stream) {
-    Execution how{.stream = stream};
-    if (options.parallel_for != nullptr) {
-        how.parallel_for = [parallel_for = options.parallel_for, context = options.parallel_for_context](
-                               std::int64_t tasks, int workers, const TaskBody& body) {
-            CallerLoop(tasks, workers, body).run(parallel_for, context);
-        };
-    }
-    return how;
-}
-
 std::span<std::byte> bytes_of(void* workspace, std::size_t bytes) {
     if (workspace == nullptr && bytes > 0) expect_address("workspace", workspace);
     return {static_cast<std::byte*>(workspace), bytes};
@@ -259,6 +218,31 @@ Problem problem_of(const tessera_problem* problem) { return read_problem(problem
 
 tessera_options read_options(const tessera_options* options) { return options_of(options); }
 
+TensorView tensor_of(const char* name, const tessera_tensor& t) {
+    if (t.rank == 0) return {};
+    if (t.rank < 0 || t.rank > TESSERA_MAX_RANK) {
+        invalid(name, fmt::format("expected rank 0..{}, got {}", TESSERA_MAX_RANK, t.rank));
+    }
+    TensorView view{.data = t.data,
+                    .dtype = enum_value(name, t.dtype, DType::int8, 0, "dtype "),
+                    .rank = t.rank,
+                    .device = {enum_value(name, t.device_type, DeviceType::cuda, 0, "device_type "), t.device_index}};
+    std::copy_n(t.shape, t.rank, view.shape.begin());
+    std::copy_n(t.strides, t.rank, view.strides.begin());
+    return view;
+}
+
+Execution execution_of(const tessera_options& options, void* stream) {
+    Execution how{.stream = stream};
+    if (options.parallel_for != nullptr) {
+        how.parallel_for = [parallel_for = options.parallel_for, context = options.parallel_for_context](
+                               std::int64_t tasks, int workers, const TaskBody& body) {
+            CallerLoop(tasks, workers, body).run(parallel_for, context);
+        };
+    }
+    return how;
+}
+
 }  // namespace tessera
 
 using namespace tessera;
@@ -282,7 +266,9 @@ const char* tessera_struct_fields(const char* name) {
     constexpr std::pair<std::string_view, const char*> kStructs[] = {
         {"tessera_problem", "struct_size:size_t" TESSERA_PROBLEM_FIELDS(TESSERA_FIELD)},
         {"tessera_forward_args", "struct_size:size_t" TESSERA_FORWARD_TENSORS(TESSERA_TENSOR)},
-        {"tessera_backward_args", "struct_size:size_t" TESSERA_BACKWARD_TENSORS(TESSERA_TENSOR)}};
+        {"tessera_backward_args", "struct_size:size_t" TESSERA_BACKWARD_TENSORS(TESSERA_TENSOR)},
+        {"tessera_append_args", "struct_size:size_t rotary_interleaved:int32 reserved:int32 norm_eps:double"  //
+         TESSERA_APPEND_TENSORS(TESSERA_TENSOR)}};
     for (const auto& [known, fields] : kStructs) {
         if (name != nullptr && known == name) return fields;
     }

@@ -5,8 +5,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <string>
@@ -65,9 +67,29 @@ void expect_struct_size(const char* name, std::size_t size) {
             fmt::format("expected {}..{}, got {}", kFirstSize<T>, TESSERA_MAX_STRUCT_SIZE, size));
 }
 
+/// Reads a struct that begins with struct_size; fields beyond that are 0.
+template <class T>
+T read_struct(const char* name, const T* from) {
+    expect_address(name, from);
+    const std::size_t size = from->struct_size;
+    expect_struct_size<T>(name, size);
+    const auto* bytes = reinterpret_cast<const unsigned char*>(from);
+    const std::size_t known = std::min(size, sizeof(T));
+    if (std::any_of(bytes + known, bytes + size, [](unsigned char b) { return b != 0; })) {
+        invalid(fmt::format("{}.struct_size", name), "a field is set that this version of tessera does not know");
+    }
+    T read{};
+    std::memcpy(static_cast<void*>(&read), bytes, known);
+    return read;
+}
+
 /// Each throws Error(invalid_argument) naming the field.
 Problem problem_of(const tessera_problem* problem);
 tessera_options read_options(const tessera_options* options);
 Plan plan_of(const tessera_problem* problem, const tessera_options* options, std::int32_t pass);
+/// A tensor of rank 0 is not given: none of its other fields is read.
+TensorView tensor_of(const char* name, const tessera_tensor& tensor);
+
+Execution execution_of(const tessera_options& options, void* stream);
 
 }  // namespace tessera

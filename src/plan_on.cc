@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cuda/host/kernel_table.hpp"
+#include "model/live_keys.hpp"
 #include "registry.hpp"
 
 namespace tessera {
@@ -31,11 +32,12 @@ std::optional<std::string> unwanted(const Candidate& candidate, const PlanOption
 }
 
 schedule::Footprint footprint_of(const Question& q, const Candidate& candidate) {
-    return schedule::footprint({.problem = q.problem,
+    const bool cache = q.problem.kv_lengths;  // of which all slots take memory
+    return schedule::footprint({.problem = model::on_live_keys(q.problem, {}),
                                 .schedule = candidate.schedule,
                                 .pass = q.options.pass,
                                 .tile = candidate.tile,
-                                .sequences = q.how.sequences});
+                                .sequences = cache ? decltype(q.how.sequences){} : q.how.sequences});
 }
 
 /// Why tensors and workspace don't fit the machine's memory, or nothing.
@@ -87,6 +89,8 @@ std::vector<Candidate> on_cpu(const Question& q) {
         const auto& dtypes = kernel.info.dtypes;
         if (std::find(dtypes.begin(), dtypes.end(), q.problem.dtype) == dtypes.end()) {
             candidate.reason = fmt::format("does not take {}", name_of(q.problem.dtype));
+        } else if (q.problem.kv_lengths && q.options.pass == Pass::backward) {
+            candidate.reason = "a cache of keys has no gradient";
         } else if (const auto reason = kernel.refuse(q.problem, q.options.tile, host)) {
             candidate.reason = *reason;
         } else {

@@ -55,7 +55,7 @@ struct ForwardArgs {
     TensorView v;               ///< [batch, len_kv, heads_kv, head_dim_v] | [total_kv, heads_kv, head_dim_v]
     TensorView bias{};          ///< [batch or 1, heads_q or 1, len_q or 1, len_kv or 1]; fp32 or the Problem's dtype
     TensorView alibi_slopes{};  ///< fp32 [heads_q] or [batch, heads_q]
-    TensorView cu_seqlens_q{};  ///< ragged: int32 or int64 [batch + 1], from 0 to total_q, non-decreasing
+    TensorView cu_seqlens_q{};  ///< ragged: int32 or int64 [batch + 1], from 0 up to at most total_q, never falling
     TensorView cu_seqlens_kv{};
     TensorView o;      ///< out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v]
     TensorView lse{};  ///< out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q]; natural logarithm

@@ -26,7 +26,7 @@ struct PredictOptions {
     std::optional<Tile> tile{};  ///< default: the kernel's own
     int threads = 0;             ///< CPU: 0 for all cores of the machine
     std::vector<std::pair<std::int64_t, std::int64_t>>
-        sequences{};         ///< (queries, keys) of each sequence of a ragged batch; empty: all of the upper bounds
+        sequences{};  ///< (queries, keys) of each sequence of a ragged batch or a cache; empty: of the upper bounds
     bool worksheet = false;  ///< fill Prediction::worksheet
 };
 

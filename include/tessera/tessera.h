@@ -200,6 +200,31 @@ typedef struct tessera_backward_args {
     tessera_tensor dsinks;     /* out, optional, only when problem.sinks: fp32 [heads_q] */
 } tessera_backward_args;
 
+/* Tensors of tessera_append, as in tessera::AppendArgs (append.hpp). */
+typedef struct tessera_append_args {
+    size_t struct_size;
+    int32_t rotary_interleaved; /* 0: pairs are i and i + rotary_dim / 2 (GPT-NeoX); 1: neighbours (GPT-J) */
+    int32_t reserved;           /* 0 */
+    double norm_eps;            /* 0: 1e-6 */
+    tessera_tensor k;           /* [batch, len, heads_kv, head_dim] | [total, heads_kv, head_dim]: new rows */
+    tessera_tensor v;
+    tessera_tensor k_cache; /* out: [slots, capacity, heads_kv, head_dim] or [pages, page_size, heads_kv, head_dim] */
+    tessera_tensor v_cache;
+    tessera_tensor slot_mapping;      /* int32 or int64, one for each row of k; or kv_lengths: */
+    tessera_tensor kv_lengths;        /* int32 [batch]: keys before the call */
+    tessera_tensor page_table;        /* int32 [batch, pages of a sequence] */
+    tessera_tensor cache_batch_index; /* int32 [batch] */
+    tessera_tensor cu_seqlens_k;      /* int32 or int64 [batch + 1], if k is [total, heads_kv, head_dim] */
+    tessera_tensor rotary_cos;        /* optional: [positions, rotary_dim / 2], fp32 or the dtype of k */
+    tessera_tensor rotary_sin;
+    tessera_tensor positions;   /* int32 or int64, one for each row of k; at lengths optional */
+    tessera_tensor q;           /* optional: queries, turned as k is */
+    tessera_tensor q_positions; /* int32 or int64, one for each row of q */
+    tessera_tensor q_out;       /* out: shape of q; it may be q itself */
+    tessera_tensor k_norm;      /* optional: weights of an RMS norm of each row, [head_dim] */
+    tessera_tensor q_norm;
+} tessera_append_args;
+
 /* The version of the running library, such as "0.1.0"; TESSERA_VERSION is that of the header. */
 const char* tessera_version(void);
 
@@ -208,9 +233,9 @@ const char* tessera_version(void);
 const char* tessera_last_error(void);
 const char* tessera_last_error_argument(void);
 
-/* The fields of tessera_problem, tessera_forward_args or tessera_backward_args in their order, for callers that build
- * the struct at run time: "struct_size:size_t dtype:int32 ...". A type is size_t, int32, int64, uint64, double or
- * tensor (a tessera_tensor). Null for any other name. */
+/* The fields of tessera_problem or of the args of forward, backward or append ("tessera_append_args") in their order,
+ * for callers that build the struct at run time: "struct_size:size_t dtype:int32 ...". A type is size_t, int32, int64,
+ * uint64, double or tensor (a tessera_tensor). Null for any other name. */
 const char* tessera_struct_fields(const char* name);
 
 /* Every kernel of this build in order of preference. The name is null when index >= tessera_kernel_count(). */
@@ -326,6 +351,11 @@ tessera_status tessera_machine_named(const char* name, tessera_machine* machine)
 /* tessera_predict() on a machine of the caller's own. TESSERA_BAD_DATA names a number that no machine can have. */
 tessera_status tessera_predict_on(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                   const tessera_machine* machine, tessera_prediction* prediction);
+
+/* Writes new rows of K and V into a cache in place, at slots or at lengths, with rotary embedding and RMS norm of k and
+ * q where they are wanted (tessera/append.hpp says where each row goes). A row without a place is not written. It runs
+ * on the CPU; `options` says on how many threads of whose. */
+tessera_status tessera_append(const tessera_append_args* args, const tessera_options* options);
 
 /* Computes O = attention(Q, K, V), and LSE. `workspace` may be null when workspace_bytes is 0 and nothing is needed;
  * what the call needs of it (tessera_workspace_bytes) may not overlap a tensor. With TESSERA_BACKEND_CUDA all tensors

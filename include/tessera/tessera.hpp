@@ -13,6 +13,7 @@
 //     double ms = predict(problem, Schedule::fa2, Pass::forward, *find_machine("h200")).ms;
 #pragma once
 
+#include "tessera/append.hpp"
 #include "tessera/attention.hpp"
 #include "tessera/cost.hpp"
 #include "tessera/dtype.hpp"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from . import _native
-from ._arrays import expect
+from ._arrays import ITEM_SIZE, expect
 from ._problem import Call
 from ._results import Workspace, finished, output, working_on
 
@@ -47,7 +48,8 @@ def attention(q: Any, k: Any, v: Any, *, causal: str | bool | None = None,
     dropout_p, seed: dropout on the weights; the same seed, an integer of 64 bits, drops the same weights, also in
     attention_backward().
     cu_seqlens_q, cu_seqlens_kv: int32 or int64 [batch + 1], for ragged batches: then q is [total_q, heads_q, head_dim],
-    k and v alike ("bhsd": heads first), and max_len_q, max_len_kv are bounds of the lengths (default: the totals).
+    k and v alike ("bhsd": heads first), and max_len_q, max_len_kv are bounds of the lengths (default: the totals). Rows
+    behind the last offset belong to no sequence: O is 0 and LSE -inf there; on CUDA they are not written.
     return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for
         float64).
     return_o_residual: the last result, the low-order bits of O that rounding takes off, int8 of the shape of O. It
@@ -74,6 +76,8 @@ def attention(q: Any, k: Any, v: Any, *, causal: str | bool | None = None,
         if return_o_residual and _plan_info(call).o_residual:
             o_residual = output("o_residual", None, call.q, o.shape, _native.INT8, call.stream)
             tensors["o_residual"] = call.laid_out(o_residual)
+        if call.ragged and call.q.device[0] == _native.CPU:
+            _fill_rows_behind(call, {"o": out, "lse": out_lse, "o_residual": None}, tensors)
         args = _native.sized(_native.ForwardArgs)
         _run(call, args, tensors)
     results = [finished(o, call.q, out)]
@@ -129,6 +133,31 @@ def attention_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dls
     if sinks_gradient:
         results.append(finished(dsinks, call.sinks, None))
     return tuple(results)
+
+
+def _fill_rows_behind(call: Call, given: dict, tensors: dict) -> None:
+    """Gives rows behind the last sequence O = 0 and LSE = -inf in new results: no kernel writes them."""
+    cu, total = call.inputs["cu_seqlens_q"], call.problem.total_q
+    if cu.dtype not in (_native.INT32, _native.INT64) or call.problem.batch < 0:
+        return  # an error of the call
+    kind = ctypes.c_int32 if cu.dtype == _native.INT32 else ctypes.c_int64
+    last = kind.from_address(cu.data + call.problem.batch * cu.strides[0] * ctypes.sizeof(kind)).value
+    if not 0 <= last < total:
+        return
+    for name in ("o", "o_residual"):
+        if name not in tensors or given[name] is not None:
+            continue
+        t = tensors[name]  # [total_q, heads_q, head_dim_v], whose last dimension is dense
+        item = ITEM_SIZE[t.dtype]
+        for row in range(last, total):
+            for head in range(t.shape[1]):
+                ctypes.memset(t.data + (row * t.strides[0] + head * t.strides[1]) * item, 0, t.shape[2] * item)
+    if "lse" in tensors and given["lse"] is None:
+        t = tensors["lse"]
+        kind = ctypes.c_double if t.dtype == _native.FP64 else ctypes.c_float
+        for head in range(t.shape[0]):
+            start = t.data + (head * t.strides[0] + last) * ctypes.sizeof(kind)
+            (kind * (total - last)).from_address(start)[:] = [-math.inf] * (total - last)
 
 
 def _run(call: Call, args, tensors: dict) -> None:

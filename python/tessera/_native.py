@@ -40,11 +40,12 @@ class Options(ctypes.Structure):
 
 _TYPES = {"size_t": ctypes.c_size_t, "int32": ctypes.c_int32, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64,
           "double": ctypes.c_double, "tensor": Tensor}
-_STRUCTS = {"Problem": "tessera_problem", "ForwardArgs": "tessera_forward_args", "BackwardArgs": "tessera_backward_args"}
+_STRUCTS = {"Problem": "tessera_problem", "ForwardArgs": "tessera_forward_args",
+            "BackwardArgs": "tessera_backward_args", "AppendArgs": "tessera_append_args"}
 
 
 def __getattr__(name):
-    """Problem, ForwardArgs and BackwardArgs, with the fields that the library says they have."""
+    """Problem, ForwardArgs, BackwardArgs and AppendArgs, with the fields that the library says they have."""
     if name not in _STRUCTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _struct(library(), name)
@@ -91,7 +92,7 @@ def library() -> ctypes.CDLL:
         raise ImportError(f"libtessera can't be loaded from {path}: {error}; `python -m tessera doctor` says more"
                           ) from error
     pointer, size = ctypes.POINTER, ctypes.c_size_t
-    problem, forward, backward = (pointer(_struct(lib, name)) for name in _STRUCTS)
+    problem, forward, backward, append = (pointer(_struct(lib, name)) for name in _STRUCTS)
     for name in ("tessera_version", "tessera_last_error", "tessera_last_error_argument"):
         getattr(lib, name).restype = ctypes.c_char_p
     lib.tessera_kernel_count.restype = size
@@ -107,6 +108,7 @@ def library() -> ctypes.CDLL:
     run = [ctypes.c_void_p, size, ctypes.c_void_p]
     lib.tessera_forward.argtypes = [problem, pointer(Options), forward] + run
     lib.tessera_backward.argtypes = [problem, pointer(Options), backward] + run
+    lib.tessera_append.argtypes = [append, pointer(Options)]
     return lib
 
 

@@ -78,6 +78,28 @@ def test_bias_and_its_gradient(rng, shape):
     check_gradient("dbias", dbias, expected.reshape(shape), "float32")
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_rows_behind_the_last_offset_belong_to_no_sequence(rng, layout):
+    cu_q, cu_kv = numpy.array([0, 5, 12]), numpy.array([0, 9, 20])
+    q = rng.standard_normal((15, 4, 16), dtype=numpy.float32)
+    k, v = (rng.standard_normal((40, 2, 16), dtype=numpy.float32) for _ in range(2))
+    q[12:], k[20:], v[20:] = (numpy.nan,) * 3
+    turn = (lambda x: x.swapaxes(0, 1)) if layout == "bhsd" else (lambda x: x)
+    how = dict(cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv, layout=layout)
+    o, lse = tessera.attention(*map(turn, (q, k, v)), return_lse=True, **how)
+    want, want_lse = tessera.attention(*map(turn, (q[:12], k[:20], v[:20])), return_lse=True, **how)
+    assert (turn(o)[:12] == turn(want)).all() and (turn(o)[12:] == 0).all()
+    assert (lse[:, :12] == want_lse).all() and (lse[:, 12:] == -numpy.inf).all()
+    do = rng.standard_normal(o.shape, dtype=numpy.float32)
+    gradients = tessera.attention_backward(do, *map(turn, (q, k, v)), o, lse, **how)
+    exact = tessera.attention_backward(turn(turn(do)[:12]), *map(turn, (q[:12], k[:20], v[:20])), want, want_lse, **how)
+    for got, expected in zip(map(turn, gradients), map(turn, exact)):
+        assert (got[:len(expected)] == expected).all() and (got[len(expected):] == 0).all()
+    given = numpy.full(o.shape, 7, numpy.float32)
+    tessera.attention(*map(turn, (q, k, v)), out=given, **how)
+    assert (turn(given)[12:] == 7).all()
+
+
 def test_ragged(rng):
     lengths_q, lengths_kv = [5, 0, 40, 1], [9, 3, 40, 0]
     cu_q, cu_kv = (numpy.cumsum([0, *lengths]).astype(numpy.int32) for lengths in (lengths_q, lengths_kv))

@@ -158,6 +158,22 @@ def test_varlen_is_attention_of_each_member(dtype, device):
             assert torch.equal(a[s], b_[0])
 
 
+@pytest.mark.parametrize("math", [False, True])
+def test_rows_behind_the_last_offset_belong_to_no_sequence(math):
+    q, k, v = (t.detach()[0] for t in reference.inputs(batch=1, len_q=23, len_kv=30))
+    cu_q, cu_kv = torch.tensor([0, 5, 22]), torch.tensor([0, 9, 26])
+    q[22:], k[26:], v[26:] = (float("nan"),) * 3
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    o, lse = tt.varlen_attention(*leaves, cu_q, cu_kv, causal="bottom-right", return_lse=True, math=math)
+    exact = [t[:n].clone().requires_grad_() for t, n in zip((q, k, v), (22, 26, 26))]
+    want, want_lse = tt.varlen_attention(*exact, cu_q, cu_kv, causal="bottom-right", return_lse=True, math=math)
+    assert torch.equal(o[:22], want) and torch.equal(lse[:, :22], want_lse)
+    assert (o[22:] == 0).all() and (lse[:, 22:] == float("-inf")).all()
+    got = torch.autograd.grad(o.sum() + lse[:, :22].sum(), leaves)
+    for a, b in zip(got, torch.autograd.grad(want.sum() + want_lse.sum(), exact)):
+        assert torch.equal(a[:len(b)], b) and (a[len(b):] == 0).all()
+
+
 def test_dropout_is_fixed_by_its_seed_and_drawn_without_one(device):
     q, k, v = reference.inputs(len_q=64, len_kv=64, device=device)
     a, b = (tt.attention(q, k, v, dropout_p=0.4, seed=s) for s in (11, torch.tensor(11)))
@@ -219,7 +235,7 @@ def test_lengths_that_are_no_lengths():
     q, k, v = (t.detach()[0] for t in reference.inputs(batch=1))
     good = torch.tensor([0, 10, 37], dtype=torch.int32)
     keys = torch.tensor([0, 20, 53], dtype=torch.int32)
-    for bad in ([0, 40, 37], [1, 10, 37], [0, 10, 36]):
+    for bad in ([0, 40, 37], [1, 10, 37], [0, 10, 38]):
         with pytest.raises(ValueError, match="cu_seqlens_q"):
             tt.varlen_attention(q, k, v, torch.tensor(bad, dtype=torch.int32), keys)
     with pytest.raises(ValueError, match="cu_seqlens_kv"):

@@ -4,6 +4,9 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <optional>
 
 namespace tessera::torch_ops {
@@ -14,6 +17,28 @@ Tensor empty_like_o(const Problem& p, TensorRef q, bool heads_first, std::int32_
     if (p.ragged) return empty(q, {p.total_q, p.heads_q, p.head_dim_v}, dtype);
     if (heads_first) return empty_heads_first(q, {p.batch, p.heads_q, p.len_q, p.head_dim_v}, dtype);
     return empty(q, {p.batch, p.len_q, p.heads_q, p.head_dim_v}, dtype);
+}
+
+/// Gives rows behind the last sequence of a ragged call O = 0 and LSE = -inf: no kernel writes them. On CUDA the host
+/// does not read the offsets.
+void fill_rows_behind(const Problem& p, const ForwardArgs& args) {
+    if (!p.ragged || args.q.device.type != DeviceType::cpu || p.total_q == 0) return;
+    const TensorView& cu = args.cu_seqlens_q;
+    if (cu.rank != 1 || cu.shape[0] <= p.batch || (cu.dtype != DType::int32 && cu.dtype != DType::int64))
+        return;  // an error of the call
+    const std::int64_t last =
+        cu.dtype == DType::int32 ? *cu.at<const std::int32_t>(p.batch) : *cu.at<const std::int64_t>(p.batch);
+    if (last < 0 || last >= p.total_q) return;
+    for (const TensorView* o : {&args.o, &args.o_residual}) {
+        if (!o->given() || o->size() == 0) continue;
+        const std::int64_t row = o->strides[0] * size_of(o->dtype);
+        std::memset(static_cast<char*>(o->data) + last * row, 0, static_cast<std::size_t>((p.total_q - last) * row));
+    }
+    for (std::int64_t h = 0; args.lse.given() && h < p.heads_q; ++h) {
+        if (args.lse.dtype == DType::fp64)
+            std::fill(args.lse.at<double>(h, last), args.lse.at<double>(h, p.total_q), -HUGE_VAL);
+        else std::fill(args.lse.at<float>(h, last), args.lse.at<float>(h, p.total_q), -HUGE_VALF);
+    }
 }
 
 /// Whether elements of the tensor share memory by a stride of 0.
@@ -43,6 +68,7 @@ Results run_forward(const Inputs& in, const Settings& settings, const Wanted& wa
         to.o_residual = empty_like_o(p, q, settings.heads_first, aoti_torch_dtype_int8());
         args.o_residual = rows_of("o_residual", to.o_residual, settings.heads_first);
     }
+    fill_rows_behind(p, args);
     const Copyable inputs[] = {{"q", in.q, &args.q}, {"k", in.k, &args.k}, {"v", in.v, &args.v}};
     run(p, Pass::forward, settings, inputs, args);
     if (wanted.residual && !args.o_residual.given()) to.o_residual = empty(q, {0}, aoti_torch_dtype_int8());

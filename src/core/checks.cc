@@ -8,6 +8,8 @@
 #include <array>
 #include <cmath>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "core/arguments.hpp"
 #include "core/batch.hpp"
@@ -143,8 +145,9 @@ void expect_dtype(const Problem& p, const char* name, const TensorView& t, DType
     }
 }
 
-/// Expects values from 0 to the total that never fall, and no sequence longer than the Problem's bound. Values on a
-/// CUDA device are left to the kernels, since reading them would wait for the device.
+/// Expects values from 0 up to the total at most that never fall, and no sequence longer than the Problem's bound: rows
+/// behind the last one belong to no sequence. Values on a CUDA device are left to the kernels, since reading them would
+/// wait for the device.
 void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, std::int64_t total,
                       std::int64_t longest) {
     if (t.device.type == DeviceType::cuda) return;
@@ -163,9 +166,6 @@ void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, s
             invalid(name, fmt::format("expected lengths up to {} (the Problem's bound), got {} at index {}", longest,
                                       end - begin, b + 1));
         }
-    }
-    if (!p.kv_lengths && cu_seqlen(t, p.batch) != total) {  // rows behind those of a call on a cache belong to nobody
-        invalid(name, fmt::format("expected the total {} at index {}, got {}", total, p.batch, cu_seqlen(t, p.batch)));
     }
 }
 
@@ -315,6 +315,22 @@ DType usual_dtype(const Problem& p, DTypeRule rule) {
         case DTypeRule::int32: return DType::int32;
     }
     return p.dtype;
+}
+
+void expect_tensor(const char* name, const TensorView& t, std::span<const std::int64_t> shape,
+                   std::span<const DType> dtypes) {
+    expect_shape(name, t, Shape(shape));
+    if (std::any_of(shape.begin(), shape.end(), [](std::int64_t n) { return n < 0; })) {
+        invalid(name, "expected sizes >= 0, got " + t.describe());
+    }
+    if (std::find(dtypes.begin(), dtypes.end(), t.dtype) == dtypes.end()) {
+        std::vector<std::string_view> names;
+        for (const DType dtype : dtypes) {
+            if (names.empty() || names.back() != name_of(dtype)) names.push_back(name_of(dtype));
+        }
+        invalid(name, fmt::format("expected dtype {}, got {}", fmt::join(names, " or "), name_of(t.dtype)));
+    }
+    expect_memory(name, t);
 }
 
 void check_tensors(const Problem& p, const ForwardArgs& args, const Device& device,

@@ -16,6 +16,11 @@ void check_tensors(const Problem& problem, const ForwardArgs& args, const Device
 void check_tensors(const Problem& problem, const BackwardArgs& args, const Device& device,
                    std::span<const std::byte> workspace = {});
 
+/// Throws Error(invalid_argument) unless the tensor has this shape, one of these dtypes, and memory that a tensor can
+/// have.
+void expect_tensor(const char* name, const TensorView& tensor, std::span<const std::int64_t> shape,
+                   std::span<const DType> dtypes);
+
 /// True when two views share a byte. Never false when they do; a pair of odd strides whose search would take longer
 /// than a call should counts as sharing, so that a rare interleaved pair is refused without need.
 bool may_overlap(const TensorView& a, const TensorView& b);

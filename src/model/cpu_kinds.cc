@@ -43,8 +43,8 @@ bool runs_few_queries(const Question& q) {
     const bool has_amx = q.machine.matrix_flop > kPartsPay * q.machine.fma_flop;
     if (q.schedule != Schedule::fa2 || has_amx) return false;
     if (q.pass == Pass::forward) return (stackable(p) ? p.group() : p.len_q) <= kFewQueries;
-    return p.len_q <= kFewQueries && p.group() * p.len_q <= kMostRows && p.softcap == 0 && !p.alibi && !p.sinks &&
-           !p.bias && p.dropout.probability == 0 && std::abs(p.effective_scale()) <= 1;
+    return p.len_q <= kFewQueries && p.group() * p.len_q <= kMostRows && p.softcap == 0 && !p.alibi && !p.bias &&
+           p.dropout.probability == 0 && std::abs(p.effective_scale()) <= 1;
 }
 
 bool runs_on_matrix_unit(const Question& q) {

@@ -6,6 +6,7 @@
 
 #include "cuda/host/kernel_table.hpp"
 #include "model/family.hpp"
+#include "model/live_keys.hpp"
 #include "model/parts.hpp"
 #include "schedule/grid.hpp"
 #include "tessera/error.hpp"
@@ -186,6 +187,7 @@ namespace tessera {
 
 std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
                                    const PredictOptions& options) {
+    if (problem.kv_lengths && pass == Pass::backward) return "a cache of keys has no gradient";
     if (auto reason = model::refusal_of_machine(problem, schedule, machine)) return reason;
     if (options.tile && (options.tile->block_q < 1 || options.tile->block_kv < 1))
         return fmt::format("expected a tile of at least 1 x 1, got {} x {}", options.tile->block_q,
@@ -213,12 +215,16 @@ Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const M
         throw Error(ErrorCode::unsupported, "schedule",
                     fmt::format("{} {}: {}", name_of(schedule), name_of(pass), *reason));
     Prediction prediction{.schedule = schedule, .pass = pass};
-    const model::Question question{problem, schedule, pass, machine, options};
+    const Problem on_live = model::on_live_keys(problem, options.sequences);
+    PredictOptions how = options;
+    if (!on_live.ragged) how.sequences.clear();  // of a cache whose sequences have as many queries each
+    const model::Question question{on_live, schedule, pass, machine, problem.kv_lengths ? how : options};
     const bool on_gpu = machine.kind == MachineKind::gpu;
     prediction.not_modelled =
         model::not_modelled(problem, on_gpu ? model::gpu_knows_dropout(question) : model::cpu_knows_dropout(question));
     if (on_gpu) model::predict_gpu(question, prediction);
     else model::predict_cpu(question, prediction);
+    if (problem.kv_lengths) prediction.memory.tensors += model::bytes_of_free_slots(problem, on_live);
     return prediction;
 }
 
@@ -226,7 +232,7 @@ std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass p
     const double capacity = std::min(machine.memory_gib * 1073741824.0, 0x1p56);
     const bool square = problem.len_q == problem.len_kv;
     const auto fits = [&](std::int64_t len) {
-        Problem p = problem;
+        Problem p = model::on_live_keys(problem, {});
         p.ragged = false;
         p.total_q = p.total_kv = 0;
         p.len_kv = len;

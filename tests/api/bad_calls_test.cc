@@ -235,8 +235,8 @@ TEST(BugFamilies, malformed_cu_seqlens_name_the_index_bug_64) {
         const char* index;
     };
     const Malformed rows[] = {{{1, 2, 2, 7}, "index 0"},  {{-1, 2, 2, 7}, "index 0"}, {{0, 3, 2, 7}, "index 2"},
-                              {{0, -1, 2, 7}, "index 1"}, {{0, 2, 2, 6}, "index 3"},  {{0, 2, 3, 8}, "index 3"},
-                              {{0, 6, 6, 7}, "index 1"},  {{0, 2, 7, 6}, "index 3"},  {{0, 0, 0, 7}, "index 3"}};
+                              {{0, -1, 2, 7}, "index 1"}, {{0, 2, 3, 8}, "index 3"},  {{0, 6, 6, 7}, "index 1"},
+                              {{0, 2, 7, 6}, "index 3"},  {{0, 0, 0, 7}, "index 3"}};
     for (const DType dtype : {DType::int32, DType::int64}) {
         const Case c = ragged_case(dtype);
         const Plan p = plan(c.problem, {.threads = 1});

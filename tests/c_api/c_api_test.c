@@ -237,6 +237,11 @@ static void test_struct_fields(void) {
                  "page_table:tensor "
                  "cache_batch_index:tensor left_padding:tensor") == 0);
     CHECK(strncmp(tessera_struct_fields("tessera_backward_args"), "struct_size:size_t q:tensor", 27) == 0);
+    CHECK(strcmp(tessera_struct_fields("tessera_append_args"),
+                 "struct_size:size_t rotary_interleaved:int32 reserved:int32 norm_eps:double k:tensor v:tensor "
+                 "k_cache:tensor v_cache:tensor slot_mapping:tensor kv_lengths:tensor page_table:tensor "
+                 "cache_batch_index:tensor cu_seqlens_k:tensor rotary_cos:tensor rotary_sin:tensor positions:tensor "
+                 "q:tensor q_positions:tensor q_out:tensor k_norm:tensor q_norm:tensor") == 0);
     CHECK(tessera_struct_fields("tessera_options") == NULL && tessera_struct_fields(NULL) == NULL);
 }
 
@@ -257,6 +262,29 @@ static void test_rank_0(const Fixture* f) {
     CHECK(memcmp(&f->out, &before, sizeof before) == 0);
 }
 
+/* New rows go to their slots, a row with slot -1 goes nowhere, and an error names its argument. */
+static void test_append(void) {
+    float k[3] = {1, 2, 3}, v[3] = {4, 5, 6}, k_cache[4] = {0}, v_cache[4] = {0};
+    int64_t slots[3] = {3, -1, 0};
+    tessera_append_args args = {.struct_size = sizeof args,
+                                .k = tensor(k, 3, 3, 1, 1, 0),
+                                .v = tensor(v, 3, 3, 1, 1, 0),
+                                .k_cache = tensor(k_cache, 4, 2, 2, 1, 1),
+                                .v_cache = tensor(v_cache, 4, 2, 2, 1, 1),
+                                .slot_mapping = tensor(slots, 1, 3, 0, 0, 0)};
+    CHECK(tessera_append(&args, NULL) == TESSERA_INVALID_ARGUMENT);
+    CHECK(strcmp(tessera_last_error_argument(), "slot_mapping") == 0);
+    CHECK(k_cache[3] == 0);
+    args.slot_mapping.dtype = TESSERA_INT64;
+    CHECK(tessera_append(&args, NULL) == TESSERA_OK);
+    CHECK(k_cache[0] == 3 && k_cache[1] == 0 && k_cache[2] == 0 && k_cache[3] == 1);
+    CHECK(v_cache[0] == 6 && v_cache[1] == 0 && v_cache[2] == 0 && v_cache[3] == 4);
+    CHECK(tessera_append(NULL, NULL) == TESSERA_INVALID_ARGUMENT);
+    args.rotary_interleaved = 2;
+    CHECK(tessera_append(&args, NULL) == TESSERA_INVALID_ARGUMENT);
+    CHECK(strcmp(tessera_last_error_argument(), "rotary_interleaved") == 0);
+}
+
 int main(void) {
     static Fixture f;
     CHECK(strcmp(tessera_last_error(), "") == 0 && strcmp(tessera_last_error_argument(), "") == 0);
@@ -267,6 +295,7 @@ int main(void) {
     test_newer_caller(&f);
     test_older_caller(&f);
     test_struct_fields();
+    test_append();
     test_rank_0(&f);
     test_describe(&f);
     test_names();

@@ -20,6 +20,7 @@ struct Call {
     Mask mask{};
     double scale = 0;
     bool dlse = false;
+    bool sinks = false;
 };
 void PrintTo(const Call& call, std::ostream* out) { *out << call.name; }
 
@@ -41,6 +42,9 @@ const Call kCalls[] = {
     {"large_lse", 4, 2, 64, 64, kCausal, 1},
     {"negative_scale", 4, 2, 40, 64, {}, -0.3},
     {"gradient_of_lse", 4, 2, 64, 64, kCausal, 0, true},
+    {"sinks", 4, 2, 64, 64, kCausal, 0, true, true},
+    {"sinks_without_keys", 4, 1, 32, 32, {.causal = Causal::top_left, .window_left = 2}, 0, true, true},
+    {"sinks_large_lse", 4, 2, 64, 64, kCausal, 1, false, true},
 };
 
 Problem problem_of(const Call& call, std::int64_t len_q, std::int64_t len_kv, DType dtype) {
@@ -48,6 +52,7 @@ Problem problem_of(const Call& call, std::int64_t len_q, std::int64_t len_kv, DT
     p.head_dim_v = call.head_dim_v;
     p.mask = call.mask;
     if (call.scale != 0) p.scale = call.scale;
+    p.sinks = call.sinks;
     return p;
 }
 
@@ -92,6 +97,9 @@ void expect_same(const Attention& x, const Attention& y) {
     EXPECT_EQ(others(x.dq, y.dq), 0) << "dQ, " << x.problem.describe();
     EXPECT_EQ(others(x.dk, y.dk), 0) << "dK, " << x.problem.describe();
     EXPECT_EQ(others(x.dv, y.dv), 0) << "dV, " << x.problem.describe();
+    if (x.problem.sinks) {
+        EXPECT_EQ(others(x.dsinks, y.dsinks), 0) << "dsinks, " << x.problem.describe();
+    }
 }
 
 template <class Body>
@@ -182,6 +190,7 @@ TEST_P(FewGradients, of_a_sequence_do_not_depend_on_its_neighbours) {
                                                GetParam().head_dim, dtype);
                 p.head_dim_v = GetParam().head_dim_v;
                 p.mask = GetParam().mask;
+                p.sinks = GetParam().sinks;
                 Attention batch(p, 1, lengths_q, lengths_kv);
                 batch.prepare_backward();
                 ASSERT_TRUE(batch.backward(kernel, {.threads = neighbour == 7 ? 16 : 1}));
@@ -192,6 +201,7 @@ TEST_P(FewGradients, of_a_sequence_do_not_depend_on_its_neighbours) {
                 Problem alone_of = check::make_problem(1, 8, 300, p.heads_q, p.heads_kv, p.head_dim, dtype);
                 alone_of.head_dim_v = p.head_dim_v;
                 alone_of.mask = p.mask;
+                alone_of.sinks = p.sinks;
                 Attention alone(alone_of);
                 const auto copy = [](const Tensor& from, std::int64_t first, Tensor& to) {
                     std::copy_n(

@@ -36,6 +36,8 @@ std::vector<std::string> parts_of(const std::string& text) {
 }
 
 constexpr std::string_view kDropout = "dropout ";  // prefix of a feature of a Record; the probability follows
+constexpr std::string_view kCache = "cache";       // a feature; " in pages of 16" may follow
+constexpr std::string_view kPages = "cache in pages of ";
 
 /// Parses a text of mask_text().
 Mask mask_of(const std::string& text) {
@@ -158,13 +160,14 @@ bool sums_delta(const Record& record, Schedule schedule, const model::Machine& m
            schedule != Schedule::standard && record.features.find("residual of O") == std::string::npos;
 }
 
-/// True if a prediction covers all features: a ragged batch with known sequence lengths, the residual of O, and, for
-/// some kernels, dropout.
+/// True if a prediction covers all features: a ragged batch with known sequence lengths, a cache, the residual of O,
+/// and, for some kernels, dropout.
 bool is_modelled(const Record& record) {
     const std::vector<std::string> parts = parts_of(record.features);
     return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
         const bool ragged = part.starts_with("ragged") && !record.lens_q.empty();
-        return ragged || part == "residual of O" || part.starts_with(kDropout);
+        const bool cache = part == kCache || part.starts_with(kPages);
+        return ragged || cache || part == "residual of O" || part.starts_with(kDropout);
     });
 }
 
@@ -267,7 +270,10 @@ Problem problem_of(const Record& record) {
     }
     for (const std::string& part : parts_of(record.features)) {
         if (part.starts_with(kDropout)) p.dropout.probability = std::strtod(part.c_str() + kDropout.size(), nullptr);
+        if (part.starts_with(kCache)) p.kv_lengths = true;
+        if (part.starts_with(kPages)) p.page_size = std::strtoll(part.c_str() + kPages.size(), nullptr, 10);
     }
+    if (p.kv_lengths) p.total_kv = 0;
     try {
         p.validate();
     } catch (const Error& error) {

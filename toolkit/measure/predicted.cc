@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "measure/accuracy.hpp"
+#include "model/live_keys.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::measure {
@@ -13,8 +14,10 @@ namespace {
 
 bool is_estimate(const model::Quantity& quantity) { return quantity.source.starts_with("estimate"); }
 
-/// Returns the bytes that every kernel must read: Q, K, V; in the backward also O, dO and the LSE.
-double input_bytes(const Record& r, const Problem& p) {
+/// Returns the bytes that every kernel must read: Q, K, V (of a cache: the keys of its sequences); in the backward also
+/// O, dO and the LSE.
+double input_bytes(const Record& r, const Problem& of_call) {
+    const Problem p = model::on_live_keys(of_call, sequences_of(r));
     const auto rows = [](std::int64_t batch, std::int64_t len, std::int64_t heads) {
         return static_cast<double>(batch) * static_cast<double>(len) * static_cast<double>(heads);
     };

@@ -17,6 +17,16 @@ std::int64_t visible_pairs(const Problem& problem, const TensorView& cu_seqlens_
     return pairs * problem.heads_q;
 }
 
+std::int64_t visible_pairs(const Problem& problem, const ForwardArgs& args) {
+    if (!problem.kv_lengths) return visible_pairs(problem, args.cu_seqlens_q, args.cu_seqlens_kv);
+    std::int64_t pairs = 0;
+    for (std::int64_t b = 0; b < problem.batch; ++b) {
+        const Sequence sequence = sequence_of(problem, args, b);
+        pairs += problem.mask.bind(sequence.len_q, sequence.len_kv).visible_pairs();
+    }
+    return pairs * problem.heads_q;
+}
+
 double flop(const Problem& problem, Pass pass, std::int64_t pairs) {
     const std::int64_t per_pair = pass == Pass::forward ? 2 * (problem.head_dim + problem.head_dim_v)
                                                         : 2 * (3 * problem.head_dim + 2 * problem.head_dim_v);

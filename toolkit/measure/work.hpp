@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "tessera/attention.hpp"
 #include "tessera/kernel.hpp"
 #include "tessera/problem.hpp"
 #include "tessera/tensor.hpp"
@@ -16,6 +17,9 @@ namespace tessera::measure {
 /// Problems only.
 std::int64_t visible_pairs(const Problem& problem, const TensorView& cu_seqlens_q = {},
                            const TensorView& cu_seqlens_kv = {});
+
+/// visible_pairs() of a forward call, whose K and V may be a cache.
+std::int64_t visible_pairs(const Problem& problem, const ForwardArgs& args);
 
 /// Returns the floating point operations of the GEMMs: forward 2 (d + dv) per pair (S = QK^T, O = PV); backward 2 (3 d
 /// + 2 dv) (S again, dP = dO V^T, dV, dQ, dK).

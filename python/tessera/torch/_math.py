@@ -64,10 +64,10 @@ def _attended(q, k, v, slopes, kept, a):
 
 
 def _bounds(name, cu_seqlens, total):
-    """The entries of cu_seqlens as numbers. Raises ValueError unless they rise from 0 to the total."""
+    """The entries of cu_seqlens as numbers. Raises ValueError unless they rise from 0, to the total at most."""
     bounds = cu_seqlens.tolist()
-    if bounds[:1] != [0] or bounds[-1] != total or sorted(bounds) != bounds:
-        raise ValueError(f"{name}: expected values that rise from 0 to the total {total}, got {bounds}")
+    if bounds[:1] != [0] or bounds[-1] > total or sorted(bounds) != bounds:
+        raise ValueError(f"{name}: expected values that rise from 0, to the total {total} at most, got {bounds}")
     return bounds
 
 
@@ -85,6 +85,9 @@ def _ragged(q, k, v, a):
         own = _attended(*of_sequence, slopes, kept_here, a)
         o.append(own[0][0].transpose(0, 1))
         lse.append(own[1][0])
+    behind = q.shape[0] - bounds_q[-1]  # rows of no sequence
+    o.append(q.new_zeros(behind, q.shape[1], v.shape[2]))
+    lse.append(q.new_full((q.shape[1], behind), float("-inf")))
     return torch.cat(o), torch.cat(lse, 1)
 
 

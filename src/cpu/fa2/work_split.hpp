@@ -96,6 +96,78 @@ void run_split_keys(const ForwardCall& call, const WorkSplit& work_split, std::i
     });
 }
 
+/// Sequences of a call whose keys are split although the call has panels for all threads. The lengths of its sequences
+/// differ, and a task of such a sequence would take longer than half of a thread's share of all chunks.
+struct LongSequences {
+    std::int64_t most;    ///< tasks that may be split; 0: none is, and the call may have no lengths of its own
+    std::int64_t* first;  // [batch]: number of a sequence's first task among those that are split; -1: it is not
+    std::int64_t* ends;   // take_task_ends()
+
+    LongSequences(Arena& arena, const Problem& p, const WorkSplit& work_split, bool allowed = true)
+        : most(allowed && own_lengths(p) && !work_split.split && work_split.threads > 1 && work_split.chunks > 1
+                   ? std::min<std::int64_t>(
+                         kSharesOfThread * work_split.threads,
+                         work_split.kv_heads * ceil_div(work_split.panels_per_kv_head, work_split.panels_per_task))
+                   : 0),
+          first(arena.take<std::int64_t>(most > 0 ? p.batch : 0)),
+          ends(most > 0 ? take_task_ends(arena, p) : nullptr) {}
+
+    /// Finds the sequences of a call. Fewer than `most` tasks have more chunks than that share.
+    void choose(const ForwardCall& call, const WorkSplit& work_split) const {
+        const Problem& p = call.plan.problem;
+        std::int64_t total = 0;
+        for (std::int64_t b = 0; b < p.batch; ++b) {
+            const Sequence m = sequence_of(call, b);
+            total += p.heads_kv * work_split.tasks_of(m) * work_split.chunks_of(m);
+        }
+        const std::int64_t share = std::max<std::int64_t>(1, total / (kSharesOfThread * work_split.threads));
+        std::int64_t next = 0;
+        for (std::int64_t b = 0; b < p.batch; ++b) {
+            const Sequence m = sequence_of(call, b);
+            const bool is_long = work_split.tasks_of(m) > 0 && work_split.chunks_of(m) > share;
+            first[b] = is_long ? next : -1;
+            if (is_long) next += p.heads_kv * work_split.tasks_of(m);
+        }
+    }
+    bool split(const Sequence& m) const { return first[m.batch] >= 0; }
+
+ private:
+    static constexpr std::int64_t kSharesOfThread = 2;
+};
+
+/// Runs the tasks of a call with LongSequences, of which choose() has been called: first chunk(kv_head, panels, number,
+/// chunk, worker) for each chunk of those that are split, and whole(kv_head, panels, worker) for the others; then
+/// merge(kv_head, panels, number, worker) for those that were split. number: of the task among those.
+template <class Whole, class Chunk, class Merge>
+void run_long_sequences(const ForwardCall& call, const WorkSplit& work_split, const LongSequences& long_sequences,
+                        std::int64_t* ends, const Whole& whole, const Chunk& chunk, const Merge& merge) {
+    const std::int64_t heads_kv = call.plan.problem.heads_kv;
+    const auto number_of = [&](const Sequence& m, std::int64_t kv_head, std::int64_t task) {
+        return long_sequences.first[m.batch] + kv_head % heads_kv * work_split.tasks_of(m) + task;
+    };
+    const HeadTasks chunks(call, heads_kv, ends, [&](const Sequence& m) {
+        return long_sequences.split(m) ? work_split.tasks_of(m) * work_split.chunks_of(m) : 0;
+    });
+    const HeadTasks others(call, heads_kv, long_sequences.ends,
+                           [&](const Sequence& m) { return long_sequences.split(m) ? 0 : work_split.tasks_of(m); });
+    call.parallel_for(chunks.total() + others.total(), work_split.threads, [&](std::int64_t index, int worker) {
+        const bool is_chunk = index < chunks.total();
+        const HeadTask task = is_chunk ? chunks.by_head(index) : others.by_head(index - chunks.total());
+        const Sequence m = sequence_of(call, task.head / heads_kv);
+        if (!is_chunk) return whole(task.head, work_split.panels_of_task(m, task.index), worker);
+        const std::int64_t of_task = work_split.chunks_of(m);
+        const std::int64_t at = task.index / of_task;
+        chunk(task.head, work_split.panels_of_task(m, at), number_of(m, task.head, at), task.index % of_task, worker);
+    });
+    const HeadTasks split(call, heads_kv, ends,
+                          [&](const Sequence& m) { return long_sequences.split(m) ? work_split.tasks_of(m) : 0; });
+    call.parallel_for(split.total(), work_split.threads, [&](std::int64_t index, int worker) {
+        const HeadTask task = split.by_head(index);
+        const Sequence m = sequence_of(call, task.head / heads_kv);
+        merge(task.head, work_split.panels_of_task(m, task.index), number_of(m, task.head, task.index), worker);
+    });
+}
+
 /// Merges the results of a panel's `chunks` in ascending order: partial(chunk) of those that are seen(chunk). The first
 /// becomes the total, later ones are merged by merge(total, next, chunk). Returns the total; it is not started if no
 /// chunk was seen.

@@ -10,6 +10,7 @@
 #include "cpu/matrix/few_queries.hpp"
 #include "cpu/matrix/units.hpp"
 #include "cpu/simd/exp.hpp"
+#include "cpu/simd/few_queries.hpp"
 #include "cpu/simd/simd.hpp"
 
 HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")
@@ -24,23 +25,20 @@ namespace {
 
 constexpr std::int64_t kKeys = 16;  // of a vector of scores
 
-/// Rows of K and V are prefetched this far ahead, as in simd/few_queries.cc.
-constexpr std::int64_t kRowsAhead = 32;
+using simd::kRowsAhead;
 
-/// 32 elements of a row, or the first `count` of them and 0 beyond. Prefetches `ahead` bytes after them; the address is
-/// an integer, since it may lie beyond the tensor, where a prefetch does nothing.
+/// 32 elements of a row, or the first `count` of them and 0 beyond. Prefetches those of the row at `ahead`, an integer,
+/// since it may lie beyond the tensor, where a prefetch does nothing.
 template <bool kWhole>
-HWY_INLINE __m512i read(const Bf16* at, std::int64_t count, std::int64_t ahead) {
-    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::intptr_t>(at) + ahead), 0, 2);
+HWY_INLINE __m512i read(const Bf16* at, std::int64_t count, std::intptr_t ahead) {
+    __builtin_prefetch(reinterpret_cast<const void*>(ahead), 0, 2);
     if constexpr (kWhole) return _mm512_loadu_si512(at);
     else return _mm512_maskz_loadu_epi16(first_elements(count), at);
 }
 
 const Bf16* row_of(const HeadRows& x, std::int64_t row) { return static_cast<const Bf16*>(x.at(row, 0)); }
 std::int64_t bytes_ahead(const HeadRows& x) { return kRowsAhead * x.row_stride * size_of(x.dtype); }
-
-/// Pairs of keys whose rows in pages are looked up together.
-constexpr std::int64_t kPagedPairs = 64;
+std::intptr_t address(const void* at) { return reinterpret_cast<std::intptr_t>(at); }
 
 HWY_INLINE __m512bh broadcast_pair(const Bf16* pair) {
     std::int32_t word;
@@ -48,12 +46,22 @@ HWY_INLINE __m512bh broadcast_pair(const Bf16* pair) {
     return from_bits(_mm512_set1_epi32(word));
 }
 
+/// 16 rows of keys and, in pages, the addresses of the rows to prefetch.
+struct KeyRows {
+    const Bf16* at[16];
+    std::intptr_t ahead[16];
+};
+
 /// sums += the products of 32 elements of head_dim, from c on, for kQueries queries and 16 keys.
-template <int kQueries, bool kWhole>
-HWY_INLINE void add_products(const RowScores& job, const Bf16* const (&rows)[16], std::int64_t c, std::int64_t ahead,
+template <int kQueries, bool kWhole, bool kPaged>
+HWY_INLINE void add_products(const RowScores& job, const KeyRows& rows, std::int64_t c, std::int64_t ahead,
                              __m512 (&sums)[kQueries]) {
     __m512i x[16];
-    TESSERA_UNROLL for (int r = 0; r < 16; ++r) x[r] = read<kWhole>(rows[r] + c, job.dim - c, ahead);
+    TESSERA_UNROLL for (int r = 0; r < 16; ++r) {
+        const std::intptr_t next =
+            kPaged ? rows.ahead[r] + c * std::intptr_t{sizeof(Bf16)} : address(rows.at[r] + c) + ahead;
+        x[r] = read<kWhole>(rows.at[r] + c, job.dim - c, next);
+    }
     transpose(x);
     const Bf16* q = job.q + c;
     TESSERA_UNROLL for (int j = 0; j < 16; ++j) {
@@ -62,17 +70,20 @@ HWY_INLINE void add_products(const RowScores& job, const Bf16* const (&rows)[16]
     }
 }
 
-template <int kQueries>
+template <int kQueries, bool kPaged>
 HWY_NOINLINE void scores_of(const RowScores& by_reference) {
     // Two vectors of keys hide the latency of one query's sums.
     constexpr int kBlocks = kQueries == 1 ? 2 : 1;
     const RowScores job = by_reference;  // stores of scores do not alias a copy
     const std::int64_t ahead = bytes_ahead(job.k);
     for (std::int64_t key = 0; key < job.keys; key += kBlocks * kKeys) {
-        const Bf16* rows[kBlocks][16];
+        KeyRows rows[kBlocks];
         for (int b = 0; b < kBlocks; ++b) {
-            for (int r = 0; r < 16; ++r)  // the last key again in place of keys beyond it
-                rows[b][r] = row_of(job.k, job.first + std::min(job.keys - 1, key + b * kKeys + r));
+            for (int r = 0; r < 16; ++r) {  // the last key again in place of keys beyond it
+                const std::int64_t row = std::min(job.keys - 1, key + b * kKeys + r);
+                rows[b].at[r] = kPaged ? static_cast<const Bf16*>(job.rows[row]) : row_of(job.k, job.first + row);
+                if (kPaged) rows[b].ahead[r] = address(job.rows[row + kRowsAhead]);
+            }
         }
         __m512 sums[kBlocks][kQueries];
         TESSERA_UNROLL for (int b = 0; b < kBlocks; ++b) {
@@ -81,11 +92,11 @@ HWY_NOINLINE void scores_of(const RowScores& by_reference) {
         std::int64_t c = 0;
         for (; c + kTileDepth <= job.dim; c += kTileDepth) {
             TESSERA_UNROLL for (int b = 0; b < kBlocks; ++b)
-                add_products<kQueries, true>(job, rows[b], c, ahead, sums[b]);
+                add_products<kQueries, true, kPaged>(job, rows[b], c, ahead, sums[b]);
         }
         if (c < job.dim) {
             TESSERA_UNROLL for (int b = 0; b < kBlocks; ++b)
-                add_products<kQueries, false>(job, rows[b], c, ahead, sums[b]);
+                add_products<kQueries, false, kPaged>(job, rows[b], c, ahead, sums[b]);
         }
         TESSERA_UNROLL for (int i = 0; i < kQueries; ++i) {
             TESSERA_UNROLL for (int b = 0; b < kBlocks; ++b)
@@ -95,10 +106,10 @@ HWY_NOINLINE void scores_of(const RowScores& by_reference) {
 }
 
 /// sums[i, c] = or += the products of pairs [begin, end) of keys, for kTiles x 32 columns of kQueries queries. With
-/// kSum, sums of P too. rows: null, or the addresses of the rows of these pairs, which lie in pages.
+/// kSum, sums of P too. rows: null, or the addresses of the rows from these pairs on, which lie in pages.
 template <int kQueries, int kTiles, bool kSum, bool kWhole>
 HWY_INLINE void value_block(const RowValues& job, const Bf16* p, std::int64_t begin, std::int64_t end,
-                            std::int64_t column, const Bf16* const* rows, float* sums, std::int64_t stride,
+                            std::int64_t column, const void* const* rows, float* sums, std::int64_t stride,
                             float* of_p) {
     const __m512bh ones = from_bits(_mm512_set1_epi32(0x3F803F80));
     const std::int64_t p_stride = job.p_stride;
@@ -112,15 +123,18 @@ HWY_INLINE void value_block(const RowValues& job, const Bf16* p, std::int64_t be
             begin > 0 ? _mm512_loadu_ps(sums + i * stride + column + 16 * c) : _mm512_setzero_ps();
         if constexpr (kSum) p_sum[i] = begin > 0 ? _mm512_loadu_ps(of_p + 16 * i) : _mm512_setzero_ps();
     }
-    const auto add_pair = [&](std::int64_t pair, const Bf16* v, const Bf16* next, auto is_whole_pair) {
+    // ahead_even, ahead_odd: the rows to prefetch
+    const auto add_pair = [&](std::int64_t pair, const Bf16* v, const Bf16* next, std::intptr_t ahead_even,
+                              std::intptr_t ahead_odd, auto is_whole_pair) {
         __m512bh weight[kQueries];
         TESSERA_UNROLL for (int i = 0; i < kQueries; ++i) {
             weight[i] = broadcast_pair(p + i * p_stride + 2 * pair);
             if constexpr (kSum) p_sum[i] = _mm512_dpbf16_ps(p_sum[i], weight[i], ones);
         }
         TESSERA_UNROLL for (int tile = 0; tile < kTiles; ++tile) {
-            const __m512i even = read<kWhole>(v + 32 * tile, count, ahead);
-            const __m512i odd = is_whole_pair() ? read<kWhole>(next + 32 * tile, count, ahead) : _mm512_setzero_si512();
+            const __m512i even = read<kWhole>(v + 32 * tile, count, ahead_even + 64 * tile);
+            const __m512i odd =
+                is_whole_pair() ? read<kWhole>(next + 32 * tile, count, ahead_odd + 64 * tile) : _mm512_setzero_si512();
             const __m512bh low = from_bits(_mm512_unpacklo_epi16(even, odd));
             const __m512bh high = from_bits(_mm512_unpackhi_epi16(even, odd));
             TESSERA_UNROLL for (int i = 0; i < kQueries; ++i) {
@@ -132,13 +146,15 @@ HWY_INLINE void value_block(const RowValues& job, const Bf16* p, std::int64_t be
     const Bf16* v = rows != nullptr ? nullptr : row_of(job.v, job.first + 2 * begin) + column;
     const std::int64_t whole = std::min(end, job.keys / 2);
     for (std::int64_t pair = begin; rows == nullptr && pair < whole; ++pair, v += 2 * row)
-        add_pair(pair, v, v + row, std::true_type());
+        add_pair(pair, v, v + row, address(v) + ahead, address(v + row) + ahead, std::true_type());
+    const auto row_at = [&](std::int64_t i) { return static_cast<const Bf16*>(rows[i]) + column; };
     for (std::int64_t pair = begin; rows != nullptr && pair < whole; ++pair) {
-        const Bf16* const* at = rows + 2 * (pair - begin);
-        add_pair(pair, at[0] + column, at[1] + column, std::true_type());
+        const std::int64_t i = 2 * (pair - begin);
+        add_pair(pair, row_at(i), row_at(i + 1), address(row_at(i + kRowsAhead)), address(row_at(i + kRowsAhead + 1)),
+                 std::true_type());
     }
-    if (rows != nullptr && whole < end) v = rows[2 * (whole - begin)] + column;
-    if (whole < end) add_pair(whole, v, nullptr, std::false_type());
+    if (rows != nullptr && whole < end) v = row_at(2 * (whole - begin));
+    if (whole < end) add_pair(whole, v, nullptr, address(v), address(v), std::false_type());
     TESSERA_UNROLL for (int i = 0; i < kQueries; ++i) {
         TESSERA_UNROLL for (int c = 0; c < 2 * kTiles; ++c)
             _mm512_storeu_ps(sums + i * stride + column + 16 * c, sum[i][c]);
@@ -174,20 +190,13 @@ HWY_NOINLINE bool values_of(const RowValues& job, std::int64_t query) {
     const Bf16* p = job.p + query * job.p_stride;
     const std::int64_t pairs = (job.keys + 1) / 2;
     // If O is more than one block wide, some keys at a time: their rows of V stay in the L1 cache for all blocks.
-    const std::int64_t at_once = job.dim > 32 * kTiles ? 8 : job.v.paged() ? kPagedPairs : pairs;
-    const Bf16* rows[2 * kPagedPairs];
+    const std::int64_t at_once = job.dim > 32 * kTiles ? 8 : pairs;
     for (std::int64_t begin = 0; begin < pairs; begin += at_once) {
         const std::int64_t end = std::min(pairs, begin + at_once);
-        if (job.v.paged()) {
-            const std::int64_t keys = std::min(job.keys, 2 * end) - 2 * begin;
-            for_each_run(job.v, job.first + 2 * begin, keys, [&](const void* address, std::int64_t i, std::int64_t n) {
-                for (std::int64_t r = 0; r < n; ++r)
-                    rows[i + r] = static_cast<const Bf16*>(address) + r * job.v.row_stride;
-            });
-        }
         std::int64_t column = 0;
         const auto run = [&](auto tiles, auto sum, auto whole) {
-            value_block<kQueries, tiles(), sum(), whole()>(job, p, begin, end, column, job.v.paged() ? rows : nullptr,
+            value_block<kQueries, tiles(), sum(), whole()>(job, p, begin, end, column,
+                                                           job.rows != nullptr ? job.rows + 2 * begin : nullptr,
                                                            sums[0], kMaxDim, of_p[0]);
             column += 32 * tiles();
         };
@@ -210,18 +219,21 @@ HWY_NOINLINE bool values_of(const RowValues& job, std::int64_t query) {
     return finite;
 }
 
-void row_scores(const RowScores& job) {
+template <bool kPaged>
+void scores(const RowScores& job) {
     switch (job.queries) {
-        case 1: return scores_of<1>(job);
-        case 2: return scores_of<2>(job);
-        case 3: return scores_of<3>(job);
-        case 4: return scores_of<4>(job);
-        case 5: return scores_of<5>(job);
-        case 6: return scores_of<6>(job);
-        case 7: return scores_of<7>(job);
-        default: return scores_of<8>(job);
+        case 1: return scores_of<1, kPaged>(job);
+        case 2: return scores_of<2, kPaged>(job);
+        case 3: return scores_of<3, kPaged>(job);
+        case 4: return scores_of<4, kPaged>(job);
+        case 5: return scores_of<5, kPaged>(job);
+        case 6: return scores_of<6, kPaged>(job);
+        case 7: return scores_of<7, kPaged>(job);
+        default: return scores_of<8, kPaged>(job);
     }
 }
+
+void row_scores(const RowScores& job) { job.rows != nullptr ? scores<true>(job) : scores<false>(job); }
 
 /// sum += the weights of each tile: those of its even keys, one after another, plus those of its odd keys. The chains
 /// of several tiles hide the latency.

@@ -21,7 +21,8 @@ struct RowScores {
     const Bf16* q = nullptr;  ///< [queries, q_stride], padded with 0 to a multiple of 32
     std::int64_t q_stride = 0;
     std::int64_t queries = 0;
-    HeadRows k;  ///< contiguous rows
+    HeadRows k;                         ///< contiguous rows
+    const void* const* rows = nullptr;  ///< in pages: the addresses of keys and kRowsAhead rows from `first` on
     std::int64_t first = 0;
     std::int64_t keys = 0;
     std::int64_t dim = 0;
@@ -46,7 +47,8 @@ struct RowValues {
     const Bf16* p = nullptr;  // [queries, p_stride]
     std::int64_t p_stride = 0;
     std::int64_t queries = 0;
-    HeadRows v;  ///< contiguous rows
+    HeadRows v;                         ///< contiguous rows
+    const void* const* rows = nullptr;  ///< as in RowScores
     std::int64_t first = 0;
     std::int64_t keys = 0;
     std::int64_t dim = 0;

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "core/numeric.hpp"
 #include "cpu/steps/call.hpp"
 
 namespace tessera::cpu {
@@ -18,11 +19,12 @@ struct SinkRow {
 };
 
 /// exp(sink - lse) of query i, the weight of its sink before it is multiplied by the row's norm; 0 without sinks.
-inline double sink_weight(const Head& head, std::int64_t i, float lse) {
-    if (head.sinks.data == nullptr) return 0;
-    const auto sink = static_cast<double>(*static_cast<const float*>(head.sinks.at(i, 0)));
+inline double sink_weight(const HeadRows& sinks, std::int64_t i, float lse) {
+    if (sinks.data == nullptr) return 0;
+    const auto sink = static_cast<double>(*static_cast<const float*>(sinks.at(i, 0)));
     return std::exp(sink - static_cast<double>(lse));
 }
+inline double sink_weight(const Head& head, std::int64_t i, float lse) { return sink_weight(head.sinks, i, lse); }
 
 /// Writes dsinks, where it is wanted. row_of(head, i): the SinkRow of query i. One task sums a head in fp64, over the
 /// sequences and their queries in ascending order.

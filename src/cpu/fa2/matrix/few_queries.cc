@@ -110,14 +110,23 @@ class RowsTask {
         return sums;
     }
 
+    /// The addresses of these rows and of those that are prefetched with them; null for rows that are not in pages.
+    const void* const* addresses(const HeadRows& x, const Range& keys, const void** to) const {
+        if (!x.paged()) return nullptr;
+        simd::row_addresses(x, keys.begin, keys.size() + simd::kRowsAhead, sequence().len_kv, to);
+        return to;
+    }
+
     /// Scores and weights of all rows, with m and l of this block. o_ becomes the rows of O.
     void compute_weights(const Range& keys, std::span<simd::PanelSums> sums) {
         const HeadRows& k = panels_.front().work().head.k;
+        const void* const* rows_of_k = addresses(k, keys, scratch_.k_rows);
         for (std::int64_t row = 0; row < rows(); row += matrix::kMostRows) {
             run_.primitives.of_rows->row_scores({.q = scratch_.q + row * depth(),
                                                  .q_stride = depth(),
                                                  .queries = std::min(matrix::kMostRows, rows() - row),
                                                  .k = k,
+                                                 .rows = rows_of_k,
                                                  .first = keys.begin,
                                                  .keys = keys.size(),
                                                  .dim = g_.head_dim,
@@ -146,12 +155,15 @@ class RowsTask {
     }
 
     bool add_values(const Range& keys) const {
+        const HeadRows& v = panels_.front().work().head.v;
+        const void* const* rows_of_v = addresses(v, keys, scratch_.v_rows);
         bool finite = true;
         for (std::int64_t row = 0; row < rows(); row += matrix::kMostRows) {
             finite = run_.primitives.of_rows->row_values({.p = scratch_.p + row * g_.block_kv_rows(),
                                                           .p_stride = g_.block_kv_rows(),
                                                           .queries = std::min(matrix::kMostRows, rows() - row),
-                                                          .v = panels_.front().work().head.v,
+                                                          .v = v,
+                                                          .rows = rows_of_v,
                                                           .first = keys.begin,
                                                           .keys = keys.size(),
                                                           .dim = g_.head_dim_v,
@@ -199,53 +211,96 @@ class RowsTask {
     std::vector<float*> o_;            // per row, of the current block
 };
 
-void run_whole(const ForwardRun& run) {
-    run_unsplit(run.call, run.work_split, run.workspace.ends, [&](std::int64_t kv_head, Range panels, int worker) {
-        RowsTask task(run, kv_head, panels, worker);
-        if (task.empty()) return;
-        const matrix::Session session(run.primitives);
-        task.load_queries();
-        std::vector<simd::PanelSums> totals = task.totals();
-        std::vector<simd::PanelSums> next = task.of_block();
+/// Runs a task that owns its panels from the first key to the last.
+void run_task(const ForwardRun& run, std::int64_t kv_head, Range panels, int worker) {
+    RowsTask task(run, kv_head, panels, worker);
+    if (task.empty()) return;
+    const matrix::Session session(run.primitives);
+    task.load_queries();
+    std::vector<simd::PanelSums> totals = task.totals();
+    std::vector<simd::PanelSums> next = task.of_block();
+    for (std::int64_t block = 0; block < run.work_split.chunks_of(task.sequence()); ++block) {
+        task.run_block(block, next);
+        for (std::size_t i = 0; i < task.panels(); ++i) task.merge(i, totals[i], next[i]);
+    }
+    for (std::size_t i = 0; i < task.panels(); ++i) task.finish(i, totals[i]);
+}
+
+/// Runs one block of keys of a task; partial(task, i) is the memory for the result of its panel i.
+template <class Partial>
+void run_block(const ForwardRun& run, std::int64_t kv_head, Range panels, std::int64_t block, const Partial& partial,
+               int worker) {
+    RowsTask task(run, kv_head, panels, worker);
+    if (task.empty()) return;
+    const matrix::Session session(run.primitives);
+    task.load_queries();
+    std::vector<simd::PanelSums> sums;
+    for (std::size_t i = 0; i < task.panels(); ++i) sums.push_back(partial(task, i));
+    task.run_block(block, sums);
+}
+
+/// Merges the blocks of the panels of a task; partial(i, block) is the result of panel i.
+template <class Partial>
+void merge_blocks(const ForwardRun& run, std::int64_t kv_head, Range panels, const Partial& partial, int worker) {
+    RowsTask task(run, kv_head, panels, worker);
+    if (task.empty()) return;
+    const matrix::Session session(run.primitives);
+    for (std::size_t i = 0; i < task.panels(); ++i) {
+        simd::PanelSums total = task.totals()[i];
         for (std::int64_t block = 0; block < run.work_split.chunks_of(task.sequence()); ++block) {
-            task.run_block(block, next);
-            for (std::size_t i = 0; i < task.panels(); ++i) task.merge(i, totals[i], next[i]);
+            simd::PanelSums next = partial(i, block);
+            next.started = task.sees(i, block);
+            task.merge(i, total, next);
         }
-        for (std::size_t i = 0; i < task.panels(); ++i) task.finish(i, totals[i]);
-    });
+        task.finish(i, total);
+    }
+}
+
+void run_whole(const ForwardRun& run) {
+    run_unsplit(run.call, run.work_split, run.workspace.ends,
+                [&](std::int64_t kv_head, Range panels, int worker) { run_task(run, kv_head, panels, worker); });
 }
 
 void run_split(const ForwardRun& run) {
-    const auto run_block = [&](std::int64_t kv_head, Range panels, std::int64_t block, int worker) {
-        RowsTask task(run, kv_head, panels, worker);
-        if (task.empty()) return;
-        const matrix::Session session(run.primitives);
-        task.load_queries();
-        std::vector<simd::PanelSums> sums;
-        for (std::size_t i = 0; i < task.panels(); ++i) sums.push_back(run.partial(kv_head, task.index(i), block));
-        task.run_block(block, sums);
+    const auto block_of = [&](std::int64_t kv_head, Range panels, std::int64_t block, int worker) {
+        const auto partial = [&](const RowsTask& task, std::size_t i) {
+            return run.partial(kv_head, task.index(i), block);
+        };
+        run_block(run, kv_head, panels, block, partial, worker);
     };
     const auto merge = [&](std::int64_t kv_head, std::int64_t panel, int worker) {
-        RowsTask task(run, kv_head, {panel, panel + 1}, worker);
-        if (task.empty()) return;
-        const matrix::Session session(run.primitives);
-        simd::PanelSums total = task.totals()[0];
-        for (std::int64_t block = 0; block < run.work_split.chunks_of(task.sequence()); ++block) {
-            simd::PanelSums next = run.partial(kv_head, panel, block);
-            next.started = task.sees(0, block);
-            task.merge(0, total, next);
-        }
-        task.finish(0, total);
+        const auto partial = [&](std::size_t, std::int64_t block) { return run.partial(kv_head, panel, block); };
+        merge_blocks(run, kv_head, {panel, panel + 1}, partial, worker);
     };
     run_split_keys(
         run.call, run.work_split, run.workspace.ends, [&](const Sequence& m) { return run.work_split.panels_of(m); },
-        run_block, merge);
+        block_of, merge);
+}
+
+void run_long(const ForwardRun& run) {
+    run.workspace.long_sequences.choose(run.call, run.work_split);
+    run_long_sequences(
+        run.call, run.work_split, run.workspace.long_sequences, run.workspace.ends,
+        [&](std::int64_t kv_head, Range panels, int worker) { run_task(run, kv_head, panels, worker); },
+        [&](std::int64_t kv_head, Range panels, std::int64_t number, std::int64_t block, int worker) {
+            const auto partial = [&](const RowsTask&, std::size_t i) {
+                return run.partial_of_task(number, static_cast<std::int64_t>(i), block);
+            };
+            run_block(run, kv_head, panels, block, partial, worker);
+        },
+        [&](std::int64_t kv_head, Range panels, std::int64_t number, int worker) {
+            const auto partial = [&](std::size_t i, std::int64_t block) {
+                return run.partial_of_task(number, static_cast<std::int64_t>(i), block);
+            };
+            merge_blocks(run, kv_head, panels, partial, worker);
+        });
 }
 
 }  // namespace
 
 void forward_few_queries(const ForwardRun& run) {
     if (run.work_split.split) run_split(run);
+    else if (run.workspace.long_sequences.most > 0) run_long(run);
     else run_whole(run);
 }
 

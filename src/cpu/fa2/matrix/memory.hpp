@@ -7,6 +7,7 @@
 
 #include "cpu/fa2/work_split.hpp"
 #include "cpu/matrix/few_queries.hpp"
+#include "cpu/simd/few_queries.hpp"
 #include "cpu/steps/matrix/step.hpp"
 
 namespace tessera::cpu::fa2::matrix_path {
@@ -35,6 +36,9 @@ struct ForwardWorkSplit : WorkSplit {
         panels_per_task = std::clamp<std::int64_t>(panels_per_kv_head, 1, panels_per_task);
         from_memory = keys > threads * kCachePerThread;
     }
+
+    /// Is there memory for the partial results of two tasks for each thread?
+    bool partials_of_tasks_fit(const Problem& p, const matrix::Layout& g) const;
 
  private:
     /// The number of tasks of `panels` panels each.
@@ -81,6 +85,12 @@ inline std::int64_t sums_floats(const matrix::Layout& g) { return (2 + value_row
 
 inline double ForwardWorkSplit::bytes_of_partials(const matrix::Layout& g) const {
     return static_cast<double>(panels()) * static_cast<double>(chunks * sums_floats(g)) * sizeof(float);
+}
+
+inline bool ForwardWorkSplit::partials_of_tasks_fit(const Problem& p, const matrix::Layout& g) const {
+    const double sums = 2.0 * threads * static_cast<double>(panels_per_task) * static_cast<double>(chunks);
+    const double bytes = sums * static_cast<double>(sums_floats(g)) * sizeof(float);
+    return bytes <= std::max(kMostPartials, bytes_of_keys(p));
 }
 
 /// The data of a step between its pipeline stages; two steps are in flight.
@@ -184,11 +194,13 @@ struct DecodeScratch {
 
 /// Memory of one worker with few_queries(). Rows are the queries of all panels of a task.
 struct FewQueriesScratch {
-    DecodeScratch decode;                     // first, as ForwardRun::decode_scratch() expects
-    Bf16* q;                                  // [rows, depth]
-    float* s;                                 // [rows, block_kv]
-    Bf16* p;                                  // [rows, block_kv]
-    float* row;                               // [head_dim_v]
+    DecodeScratch decode;  // first, as ForwardRun::decode_scratch() expects
+    Bf16* q;               // [rows, depth]
+    float* s;              // [rows, block_kv]
+    Bf16* p;               // [rows, block_kv]
+    float* row;            // [head_dim_v]
+    const void** k_rows;   // [block_kv + kRowsAhead]: addresses of rows in pages
+    const void** v_rows;
     std::array<float*, kMaxPanels> totals{};  // per panel: sums
     std::array<float*, kMaxPanels> blocks{};  // per panel: sums
 
@@ -198,6 +210,8 @@ struct FewQueriesScratch {
         s = arena.take<float>(rows, g.block_kv_rows());
         p = arena.take<Bf16>(rows, g.block_kv_rows());
         row = arena.take<float>(g.v_stride);
+        k_rows = arena.take<const void*>(g.block_kv + simd::kRowsAhead);
+        v_rows = arena.take<const void*>(g.block_kv + simd::kRowsAhead);
         for (std::size_t i = 0; i < static_cast<std::size_t>(work_split.panels_per_task); ++i) {
             totals[i] = arena.take<float>(sums_floats(g));
             blocks[i] = arena.take<float>(sums_floats(g));
@@ -207,14 +221,18 @@ struct FewQueriesScratch {
 
 struct ForwardWorkspace {
     std::int64_t* ends = nullptr;  // take_task_ends()
-    float* partials = nullptr;     // [kv_heads, panels_per_kv_head, chunks, sums], used if keys are split
-    WorkerMemory workers;          // a PanelsScratch, DecodeScratch or FewQueriesScratch each
+    LongSequences long_sequences;  // of few_queries()
+    /// [kv_heads, panels_per_kv_head, chunks, sums] if keys are split, or
+    /// [long_sequences.most, panels_per_task, chunks, sums]
+    float* partials = nullptr;
+    WorkerMemory workers;  // a PanelsScratch, DecodeScratch or FewQueriesScratch each
 
     ForwardWorkspace(Arena& arena, const Problem& p, const matrix::Layout& g, const ForwardWorkSplit& work_split)
-        : ends(take_task_ends(arena, p)) {
-        if (work_split.split) {
-            partials = arena.take<float>(work_split.panels(), work_split.chunks, sums_floats(g));
-        }
+        : ends(take_task_ends(arena, p)),
+          long_sequences(arena, p, work_split, few_queries(p, g) && work_split.partials_of_tasks_fit(p, g)) {
+        const std::int64_t split =
+            work_split.split ? work_split.panels() : long_sequences.most * work_split.panels_per_task;
+        partials = arena.take<float>(split, work_split.chunks, sums_floats(g));
         workers = WorkerMemory(arena, work_split.threads, [&](Arena& one) {
             if (few_queries(p, g)) FewQueriesScratch(one, g, work_split);
             else if (queries_as_rows(work_split, g)) DecodeScratch(one, g);

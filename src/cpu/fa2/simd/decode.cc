@@ -9,97 +9,10 @@
 #include <cmath>
 #include <vector>
 
-#include "cpu/fa2/simd/task.hpp"
-#include "cpu/simd/few_queries.hpp"
-#include "cpu/steps/simd/step.hpp"
+#include "cpu/fa2/simd/decode_memory.hpp"
 
 namespace tessera::cpu::fa2::simd_path {
 namespace {
-
-/// The sizes of a call's rows.
-struct RowsLayout {
-    std::int64_t rows;      ///< at most, of a task
-    std::int64_t lanes;     ///< of the state of these rows
-    std::int64_t s_stride;  ///< floats of one row of scores
-    std::int64_t o_stride;  ///< of O
-
-    RowsLayout(const Geometry& g, const WorkSplit& work_split)
-        : rows(std::min(work_split.panels_per_task, work_split.panels_per_kv_head) * g.block_q),
-          lanes(simd::padded(rows)),
-          s_stride(simd::padded(g.block_kv)),
-          o_stride(g.v_stride) {}
-
-    /// Floats of the sums of a task's rows: m, l [lanes], O [rows, o_stride].
-    std::int64_t sums_floats() const { return 2 * lanes + rows * o_stride; }
-};
-
-/// A view of such sums.
-simd::PanelSums sums_in(float* memory, const RowsLayout& layout, const Geometry& g) {
-    simd::PanelSums sums(nullptr, g);
-    if (memory == nullptr) return sums;
-    sums.state = {memory, memory + layout.lanes};
-    sums.o = memory + 2 * layout.lanes;
-    return sums;
-}
-
-/// Memory of one worker.
-struct DecodeScratch {
-    simd::TileScratch tiles;  // with queries in the lanes, for score rules and overflows
-    float* q;                 // [rows, k_stride]
-    float* s;                 // [rows, s_stride]
-    float* factors;           // [rows, s_stride], of dropout
-    float* rescale;           // [lanes]
-    float* total;             // sums
-    float* chunk;             // sums
-    float* q_t;               // [head_dim, g.lanes]
-    float* spare_o;           // [head_dim_v, g.lanes]
-    simd::PanelSums panel;
-    const void** k_rows;  // [block_kv + kRowsAhead]: addresses of rows in pages
-    const void** v_rows;
-
-    DecodeScratch(Arena& arena, const Geometry& g, const RowsLayout& layout)
-        : tiles(arena, g),
-          q(arena.take<float>(layout.rows, g.k_stride)),
-          s(arena.take<float>(layout.rows, layout.s_stride)),
-          factors(arena.take<float>(layout.rows, layout.s_stride)),
-          rescale(arena.take<float>(layout.lanes)),
-          total(arena.take<float>(layout.sums_floats())),
-          chunk(arena.take<float>(layout.sums_floats())),
-          q_t(arena.take<float>(g.head_dim, g.lanes)),
-          spare_o(arena.take<float>(g.head_dim_v, g.lanes)),
-          panel(arena, g),
-          k_rows(arena.take<const void*>(g.block_kv + simd::kRowsAhead)),
-          v_rows(arena.take<const void*>(g.block_kv + simd::kRowsAhead)) {}
-};
-
-/// A call with its sizes and memory.
-struct DecodeRun {
-    const ForwardCall& call;
-    Geometry g;
-    WorkSplit work_split;
-    RowsLayout layout;
-    std::int64_t* ends;  // of tasks
-    WorkerMemory workers;
-    float* partials = nullptr;  // [kv_heads, panels_per_kv_head, chunks, sums], only if keys are split
-
-    DecodeRun(const ForwardCall& c, Arena& arena)
-        : call(c),
-          g(c.plan),
-          work_split(work_split_of(c.plan, g)),
-          layout(g, work_split),
-          ends(take_task_ends(arena, c.plan.problem)),
-          workers(arena, work_split.threads, [&](Arena& one) { DecodeScratch(one, g, layout); }) {
-        if (work_split.split)
-            partials = arena.take<float>(work_split.panels(), work_split.chunks, layout.sums_floats());
-    }
-    DecodeScratch scratch(int worker) const {
-        Arena memory = workers.arena(worker);
-        return {memory, g, layout};
-    }
-    simd::PanelSums partial(std::int64_t kv_head, std::int64_t panel, std::int64_t chunk) const {
-        return sums_in(partials + work_split.partial(kv_head, panel, chunk) * layout.sums_floats(), layout, g);
-    }
-};
 
 /// The rows of some panels of one kv head.
 class DecodeTask {
@@ -306,51 +219,80 @@ class DecodeTask {
     std::vector<Range> seen_;  // of each row, in the current tile
 };
 
-void run_whole(const DecodeRun& run) {
-    run_unsplit(run.call, run.work_split, run.ends, [&](std::int64_t kv_head, Range panels, int worker) {
-        DecodeTask task(run, kv_head, panels, worker);
-        if (task.empty()) return;
-        TileTally tally(run.call);
-        if (run.call.counters != nullptr) task.count_skipped_tiles(tally);
-        task.load_queries();
-        simd::PanelSums total = task.total();
-        for (std::int64_t chunk = task.keys().begin / kChunk; chunk * kChunk < task.keys().end; ++chunk) {
-            if (!total.started) {
-                task.run_chunk(chunk, total, tally);
-                continue;
-            }
-            simd::PanelSums next = task.of_chunk();
-            task.run_chunk(chunk, next, tally);
-            if (next.started) task.merge(total, next);
+/// Runs a task that owns its panels from the first key to the last.
+void run_task(const DecodeRun& run, std::int64_t kv_head, Range panels, int worker) {
+    DecodeTask task(run, kv_head, panels, worker);
+    if (task.empty()) return;
+    TileTally tally(run.call);
+    if (run.call.counters != nullptr) task.count_skipped_tiles(tally);
+    task.load_queries();
+    simd::PanelSums total = task.total();
+    for (std::int64_t chunk = task.keys().begin / kChunk; chunk * kChunk < task.keys().end; ++chunk) {
+        if (!total.started) {
+            task.run_chunk(chunk, total, tally);
+            continue;
         }
-        task.finish(total);
-    });
+        simd::PanelSums next = task.of_chunk();
+        task.run_chunk(chunk, next, tally);
+        if (next.started) task.merge(total, next);
+    }
+    task.finish(total);
+}
+
+/// Runs one chunk of keys of a task. The result goes to `sums`.
+void run_chunk(const DecodeRun& run, std::int64_t kv_head, Range panels, std::int64_t chunk, simd::PanelSums sums,
+               int worker) {
+    DecodeTask task(run, kv_head, panels, worker);
+    if (task.empty()) return;
+    TileTally tally(run.call);
+    if (run.call.counters != nullptr && chunk == 0) task.count_skipped_tiles(tally);
+    if (!task.sees(chunk)) return;
+    task.load_queries();
+    task.run_chunk(chunk, sums, tally);
+}
+
+/// Merges the chunks of a task; partial(chunk) is the result of one.
+template <class Partial>
+void merge_task(const DecodeRun& run, std::int64_t kv_head, Range panels, const Partial& partial, int worker) {
+    DecodeTask task(run, kv_head, panels, worker);
+    if (task.empty()) return;
+    const Sequence sequence = sequence_of(run.call, kv_head / run.call.plan.problem.heads_kv);
+    simd::PanelSums total = merge_chunks(
+        run.work_split.chunks_of(sequence), task.total(), [&](std::int64_t chunk) { return task.sees(chunk); }, partial,
+        [&](simd::PanelSums& into, const simd::PanelSums& next, std::int64_t) { task.merge(into, next); });
+    task.finish(total);
+}
+
+void run_whole(const DecodeRun& run) {
+    run_unsplit(run.call, run.work_split, run.ends,
+                [&](std::int64_t kv_head, Range panels, int worker) { run_task(run, kv_head, panels, worker); });
 }
 
 void run_split(const DecodeRun& run) {
-    const auto run_chunk = [&](std::int64_t kv_head, Range panels, std::int64_t chunk, int worker) {
-        DecodeTask task(run, kv_head, panels, worker);
-        if (task.empty()) return;
-        TileTally tally(run.call);
-        if (run.call.counters != nullptr && chunk == 0) task.count_skipped_tiles(tally);
-        if (!task.sees(chunk)) return;
-        task.load_queries();
-        simd::PanelSums sums = run.partial(kv_head, panels.begin, chunk);
-        task.run_chunk(chunk, sums, tally);
+    const auto chunk_of = [&](std::int64_t kv_head, Range panels, std::int64_t chunk, int worker) {
+        run_chunk(run, kv_head, panels, chunk, run.partial(kv_head, panels.begin, chunk), worker);
     };
     const auto merge = [&](std::int64_t kv_head, std::int64_t panel, int worker) {
-        DecodeTask task(run, kv_head, {panel, panel + 1}, worker);
-        if (task.empty()) return;
-        const Sequence sequence = sequence_of(run.call, kv_head / run.call.plan.problem.heads_kv);
-        simd::PanelSums total = merge_chunks(
-            run.work_split.chunks_of(sequence), task.total(), [&](std::int64_t chunk) { return task.sees(chunk); },
-            [&](std::int64_t chunk) { return run.partial(kv_head, panel, chunk); },
-            [&](simd::PanelSums& into, const simd::PanelSums& next, std::int64_t) { task.merge(into, next); });
-        task.finish(total);
+        const auto partial = [&](std::int64_t chunk) { return run.partial(kv_head, panel, chunk); };
+        merge_task(run, kv_head, {panel, panel + 1}, partial, worker);
     };
     run_split_keys(
-        run.call, run.work_split, run.ends, [&](const Sequence& m) { return run.work_split.panels_of(m); }, run_chunk,
+        run.call, run.work_split, run.ends, [&](const Sequence& m) { return run.work_split.panels_of(m); }, chunk_of,
         merge);
+}
+
+void run_long(const DecodeRun& run) {
+    run.long_sequences.choose(run.call, run.work_split);
+    run_long_sequences(
+        run.call, run.work_split, run.long_sequences, run.ends,
+        [&](std::int64_t kv_head, Range panels, int worker) { run_task(run, kv_head, panels, worker); },
+        [&](std::int64_t kv_head, Range panels, std::int64_t number, std::int64_t chunk, int worker) {
+            run_chunk(run, kv_head, panels, chunk, run.partial(number, chunk), worker);
+        },
+        [&](std::int64_t kv_head, Range panels, std::int64_t number, int worker) {
+            const auto partial = [&](std::int64_t chunk) { return run.partial(number, chunk); };
+            merge_task(run, kv_head, panels, partial, worker);
+        });
 }
 
 }  // namespace
@@ -367,6 +309,7 @@ void decode(const ForwardCall& call) {
     Arena arena(call.workspace);
     const DecodeRun run(call, arena);
     if (run.work_split.split) run_split(run);
+    else if (run.long_sequences.most > 0) run_long(run);
     else run_whole(run);
 }
 

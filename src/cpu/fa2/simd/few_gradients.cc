@@ -18,6 +18,7 @@
 #include "cpu/simd/few_queries.hpp"
 #include "cpu/simd/masked_matmul.hpp"
 #include "cpu/steps/simd/gradient.hpp"
+#include "cpu/steps/sinks.hpp"
 
 namespace tessera::cpu::fa2::simd_path {
 namespace {
@@ -71,7 +72,7 @@ class FewTask {
     /// Completes delta, as GradientMemory::sum_delta() does.
     void finish_delta() const {
         for (std::int64_t r = 0; r < rows_; ++r) {
-            double weights = 0;
+            double weights = weight_of_sink(r) * static_cast<double>(norm_of(r));
             double products = 0;
             for (std::int64_t j = 0; j < tiles(); ++j) {
                 if (!sees(j)) continue;
@@ -119,8 +120,25 @@ class FewTask {
         }
     }
 
+    /// Keeps what dsinks is computed from. delta is complete.
+    void keep_sinks() const {
+        for (std::int64_t r = 0; run_.sinks != nullptr && r < rows_; ++r) {
+            const std::int64_t query_head = head_.query_head + r / sequence_.len_q;
+            run_.sinks_of(sequence_.batch, query_head)[r % sequence_.len_q] = {memory_.lse[r], norm_of(r),
+                                                                               memory_.delta[r]};
+        }
+    }
+
  private:
     float scale() const { return static_cast<float>(p_.effective_scale()); }
+    /// The factor of P of a row.
+    float norm_of(std::int64_t row) const { return memory_.norm[rows_] == 0 ? 1.0F : memory_.norm[row]; }
+    /// The weight of a row's sink, without that factor.
+    double weight_of_sink(std::int64_t row) const {
+        if (!p_.sinks) return 0;
+        const HeadRows sinks = sink_rows(run_.call.args.sinks, head_.query_head + row / sequence_.len_q);
+        return sink_weight(sinks, row % sequence_.len_q, memory_.lse[row]);
+    }
     float* kept(float* memory, std::int64_t j) const { return memory + j * run_.layout.rows * run_.layout.s_stride; }
     float* sums(std::int64_t j) const { return memory_.sums + j * 2 * run_.layout.rows; }
     float* dq_of(std::int64_t j) const { return memory_.dq + j * run_.layout.rows * g_.k_stride; }
@@ -186,6 +204,7 @@ class FewTask {
         memory_.norm[rows_] = 0;
         if (std::none_of(memory_.lse, memory_.lse + rows_, inexact_lse)) return;
         std::vector<double> weights(static_cast<std::size_t>(rows_));
+        for (std::int64_t r = 0; r < rows_; ++r) weights[static_cast<std::size_t>(r)] = weight_of_sink(r);
         for (std::int64_t j = 0; j < tiles(); ++j) {
             if (!look_at(j)) continue;
             scores(keys_of(j), scratch_.p);
@@ -307,7 +326,7 @@ void count(const FewRun& run) {
 bool takes_few_gradients(const Plan& plan) {
     const Problem& p = plan.problem;
     const bool on_amx = matrix::packing_pays(p.dtype) && matrix::unit() == matrix::Unit::amx;
-    const bool scaled_only = p.softcap == 0 && !p.alibi && !p.sinks && !p.bias && !p.bias_gradient &&
+    const bool scaled_only = p.softcap == 0 && !p.alibi && !p.bias && !p.bias_gradient &&
                              !(p.dropout.probability > 0) && std::abs(p.effective_scale()) <= 1;
     return !on_amx && scaled_only && p.group() > 0 && p.group() <= kMostRows &&
            plan.tile.block_q >= std::min(p.len_q, kFewQueries) && plan.tile.block_kv <= simd::kMostRowKeys;
@@ -334,6 +353,7 @@ void few_gradients(const BackwardCall& call) {
             if (run.layout.sums_delta) task.finish_delta();
             for (std::int64_t j = 0; j < task.tiles(); ++j) task.gradients(j);
             task.store_queries();
+            task.keep_sinks();
         });
     } else {
         for_each_head(run, [](FewTask& task) { task.prepare(); });
@@ -342,7 +362,15 @@ void few_gradients(const BackwardCall& call) {
             for_each_head(run, [](FewTask& task) { task.finish_delta(); });
         }
         for_each_tile(run, [](FewTask& task, std::int64_t j) { task.gradients(j); });
-        for_each_head(run, [](FewTask& task) { task.store_queries(); });
+        for_each_head(run, [](FewTask& task) {
+            task.store_queries();
+            task.keep_sinks();
+        });
+    }
+    if (run.sinks != nullptr) {
+        store_sink_gradients(call, [&](const Head& head, std::int64_t i) {
+            return run.sinks_of(head.sequence.batch, head.query_head)[i];
+        });
     }
     if (call.counters != nullptr) count(run);
 }

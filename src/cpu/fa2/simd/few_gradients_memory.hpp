@@ -6,8 +6,10 @@
 #include <algorithm>
 
 #include "core/arena.hpp"
+#include "cpu/fa2/simd/few_gradients.hpp"
 #include "cpu/fa2/simd/task.hpp"
 #include "cpu/steps/simd/gradient.hpp"
+#include "cpu/steps/sinks.hpp"
 
 namespace tessera::cpu::fa2::simd_path {
 
@@ -109,10 +111,14 @@ struct FewScratch {
           dq_total(arena.take<double>(layout.in_parts ? layout.rows : 0, layout.g.k_stride)) {}
 };
 
+/// Beside longer sequences another kernel has computed dsinks, which are sums over all sequences.
+inline bool takes_sinks(const Plan& plan) { return plan.problem.sinks && takes_only_few_gradients(plan); }
+
 /// A call with its sizes and memory.
 struct FewRun {
     const BackwardCall& call;
     FewLayout layout;
+    SinkRow* sinks;      // [batch, heads_q, block_q], if the call's dsinks are computed here; otherwise null
     std::int64_t* ends;  // of tasks
     WorkerMemory heads;  // of slots
     WorkerMemory workers;
@@ -120,9 +126,15 @@ struct FewRun {
     FewRun(const BackwardCall& c, Arena& arena)
         : call(c),
           layout(c.plan),
+          sinks(takes_sinks(c.plan)
+                    ? arena.take<SinkRow>(c.plan.problem.batch, c.plan.problem.heads_q, layout.g.block_q)
+                    : nullptr),
           ends(take_task_ends(arena, c.plan.problem)),
           heads(arena, static_cast<int>(layout.slots), [&](Arena& one) { HeadMemory(one, layout); }),
           workers(arena, layout.threads, [&](Arena& one) { FewScratch(one, layout); }) {}
+    SinkRow* sinks_of(std::int64_t batch, std::int64_t query_head) const {
+        return sinks + (batch * call.plan.problem.heads_q + query_head) * layout.g.block_q;
+    }
     HeadMemory head(std::int64_t slot) const {
         Arena memory = heads.arena(static_cast<int>(slot));
         return {memory, layout};

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/append.hpp"
+
+namespace tessera {
+
+/// Where a row of k and v goes.
+struct CachePlace {
+    std::int64_t index = -1;    ///< page or slot of the cache; -1: the row is not written
+    std::int64_t row = 0;       ///< row in it
+    std::int64_t position = 0;  ///< of the rotary embedding
+
+    bool exists() const { return index >= 0; }
+};
+
+struct AppendPlaces {
+    std::vector<CachePlace> of_keys;       ///< of every row of k
+    std::vector<std::int64_t> of_queries;  ///< the position of every row of q in the rotary embedding
+};
+
+/// Checks everything that can be wrong with a call of append() and finds the place of each row. Throws
+/// Error(invalid_argument) naming the tensor, Error(unsupported) for tensors on a CUDA device.
+AppendPlaces checked_places(const AppendArgs& args, const AppendOptions& options);
+
+}  // namespace tessera
