@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// append(): new rows of K and V go into a cache, and queries are turned with them.
+// append(): new rows of K and V go into a cache, and queries are turned with them. On the CPU; cuda/append for CUDA.
 #include "tessera/append.hpp"
 
 #include <fmt/format.h>
@@ -14,6 +14,11 @@
 #include "core/float_mode.hpp"
 #include "core/numeric.hpp"
 #include "parallel.hpp"
+#include "tessera/error.hpp"
+
+#if defined(TESSERA_HAS_CUDA)
+#include "cuda/append/append.hpp"
+#endif
 
 namespace tessera {
 namespace {
@@ -167,6 +172,15 @@ int worthwhile_threads(const AppendArgs& args, int most) {
 }  // namespace
 
 void append(const AppendArgs& args, const AppendOptions& options, const Execution& how) {
+    if (args.k.given() && args.k.device.type == DeviceType::cuda) {
+        check_append(args, options);
+#if defined(TESSERA_HAS_CUDA)
+        cuda::append(args, options, how.stream);
+        return;
+#else
+        throw Error(ErrorCode::unsupported, "k", "expected a tensor in host memory: this build has no CUDA kernels");
+#endif
+    }
     const DefaultFloatMode mode;
     const AppendPlaces places = checked_places(args, options);
     const Appending appending(args, options, places);

@@ -29,6 +29,10 @@ void expect_nothing(const char* name, const TensorView& t, const char* why) {
     if (t.given()) invalid(name, fmt::format("expected nothing {}, got {}", why, t.describe()));
 }
 
+std::string text_of(const Device& device) {
+    return device.type == DeviceType::cpu ? "the CPU" : fmt::format("CUDA device {}", device.index);
+}
+
 /// The sizes of new rows of one tensor.
 struct Rows {
     std::int64_t count;
@@ -56,8 +60,9 @@ class Checks {
         expect_given("v", a_.v, "");
         for (const AppendTensor& t : kAppendTensors) {
             const TensorView& view = a_.*t.view;
-            if (!view.given() || view.device.type == DeviceType::cpu) continue;
-            throw Error(ErrorCode::unsupported, t.name, "expected a tensor in host memory: append() runs on the CPU");
+            if (!view.given() || view.device == a_.k.device) continue;
+            invalid(t.name, fmt::format("expected a tensor on {}, the device of k, got one on {}", text_of(a_.k.device),
+                                        text_of(view.device)));
         }
         check_rows();
         check_places();
@@ -116,7 +121,7 @@ class Checks {
             expect_nothing("cu_seqlens_k", a_.cu_seqlens_k, "with k [batch, len, heads, head_dim]");
         } else {
             expect("cu_seqlens_k", a_.cu_seqlens_k, {batch + 1}, {DType::int32, DType::int64});
-            check_cu_seqlens(batch);
+            if (a_.k.device.type == DeviceType::cpu) check_cu_seqlens(batch);
         }
         if (a_.page_table.given()) {
             expect_nothing("cache_batch_index", a_.cache_batch_index, "with page_table");
@@ -246,8 +251,10 @@ void expect_position(const AppendArgs& a, const char* name, std::int64_t row, st
 
 }  // namespace
 
+void check_append(const AppendArgs& args, const AppendOptions& options) { Checks(args).run(options); }
+
 AppendPlaces checked_places(const AppendArgs& args, const AppendOptions& options) {
-    Checks(args).run(options);
+    check_append(args, options);
     AppendPlaces places;
     places.of_keys.resize(static_cast<std::size_t>(rows_of("k", args.k).count));
     const auto place = [&](std::int64_t row) -> CachePlace& { return places.of_keys[static_cast<std::size_t>(row)]; };

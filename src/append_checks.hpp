@@ -22,8 +22,11 @@ struct AppendPlaces {
     std::vector<std::int64_t> of_queries;  ///< the position of every row of q in the rotary embedding
 };
 
-/// Checks everything that can be wrong with a call of append() and finds the place of each row. Throws
-/// Error(invalid_argument) naming the tensor, Error(unsupported) for tensors on a CUDA device.
+/// Checks the shapes, dtypes, devices and memory of a call of append(), and on the CPU cu_seqlens_k. Throws
+/// Error(invalid_argument) naming the tensor.
+void check_append(const AppendArgs& args, const AppendOptions& options);
+
+/// check_append(), and the place of each row, for tensors in host memory.
 AppendPlaces checked_places(const AppendArgs& args, const AppendOptions& options);
 
 }  // namespace tessera

@@ -9,7 +9,7 @@ using namespace tessera;
 static_assert(sizeof(tessera_append_args) ==
               offsetof(tessera_append_args, k) + kAppendTensors.size() * sizeof(tessera_tensor));
 
-tessera_status tessera_append(const tessera_append_args* args, const tessera_options* options) {
+tessera_status tessera_append(const tessera_append_args* args, const tessera_options* options, void* stream) {
     return guarded([&] {
         const tessera_append_args a = read_struct("args", args);
         if (a.rotary_interleaved != 0 && a.rotary_interleaved != 1) {
@@ -24,6 +24,6 @@ tessera_status tessera_append(const tessera_append_args* args, const tessera_opt
         if (a.norm_eps != 0) how.norm_eps = a.norm_eps;
         const tessera_options run = read_options(options);
         how.threads = run.threads;
-        append(tensors, how, execution_of(run, nullptr));
+        append(tensors, how, execution_of(run, stream));
     });
 }

@@ -46,8 +46,10 @@ struct AppendOptions {
 
 /// Writes new rows of K and V into a cache in place and, with q, the queries that belong to them to q_out. Rows without
 /// a norm and without a rotary embedding keep their bits; all others are computed in fp64 and rounded once. Everything
-/// is validated first: a call that throws has changed nothing. It runs on the CPU.
-/// Throws Error(invalid_argument) naming the tensor, Error(unsupported) for tensors on a CUDA device.
+/// is validated first: a call that throws has changed nothing. All tensors are on one device. On a CUDA device the work
+/// is queued on how.stream, the host reads no slots, lengths, offsets or positions, and positions past rotary_cos are
+/// turned as its nearest row. Throws Error(invalid_argument) naming the tensor, Error(unsupported) for a dtype that
+/// CUDA does not take.
 void append(const AppendArgs& args, const AppendOptions& options = {}, const Execution& how = {});
 
 }  // namespace tessera

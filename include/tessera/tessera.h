@@ -353,9 +353,9 @@ tessera_status tessera_predict_on(const tessera_problem* problem, const tessera_
                                   const tessera_machine* machine, tessera_prediction* prediction);
 
 /* Writes new rows of K and V into a cache in place, at slots or at lengths, with rotary embedding and RMS norm of k and
- * q where they are wanted (tessera/append.hpp says where each row goes). A row without a place is not written. It runs
- * on the CPU; `options` says on how many threads of whose. */
-tessera_status tessera_append(const tessera_append_args* args, const tessera_options* options);
+ * q where they are wanted (tessera/append.hpp says where each row goes). A row without a place is not written.
+ * `options` says on how many threads of whose; `stream` is the cudaStream_t of tensors on a CUDA device. */
+tessera_status tessera_append(const tessera_append_args* args, const tessera_options* options, void* stream);
 
 /* Computes O = attention(Q, K, V), and LSE. `workspace` may be null when workspace_bytes is 0 and nothing is needed;
  * what the call needs of it (tessera_workspace_bytes) may not overlap a tensor. With TESSERA_BACKEND_CUDA all tensors

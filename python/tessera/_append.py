@@ -8,14 +8,14 @@ from typing import Any
 from . import _native
 from ._arrays import borrow, expect
 from ._problem import integer, number
-from ._results import finished, output
+from ._results import dlpack_stream, finished, output, stream_of, working_on
 
 
 def append_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, *, slot_mapping: Any = None, kv_lengths: Any = None,
               page_table: Any = None, cache_batch_index: Any = None, cu_seqlens_k: Any = None, rotary_cos: Any = None,
               rotary_sin: Any = None, rotary_interleaved: bool = False, positions: Any = None, q: Any = None,
               q_positions: Any = None, k_norm: Any = None, q_norm: Any = None, norm_eps: float = 1e-6,
-              out_q: Any = None, threads: int | None = None) -> Any:
+              out_q: Any = None, threads: int | None = None, stream: int | None = None) -> Any:
     """Writes new rows of K and V into a cache of keys, in place. Returns q turned as k is, or None without q.
 
     k: [batch, len, heads_kv, head_dim] or [total, heads_kv, head_dim]; v alike with head_dim_v. k_cache, v_cache:
@@ -35,9 +35,11 @@ def append_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, *, slot_mapping: Any =
     those of k. out_q: an array for the result, which may be q itself.
     k_norm, q_norm: [head_dim], weights of an RMS norm of each head's row before it is turned, with norm_eps (Qwen 3).
     threads: number of threads; default: one per core that this process may use.
+    stream: a cudaStream_t as a number, for arrays on CUDA; default: the current stream of the arrays' library. The host
+        reads no slots, lengths or positions there.
 
     Rows that are neither turned nor normed keep their bits; all others are computed in float64 and rounded once. Raises
-    ValueError naming the argument, and tessera.Unsupported for arrays on CUDA; nothing is written then.
+    ValueError naming the argument; nothing is written then.
     """
     args, options = _native.sized(_native.AppendArgs), _native.sized(_native.Options)
     if not norm_eps > 0:
@@ -48,15 +50,19 @@ def append_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, *, slot_mapping: Any =
                   cache_batch_index=cache_batch_index, cu_seqlens_k=cu_seqlens_k, rotary_cos=rotary_cos,
                   rotary_sin=rotary_sin, positions=positions, q=q, q_positions=q_positions, k_norm=k_norm,
                   q_norm=q_norm)
-    borrowed = {name: borrow(name, array) for name, array in arrays.items() if array is not None}
-    borrowed.update({name: borrow(name, array, written=True) for name, array in
+    on_cuda = hasattr(k, "__dlpack_device__") and int(k.__dlpack_device__()[0]) == _native.CUDA
+    stream = stream_of(k, stream) if on_cuda else None
+    of_dlpack = None if stream is None else dlpack_stream(stream)
+    borrowed = {name: borrow(name, array, of_dlpack) for name, array in arrays.items() if array is not None}
+    borrowed.update({name: borrow(name, array, of_dlpack, written=True) for name, array in
                      (("k_cache", k_cache), ("v_cache", v_cache))})
     turned = None
     if q is not None or out_q is not None:
         like = borrowed.get("q", borrowed["k"])
-        turned = borrowed["q_out"] = output("out_q", out_q, like, like.shape, like.dtype, None)
+        with working_on(like, stream):
+            turned = borrowed["q_out"] = output("out_q", out_q, like, like.shape, like.dtype, stream)
     for name, array in borrowed.items():
         setattr(args, name, array.tensor())
     names = {"q_out": "out_q"}
-    _native.check(_native.library().tessera_append(ctypes.byref(args), ctypes.byref(options)), names)
+    _native.check(_native.library().tessera_append(ctypes.byref(args), ctypes.byref(options), stream), names)
     return None if turned is None else finished(turned, borrowed["q"], out_q)

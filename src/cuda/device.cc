@@ -45,6 +45,11 @@ const Devices& devices() {
     return all;
 }
 
+std::string memory_text(const cudaPointerAttributes& memory) {
+    if (memory.type == cudaMemoryTypeDevice) return fmt::format("memory of CUDA device {}", memory.device);
+    return "host memory";
+}
+
 }  // namespace
 
 std::optional<std::string> unavailable(const Device& device) {
@@ -84,6 +89,20 @@ void check(cudaError_t status, const char* what) {
         code = ErrorCode::device_unavailable;
     }
     throw Error(code, "", fmt::format("CUDA, {}: {}", what, cudaGetErrorString(status)));
+}
+
+void expect_device_memory(const char* name, const void* data, const Device& device) {
+    cudaPointerAttributes memory{};
+    check(cudaPointerGetAttributes(&memory, data), "attributes of an address");
+    if (memory.type == cudaMemoryTypeManaged) return;
+    if (memory.type == cudaMemoryTypeDevice && memory.device == device.index) return;
+    throw Error(
+        ErrorCode::invalid_argument, name,
+        fmt::format("expected memory of CUDA device {}, got {} at {}", device.index, memory_text(memory), data));
+}
+
+void expect_device_memory(const char* name, const TensorView& tensor, const Device& device) {
+    if (tensor.given() && tensor.size() > 0) expect_device_memory(name, tensor.data, device);
 }
 
 CurrentDevice::CurrentDevice(const Device& device) : chosen_(device.index) {

@@ -42,6 +42,11 @@ std::string target(const Device& device);
 /// Throws an Error "CUDA, `what`: the runtime's words" unless `status` is cudaSuccess.
 void check(cudaError_t status, const char* what);
 
+/// Expects memory of the device: on other memory a kernel would fault, and so would every later CUDA call of the
+/// process. Throws Error(invalid_argument) naming the tensor.
+void expect_device_memory(const char* name, const void* data, const Device& device);
+void expect_device_memory(const char* name, const TensorView& tensor, const Device& device);
+
 /// Sets the calling thread's device for the lifetime of this object, and restores the previous one.
 class CurrentDevice {
  public:

@@ -272,16 +272,16 @@ static void test_append(void) {
                                 .k_cache = tensor(k_cache, 4, 2, 2, 1, 1),
                                 .v_cache = tensor(v_cache, 4, 2, 2, 1, 1),
                                 .slot_mapping = tensor(slots, 1, 3, 0, 0, 0)};
-    CHECK(tessera_append(&args, NULL) == TESSERA_INVALID_ARGUMENT);
+    CHECK(tessera_append(&args, NULL, NULL) == TESSERA_INVALID_ARGUMENT);
     CHECK(strcmp(tessera_last_error_argument(), "slot_mapping") == 0);
     CHECK(k_cache[3] == 0);
     args.slot_mapping.dtype = TESSERA_INT64;
-    CHECK(tessera_append(&args, NULL) == TESSERA_OK);
+    CHECK(tessera_append(&args, NULL, NULL) == TESSERA_OK);
     CHECK(k_cache[0] == 3 && k_cache[1] == 0 && k_cache[2] == 0 && k_cache[3] == 1);
     CHECK(v_cache[0] == 6 && v_cache[1] == 0 && v_cache[2] == 0 && v_cache[3] == 4);
-    CHECK(tessera_append(NULL, NULL) == TESSERA_INVALID_ARGUMENT);
+    CHECK(tessera_append(NULL, NULL, NULL) == TESSERA_INVALID_ARGUMENT);
     args.rotary_interleaved = 2;
-    CHECK(tessera_append(&args, NULL) == TESSERA_INVALID_ARGUMENT);
+    CHECK(tessera_append(&args, NULL, NULL) == TESSERA_INVALID_ARGUMENT);
     CHECK(strcmp(tessera_last_error_argument(), "rotary_interleaved") == 0);
 }
 

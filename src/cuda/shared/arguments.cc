@@ -15,27 +15,6 @@
 namespace tessera::cuda {
 namespace {
 
-std::string memory_text(const cudaPointerAttributes& memory) {
-    if (memory.type == cudaMemoryTypeDevice) return fmt::format("memory of CUDA device {}", memory.device);
-    return "host memory";
-}
-
-/// Expects memory of the device. On other memory a kernel would fault, and so would every later CUDA call of the
-/// process.
-void expect_device_memory(const char* name, const void* data, const Device& device) {
-    cudaPointerAttributes memory{};
-    check(cudaPointerGetAttributes(&memory, data), "attributes of an address");
-    if (memory.type == cudaMemoryTypeManaged) return;
-    if (memory.type == cudaMemoryTypeDevice && memory.device == device.index) return;
-    throw Error(
-        ErrorCode::invalid_argument, name,
-        fmt::format("expected memory of CUDA device {}, got {} at {}", device.index, memory_text(memory), data));
-}
-
-void expect_device_memory(const char* name, const TensorView& tensor, const Device& device) {
-    if (tensor.given() && tensor.size() > 0) expect_device_memory(name, tensor.data, device);
-}
-
 template <class Args>
 void expect_device_memory(const Call<Args>& call) {
     for (const TensorArgument<Args>& argument : kTensors<Args>)
