@@ -13,6 +13,7 @@ from __future__ import annotations
 import typing
 
 from ._attention import attention, attention_backward
+from ._merge import merge
 from ._native import DeviceUnavailable, Unsupported
 from ._plan import Plan, Prediction, Refusal, plan, predict
 from ._problem import Spec
@@ -24,7 +25,7 @@ if typing.TYPE_CHECKING:
 
 __version__: str  # of the library, which is loaded for it
 
-__all__ = ["attention", "attention_backward", "plan", "predict", "Plan", "Prediction", "Refusal", "Spec",
+__all__ = ["attention", "attention_backward", "merge", "plan", "predict", "Plan", "Prediction", "Refusal", "Spec",
            "DeviceUnavailable", "Unsupported"]
 
 # Modules that need another package, or are seldom needed, are imported at their first use: tessera.torch, say.

@@ -190,12 +190,12 @@ def test_varlen_on_pages(used):
 @pytest.mark.parametrize("function,names", [
     (flash_attn.flash_attn_with_kvcache,
      "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table "
-     "softmax_scale causal window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse"),
+     "softmax_scale causal window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse s_aux"),
     (flash_attn_3.flash_attn_with_kvcache,
      "q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table "
      "cu_seqlens_q cu_seqlens_k_new max_seqlen_q rotary_seqlens q_descale k_descale v_descale softmax_scale causal "
      "window_size attention_chunk softcap rotary_interleaved scheduler_metadata num_splits pack_gqa sm_margin "
-     "return_softmax_lse")], ids=["2.8", "3"])
+     "return_softmax_lse s_aux")], ids=["2.8", "3"])
 def test_signatures(function, names):
     assert list(inspect.signature(function).parameters) == names.split()
 
@@ -204,11 +204,13 @@ def test_signatures(function, names):
     (dict(qv=torch.zeros(1)), NotImplementedError, "^qv: "),
     (dict(attention_chunk=8), NotImplementedError, "^attention_chunk: "),
     (dict(k_descale=torch.ones(1)), NotImplementedError, "^k_descale: "),
-    (dict(scheduler_metadata=torch.ones(1)), NotImplementedError, "^scheduler_metadata: "),
     (dict(k=torch.zeros(2, 1, 4, 32)), RuntimeError, "^v: expected a tensor"),
     (dict(rotary_cos=torch.zeros(9, 16), rotary_sin=torch.zeros(9, 16)), RuntimeError, "^rotary_cos: .* without new"),
     (dict(cache_seqlens=torch.zeros(3, dtype=torch.int32)), RuntimeError, r"^cache_seqlens: expected shape \(2,\)"),
     (dict(cache_batch_idx=torch.tensor([0, 7])), RuntimeError, "^cache_batch_idx: expected slots from 0 to 1, got 7"),
+    (dict(cache_batch_idx=torch.tensor([0, 7]), page_table=torch.tensor([[0], [1]])), RuntimeError,
+     "^cache_batch_idx: expected rows of page_table from 0 to 1, got 7"),
+    (dict(s_aux=torch.zeros(3)), RuntimeError, "^s_aux: expected"),
     (dict(page_table=torch.tensor([[0], [9]])), RuntimeError, "^page_table: expected pages from 0 to 1"),
 ], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")
 def test_refusals_name_the_argument(keywords, error, words):

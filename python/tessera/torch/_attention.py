@@ -15,7 +15,7 @@ from torch.jit import is_tracing
 from .. import _native
 from . import _distributed, _errors, _functorch, _math, _operators, _sinks
 from ._operators import Arguments
-from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor, under_autocast
+from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor, is_plain, under_autocast
 
 if typing.TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -132,6 +132,28 @@ def run_math(arguments, with_lse=True):
         return _math.attention(_with_numbers(arguments), with_lse)
     except RuntimeError as error:
         raise _errors.translated(error) from None
+
+
+def run_with_sinks(arguments, sinks, with_lse=True, math=False, name="sinks"):
+    """run(), or run_math() with math, with a sink for each query head; None: without. name: the caller's name of them.
+
+    The kernels for the CPU take sinks. On CUDA, in forward mode, under torch.func and for DTensors the sinks come in
+    from O and LSE of a call without them. Raises ValueError naming the argument."""
+    of_call = run_math if math else run
+    if sinks is None:
+        return of_call(arguments, with_lse)
+    plain = expect_arguments(arguments)
+    sinks = _sinks.checked(sinks, arguments.q, arguments.q.shape[1 if arguments.heads_first else -2], name)
+    if (math or not plain or arguments.q.device.type != "cpu" or not is_plain(sinks) or _functorch_active()
+            or _forward_mode()):
+        o, lse = _sinks.added(*of_call(arguments, True), sinks, arguments.heads_first)
+        return (o, lse) if with_lse else o
+    arguments = arguments if is_compiling() else _with_numbers(arguments)
+    try:
+        results = _operators.attention_with_sinks(*arguments, sinks.float())
+    except (RuntimeError, AttributeError) as error:
+        raise _explained(error, arguments) from None
+    return results if with_lse else results[0]
 
 
 def run_few(q, k, v, causal, heads_first, scale, window_left=-1, window_right=-1):
@@ -280,7 +302,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores. A CausalBias of
         torch.nn.attention.bias (causal_upper_left, causal_lower_right) stands for its alignment, with causal=None.
         A mask is 0 where the key takes part and -inf where it does not.
-    sinks: [heads_q]: logits that take part in the softmax as keys without a value (in 16 bits O is rounded twice).
+    sinks: [heads_q]: logits that take part in the softmax as keys without a value (on CUDA O is rounded twice).
     dropout_p, seed: seed is an int of 64 bits or an int64 tensor in host memory; default: drawn from torch's CPU
         generator. A graph of torch.compile that may recompute its random numbers (activation memory budget under 1)
         needs a seed.
@@ -307,7 +329,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     arguments = Arguments(q, k, v, bias, alibi_slopes, seed=seed_tensor(seed, dropout_p), causal=causal_number(causal),
                           window_left=left, window_right=right, scale=scale, softcap=softcap, dropout_p=dropout_p,
                           kernel=kernel_name(kernel), heads_first=heads_first)
-    return _sinks.run(run_math if math else run, arguments, sinks, return_lse)
+    return run_with_sinks(arguments, sinks, return_lse, math)
 
 
 def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
@@ -397,4 +419,4 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
     arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed_tensor(seed, dropout_p),
                           _bound("max_len_q", max_len_q), _bound("max_len_kv", max_len_kv), causal_number(causal), left,
                           right, scale, softcap, dropout_p, kernel_name(kernel))
-    return _sinks.run(run_math if math else run, arguments, sinks, return_lse)
+    return run_with_sinks(arguments, sinks, return_lse, math)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention sinks on PyTorch tensors, from O and LSE of a call without them.
+"""Attention sinks on PyTorch tensors, from O and LSE of a call without them, for calls that no kernel with sinks takes.
 
 A sink is a score without a value: exp(sink) joins the sum of the exponentials of each row of its head. O then keeps the
 share exp(LSE) / (exp(LSE) + exp(sink)) = sigmoid(LSE - sink) of itself. LSE has a gradient, so the sinks, q and k get
@@ -8,30 +8,20 @@ the kernels that tessera.attention() runs with sinks."""
 import torch
 
 from . import _distributed
-from ._tensors import expect_arguments, expect_tensor
+from ._tensors import expect_tensor
 
 
-def run(of_call, arguments, sinks, with_lse):
-    """of_call(arguments, with_lse), which gives (O, LSE) or O, with a sink for each query head; None: without."""
-    if sinks is None:
-        return of_call(arguments, with_lse)
-    expect_arguments(arguments)
-    sinks = checked(sinks, arguments.q, arguments.q.shape[1 if arguments.heads_first else -2])
-    o, lse = added(*of_call(arguments, True), sinks, arguments.heads_first)
-    return (o, lse) if with_lse else o
-
-
-def checked(sinks, q, heads_q):
+def checked(sinks, q, heads_q, name="sinks"):
     """The sinks as a call on q takes them. Raises ValueError naming the argument."""
-    expect_tensor("sinks", sinks)
+    expect_tensor(name, sinks)
     if _distributed.are_in((q,)) != _distributed.are_in((sinks,)):
-        raise ValueError(f"sinks: expected a {type(q).__name__}, as q is, got a {type(sinks).__name__}")
+        raise ValueError(f"{name}: expected a {type(q).__name__}, as q is, got a {type(sinks).__name__}")
     if not sinks.is_floating_point():
-        raise ValueError(f"sinks: expected a floating dtype, got {str(sinks.dtype).removeprefix('torch.')}")
+        raise ValueError(f"{name}: expected a floating dtype, got {str(sinks.dtype).removeprefix('torch.')}")
     if sinks.dim() != 1 or sinks.shape[0] != heads_q:
-        raise ValueError(f"sinks: expected shape [{heads_q}], got {list(sinks.shape)} of rank {sinks.dim()}")
+        raise ValueError(f"{name}: expected shape [{heads_q}], got {list(sinks.shape)} of rank {sinks.dim()}")
     if sinks.device != q.device:
-        raise ValueError(f"sinks: expected a tensor on {q.device}, where q is, got one on {sinks.device}")
+        raise ValueError(f"{name}: expected a tensor on {q.device}, where q is, got one on {sinks.device}")
     return sinks
 
 
