@@ -43,7 +43,7 @@ def pretend_cuda():
     import_utils.is_flash_attn_2_available.cache_clear()
     transformers.PreTrainedModel._flash_attn_can_dispatch = lambda *_, **__: True
     if WAY == "padded":
-        continuous_batching.model_runner.ModelRunner.pad_inputs = True
+        continuous_batching.model_runner.ModelRunner.pad_inputs = property(lambda self: True, lambda self, wanted: None)
 
     class Torch:
         cuda = type("Cuda", (), {"is_available": staticmethod(lambda: True)})

@@ -123,7 +123,7 @@ class Server:
             self.leave(self.draw.choice(self.members))
         if len(self.members) < MEMBERS and self.members and self.draw.random() < 0.08:
             self.fork()
-        prompts = dict([self.join()]) if len(self.members) < MEMBERS and self.draw.random() < 0.15 else {}
+        prompts = dict([self.join()]) if len(self.members) < MEMBERS and self.draw.random() < 0.35 else {}
         if not self.members:
             prompts = dict([self.join()])
         batch = list(self.members)
