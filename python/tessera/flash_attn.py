@@ -163,7 +163,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            alibi_slopes: Tensor | None = None, deterministic: bool = False,
                            return_attn_probs: bool = False, block_table: Tensor | None = None,
                            seqused_k: Tensor | None = None, s_aux: Tensor | None = None, out: Tensor | None = None,
-                           num_splits: int = 0) -> Any:
+                           num_splits: int = 1) -> Any:
     """Attention of a ragged batch: q (total_q, nheads, headdim), k, v (total_k, nheads_k, headdim).
 
     cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), from 0 to the total. On the CPU rows behind the last offset belong

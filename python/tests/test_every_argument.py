@@ -176,7 +176,7 @@ def jax_signature():
 KEYS = torch.tensor([9, 17], dtype=torch.int32)
 OF_KEYS = dict(bias=torch.zeros(BATCH, 1, 1, LEN_KV).masked_fill(torch.arange(LEN_KV) >= KEYS[:, None, None, None],
                                                                  float("-inf")))
-OUT = torch.zeros(BATCH * LEN_Q, HEADS, DIM)
+TO = torch.zeros(BATCH * LEN_Q, HEADS, DIM)
 FUNCTIONS = {
     "torch.attention": Function(tt.attention, dict(q=Q, k=K, v=V), dict(
         OF_TORCH, bias=As(BIAS, dict(bias=BIAS)),
@@ -218,8 +218,8 @@ FUNCTIONS = {
     "flash_attn, varlen": Function(flash_attn.flash_attn_varlen_func, dict(ROWS, **BOUND), dict(
         FLASH_TAIL, **FLAT, **LENGTHS, block_table=Refused(torch.zeros(1, 1), "^block_table: "),
         seqused_k=As(KEYS, OF_KEYS), s_aux=[As(SINKS, dict(sinks=SINKS)), Refused(SINKS[:2], "^s_aux: ")],
-        out=[Gives(OUT, lambda r, base: r is OUT and torch.equal(r, base) or pytest.fail("out")),
-             Refused(OUT[1:], "^out: expected")], num_splits=Same(3),
+        out=[Gives(TO, lambda r, base: r is TO and torch.equal(r, base) or pytest.fail("out")),
+             Refused(TO[1:], "^out: expected")], num_splits=Same(3),
         return_attn_probs=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))), unflat),
     "flash_attn, varlen kvpacked": Function(
         flash_attn.flash_attn_varlen_kvpacked_func, dict(q=flat(Q), kv=flat(torch.stack((K, V), 2)), **BOUND), dict(
