@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from . import _kvcache, _native
-from .torch import _attention, _dropout_weights, _operators
+from .torch import _attention, _dropout_weights, _operators, _sinks
 from .torch._operators import Arguments
 from .torch._tensors import expect_tensor
 
@@ -92,7 +92,7 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
         arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k,
                               _attention.seed_tensor(None, dropout_p), _int(max_seqlen_q), _int(max_seqlen_k),
                               1 if causal else 0, left, right, softmax_scale, max(softcap, 0.0), dropout_p)
-        result = _attention.run_with_sinks(arguments, s_aux, return_attn_probs, name="s_aux")
+        result = _sinks.run(arguments, s_aux, return_attn_probs, name="s_aux")
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(str(error)) from None
     if not return_attn_probs:

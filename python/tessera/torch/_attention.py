@@ -15,7 +15,7 @@ from torch.jit import is_tracing
 from .. import _native
 from . import _distributed, _errors, _functorch, _math, _operators, _sinks
 from ._operators import Arguments
-from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor, is_plain, under_autocast
+from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor, under_autocast
 
 if typing.TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -132,28 +132,6 @@ def run_math(arguments, with_lse=True):
         return _math.attention(_with_numbers(arguments), with_lse)
     except RuntimeError as error:
         raise _errors.translated(error) from None
-
-
-def run_with_sinks(arguments, sinks, with_lse=True, math=False, name="sinks"):
-    """run(), or run_math() with math, with a sink for each query head; None: without. name: the caller's name of them.
-
-    The kernels for the CPU take sinks. On CUDA, in forward mode, under torch.func and for DTensors the sinks come in
-    from O and LSE of a call without them. Raises ValueError naming the argument."""
-    of_call = run_math if math else run
-    if sinks is None:
-        return of_call(arguments, with_lse)
-    plain = expect_arguments(arguments)
-    sinks = _sinks.checked(sinks, arguments.q, arguments.q.shape[1 if arguments.heads_first else -2], name)
-    if (math or not plain or arguments.q.device.type != "cpu" or not is_plain(sinks) or _functorch_active()
-            or _forward_mode()):
-        o, lse = _sinks.added(*of_call(arguments, True), sinks, arguments.heads_first)
-        return (o, lse) if with_lse else o
-    arguments = arguments if is_compiling() else _with_numbers(arguments)
-    try:
-        results = _operators.attention_with_sinks(*arguments, sinks.float())
-    except (RuntimeError, AttributeError) as error:
-        raise _explained(error, arguments) from None
-    return results if with_lse else results[0]
 
 
 def run_few(q, k, v, causal, heads_first, scale, window_left=-1, window_right=-1):
@@ -329,7 +307,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     arguments = Arguments(q, k, v, bias, alibi_slopes, seed=seed_tensor(seed, dropout_p), causal=causal_number(causal),
                           window_left=left, window_right=right, scale=scale, softcap=softcap, dropout_p=dropout_p,
                           kernel=kernel_name(kernel), heads_first=heads_first)
-    return run_with_sinks(arguments, sinks, return_lse, math)
+    return _sinks.run(arguments, sinks, return_lse, math)
 
 
 def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
@@ -419,4 +397,4 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
     arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed_tensor(seed, dropout_p),
                           _bound("max_len_q", max_len_q), _bound("max_len_kv", max_len_kv), causal_number(causal), left,
                           right, scale, softcap, dropout_p, kernel_name(kernel))
-    return run_with_sinks(arguments, sinks, return_lse, math)
+    return _sinks.run(arguments, sinks, return_lse, math)
