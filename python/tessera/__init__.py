@@ -14,6 +14,7 @@ import typing
 
 from ._append import append_kv
 from ._attention import attention, attention_backward
+from ._merge import merge
 from ._native import DeviceUnavailable, Unsupported
 from ._plan import Plan, Prediction, Refusal, plan, predict
 from ._problem import Spec
@@ -21,16 +22,16 @@ from ._problem import Spec
 if typing.TYPE_CHECKING:
     from . import bert_padding as bert_padding, compat as compat, flash_attn as flash_attn
     from . import flash_attn_3 as flash_attn_3, flash_attn_cute as flash_attn_cute, jax as jax, rotary as rotary
-    from . import torch as torch, transformers as transformers, which as which, xformers as xformers
+    from . import torch as torch, transformers as transformers, vllm as vllm, which as which, xformers as xformers
 
 __version__: str  # of the library, which is loaded for it
 
-__all__ = ["append_kv", "attention", "attention_backward", "plan", "predict", "Plan", "Prediction", "Refusal", "Spec",
-           "DeviceUnavailable", "Unsupported"]
+__all__ = ["append_kv", "attention", "attention_backward", "merge", "plan", "predict", "Plan", "Prediction",
+           "Refusal", "Spec", "DeviceUnavailable", "Unsupported"]
 
 # Modules that need another package, or are seldom needed, are imported at their first use: tessera.torch, say.
 _MODULES = ("bert_padding", "compat", "flash_attn", "flash_attn_3", "flash_attn_cute", "jax", "rotary", "torch",
-            "transformers", "which", "xformers")
+            "transformers", "vllm", "which", "xformers")
 
 
 def __dir__() -> list[str]:

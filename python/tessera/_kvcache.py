@@ -29,8 +29,8 @@ class Cache:
     """K and V of a call with what finds a sequence's rows in them.
 
     k, v: (slots, capacity, nheads_k, headdim), or with pages (pages, page_size, nheads_k, headdim) and table int32
-    (batch, pages of a sequence). lengths: an integer, int (batch,), or None: all of the capacity. slots, left_padding:
-    int (batch,) or None. names: the caller's names of k, v, the table and the lengths. Raises ValueError that names the
+    (batch, pages of a sequence). lengths: an integer, int (batch,), or None: all of the capacity. slots: the slot of
+    each sequence, or the row of the table; slots, left_padding: int (batch,) or None. names: the caller's names of k, v, the table and the lengths. Raises ValueError that names the
     argument, NotImplementedError for tensors on a CUDA device."""
 
     def __init__(self, k, v, batch, lengths, table=None, slots=None, left_padding=None,
@@ -45,9 +45,11 @@ class Cache:
                 raise NotImplementedError(f"{name}: tessera has caches of keys on the CPU alone yet, got one on "
                                           f"{cache.device}")
         self.k, self.v, self.batch, self._names = k.detach(), v.detach(), batch, names
+        self.slots = None if slots is None else self._of_sequences("cache_batch_idx", slots)
+        if self.table is not None and self.slots is not None and self.table.dim() == 2:
+            self.table, self.slots = self._rows_of_table(), None
         if self.table is not None and (self.table.dim() != 2 or len(self.table) != batch):
             raise ValueError(f"{table_name}: expected shape ({batch}, pages of a sequence), got {list(table.shape)}")
-        self.slots = None if slots is None else self._of_sequences("cache_batch_idx", slots)
         self.left_padding = None if left_padding is None else self._of_sequences("cache_leftpad", left_padding)
         self.capacity = k.shape[1] * (1 if table is None else self.table.shape[1])
         lengths = self.capacity if lengths is None else lengths
@@ -60,6 +62,14 @@ class Cache:
         if values.shape != (self.batch,):
             raise ValueError(f"{name}: expected shape ({self.batch},), got {list(values.shape)}")
         return values
+
+    def _rows_of_table(self):
+        """The row of the table for each sequence, which cache_batch_idx names."""
+        wrong = self.slots[(self.slots < 0) | (self.slots >= len(self.table))]
+        if len(wrong):
+            raise ValueError(f"cache_batch_idx: expected rows of {self._names[2]} from 0 to {len(self.table) - 1}, got "
+                             f"{int(wrong[0])}")
+        return self.table[self.slots.long()]
 
     def append(self, k, v, sequence, position):
         """Writes rows k, v (rows, nheads_k, headdim) as row `position` of `sequence`, both int64 (rows,). A row whose
@@ -142,7 +152,7 @@ def _run(problem, args, q, names):
     library, options = _native.library(), _native.sized(_native.Options)
     planned, size = (ctypes.byref(problem), ctypes.byref(options)), ctypes.c_size_t()
     names = {**dict(zip(("k", "v", "page_table", "kv_lengths"), names)), "cache_batch_index": "cache_batch_idx",
-             "left_padding": "cache_leftpad", "scale": "softmax_scale"}
+             "left_padding": "cache_leftpad", "scale": "softmax_scale", "sinks": "s_aux"}
     _native.check(library.tessera_workspace_bytes(*planned, _native.FORWARD, ctypes.byref(size)), names)
     workspace = Workspace(size.value, q, None)
     _native.check(library.tessera_forward(*planned, ctypes.byref(args), workspace.address, size.value, None), names)

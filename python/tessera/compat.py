@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """install() makes `import flash_attn` and `import xformers.ops` give tessera in this process; importing this module
-changes nothing."""
+changes nothing.
+
+A program that is not to be changed gets flash_attn by a folder in PYTHONPATH: PYTHONPATH=$(python -m tessera.compat)
+"""
 from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import pathlib
 import sys
 import types
 
@@ -27,6 +31,7 @@ PACKAGES = {
 }
 VERSION = "2.8.3"  # the flash-attn version whose functions these are
 XFORMERS_VERSION = "0.0.32"  # the xFormers version whose functions these are
+FOLDER = str(pathlib.Path(__file__).parent / "shim")  # for PYTHONPATH: flash_attn, and the metadata of flash-attn
 _VERSIONS = {"flash_attn": VERSION, "xformers": XFORMERS_VERSION}
 
 
@@ -54,8 +59,9 @@ def install(*packages: str) -> None:
     changes nothing. docs/python.md lists the names that are there.
 
     packages: "flash_attn" (both versions) or "xformers"; default: all.
-    Libraries that look for the distribution flash-attn or xformers instead of the module, as transformers and diffusers
-    do, do not see it: use tessera.transformers there. Raises RuntimeError when the real package is imported already."""
+    With flash_attn, FOLDER joins the end of sys.path, so that libraries that look for the distribution flash-attn, as
+    transformers does, find version 2.8.3. They often look once, so call this before they are imported. There is no
+    distribution of xformers. Raises RuntimeError when the real package is imported already."""
     for package in packages:
         if package not in PACKAGES:
             raise ValueError(f"packages: expected {' or '.join(map(repr, PACKAGES))}, got {package!r}")
@@ -66,6 +72,8 @@ def install(*packages: str) -> None:
                 others = ", ".join(f'"{other}"' for other in PACKAGES if other != package)
                 raise RuntimeError(f"{name} is imported already; call tessera.compat.install() before, or "
                                    f"tessera.compat.install({others}) without it")
+    if "flash_attn" in wanted and FOLDER not in sys.path:
+        sys.path.append(FOLDER)
     for package in wanted:
         names = PACKAGES[package]
         for name, (source, of_source) in names.items():
@@ -83,3 +91,9 @@ def uninstall(*packages: str) -> None:
         if installed(package):
             for name in PACKAGES[package]:
                 sys.modules.pop(name, None)
+            if package == "flash_attn" and FOLDER in sys.path:
+                sys.path.remove(FOLDER)
+
+
+if __name__ == "__main__":
+    print(FOLDER)

@@ -15,10 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from . import _kvcache, _native
-from .torch import _attention, _dropout_weights, _operators
+from .torch import _attention, _dropout_weights, _operators, _sinks
 from .torch._operators import Arguments
 from .torch._tensors import expect_tensor
 
@@ -76,21 +78,21 @@ def _expect_tensors(**tensors):
 
 
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
-         softcap, alibi_slopes, return_attn_probs):
+         softcap, alibi_slopes, return_attn_probs, s_aux=None):
     softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
     if softcap > 0 and dropout_p > 0:
         raise RuntimeError("softcap: expected 0 with dropout, as flash-attn has it, got "
                            f"softcap={softcap} and dropout_p={dropout_p}")
     left, right = _window(window_size)
     try:
-        if (cu_seqlens_q is cu_seqlens_k is alibi_slopes is None and not return_attn_probs and softcap <= 0.0
+        if (cu_seqlens_q is cu_seqlens_k is alibi_slopes is s_aux is None and not return_attn_probs and softcap <= 0.0
                 and dropout_p == 0.0):
             return _attention.run_few(q, k, v, 1 if causal else 0, False, softmax_scale, left, right)
         _attention.no_gradient("alibi_slopes", alibi_slopes)
         arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k,
                               _attention.seed_tensor(None, dropout_p), _int(max_seqlen_q), _int(max_seqlen_k),
                               1 if causal else 0, left, right, softmax_scale, max(softcap, 0.0), dropout_p)
-        result = _attention.run(arguments, return_attn_probs)
+        result = _sinks.run(arguments, s_aux, return_attn_probs, name="s_aux")
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(str(error)) from None
     if not return_attn_probs:
@@ -135,29 +137,84 @@ def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale
                            return_attn_probs)
 
 
+def _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
+    """cu_seqlens with three sequences for each one: the rows in use, keys without a query, queries without a key."""
+    begins_q, ends_q, begins_k, ends_k = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
+    used_q = ends_q if seqused_q is None else begins_q + seqused_q
+    used_k = ends_k if seqused_k is None else begins_k + seqused_k
+    of_q, of_k = torch.stack([begins_q, used_q, used_q], 1), torch.stack([begins_k, used_k, ends_k], 1)
+    return torch.cat([of_q.flatten(), cu_seqlens_q[-1:]]), torch.cat([of_k.flatten(), cu_seqlens_k[-1:]])
+
+
+def _up_to_the_last_offset(tensors, cu_seqlens):
+    """The rows that belong to a sequence, which need not be all of them: servers pad their batches. On the CPU alone,
+    where reading an offset waits for nothing."""
+    if (is_compiling() or type(cu_seqlens) is not Tensor or cu_seqlens.device.type != "cpu" or cu_seqlens.dim() != 1
+            or not len(cu_seqlens)):
+        return tensors
+    total = int(cu_seqlens[-1])
+    return tuple(t[:total] if t.dim() and 0 <= total < len(t) else t for t in tensors)
+
+
 def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
                            max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
                            softmax_scale: float | None = None, causal: bool = False,
                            window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                            alibi_slopes: Tensor | None = None, deterministic: bool = False,
                            return_attn_probs: bool = False, block_table: Tensor | None = None,
-                           seqused_k: Tensor | None = None) -> Any:
+                           seqused_k: Tensor | None = None, s_aux: Tensor | None = None, out: Tensor | None = None,
+                           num_splits: int = 1) -> Any:
     """Attention of a ragged batch: q (total_q, nheads, headdim), k, v (total_k, nheads_k, headdim).
 
-    cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), from 0 to the total. max_seqlen_q, max_seqlen_k: bounds.
+    cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), from 0 to the total. On the CPU rows behind the last offset belong
+        to no sequence: they are not read, and their output is 0. max_seqlen_q, max_seqlen_k: bounds.
     block_table: int32 (batch, pages of a sequence); k and v are then pages (pages, page_size, nheads_k, headdim) in
         host memory, the lengths are those of cu_seqlens_k, or seqused_k, and there is neither dropout nor a gradient.
-    seqused_k, beyond flash-attn 2.8: int32 (batch,), the keys of each sequence; only with block_table.
+    Beyond flash-attn 2.8, as vLLM's fork has them: seqused_k, int32 (batch,), the keys of each sequence that are in
+        use. s_aux: (nheads,), sinks: logits that take part in the softmax as keys without a value. out: a tensor of the
+        output's shape and dtype that gets it and is returned in its place, without a gradient. num_splits changes
+        nothing.
     Returns as flash_attn_func does, softmax_lse being (nheads, total_q)."""
     if block_table is not None:
-        return _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, dropout_p, block_table, return_attn_probs,
-                             softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-                             alibi_slopes=alibi_slopes)
+        result = _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, dropout_p, block_table,
+                               return_attn_probs, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+                               softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux)
+        return _written(out, result)
+    _expect_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    rows, (k, v) = len(q), _up_to_the_last_offset((k, v), cu_seqlens_k)
+    q, = _up_to_the_last_offset((q,), cu_seqlens_q)
     if seqused_k is not None:
-        raise NotImplementedError("seqused_k: expected None without block_table, got a tensor")
-    _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
-                window_size, softcap, alibi_slopes, return_attn_probs)
+        _expect_tensors(seqused_k=seqused_k)
+        cu_seqlens_q, cu_seqlens_k = _used_members(cu_seqlens_q, cu_seqlens_k, None, seqused_k)
+    result = _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+                  window_size, softcap, alibi_slopes, return_attn_probs, s_aux)
+    if len(q) < rows:
+        result = _padded(result, rows - len(q))
+    return _written(out, result)
+
+
+def _padded(result, rows):
+    """The result with so many rows of nobody behind it."""
+    if isinstance(result, Tensor):
+        return F.pad(result, (0, 0, 0, 0, 0, rows))
+    o, lse, weights = result
+    return F.pad(o, (0, 0, 0, 0, 0, rows)), F.pad(lse, (0, rows), value=float("inf")), weights
+
+
+def _written(out, result):
+    """The result, its first tensor in `out` if that is given."""
+    if out is None:
+        return result
+    _expect_tensors(out=out)
+    o = result if isinstance(result, Tensor) else result[0]
+    if out.shape != o.shape or out.dtype != o.dtype or out.device != o.device:
+        raise RuntimeError(f"out: expected {list(o.shape)}, {str(o.dtype).removeprefix('torch.')} on {o.device}, got "
+                           f"{list(out.shape)}, {str(out.dtype).removeprefix('torch.')} on {out.device}")
+    if o.requires_grad or out.requires_grad:
+        raise RuntimeError("out: expected a call without gradients, since a result that is written elsewhere has none, "
+                           "got tensors with requires_grad; torch.no_grad() does without")
+    out.copy_(o)
+    return out if isinstance(result, Tensor) else (out, *result[1:])
 
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
@@ -184,11 +241,14 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
                                   causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
 
-def _scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes=None):
+def _scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes=None, s_aux=None):
     """The keywords of Cache.attend()."""
+    if s_aux is not None:
+        _expect_tensors(s_aux=s_aux)
+        s_aux = s_aux.float()  # servers keep them in the dtype of the model
     return dict(scale=None if softmax_scale is None else _number("softmax_scale", softmax_scale), causal=bool(causal),
                 window=_window(window_size), softcap=max(_number("softcap", softcap), 0.0),
-                tensors=(("alibi_slopes", "alibi", alibi_slopes),))
+                tensors=(("alibi_slopes", "alibi", alibi_slopes), ("sinks", "sinks", s_aux)))
 
 
 def _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, dropout_p, block_table, return_attn_probs, **scores):
@@ -216,7 +276,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                             block_table: Tensor | None = None, softmax_scale: float | None = None,
                             causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                             rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
-                            return_softmax_lse: bool = False) -> Any:
+                            return_softmax_lse: bool = False, s_aux: Tensor | None = None) -> Any:
     """Attention of q (batch, seqlen_q, nheads, headdim) over a cache in host memory, without a gradient.
 
     k_cache, v_cache: (slots, capacity, nheads_k, headdim) of any strides; with block_table, int32 (batch, pages of a
@@ -228,13 +288,14 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     cache_seqlens: the keys in the cache, an integer or int32 (batch,); None: all. Entries of block_table behind the
         length may be anything, and a sequence without keys gets output 0. cache_batch_idx: int32 (batch,), the slot of
         each sequence. cache_leftpad: int32 (batch,), the first row that counts.
-    num_splits changes nothing. Returns out, or with return_softmax_lse (out, softmax_lse), fp32 (batch, nheads,
+    s_aux, beyond flash-attn 2.8: (nheads,), sinks. num_splits changes nothing. Returns out, or with return_softmax_lse (out, softmax_lse), fp32 (batch, nheads,
     seqlen_q). Raises RuntimeError that names the argument."""
     _expect_tensors(q=q)
     try:
         cache = _kvcache.Cache(k_cache, v_cache, len(q), cache_seqlens, block_table, cache_batch_idx, cache_leftpad)
         o, lse = _kvcache.with_kvcache(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved,
-                                       **_scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes))
+                                       **_scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes,
+                                                          s_aux))
     except ValueError as error:
         raise RuntimeError(str(error)) from None
     return (o, torch.where(lse == float("-inf"), float("inf"), lse)) if return_softmax_lse else o

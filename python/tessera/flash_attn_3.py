@@ -2,8 +2,8 @@
 """The functions of FlashAttention-3's module flash_attn_interface on tessera, with its names, order and return values.
 
 The LSE of a query that sees no key is -inf, as in FlashAttention-3 (2.8: +inf). qv, the descale factors of fp8 and
-attention_chunk raise NotImplementedError. num_splits, pack_gqa, sm_margin and deterministic change nothing: they choose
-between ways to the same result.
+attention_chunk raise NotImplementedError. num_splits, pack_gqa, sm_margin, scheduler_metadata and deterministic change
+nothing: they choose between ways to the same result.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _kvcache, _native
-from .flash_attn import _expect_tensors, _int, _number, _scores_of_cache, _window
+from .flash_attn import _expect_tensors, _int, _number, _scores_of_cache, _used_members, _window
 from .torch import _attention
 from .torch._operators import Arguments
 
@@ -25,15 +25,6 @@ def _refuse(**arguments):
     for name, value in arguments.items():
         if value is not None and not (name == "attention_chunk" and value == 0):
             raise NotImplementedError(f"{name}: tessera has no such feature yet, expected it to be left out")
-
-
-def _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
-    """cu_seqlens with three sequences for each one: the rows in use, keys without a query, queries without a key."""
-    begins_q, ends_q, begins_k, ends_k = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
-    used_q = ends_q if seqused_q is None else begins_q + seqused_q
-    used_k = ends_k if seqused_k is None else begins_k + seqused_k
-    of_q, of_k = torch.stack([begins_q, used_q, used_q], 1), torch.stack([begins_k, used_k, ends_k], 1)
-    return torch.cat([of_q.flatten(), cu_seqlens_q[-1:]]), torch.cat([of_k.flatten(), cu_seqlens_k[-1:]])
 
 
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
@@ -112,16 +103,17 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                             rotary_seqlens: Tensor | None = None, q_descale: None = None, k_descale: None = None,
                             v_descale: None = None, softmax_scale: float | None = None, causal: bool = False,
                             window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0,
-                            rotary_interleaved: bool = True, scheduler_metadata: None = None, num_splits: int = 0,
-                            pack_gqa: bool | None = None, sm_margin: int = 0, return_softmax_lse: bool = False) -> Any:
+                            rotary_interleaved: bool = True, scheduler_metadata: Tensor | None = None, num_splits: int = 0,
+                            pack_gqa: bool | None = None, sm_margin: int = 0, return_softmax_lse: bool = False,
+                            s_aux: Tensor | None = None) -> Any:
     """2.8's flash_attn_with_kvcache, with page_table as the name of the table, and ragged queries and new rows.
 
     cu_seqlens_q: int32 (batch + 1,); then q is (total_q, nheads, headdim), rows behind the last offset get output 0,
         and softmax_lse is (nheads, total_q). cu_seqlens_k_new: the same of k and v, (total_k_new, nheads_k, headdim).
     rotary_seqlens: int32 (batch,), the position of the first new row in place of cache_seqlens.
-    max_seqlen_q changes nothing. scheduler_metadata is refused, since tessera makes none."""
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk,
-            scheduler_metadata=scheduler_metadata)
+    With a page_table, cache_batch_idx names the row of the table of each sequence.
+    max_seqlen_q and scheduler_metadata change nothing."""
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
     _expect_tensors(q=q)
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     try:
@@ -129,7 +121,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                                ("k_cache", "v_cache", "page_table", "cache_seqlens"))
         result = _kvcache.with_kvcache(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
                                        cu_seqlens_q, cu_seqlens_k_new,
-                                       **_scores_of_cache(softmax_scale, causal, window_size, softcap))
+                                       **_scores_of_cache(softmax_scale, causal, window_size, softcap, None, s_aux))
     except ValueError as error:
         raise RuntimeError(str(error)) from None
     return result if return_softmax_lse else result[0]
@@ -140,6 +132,15 @@ def flash_attn_combine(*arguments: Any, **keywords: Any) -> NoReturn:
     raise NotImplementedError("flash_attn_combine: tessera gives no partial results to combine")
 
 
-def get_scheduler_metadata(*arguments: Any, **keywords: Any) -> NoReturn:
-    """Raises NotImplementedError: tessera's calls on a cache need no metadata, and take none."""
-    raise NotImplementedError("get_scheduler_metadata: tessera makes no metadata for flash_attn_with_kvcache")
+def get_scheduler_metadata(batch_size: int, max_seqlen_q: int, max_seqlen_k: int, num_heads_q: int, num_heads_kv: int,
+                           headdim: int, cache_seqlens: Tensor, qkv_dtype: torch.dtype = torch.bfloat16,
+                           headdim_v: int | None = None, cu_seqlens_q: Tensor | None = None,
+                           cu_seqlens_k_new: Tensor | None = None, cache_leftpad: Tensor | None = None,
+                           page_size: int | None = None, max_seqlen_k_new: int = 0, causal: bool = False,
+                           window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0,
+                           has_softcap: bool = False, num_splits: int = 0, pack_gqa: bool | None = None,
+                           sm_margin: int = 0) -> Tensor:
+    """An empty int32 tensor on the device of cache_seqlens, for scheduler_metadata: tessera's calls need no plan that
+    is made beforehand. All other arguments change nothing."""
+    _expect_tensors(cache_seqlens=cache_seqlens)
+    return cache_seqlens.new_empty(0, dtype=torch.int32)

@@ -34,7 +34,7 @@ def dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, bi
                           query_seq_lengths: ArrayLike | None = None, key_value_seq_lengths: ArrayLike | None = None,
                           local_window_size: int | tuple[int, int] | None = None,
                           implementation: Literal["tessera", "xla", "cudnn"] | None = None, softcap: float = 0.0,
-                          return_residual: bool = False) -> Any:
+                          return_residual: bool = False, sinks: ArrayLike | None = None) -> Any:
     """jax.nn.dot_product_attention by tessera's kernels, on the CPU or on CUDA.
 
     query: [B, T, N, H] or [T, N, H]; key, value: [B, S, K, H] or [S, K, H], N a multiple of K; float32, bfloat16,
@@ -48,7 +48,9 @@ def dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, bi
     weights. "cudnn" is jax.nn's own, with its meaning.
 
     Differences from jax.nn: a query that sees no key gives 0 and LSE -inf, not the mean of V. LSE (return_residual, [B,
-    T, N]) is float32 and has a gradient. softcap is tessera's. mask and key_value_seq_lengths become a bias.
+    T, N]) is float32 and has a gradient. mask and key_value_seq_lengths become a bias. softcap and sinks are tessera's:
+    sinks [N], logits that take part in the softmax as keys without a value, differentiable; they come in from O and LSE
+    of a call without them, so that in 16 bits O is rounded twice.
 
     Returns [B, T, N, H], or (that, LSE) with return_residual. Raises ValueError naming the argument, and
     NotImplementedError for forward mode and second derivatives. Under a jit inside of jax.jvp JAX raises its own
@@ -59,6 +61,8 @@ def dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, bi
     if implementation == "cudnn":
         if softcap != 0:
             expect("softcap", "0 with implementation='cudnn'", softcap)
+        if sinks is not None:
+            expect("sinks", "None with implementation='cudnn'", "an array")
         return jax.nn.dot_product_attention(
             query, key, value, bias, mask, scale=scale, is_causal=is_causal, query_seq_lengths=query_seq_lengths,
             key_value_seq_lengths=key_value_seq_lengths, local_window_size=_window(local_window_size),
@@ -76,6 +80,8 @@ def dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, bi
     for name, lengths in (("query_seq_lengths", query_seq_lengths), ("key_value_seq_lengths", key_value_seq_lengths)):
         if lengths is not None:
             arrays[name] = _lengths(name, lengths, shape[0])
+    if sinks is not None:
+        arrays["sinks"] = _sinks(sinks, shape[1])
     scale = None if scale is None else float(scale)
     run = functools.partial(_attention, is_causal=bool(is_causal), window=_window(local_window_size), scale=scale,
                             softcap=float(softcap), by_xla=implementation == "xla")
@@ -135,10 +141,20 @@ def _attention(arrays, is_causal, window, scale, softcap, by_xla):
         scores = _jax_calls.Scores(2 if is_causal else 0, left, right, scale, softcap)
         inputs = _jax_derivatives.same_axes([q, k, v, *(() if bias is None else (bias,))])
         o, lse = _jax_derivatives.differentiable(scores, bias is not None, _jax_calls.keeps_residual(q.dtype))(*inputs)
+    if "sinks" in arrays:
+        o, lse = _with_sinks(o, lse, arrays["sinks"])
     if "query_seq_lengths" in arrays:
         rows = jnp.arange(shape[2])[None, :, None, None] < arrays["query_seq_lengths"][:, None, None, None]
         o = jnp.where(rows, o, 0)
     return o, lse.transpose(0, 2, 1)
+
+
+def _with_sinks(o, lse, sinks):
+    """(o, lse) with the sinks [N]: o keeps the share exp(lse) / (exp(lse) + exp(sink)) of itself. lse: [B, N, T]."""
+    sinks = sinks.astype(lse.dtype)[:, None]
+    # A row that sees no key has LSE -inf, and -inf - -inf is NaN.
+    share = jax.nn.sigmoid(lse - jnp.maximum(sinks, jnp.finfo(lse.dtype).min))
+    return (o * share.transpose(0, 2, 1)[..., None]).astype(o.dtype), jnp.logaddexp(lse, sinks)
 
 
 def _composition(q, k, v, bias, scale, softcap):
@@ -212,6 +228,13 @@ def _lengths(name, lengths, batch):
     if lengths.shape != (batch,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
         expect(name, f"integers of shape [{batch}]", f"{lengths.dtype} {list(lengths.shape)}")
     return lengths
+
+
+def _sinks(sinks, heads):
+    sinks = jnp.asarray(sinks)
+    if sinks.shape != (heads,) or not jnp.issubdtype(sinks.dtype, jnp.floating):
+        expect("sinks", f"floating numbers of shape [{heads}]", f"{sinks.dtype} {list(sinks.shape)}")
+    return sinks
 
 
 def _broadcastable(name, array, shape):

@@ -137,13 +137,13 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
             return sdpa.nothing_kept(query, key, value, bias).transpose(1, 2), None
         if bias is None and sinks is None and not softcap and type(dropout) is float and dropout == 0.0:
             return _attention.run_few(query, key, value, 1 if causal else 0, True, scaling, left).transpose(1, 2), None
-        o = _sinks.run(_attention.run, Arguments(query, key, value, bias, heads_first=True, **scores), sinks, False)
+        o = _sinks.run(Arguments(query, key, value, bias, heads_first=True, **scores), sinks, False)
         return o.transpose(1, 2), None
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
     max_len_q, max_len_kv = (-1 if length is None else int(length) for length in (max_length_q, max_length_k))
     arguments = Arguments(q, k, v, cu_seqlens_q=cu_seq_lens_q, cu_seqlens_kv=cu_seq_lens_k, max_len_q=max_len_q,
                           max_len_kv=max_len_kv, **scores)
-    o = _sinks.run(_attention.run, arguments, sinks, False)
+    o = _sinks.run(arguments, sinks, False)
     return o.unflatten(0, (query.shape[0], query.shape[2])), None
 
 

@@ -174,6 +174,9 @@ def jax_signature():
 
 
 KEYS = torch.tensor([9, 17], dtype=torch.int32)
+OF_KEYS = dict(bias=torch.zeros(BATCH, 1, 1, LEN_KV).masked_fill(torch.arange(LEN_KV) >= KEYS[:, None, None, None],
+                                                                 float("-inf")))
+TO = torch.zeros(BATCH * LEN_Q, HEADS, DIM)
 FUNCTIONS = {
     "torch.attention": Function(tt.attention, dict(q=Q, k=K, v=V), dict(
         OF_TORCH, bias=As(BIAS, dict(bias=BIAS)),
@@ -213,7 +216,10 @@ FUNCTIONS = {
         window_size=As((3, 1), None), return_attn_probs=Refused(True, "slice|indices|tuple")), lambda o: o,
         flash_attn.flash_attn_qkvpacked_func),
     "flash_attn, varlen": Function(flash_attn.flash_attn_varlen_func, dict(ROWS, **BOUND), dict(
-        FLASH_TAIL, **FLAT, **LENGTHS, block_table=Refused(torch.zeros(1, 1), "^block_table: "), seqused_k=Refused(KEYS, "^seqused_k: "),
+        FLASH_TAIL, **FLAT, **LENGTHS, block_table=Refused(torch.zeros(1, 1), "^block_table: "),
+        seqused_k=As(KEYS, OF_KEYS), s_aux=[As(SINKS, dict(sinks=SINKS)), Refused(SINKS[:2], "^s_aux: ")],
+        out=[Gives(TO, lambda r, base: r is TO and torch.equal(r, base) or pytest.fail("out")),
+             Refused(TO[1:], "^out: expected")], num_splits=Same(3),
         return_attn_probs=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))), unflat),
     "flash_attn, varlen kvpacked": Function(
         flash_attn.flash_attn_varlen_kvpacked_func, dict(q=flat(Q), kv=flat(torch.stack((K, V), 2)), **BOUND), dict(
@@ -237,8 +243,7 @@ FUNCTIONS = {
         num_heads_q=Gives(2, lambda r, base: torch.equal(r, base), dict(qkv=torch.cat((K, K, V), 2))))),
     "flash_attn_3, varlen": Function(flash_attn_3.flash_attn_varlen_func, dict(ROWS, **BOUND), dict(
         FLASH_3, **FLAT, **LENGTHS, seqused_q=As(torch.tensor([5, 11], dtype=torch.int32), None),
-        seqused_k=As(KEYS, dict(bias=torch.zeros(BATCH, 1, 1, LEN_KV).masked_fill(
-            torch.arange(LEN_KV) >= KEYS[:, None, None, None], float("-inf")))),
+        seqused_k=As(KEYS, OF_KEYS),
         return_attn_probs=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))), unflat),
     "transformers": Function(transformers_forward, dict(module=layer(), query=turned(Q), key=turned(K), value=turned(V),
                                                         attention_mask=None), dict(
@@ -263,8 +268,7 @@ FUNCTIONS = {
         query=As(2 * Q, dict(q=2 * Q)), key=As(2 * K, dict(k=2 * K)), value=As(2 * V, dict(v=2 * V)),
         bias=As(BIAS, dict(bias=BIAS)), mask=As(SEEN, dict(bias=HIDDEN)), scale=As(0.3, dict(scale=0.3)),
         is_causal=As(True, dict(causal="top-left")), query_seq_lengths=As(torch.tensor([5, 11]), None),
-        key_value_seq_lengths=As(KEYS, dict(bias=torch.zeros(BATCH, 1, 1, LEN_KV).masked_fill(
-            torch.arange(LEN_KV) >= KEYS[:, None, None, None], float("-inf")))),
+        key_value_seq_lengths=As(KEYS, OF_KEYS), sinks=[As(SINKS, dict(sinks=SINKS)), Refused(SINKS[:2], "^sinks: ")],
         local_window_size=[As((2, 9), dict(window=(8, 3))), As(numpy.int64(9), dict(window=(15, 3))),
                            Refused((1, 2, 3), "^local_window_size: ")],
         softcap=As(0.5, dict(softcap=0.5)),

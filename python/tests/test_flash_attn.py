@@ -17,7 +17,8 @@ SIGNATURES = {
     flash_attn.flash_attn_func: ["q", "k", "v", *TAIL],
     flash_attn.flash_attn_kvpacked_func: ["q", "kv", *TAIL],
     flash_attn.flash_attn_qkvpacked_func: ["qkv", *TAIL],
-    flash_attn.flash_attn_varlen_func: ["q", "k", "v", *LENGTHS, *TAIL, "block_table", "seqused_k"],
+    flash_attn.flash_attn_varlen_func: ["q", "k", "v", *LENGTHS, *TAIL, "block_table", "seqused_k", "s_aux", "out",
+                                        "num_splits"],
     flash_attn.flash_attn_varlen_kvpacked_func: ["q", "kv", *LENGTHS, *TAIL],
     flash_attn.flash_attn_varlen_qkvpacked_func: ["qkv", "cu_seqlens", "max_seqlen", *TAIL],
     flash_attn_3.flash_attn_func: (

@@ -116,6 +116,41 @@ def test_a_row_without_a_key_gives_nothing(rng):
     assert (o[0] == 0).all() and (lse[0] == -jnp.inf).all() and jnp.isfinite(o[1]).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("s", [29, 41, 11], ids=["square", "more keys", "fewer keys"])
+@pytest.mark.parametrize("implementation", ["tessera", "xla"])
+def test_sinks(rng, dtype, s, implementation):
+    """O, LSE and all gradients against fp64."""
+    q, k, v = inputs(rng, dtype, s=s)
+    sinks = jnp.asarray([0.5, -1.0, 6.0, -jnp.inf], jnp.float32)
+    weights = jnp.asarray(rng.standard_normal(q.shape), dtype).astype(jnp.float32)
+    lse_weights = jnp.asarray(rng.standard_normal(q.shape[:3]), jnp.float32).at[..., 3].set(0)
+
+    def loss(q, k, v, sinks):
+        o, lse = dot_product_attention(q, k, v, sinks=sinks, is_causal=True, implementation=implementation,
+                                       return_residual=True)
+        return (o.astype(jnp.float32) * weights).sum() + jnp.where(lse_weights == 0, 0, lse * lse_weights).sum(), (o, lse)
+    gradients, (o, lse) = jax.jit(jax.grad(loss, (0, 1, 2, 3), has_aux=True))(q, k, v, sinks)
+    ref = Reference(*map(numpy.asarray, (q, k, v)), causal="top-left", sinks=numpy.asarray(sinks))
+    if dtype == "float32":
+        check_o(numpy.asarray(o), ref, dtype)
+    else:  # rounded twice
+        assert numpy.abs(numpy.asarray(o, numpy.float64) - ref.o).max() < 0.02
+    check_lse(heads_before_len(lse), ref)
+    expected = [*ref.backward(numpy.asarray(weights), heads_before_len(lse_weights))[:3], ref.dsinks]
+    for name, got, right in zip(("dq", "dk", "dv"), gradients, expected):
+        check_gradient(name, numpy.asarray(got), right, dtype)
+    numpy.testing.assert_allclose(gradients[3], expected[3], rtol=1e-4 if dtype == "float32" else 0.1, atol=1e-4)
+
+
+def test_a_sink_of_a_row_without_a_key(rng):
+    q, k, v = inputs(rng)
+    sinks = jnp.asarray([0.5, -1.0, 6.0, 0.1], jnp.float32)
+    o, lse = dot_product_attention(q, k, v, key_value_seq_lengths=jnp.array([0, 29], jnp.int32), sinks=sinks,
+                                   return_residual=True)
+    assert (o[0] == 0).all() and (lse[0] == sinks).all() and jnp.isfinite(o[1]).all()
+
+
 def test_wrong_arguments_are_named(rng):
     q, k, v = inputs(rng)
     for pattern, call in (

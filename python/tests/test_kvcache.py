@@ -187,15 +187,94 @@ def test_varlen_on_pages(used):
     assert torch.equal(pages, plain)
 
 
+@pytest.mark.parametrize("pages", [False, True], ids=["slots", "pages"])
+def test_sinks(pages):
+    """Of the cache's calls, and of varlen on pages and without: s_aux in the dtype of the model."""
+    for seed in range(8):
+        case = Drawn(seed, pages)
+        sinks = torch.randn(case.heads)
+        out, lse = flash_attn.flash_attn_with_kvcache(case.q, case.k_cache, case.v_cache, s_aux=sinks, causal=True,
+                                                      return_softmax_lse=True, **case.keywords(flash_attn))
+        of_3, lse_3 = flash_attn_3.flash_attn_with_kvcache(case.q, case.k_cache, case.v_cache, s_aux=sinks, causal=True,
+                                                           return_softmax_lse=True, **case.keywords(flash_attn_3))
+        assert torch.equal(out, of_3) and torch.equal(lse, lse_3)
+        for b in range(case.batch):
+            none = case.k[b, :0]
+            want, want_lse = case.expected(b, none, none, case.q[b], causal=True)
+            share = torch.sigmoid(want_lse - sinks.double()[:, None])
+            torch.testing.assert_close(out[b].double(), want * share.T[..., None], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(lse[b].double(), torch.logaddexp(want_lse, sinks.double()[:, None]), rtol=1e-5,
+                                       atol=1e-5)
+
+
+def test_varlen_as_vllm_calls_it():
+    """Pages with lengths in seqused_k, sinks in bf16, a view as `out`, and a query of padding without a length."""
+    case = Drawn(5, True)
+    case.left, lengths = None, torch.cat((case.lengths, torch.zeros(1, dtype=torch.int32)))
+    table = torch.cat((case.table, torch.full((1, case.table.shape[1]), 10**6, dtype=torch.int32)))
+    offsets = torch.tensor([case.new * b for b in range(case.batch + 1)] + [case.new * case.batch], dtype=torch.int32)
+    q, sinks = case.q.flatten(0, 1), torch.randn(case.heads).to(torch.bfloat16)
+    wide = torch.full((len(q) + 2, case.heads, case.dim), NAN)
+    arguments = dict(q=q, k=case.k_cache, v=case.v_cache, cu_seqlens_q=offsets, cu_seqlens_k=None,
+                     max_seqlen_q=case.new, max_seqlen_k=case.capacity, seqused_k=lengths, block_table=table,
+                     causal=True, s_aux=sinks, num_splits=4)
+    out = flash_attn.flash_attn_varlen_func(**arguments, out=wide[1:-1])
+    assert out.data_ptr() == wide[1:-1].data_ptr() and wide[0].isnan().all() and wide[-1].isnan().all()
+    assert torch.equal(out, flash_attn.flash_attn_varlen_func(**arguments))
+    for b in range(case.batch):
+        want, lse = expected(case.q[b], *case.rows[b], causal=True)
+        share = torch.sigmoid(lse - sinks.double()[:, None]).T[..., None]
+        torch.testing.assert_close(out[offsets[b]:offsets[b + 1]].double(), want * share, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_behind_the_last_offset_of_a_ragged_batch_are_nobodys():
+    """Of q, and of k and v: NaN there changes nothing, and they have output 0 and gradients 0."""
+    q, k, v = (torch.randn(30, 2, 16) for _ in range(3))
+    cu_q, cu_k = (torch.tensor(n, dtype=torch.int32) for n in ([0, 7, 7, 20], [0, 9, 12, 26]))
+    want, want_lse, _ = flash_attn.flash_attn_varlen_func(q[:20], k[:26], v[:26], cu_q, cu_k, 13, 14, causal=True,
+                                                          return_attn_probs=True)
+    q[20:], k[26:], v[26:] = NAN, NAN, NAN
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    out, lse, _ = flash_attn.flash_attn_varlen_func(*leaves, cu_q, cu_k, 30, 30, causal=True, return_attn_probs=True)
+    assert torch.equal(out[:20], want) and torch.equal(lse[:, :20], want_lse)
+    assert out[20:].eq(0).all() and lse[:, 20:].eq(float("inf")).all()
+    dq, dk, dv = torch.autograd.grad(out.sum(), leaves)
+    assert dq[20:].eq(0).all() and dk[26:].eq(0).all() and dv[26:].eq(0).all() and dq.isfinite().all()
+    with pytest.raises(RuntimeError, match="^out: expected a call without gradients"):
+        flash_attn.flash_attn_varlen_func(*leaves, cu_q, cu_k, 30, 30, out=torch.empty_like(out))
+
+
+def test_a_table_with_more_rows_than_sequences():
+    """Version 3: cache_batch_idx names the row of the table of each sequence."""
+    case = Drawn(9, True)
+    order = torch.randperm(case.batch + 2)[:case.batch].to(torch.int32)
+    wide = torch.full((case.batch + 2, case.table.shape[1]), -7, dtype=torch.int32)
+    wide[order.long()] = case.table
+    keywords = case.keywords(flash_attn_3)
+    want = flash_attn_3.flash_attn_with_kvcache(case.q, case.k_cache, case.v_cache, **keywords)
+    keywords.update(page_table=wide, cache_batch_idx=order)
+    assert torch.equal(flash_attn_3.flash_attn_with_kvcache(case.q, case.k_cache, case.v_cache, **keywords), want)
+
+
+def test_metadata_is_empty_and_changes_nothing():
+    case = Drawn(2, True)
+    metadata = flash_attn_3.get_scheduler_metadata(case.batch, case.new, case.capacity, case.heads, case.heads_k,
+                                                   case.dim, case.lengths, page_size=case.page, num_splits=3)
+    assert metadata.shape == (0,) and metadata.dtype == torch.int32
+    call = lambda **more: flash_attn_3.flash_attn_with_kvcache(  # noqa: E731
+        case.q, case.k_cache, case.v_cache, **case.keywords(flash_attn_3), **more)
+    assert torch.equal(call(scheduler_metadata=metadata, num_splits=3), call())
+
+
 @pytest.mark.parametrize("function,names", [
     (flash_attn.flash_attn_with_kvcache,
      "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table "
-     "softmax_scale causal window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse"),
+     "softmax_scale causal window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse s_aux"),
     (flash_attn_3.flash_attn_with_kvcache,
      "q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table "
      "cu_seqlens_q cu_seqlens_k_new max_seqlen_q rotary_seqlens q_descale k_descale v_descale softmax_scale causal "
      "window_size attention_chunk softcap rotary_interleaved scheduler_metadata num_splits pack_gqa sm_margin "
-     "return_softmax_lse")], ids=["2.8", "3"])
+     "return_softmax_lse s_aux")], ids=["2.8", "3"])
 def test_signatures(function, names):
     assert list(inspect.signature(function).parameters) == names.split()
 
@@ -204,11 +283,13 @@ def test_signatures(function, names):
     (dict(qv=torch.zeros(1)), NotImplementedError, "^qv: "),
     (dict(attention_chunk=8), NotImplementedError, "^attention_chunk: "),
     (dict(k_descale=torch.ones(1)), NotImplementedError, "^k_descale: "),
-    (dict(scheduler_metadata=torch.ones(1)), NotImplementedError, "^scheduler_metadata: "),
     (dict(k=torch.zeros(2, 1, 4, 32)), RuntimeError, "^v: expected a tensor"),
     (dict(rotary_cos=torch.zeros(9, 16), rotary_sin=torch.zeros(9, 16)), RuntimeError, "^rotary_cos: .* without new"),
     (dict(cache_seqlens=torch.zeros(3, dtype=torch.int32)), RuntimeError, r"^cache_seqlens: expected shape \(2,\)"),
     (dict(cache_batch_idx=torch.tensor([0, 7])), RuntimeError, "^cache_batch_idx: expected slots from 0 to 1, got 7"),
+    (dict(cache_batch_idx=torch.tensor([0, 7]), page_table=torch.tensor([[0], [1]])), RuntimeError,
+     "^cache_batch_idx: expected rows of page_table from 0 to 1, got 7"),
+    (dict(s_aux=torch.zeros(3)), RuntimeError, "^s_aux: expected"),
     (dict(page_table=torch.tensor([[0], [9]])), RuntimeError, "^page_table: expected pages from 0 to 1"),
 ], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")
 def test_refusals_name_the_argument(keywords, error, words):

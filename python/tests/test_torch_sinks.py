@@ -90,6 +90,30 @@ def test_16_bits(dtype, device):
     reference.expect_lse(lse, lse_want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cpu_has_the_bits_of_kernels_with_sinks(dtype):
+    """O, LSE and all gradients of tessera.attention(), which runs them: O is not read and written once more."""
+    import tessera
+    leaves = leaves_of("cpu", dtype=dtype)
+    with reference.Names() as names:
+        o, lse = call(*leaves, causal="bottom-right")
+    assert "tessera::attention_with_sinks" in names.seen and "aten::sigmoid" not in names.seen
+    q, k, v, sinks = (t.detach() for t in leaves)
+    want, want_lse = tessera.attention(q, k, v, sinks=sinks, causal="bottom-right", return_lse=True)
+    assert torch.equal(o, want) and torch.equal(lse, want_lse)
+    d_o, dlse = reference.random(o.shape, 3).to(dtype), reference.random(lse.shape, 4)
+    right = tessera.attention_backward(d_o, q, k, v, want, want_lse, dlse=dlse, sinks=sinks, causal="bottom-right",
+                                       sinks_gradient=True)
+    for a, b in zip(torch.autograd.grad((o, lse), leaves, (d_o, dlse)), right):
+        assert torch.equal(a, b)
+
+
+def test_the_operator_keeps_the_rules_of_pytorch():
+    q, k, v, sinks = leaves_of("cpu", len_q=5)
+    arguments = (q, k, v, *(None,) * 5, -1, -1, 1, -1, -1, None, 0.0, 0.0, None, False, sinks)
+    torch.library.opcheck(torch.ops.tessera.attention_with_sinks.default, arguments)
+
+
 @pytest.mark.parametrize("sinks,words", [
     (torch.zeros(3), r"^sinks: expected shape \[4\], got \[3\]"), (torch.zeros(4, dtype=torch.int32), "^sinks: "),
     (0.5, "^sinks: expected a torch.Tensor"), (torch.zeros(4, 1), "^sinks: ")])

@@ -42,7 +42,8 @@ struct Inputs {
     TensorRef alibi_slopes{};
     TensorRef cu_seqlens_q{};
     TensorRef cu_seqlens_kv{};
-    TensorRef seed{};  // int64 [1], in host memory
+    TensorRef seed{};   // int64 [1], in host memory
+    TensorRef sinks{};  // fp32 [heads_q]
 };
 
 /// The Problem that shapes and settings describe. Throws Error(invalid_argument).
@@ -76,6 +77,7 @@ Execution execution_of(TensorRef q);
 inline void set_options(Problem& p, const Inputs& in) {
     p.bias = in.bias.has_value();
     p.alibi = in.alibi_slopes.has_value();
+    p.sinks = in.sinks.has_value();
 }
 
 /// ForwardArgs or BackwardArgs with the fields that both have.
@@ -87,6 +89,7 @@ Args args_of(const Inputs& in, bool heads_first) {
     args.v = rows_of("v", in.v, heads_first);
     args.bias = view_of("bias", in.bias);
     args.alibi_slopes = view_of("alibi_slopes", in.alibi_slopes);
+    args.sinks = view_of("sinks", in.sinks);
     args.cu_seqlens_q = view_of("cu_seqlens_q", in.cu_seqlens_q);
     args.cu_seqlens_kv = view_of("cu_seqlens_kv", in.cu_seqlens_kv);
     return args;

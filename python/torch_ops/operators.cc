@@ -89,6 +89,41 @@ Backward backward_op(const Tensor d_o, const OptionalTensor dlse, const Tensor q
     });
 }
 
+Forward<false> with_sinks_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
+                             const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
+                             const OptionalTensor cu_seqlens_kv, const OptionalTensor seed, std::int64_t max_len_q,
+                             std::int64_t max_len_kv, std::int64_t causal, std::int64_t window_left,
+                             std::int64_t window_right, std::optional<double> scale, double softcap, double dropout_p,
+                             const std::optional<std::string> kernel, bool heads_first, const Tensor sinks) {
+    return with_torch_errors([&] {
+        return forward_results<false>(
+            {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, sinks},
+            {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first});
+    });
+}
+
+using BackwardWithSinks = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+BackwardWithSinks with_sinks_backward_op(const Tensor d_o, const OptionalTensor dlse, const Tensor q, const Tensor k,
+                                         const Tensor v, const Tensor o, const Tensor lse, const OptionalTensor bias,
+                                         const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
+                                         const OptionalTensor cu_seqlens_kv, const OptionalTensor seed,
+                                         std::int64_t max_len_q, std::int64_t max_len_kv, std::int64_t causal,
+                                         std::int64_t window_left, std::int64_t window_right,
+                                         std::optional<double> scale, double softcap, double dropout_p,
+                                         const std::optional<std::string> kernel, bool bias_gradient, bool heads_first,
+                                         const Tensor sinks) {
+    return with_torch_errors([&]() -> BackwardWithSinks {
+        Gradients found = run_backward(
+            d_o, dlse, {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, sinks}, o, lse, {},
+            {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first},
+            bias_gradient);
+        if (!bias_gradient) found.dbias = empty(q, {0}, TensorRef(q).dtype());
+        return {std::move(found.dq), std::move(found.dk), std::move(found.dv), *std::move(found.dbias),
+                *std::move(found.dsinks)};
+    });
+}
+
 }  // namespace
 }  // namespace tessera::torch_ops
 
@@ -96,6 +131,8 @@ STABLE_TORCH_LIBRARY_IMPL(tessera, TESSERA_TORCH_KEY, m) {
     m.impl("attention", TORCH_BOX(&tessera::torch_ops::forward_op<false>));
     m.impl("attention_with_residual", TORCH_BOX(&tessera::torch_ops::forward_op<true>));
     m.impl("attention_backward", TORCH_BOX(&tessera::torch_ops::backward_op));
+    m.impl("attention_with_sinks", TORCH_BOX(&tessera::torch_ops::with_sinks_op));
+    m.impl("attention_with_sinks_backward", TORCH_BOX(&tessera::torch_ops::with_sinks_backward_op));
     m.impl("forward", TORCH_BOX(&tessera::torch_ops::forward_op<false>));
     m.impl("forward_with_residual", TORCH_BOX(&tessera::torch_ops::forward_op<true>));
     m.impl("forward_o", TORCH_BOX(&tessera::torch_ops::forward_o_op));

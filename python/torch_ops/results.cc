@@ -80,7 +80,7 @@ Gradients run_backward(const Tensor& d_o, TensorRef dlse, const Inputs& in, Tens
     const bool heads_first = settings.heads_first;
     if (bias_gradient && !in.bias.has_value()) invalid("bias_gradient", "expected false without a bias, got true");
     const Problem problem = problem_of(in, settings, bias_gradient);
-    Gradients to{empty_like(in.q, heads_first), empty_like(in.k, heads_first), empty_like(in.v, heads_first), {}};
+    Gradients to{empty_like(in.q, heads_first), empty_like(in.k, heads_first), empty_like(in.v, heads_first), {}, {}};
     auto args = args_of<BackwardArgs>(in, heads_first);
     args.o = rows_of("o", o, heads_first);
     args.lse = view_of("lse", lse);
@@ -94,6 +94,10 @@ Gradients run_backward(const Tensor& d_o, TensorRef dlse, const Inputs& in, Tens
     if (bias_gradient) {
         to.dbias = empty_like(in.bias);
         args.dbias = view_of("dbias", to.dbias);
+    }
+    if (in.sinks.has_value()) {
+        to.dsinks = empty_like(in.sinks);
+        args.dsinks = view_of("dsinks", to.dsinks);
     }
     if (o_residual.has_value() && o_residual.numel() > 0)
         args.o_residual = rows_of("o_residual", o_residual, heads_first);

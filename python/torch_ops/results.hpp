@@ -25,10 +25,10 @@ struct Results {
 /// Throws Error.
 Results run_forward(const Inputs& in, const Settings& settings, const Wanted& wanted);
 
-/// Gradients in the shapes and dtypes of q, k, v and bias; dbias is set if it was asked for.
+/// Gradients in the shapes and dtypes of q, k, v, bias and sinks; dbias is set if it was asked for, dsinks with sinks.
 struct Gradients {
     Tensor dq, dk, dv;
-    OptionalTensor dbias;
+    OptionalTensor dbias, dsinks;
 };
 
 /// dlse and o_residual may be none. On CUDA a d_o with a stride of 0, as the gradient of a sum is, is copied: the

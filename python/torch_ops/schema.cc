@@ -3,7 +3,7 @@
 // Schemas of the operators, in the library for the CPU alone. A schema is append-only: a new argument comes last and
 // has a default.
 //
-// attention, attention_with_residual and attention_backward are registered with autograd; the others run the same
+// The operators whose names begin with attention are registered with autograd; the others run the same
 // kernels past it, for the autograd.Function of python/tessera/torch/_operators.py and for calls without gradients.
 #include <torch/csrc/stable/library.h>
 
@@ -24,10 +24,19 @@
     "(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " TESSERA_SHARED_ARGUMENTS \
     ", bool bias_gradient, bool heads_first=False, Tensor? o_residual=None) -> (Tensor, Tensor, Tensor, Tensor)"
 
+#define TESSERA_FORWARD_WITH_SINKS \
+    "(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS ", bool heads_first, Tensor sinks) -> (Tensor, Tensor)"
+
+#define TESSERA_BACKWARD_WITH_SINKS                                                                            \
+    "(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " TESSERA_SHARED_ARGUMENTS \
+    ", bool bias_gradient, bool heads_first, Tensor sinks) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+
 STABLE_TORCH_LIBRARY(tessera, m) {
     m.def("attention" TESSERA_FORWARD_ARGUMENTS " -> (Tensor, Tensor)");
     m.def("attention_with_residual" TESSERA_FORWARD_ARGUMENTS " -> (Tensor, Tensor, Tensor)");
     m.def("attention_backward" TESSERA_BACKWARD);
+    m.def("attention_with_sinks" TESSERA_FORWARD_WITH_SINKS);
+    m.def("attention_with_sinks_backward" TESSERA_BACKWARD_WITH_SINKS);
     m.def("forward" TESSERA_FORWARD_ARGUMENTS " -> (Tensor, Tensor)");
     m.def("forward_with_residual" TESSERA_FORWARD_ARGUMENTS " -> (Tensor, Tensor, Tensor)");
     m.def("forward_few" TESSERA_FEW_ARGUMENTS " -> (Tensor, Tensor)");

@@ -280,7 +280,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores. A CausalBias of
         torch.nn.attention.bias (causal_upper_left, causal_lower_right) stands for its alignment, with causal=None.
         A mask is 0 where the key takes part and -inf where it does not.
-    sinks: [heads_q]: logits that take part in the softmax as keys without a value (in 16 bits O is rounded twice).
+    sinks: [heads_q]: logits that take part in the softmax as keys without a value (on CUDA O is rounded twice).
     dropout_p, seed: seed is an int of 64 bits or an int64 tensor in host memory; default: drawn from torch's CPU
         generator. A graph of torch.compile that may recompute its random numbers (activation memory budget under 1)
         needs a seed.
@@ -307,7 +307,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     arguments = Arguments(q, k, v, bias, alibi_slopes, seed=seed_tensor(seed, dropout_p), causal=causal_number(causal),
                           window_left=left, window_right=right, scale=scale, softcap=softcap, dropout_p=dropout_p,
                           kernel=kernel_name(kernel), heads_first=heads_first)
-    return _sinks.run(run_math if math else run, arguments, sinks, return_lse)
+    return _sinks.run(arguments, sinks, return_lse, math)
 
 
 def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
@@ -397,4 +397,4 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
     arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed_tensor(seed, dropout_p),
                           _bound("max_len_q", max_len_q), _bound("max_len_kv", max_len_kv), causal_number(causal), left,
                           right, scale, softcap, dropout_p, kernel_name(kernel))
-    return _sinks.run(run_math if math else run, arguments, sinks, return_lse)
+    return _sinks.run(arguments, sinks, return_lse, math)

@@ -2,7 +2,8 @@
 """The operators of libtessera_torch: their arguments, fake kernels, gradients, and which of them a call runs.
 
 torch.ops.tessera.attention is the operator that graphs contain: it has a gradient and a vmap rule.
-attention_with_residual also returns the residual of O (docs/numerics.md), which makes the backward faster. The
+attention_with_residual also returns the residual of O (docs/numerics.md), which makes the backward faster.
+attention_with_sinks takes sinks after all other arguments, for tensors whose kernels take them. The
 operators named forward or backward run the same kernels and have no gradient, since a gradient registered through
 torch.library runs Python in every call, wanted or not. EagerAttention, EagerFewAttention and calls without gradients
 use these. forward_few and forward_o (O alone) have 8 arguments instead of 18, because converting each one takes time.
@@ -25,6 +26,8 @@ backward = torch.ops.tessera.backward.default
 attention = torch.ops.tessera.attention.default
 attention_with_residual = torch.ops.tessera.attention_with_residual.default
 attention_backward = torch.ops.tessera.attention_backward.default
+attention_with_sinks = torch.ops.tessera.attention_with_sinks.default
+attention_with_sinks_backward = torch.ops.tessera.attention_with_sinks_backward.default
 
 _WAY_OUT = ("math=True of tessera.torch.attention, varlen_attention and scaled_dot_product_attention computes them, "
             "slowly")
@@ -129,12 +132,22 @@ def _fake_backward(d_o, dlse, q, k, v, o, lse, bias, *rest):
     return *gradients, bias.new_empty(bias.shape) if bias_gradient else q.new_empty((0,))
 
 
+def _fake_with_sinks(*arguments):
+    return _fake_forward(*arguments[:-1])
+
+
+def _fake_with_sinks_backward(*arguments):
+    return *_fake_backward(*arguments[:-1]), arguments[-1].new_empty(arguments[-1].shape)
+
+
 for _name, _fake in (("forward", _fake_forward), ("attention", _fake_forward), ("forward_o", _fake_forward_o),
                      ("forward_few", _fake_forward_few),
                      ("forward_few_with_residual", _fake_forward_few_with_residual),
                      ("forward_with_residual", _fake_forward_with_residual),
                      ("attention_with_residual", _fake_forward_with_residual),
-                     ("backward", _fake_backward), ("attention_backward", _fake_backward)):
+                     ("backward", _fake_backward), ("attention_backward", _fake_backward),
+                     ("attention_with_sinks", _fake_with_sinks),
+                     ("attention_with_sinks_backward", _fake_with_sinks_backward)):
     torch.library.register_fake("tessera::" + _name)(_fake)
 
 
@@ -185,7 +198,29 @@ def no_forward_mode(*_):
 
 for _name in ("attention", "attention_with_residual"):
     torch.library.register_autograd("tessera::" + _name, _registered_backward, setup_context=setup_context)
-torch.library.register_autograd("tessera::attention_backward", no_second_derivative)
+def _setup_context_with_sinks(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:TENSORS], *output, inputs[-1])
+    ctx.settings = inputs[TENSORS:-1]
+    ctx.set_materialize_grads(False)
+
+
+def _backward_with_sinks(ctx, d_o, dlse):
+    *saved, sinks = ctx.saved_tensors
+    of_sinks = []
+
+    def run_backward(*arguments):
+        *found, dsinks = attention_with_sinks_backward(*arguments, sinks)
+        of_sinks.append(dsinks)
+        return found
+
+    found = gradients(run_backward, saved, ctx.settings, d_o, dlse, bool(ctx.needs_input_grad[3]))
+    return *found, *(None,) * (len(Arguments._fields) - 4), of_sinks[0] if of_sinks else None
+
+
+torch.library.register_autograd("tessera::attention_with_sinks", _backward_with_sinks,
+                                setup_context=_setup_context_with_sinks)
+for _name in ("attention_backward", "attention_with_sinks_backward"):
+    torch.library.register_autograd("tessera::" + _name, no_second_derivative)
 
 _without_gradient = torch.library.Library("tessera", "IMPL")
 for _name in ("forward", "forward_with_residual", "forward_few", "forward_few_with_residual", "forward_o", "backward"):

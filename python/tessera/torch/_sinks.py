@@ -1,37 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention sinks on PyTorch tensors, from O and LSE of a call without them.
+"""Attention sinks on PyTorch tensors: by the kernels for the CPU, which take them, or from O and LSE of a call without.
 
 A sink is a score without a value: exp(sink) joins the sum of the exponentials of each row of its head. O then keeps the
 share exp(LSE) / (exp(LSE) + exp(sink)) = sigmoid(LSE - sink) of itself. LSE has a gradient, so the sinks, q and k get
 theirs, on every device and under every transform that attention() takes. In 16 bits O is rounded once more than by
 the kernels that tessera.attention() runs with sinks."""
 import torch
+from torch.compiler import is_compiling
 
-from . import _distributed
-from ._tensors import expect_arguments, expect_tensor
+from . import _distributed, _operators
+from ._tensors import expect_arguments, expect_tensor, is_plain
 
 
-def run(of_call, arguments, sinks, with_lse):
-    """of_call(arguments, with_lse), which gives (O, LSE) or O, with a sink for each query head; None: without."""
+def run(arguments, sinks, with_lse=True, math=False, name="sinks"):
+    """_attention.run(), or run_math() with math, with a sink for each query head; None: without. name: the caller's
+    name of the sinks.
+
+    On CUDA, in forward mode, under torch.func and for DTensors no kernel with sinks runs. Raises ValueError naming the
+    argument."""
+    from . import _attention  # which imports this module
+    of_call = _attention.run_math if math else _attention.run
     if sinks is None:
         return of_call(arguments, with_lse)
-    expect_arguments(arguments)
-    sinks = checked(sinks, arguments.q, arguments.q.shape[1 if arguments.heads_first else -2])
-    o, lse = added(*of_call(arguments, True), sinks, arguments.heads_first)
-    return (o, lse) if with_lse else o
+    plain = expect_arguments(arguments)
+    sinks = checked(sinks, arguments.q, arguments.q.shape[1 if arguments.heads_first else -2], name)
+    if (math or not plain or arguments.q.device.type != "cpu" or not is_plain(sinks)
+            or _attention._functorch_active() or _attention._forward_mode()):
+        o, lse = added(*of_call(arguments, True), sinks, arguments.heads_first)
+        return (o, lse) if with_lse else o
+    arguments = arguments if is_compiling() else _attention._with_numbers(arguments)
+    try:
+        results = _operators.attention_with_sinks(*arguments, sinks.float())
+    except (RuntimeError, AttributeError) as error:
+        raise _attention._explained(error, arguments) from None
+    return results if with_lse else results[0]
 
 
-def checked(sinks, q, heads_q):
+def checked(sinks, q, heads_q, name="sinks"):
     """The sinks as a call on q takes them. Raises ValueError naming the argument."""
-    expect_tensor("sinks", sinks)
+    expect_tensor(name, sinks)
     if _distributed.are_in((q,)) != _distributed.are_in((sinks,)):
-        raise ValueError(f"sinks: expected a {type(q).__name__}, as q is, got a {type(sinks).__name__}")
+        raise ValueError(f"{name}: expected a {type(q).__name__}, as q is, got a {type(sinks).__name__}")
     if not sinks.is_floating_point():
-        raise ValueError(f"sinks: expected a floating dtype, got {str(sinks.dtype).removeprefix('torch.')}")
+        raise ValueError(f"{name}: expected a floating dtype, got {str(sinks.dtype).removeprefix('torch.')}")
     if sinks.dim() != 1 or sinks.shape[0] != heads_q:
-        raise ValueError(f"sinks: expected shape [{heads_q}], got {list(sinks.shape)} of rank {sinks.dim()}")
+        raise ValueError(f"{name}: expected shape [{heads_q}], got {list(sinks.shape)} of rank {sinks.dim()}")
     if sinks.device != q.device:
-        raise ValueError(f"sinks: expected a tensor on {q.device}, where q is, got one on {sinks.device}")
+        raise ValueError(f"{name}: expected a tensor on {q.device}, where q is, got one on {sinks.device}")
     return sinks
 
 

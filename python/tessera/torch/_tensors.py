@@ -14,6 +14,11 @@ _DEVICES = ("cpu", "cuda")
 _ALIGNMENTS = {CausalVariant.UPPER_LEFT: "top-left", CausalVariant.LOWER_RIGHT: "bottom-right"}
 
 
+def is_plain(tensor):
+    """Whether a tensor's class is one of PyTorch's own."""
+    return type(tensor) in _PLAIN
+
+
 def expect_tensor(name, tensor):
     """Raises ValueError naming the argument unless `tensor` is a torch.Tensor that an operator may be called with.
 

@@ -7,7 +7,8 @@
     python python/tests/judges/run.py transformers FOLDER/transformers --models llama,gemma2 -k eager_matches_sdpa
 
 flash-attention: a random sample of tests/test_flash_attn.py, without caches and pages, on --device (default cpu), in
-this process. flash-attention-3: of hopper/test_flash_attn.py, without what flash_attention_3.py names. pytorch: pytest
+this process. flash-attention-3: of hopper/test_flash_attn.py, without what flash_attention_3.py names. The same with
+-kvcache behind the name: test_flash_attn_kvcache of the file, in fp16 and bf16. pytorch: pytest
 over test/test_transformers.py with the provider active. transformers: pytest over tests/models/MODEL/test_modeling_*.py
 with tessera under the name "sdpa". These two checkouts have to fit the versions that are installed. Several processes
 share one sample by --part.
@@ -28,7 +29,8 @@ FOLDER = pathlib.Path(__file__).parent
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("suite", choices=["flash-attention", "flash-attention-3", "pytorch", "transformers"])
+    parser.add_argument("suite", choices=["flash-attention", "flash-attention-3", "flash-attention-kvcache",
+                                          "flash-attention-3-kvcache", "pytorch", "transformers"])
     parser.add_argument("checkout", type=pathlib.Path, help="the folder of the project's checkout")
     parser.add_argument("--device", default="cpu", help="flash-attention*: in the place of \"cuda\" (default: cpu)")
     parser.add_argument("--count", type=int, default=500, help="cases to draw (default: 500)")
@@ -56,10 +58,14 @@ def report(counts, reasons, text):
 def judge_flash_attention(options):
     import flash_attention
     import flash_attention_3
+    import kvcache
     import sample
-    suite = flash_attention if options.suite == "flash-attention" else flash_attention_3
+    suite = {"flash-attention": flash_attention, "flash-attention-3": flash_attention_3,
+             "flash-attention-kvcache": kvcache.Of2, "flash-attention-3-kvcache": kvcache.Of3}[options.suite]
     module = suite.load(options.checkout, options.device)
     drawn, total = flash_attention.cases(module, suite.is_asked, options.count, options.seed, options.longest)
+    if options.suite.endswith("kvcache"):
+        drawn = kvcache.with_both_dtypes(drawn)
     part, parts = map(int, options.part.split("/"))
     counts, reasons, begun = collections.Counter(), collections.Counter(), time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: setattr(options, "minutes", 0))  # ends after the case it is at

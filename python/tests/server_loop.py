@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's loop over a pool of pages, and the contiguous call that each of its results must equal bit for bit.
+
+Sequences join with a prompt, share full pages with others, fork, are decoded with a guess of several tokens of which
+some are taken back, lose the pages behind their window, and leave. A page that is free holds NaN, infinity or huge
+numbers, and entries of a table that no length reaches hold anything. test_server_loop.py runs some steps;
+
+    python python/tests/server_loop.py --steps 10000
+
+runs as many as are asked for, over pages of 1, 3, 16 and 784 keys, with and without a window, in fp32 and bf16."""
+import argparse
+import collections
+import random
+import time
+
+import torch
+
+import torch_reference as reference
+from tessera import flash_attn, flash_attn_3
+
+HEADS, HEADS_K, DIM = 4, 2, 16
+LONGEST, PROMPT, MEMBERS, GUESS = 120, 40, 6, 4
+JUNK = (float("nan"), float("inf"), 3e38)
+
+
+class Member:
+    """A sequence: its keys and values in one piece, and its pages. Entries of pages behind the window are None."""
+
+    def __init__(self, dtype):
+        self.k = self.v = torch.empty(0, HEADS_K, DIM, dtype=dtype)
+        self.pages = []
+
+    def __len__(self):
+        return len(self.k)
+
+
+class Server:
+    def __init__(self, seed, page, window, dtype=torch.float32):
+        self.draw, self.rows = random.Random(seed), torch.Generator().manual_seed(seed)
+        self.page, self.window, self.dtype = page, window, dtype
+        count = (MEMBERS + 2) * (LONGEST + PROMPT + GUESS) // page + 2 * MEMBERS
+        layers = torch.empty(count, page, 2, HEADS_K, 2 * DIM, dtype=dtype)  # two layers in a page, K and V side by side
+        self.k_cache, self.v_cache = layers[:, :, 1, :, :DIM], layers[:, :, 1, :, DIM:]
+        self.free, self.users = list(range(count)), collections.Counter()
+        for number in self.free:
+            self._spoil(number)
+        self.members, self.seen = [], collections.Counter()
+
+    def _random(self, *shape):
+        return torch.randn(shape, generator=self.rows).to(self.dtype)
+
+    def _spoil(self, number):
+        self.k_cache[number] = self.draw.choice(JUNK)
+        self.v_cache[number] = self.draw.choice(JUNK)
+
+    def _take(self):
+        number = self.free.pop(self.draw.randrange(len(self.free)))
+        self.users[number] = 1
+        return number
+
+    def _give_back(self, number):
+        self.users[number] -= 1
+        if self.users[number] == 0:
+            self._spoil(number)
+            self.free.append(number)
+
+    # --- What happens between two steps
+
+    def join(self):
+        """A new sequence, perhaps on the full pages that another one begins with. Returns the rows of its prompt."""
+        member = Member(self.dtype)
+        other = self.draw.choice(self.members) if self.members and self.draw.random() < 0.4 else None
+        if other is not None and None not in other.pages:
+            full = self.draw.randint(0, len(other) // self.page)
+            self._share(member, other, full)
+            self.seen["shared pages"] += full
+        self.members.append(member)
+        self.seen["joins"] += 1
+        return member, self.draw.randint(1, PROMPT)
+
+    def _share(self, member, other, full):
+        """The first `full` pages of the other one, and their rows."""
+        member.pages = other.pages[:full]
+        for number in member.pages:
+            self.users[number] += number is not None
+        member.k, member.v = other.k[:full * self.page], other.v[:full * self.page]
+
+    def fork(self):
+        """A copy of a sequence: full pages are shared, a page that is begun is copied."""
+        other, member = self.draw.choice(self.members), Member(self.dtype)
+        self._share(member, other, len(other) // self.page)
+        if len(other) % self.page:
+            number = self._take()
+            for cache in (self.k_cache, self.v_cache):
+                cache[number] = cache[other.pages[len(other) // self.page]]
+            member.pages.append(number)
+            member.k, member.v = other.k, other.v
+        self.members.append(member)
+        self.seen["forks"] += 1
+
+    def leave(self, member):
+        self.members.remove(member)
+        for number in member.pages:
+            if number is not None:
+                self._give_back(number)
+        self.seen["leaves"] += 1
+
+    def _evict(self, member):
+        """Gives back the pages that no later query sees."""
+        if self.window is None:
+            return
+        for place in range(max(len(member) - self.window, 0) // self.page):
+            if member.pages[place] is not None:
+                self._give_back(member.pages[place])
+                member.pages[place] = None
+                self.seen["evictions"] += 1
+
+    # --- One step
+
+    def step(self):
+        """All sequences at once, in any order, beside rows of nobody. Asserts the bits of every result."""
+        if self.members and (len(self.members) == MEMBERS or self.draw.random() < 0.05):
+            self.leave(self.draw.choice(self.members))
+        if len(self.members) < MEMBERS and self.members and self.draw.random() < 0.08:
+            self.fork()
+        prompts = dict([self.join()]) if len(self.members) < MEMBERS and self.draw.random() < 0.35 else {}
+        if not self.members:
+            prompts = dict([self.join()])
+        batch = list(self.members)
+        self.draw.shuffle(batch)
+        same = not prompts and self.draw.random() < 0.5  # as many new rows for each: the call of version 2.8
+        guess = self.draw.randint(1, GUESS)
+        new = [prompts.get(m, guess if same else self.draw.randint(1, GUESS)) for m in batch]
+        for member, rows in zip(batch, new):
+            while len(member.pages) * self.page < len(member) + rows:
+                member.pages.append(self._take())
+        nobody = self.draw.randint(0, 2)
+        lengths = torch.tensor([len(m) for m in batch] + [-guess if same else 0] * nobody, dtype=torch.int32)
+        table = self._table(batch, nobody)
+        q, k, v = ([self._random(rows, heads, DIM) for rows in new] for heads in (HEADS, HEADS_K, HEADS_K))
+        out, lse = (self._dense if same else self._ragged)(q, k, v, lengths, table, nobody)
+        for b, member in enumerate(batch):
+            self._check(member, q[b], k[b], v[b], out[b], lse[b])
+            kept = new[b] if member in prompts else self.draw.randint(0, new[b])
+            self.seen["tokens"] += kept
+            self.seen["taken back"] += new[b] - kept
+            member.k, member.v = torch.cat((member.k, k[b][:kept])), torch.cat((member.v, v[b][:kept]))
+            self._evict(member)
+        for member in batch:
+            if len(member) > LONGEST:
+                self.leave(member)
+        self.seen["steps"] += 1
+
+    def _table(self, batch, nobody):
+        width = max(len(m.pages) for m in batch) + self.draw.randint(0, 2)
+        junk = (-1, 10**6, 0, -2**31)
+        rows = [[self.draw.choice(junk) if number is None else number for number in m.pages] for m in batch]
+        rows += [[]] * nobody
+        return torch.tensor([row + [self.draw.choice(junk) for _ in range(width - len(row))] for row in rows],
+                            dtype=torch.int32)
+
+    def _scores(self):
+        return dict(causal=True, window_size=(-1, -1) if self.window is None else (self.window, 0))
+
+    def _dense(self, q, k, v, lengths, table, nobody):
+        q, k, v = (torch.stack(rows + [self._random(*rows[0].shape)] * nobody) for rows in (q, k, v))
+        out, lse = flash_attn.flash_attn_with_kvcache(q, self.k_cache, self.v_cache, k, v, cache_seqlens=lengths,
+                                                      block_table=table, return_softmax_lse=True, **self._scores())
+        real = len(q) - nobody
+        assert lse[real:].eq(float("inf")).all() and out[real:].eq(0).all()
+        self.seen["calls of 2.8"] += 1
+        return out[:real], lse[:real]
+
+    def _ragged(self, q, k, v, lengths, table, nobody):
+        counts = torch.tensor([0] + [len(rows) for rows in q] + [0] * nobody, dtype=torch.int32)
+        offsets = counts.cumsum(0, dtype=torch.int32)
+        behind = self.draw.randint(0, 3)  # rows behind the last offset
+        flat = [torch.cat(rows + [torch.full((behind, *rows[0].shape[1:]), float("nan"), dtype=self.dtype)])
+                for rows in (q, k, v)]
+        out, lse = flash_attn_3.flash_attn_with_kvcache(
+            flat[0], self.k_cache, self.v_cache, flat[1], flat[2], cache_seqlens=lengths, page_table=table,
+            cu_seqlens_q=offsets, cu_seqlens_k_new=offsets, max_seqlen_q=max(map(len, q)), return_softmax_lse=True,
+            **self._scores())
+        total = int(offsets[-1])
+        assert out[total:].eq(0).all() and lse[:, total:].eq(float("-inf")).all()
+        sizes = [len(rows) for rows in q]
+        self.seen["calls of 3"] += 1
+        return out[:total].split(sizes), lse[:, :total].split(sizes, 1)
+
+    def _check(self, member, q, k, v, out, lse):
+        """The bits of the same rows in a call on the keys in one piece; now and then fp64 too."""
+        k, v = torch.cat((member.k, k)), torch.cat((member.v, v))
+        want, want_lse = flash_attn_3.flash_attn_func(q[None], k[None], v[None], return_attn_probs=True,
+                                                      **self._scores())
+        assert torch.equal(out, want[0]), f"O of {len(q)} queries on {len(k)} keys, {dict(self.seen)}"
+        assert torch.equal(lse, want_lse[0]), f"LSE of {len(q)} queries on {len(k)} keys, {dict(self.seen)}"
+        self.seen["results"] += 1
+        if self.draw.random() < 0.02:
+            left = None if self.window is None else (self.window, 0)
+            o64, lse64 = reference.attention(q[None], k[None], v[None], causal="bottom-right", window=left)
+            reference.expect_close(out, o64[0], 3e-6 if self.dtype == torch.float32 else 2.0**-7, "o")
+            reference.expect_lse(lse, lse64[0])
+            self.seen["results beside fp64"] += 1
+
+
+KINDS = [(page, window, dtype) for page in (16, 3, 1, 784) for window in (None, 21)
+         for dtype in (torch.float32, torch.bfloat16)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    total, begun = collections.Counter(), time.monotonic()
+    for number, (page, window, dtype) in enumerate(KINDS):
+        server = Server(options.seed + number, page, window, dtype)
+        for _ in range(-(-options.steps // len(KINDS))):
+            server.step()
+        total.update(server.seen)
+    print(f"{time.monotonic() - begun:.0f} s; " + ", ".join(f"{number:,} {name}" for name, number in total.items()))
+
+
+if __name__ == "__main__":
+    main()
