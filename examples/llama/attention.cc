@@ -17,7 +17,7 @@ Attention::Attention(const Config& config, std::int32_t pages, std::int64_t page
       pages_(pages),
       page_size_(page_size),
       layer_bytes_(pages * page_size * config.heads_kv * config.head_dim * size_of(dtype)) {
-    cache_ = memory.allocate(static_cast<std::size_t>(bytes()));
+    cache_ = memory.allocate(static_cast<std::size_t>(bytes()), "the cache (pages)");
 }
 
 void Attention::begin(const Batch& batch, Threads& threads) {
@@ -36,7 +36,7 @@ void Attention::begin(const Batch& batch, Threads& threads) {
     problem.page_size = page_size_;
     problem.len_kv = batch.pages_each * page_size_;  // the capacity; every sequence has a length of its own
 
-    // The bits of a row are promised for each kernel, so every pass uses the kernel of the first one: a text must not
+    // The bits of a row are promised for each kernel, so every step uses the kernel of the first one: a text must not
     // depend on the sequences that happen to run beside it.
     tessera::PlanOptions options{.threads = threads.count(), .device = memory_.device()};
     if (plan_) options.kernel = plan_->kernel->name;
@@ -110,7 +110,7 @@ const void* Attention::converted(const float* from, std::int64_t elements) {
 }
 
 std::byte* Attention::reserve(Buffer& buffer, std::size_t bytes) {
-    if (buffer.bytes < bytes) buffer = {memory_.allocate(bytes), bytes};
+    if (buffer.bytes < bytes) buffer = {memory_.allocate(bytes, "a step"), bytes};
     return buffer.data.get();
 }
 

@@ -21,7 +21,7 @@ class Attention {
     /// A cache of `pages` pages of `page_size` tokens, in `dtype` (fp32 or bf16; Q and O have the same).
     Attention(const Config& config, std::int32_t pages, std::int64_t page_size, tessera::DType dtype, Memory& memory);
 
-    /// Plans the calls of all layers of one pass, and takes the batch's lengths and page table to the device.
+    /// Plans the calls of all layers of one step, and takes the batch's lengths and page table to the device.
     void begin(const Batch& batch, Threads& threads);
 
     /// Writes the new rows of K and V into their slots, then computes O. q, o: [rows, heads_q, head_dim]; k, v: [rows,
@@ -31,7 +31,7 @@ class Attention {
 
     std::int64_t bytes() const { return 2 * layer_bytes_ * config_.layers; }
 
-    /// The kernel and the instruction set or device, once a pass has been planned: "cpu.fa2.forward on AVX3".
+    /// The kernel and the instruction set or device, once a step has been planned: "cpu.fa2.forward on AVX3".
     std::string kernel() const { return plan_ ? plan_->kernel->name + " on " + plan_->target : "none"; }
 
  private:

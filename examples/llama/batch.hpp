@@ -6,8 +6,8 @@
 
 namespace llama {
 
-/// The rows that one pass through the model computes: some new tokens of each of several sequences, packed without
-/// padding. A sequence in its prompt brings many tokens, a decoding one brings one, and a pass may mix them.
+/// The rows that one step of the model computes: some new tokens of each of several sequences, packed without
+/// padding. A sequence in its prompt brings many tokens, a decoding one brings one, and a step may mix them.
 struct Batch {
     // Of each row.
     std::vector<std::int32_t> tokens;

@@ -40,21 +40,21 @@ std::int64_t Engine::submit(const Request& request) {
 }
 
 std::vector<Token> Engine::step() {
-    const std::vector<Share> shares = scheduler_.next();
-    const Batch batch = scheduler_.batch(shares);
-    const bool decoding = std::all_of(shares.begin(), shares.end(), [](const Share& share) {
-        return share.count == 1 && share.sequence->cached >= share.sequence->prompt;
+    const std::vector<Chunk> chunks = scheduler_.next();
+    const Batch batch = scheduler_.batch(chunks);
+    const bool decoding = std::all_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) {
+        return chunk.count == 1 && chunk.sequence->cached >= chunk.sequence->prompt;
     });
     const double before = model_.times().all;
     const std::vector<float> logits = model_.forward(batch);
-    Pace& pace = decoding ? decoding_ : with_prompts_;
-    ++pace.passes;
-    pace.rows += batch.rows();
-    pace.seconds += model_.times().all - before;
+    Throughput& throughput = decoding ? decoding_ : with_prompts_;
+    ++throughput.steps;
+    throughput.rows += batch.rows();
+    throughput.seconds += model_.times().all - before;
 
     std::vector<Token> tokens;
     const auto vocab = static_cast<std::size_t>(model_.config().vocab_size);
-    for (const auto& [sequence, count] : shares) {
+    for (const auto& [sequence, count] : chunks) {
         sequence->cached += count;
         if (sequence->cached < sequence->size()) continue;  // a piece of a prompt: its last row is still to come
         const std::span<const float> of_last = std::span(logits).subspan(tokens.size() * vocab, vocab);

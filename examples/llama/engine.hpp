@@ -12,16 +12,16 @@
 
 namespace llama {
 
-/// A token that a pass chose.
+/// A token that a step chose.
 struct Token {
     std::int64_t request = 0;  ///< as submit() returned it
     std::int32_t token = 0;
     bool last = false;  ///< the text of this request ends here
 };
 
-/// Passes of one kind.
-struct Pace {
-    std::int64_t passes = 0;
+/// Steps of one kind.
+struct Throughput {
+    std::int64_t steps = 0;
     std::int64_t rows = 0;
     double seconds = 0;
 };
@@ -44,15 +44,15 @@ class Engine {
     /// option is out of range, or the text may become longer than the model or the cache allows.
     std::int64_t submit(const Request& request);
 
-    /// Runs one pass and returns the tokens that it chose; long prompts take passes that choose none. `busy()` is false
+    /// Runs one step and returns the tokens that it chose; long prompts take steps that choose none. `busy()` is false
     /// when every request has ended.
     std::vector<Token> step();
     bool busy() const { return open_ > 0; }
 
     const Model& model() const { return model_; }
     const Scheduler& scheduler() const { return scheduler_; }
-    const Pace& with_prompts() const { return with_prompts_; }  ///< passes with rows of prompts
-    const Pace& decoding() const { return decoding_; }          ///< passes with one new token for each sequence
+    const Throughput& with_prompts() const { return with_prompts_; }  ///< steps with rows of prompts
+    const Throughput& decoding() const { return decoding_; }          ///< steps with one new token for each sequence
 
  private:
     bool ends(const Sequence& sequence, std::int32_t token) const;
@@ -62,7 +62,7 @@ class Engine {
     Model model_;
     std::int64_t submitted_ = 0;
     std::int64_t open_ = 0;
-    Pace with_prompts_, decoding_;
+    Throughput with_prompts_, decoding_;
 };
 
 }  // namespace llama

@@ -41,7 +41,7 @@ Rotary::Rotary(const Config& config) {
     }
 }
 
-void Rotary::turn(std::span<float> row, std::int64_t position) const {
+void Rotary::rotate(std::span<float> row, std::int64_t position) const {
     const std::size_t pairs = frequencies_.size();
     for (std::size_t i = 0; i < pairs; ++i) {
         // The angle is rounded to fp32, as it is where such models are trained.

@@ -24,7 +24,7 @@ class Rotary {
     explicit Rotary(const Config& config);
 
     /// Turns the `heads` heads of one row, [heads, head_dim].
-    void turn(std::span<float> row, std::int64_t position) const;
+    void rotate(std::span<float> row, std::int64_t position) const;
 
  private:
     std::vector<float> frequencies_;  // [head_dim / 2]

@@ -51,7 +51,7 @@ void declare(CLI::App& app, Arguments& a) {
         ->capture_default_str();
     app.add_option("--running", a.engine.scheduler.running, "texts that grow at the same time, at most")
         ->capture_default_str();
-    app.add_option("--step-tokens", a.engine.scheduler.step_tokens, "rows of a pass, at most")->capture_default_str();
+    app.add_option("--step-tokens", a.engine.scheduler.step_tokens, "rows of a step, at most")->capture_default_str();
     app.add_option("--threads", a.engine.model.threads, "0: as many as there are")
         ->check(CLI::Range(0, 1024))
         ->capture_default_str();
@@ -104,10 +104,10 @@ std::vector<std::string> submit(Engine& engine, const Arguments& a) {
     const auto one = [&](std::vector<std::int32_t> tokens) {
         Request request = a.request;
         request.prompt = std::move(tokens);
+        engine.submit(request);
         std::string text;
         for (const std::int32_t token : request.prompt) text += text_of(token, bytes);
-        engine.submit(request);
-        begins.push_back(text);
+        begins.push_back(bytes ? text : text.substr(1));
     };
     for (const std::string& text : a.prompts) one(tokens_of_bytes(text));
     for (const std::string& ids : a.ids) one(tokens_of_ids(ids));
@@ -125,10 +125,10 @@ void print_model(const Model& model) {
                static_cast<double>(model.weights().bytes()) / 1e6);
 }
 
-void print_pace(const char* name, const Pace& pace, const char* rows) {
-    if (pace.passes == 0) return;
-    fmt::print(stderr, "{:<10}{} {} in {} passes, {:.0f} ms: {:.0f} tokens/s\n", name, pace.rows, rows, pace.passes,
-               pace.seconds * 1e3, static_cast<double>(pace.rows) / pace.seconds);
+void print_throughput(const char* name, const Throughput& of) {
+    if (of.steps == 0) return;
+    fmt::print(stderr, "{:<10}{} tokens in {} step{}, {:.0f} ms: {:.0f} tokens/s\n", name, of.rows, of.steps,
+               of.steps == 1 ? "" : "s", of.seconds * 1e3, static_cast<double>(of.rows) / of.seconds);
 }
 
 void print_figures(const Engine& engine, double first_token) {
@@ -136,15 +136,15 @@ void print_figures(const Engine& engine, double first_token) {
     const Times& t = model.times();
     const auto percent = [&](double seconds) { return 100 * seconds / t.all; };
     fmt::print(stderr, "\nattention {}, {} threads\n", model.attention().kernel(), model.threads());
-    print_pace("prompts", engine.with_prompts(), "tokens");
-    print_pace("decoding", engine.decoding(), "tokens");
+    print_throughput("prompts", engine.with_prompts());
+    print_throughput("decoding", engine.decoding());
     fmt::print(stderr, "first     token after {:.1f} ms\n", first_token * 1e3);
-    fmt::print(stderr, "share     attention {:.1f} %, matrix products {:.1f} %, the rest {:.1f} %\n",
+    fmt::print(stderr, "time      attention {:.1f} %, matrix products {:.1f} %, the rest {:.1f} %\n",
                percent(t.attention), percent(t.linear), percent(t.all - t.attention - t.linear));
     const PageAllocator& pages = engine.scheduler().pages();
-    fmt::print(stderr, "cache     {} pages, {:.1f} MB; {} used at most, {} now, {} evictions\n", pages.total(),
+    fmt::print(stderr, "cache     {} pages, {:.1f} MB; {} used at most, {} now, {} preemptions\n", pages.total(),
                static_cast<double>(model.attention().bytes()) / 1e6, pages.most_used(), pages.used(),
-               engine.scheduler().evictions());
+               engine.scheduler().preemptions());
 }
 
 void run(Arguments& a) {

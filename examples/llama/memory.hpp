@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 
+#include "io/memory.hpp"
 #include "tessera/attention.hpp"
 
 namespace llama {
@@ -14,8 +15,9 @@ class Memory {
  public:
     virtual ~Memory() = default;
     virtual tessera::Device device() const = 0;
-    /// Memory aligned to Plan::kWorkspaceAlignment that lives as long as this object and every copy of the pointer.
-    virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
+    /// Memory aligned to Plan::kWorkspaceAlignment that lives as long as a copy of the pointer. Throws
+    /// Error(out_of_memory) that names `what`.
+    virtual std::shared_ptr<std::byte> allocate(std::size_t bytes, const char* what) = 0;
     virtual void copy_in(void* there, const void* here, std::size_t bytes) = 0;
     virtual void copy_out(void* here, const void* there, std::size_t bytes) = 0;
 };
@@ -23,7 +25,8 @@ class Memory {
 class HostMemory final : public Memory {
  public:
     tessera::Device device() const override { return {}; }
-    std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    std::shared_ptr<std::byte> allocate(std::size_t bytes, const char* what) override {
+        tessera::io::expect_memory(bytes, what);
         const auto owner = std::make_shared<tessera::Workspace>(bytes);
         return {owner, owner->span().data()};
     }

@@ -85,8 +85,8 @@ void Model::attention_of(std::int64_t layer, const Batch& batch) {
     }
     for (std::int64_t r = 0; r < rows; ++r) {
         const std::int64_t position = batch.positions[static_cast<std::size_t>(r)];
-        rotary_.turn(row(q_, r, config_.heads_q * dim), position);
-        rotary_.turn(row(k_, r, config_.heads_kv * dim), position);
+        rotary_.rotate(row(q_, r, config_.heads_q * dim), position);
+        rotary_.rotate(row(k_, r, config_.heads_kv * dim), position);
     }
     const Clock::time_point start = Clock::now();
     o_.resize(q_.size());

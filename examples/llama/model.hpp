@@ -14,7 +14,7 @@
 
 namespace llama {
 
-/// The seconds that passes through the model took.
+/// The seconds that the steps took.
 struct Times {
     double all = 0;
     double attention = 0;  ///< tessera's call, and K and V on their way into the cache

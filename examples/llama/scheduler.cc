@@ -32,7 +32,8 @@ Sequence::Sequence(const Request& request, std::int64_t request_number)
 
 Scheduler::Scheduler(const SchedulerOptions& options, std::int32_t pages, std::int64_t page_size)
     : options_(options), pages_(checked_pages(pages)), page_size_(page_size) {
-    expect("page_size", page_size > 0, "a number > 0", page_size);
+    const std::int64_t most = (std::int64_t{1} << 31) / pages;
+    expect("page_size", page_size > 0 && page_size <= most, fmt::format("1 to {}", most), page_size);
     expect("running", options.running > 0, "a number > 0", options.running);
     expect("step_tokens", options.step_tokens >= options.running, fmt::format("at least running, {}", options.running),
            options.step_tokens);
@@ -41,33 +42,33 @@ Scheduler::Scheduler(const SchedulerOptions& options, std::int32_t pages, std::i
 void Scheduler::submit(const Request& request, std::int64_t number) {
     auto sequence = std::make_unique<Sequence>(request, number);
     // The last token that is chosen is never computed, so it needs no place in the cache.
-    const std::int64_t room = pages_.total() * page_size_ + 1;
-    expect("pages", sequence->most <= room,
-           fmt::format("room for the {} tokens of request {}", sequence->most - 1, number), room - 1);
+    const std::int64_t space = pages_.total() * page_size_ + 1;
+    expect("pages", sequence->most <= space,
+           fmt::format("space for the {} tokens of request {}", sequence->most - 1, number), space - 1);
     waiting_.push_back(std::move(sequence));
 }
 
-std::vector<Share> Scheduler::next() {
-    std::vector<Share> shares;
+std::vector<Chunk> Scheduler::next() {
+    std::vector<Chunk> chunks;
     std::int64_t rows = options_.step_tokens;
-    const std::int64_t evictions = evictions_;
-    // By index, because an eviction shortens the list behind the place where the loop is.
+    const std::int64_t preemptions = preemptions_;
+    // By index, because an preemption shortens the list behind the place where the loop is.
     for (std::size_t n = 0; n < running_.size(); ++n) {
         Sequence& sequence = *running_[n];
         // Every sequence behind this one gets a row at least, so a long prompt does not stop the others.
         const auto behind = static_cast<std::int64_t>(running_.size() - n - 1);
         const std::int64_t count = std::min(sequence.size() - sequence.cached, rows - behind);
-        while (n < running_.size() && !reserve(sequence, sequence.cached + count)) evict_last();
-        if (n == running_.size()) break;  // it was the last and evicted itself
-        shares.push_back({&sequence, count});
+        while (n < running_.size() && !reserve(sequence, sequence.cached + count)) preempt_last();
+        if (n == running_.size()) break;  // it was the last and preempted itself
+        chunks.push_back({&sequence, count});
         rows -= count;
     }
-    if (evictions == evictions_) admit(shares, rows);
-    return shares;
+    if (preemptions == preemptions_) admit(chunks, rows);
+    return chunks;
 }
 
 /// Lets waiting sequences join while there are rows, and pages for all the tokens they have.
-void Scheduler::admit(std::vector<Share>& shares, std::int64_t rows) {
+void Scheduler::admit(std::vector<Chunk>& chunks, std::int64_t rows) {
     while (!waiting_.empty() && rows > 0 && static_cast<std::int64_t>(running_.size()) < options_.running) {
         Sequence& sequence = *waiting_.front();
         if (!reserve(sequence, sequence.size())) {
@@ -75,19 +76,19 @@ void Scheduler::admit(std::vector<Share>& shares, std::int64_t rows) {
             return;
         }
         const std::int64_t count = std::min(sequence.size(), rows);
-        shares.push_back({&sequence, count});
+        chunks.push_back({&sequence, count});
         rows -= count;
         running_.push_back(std::move(waiting_.front()));
         waiting_.pop_front();
     }
 }
 
-Batch Scheduler::batch(const std::vector<Share>& shares) const {
+Batch Scheduler::batch(const std::vector<Chunk>& chunks) const {
     Batch batch;
-    for (const Share& share : shares) {
-        batch.pages_each = std::max(batch.pages_each, static_cast<std::int64_t>(share.sequence->pages.size()));
+    for (const Chunk& chunk : chunks) {
+        batch.pages_each = std::max(batch.pages_each, static_cast<std::int64_t>(chunk.sequence->pages.size()));
     }
-    for (const auto& [sequence, count] : shares) {
+    for (const auto& [sequence, count] : chunks) {
         const std::int64_t end = sequence->cached + count;
         for (std::int64_t position = sequence->cached; position < end; ++position) {
             batch.tokens.push_back(sequence->tokens[static_cast<std::size_t>(position)]);
@@ -125,11 +126,11 @@ void Scheduler::free_pages(Sequence& sequence) {
     sequence.cached = 0;
 }
 
-void Scheduler::evict_last() {
+void Scheduler::preempt_last() {
     free_pages(*running_.back());
     waiting_.push_front(std::move(running_.back()));
     running_.pop_back();
-    ++evictions_;
+    ++preemptions_;
 }
 
 }  // namespace llama

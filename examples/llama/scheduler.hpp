@@ -34,19 +34,19 @@ struct Sequence {
     std::int64_t size() const { return static_cast<std::int64_t>(tokens.size()); }
 };
 
-/// New tokens of a sequence that the next pass computes: [sequence.cached, sequence.cached + count).
-struct Share {
+/// Tokens of a sequence that the next step computes: [sequence.cached, sequence.cached + count).
+struct Chunk {
     Sequence* sequence = nullptr;
     std::int64_t count = 0;
 };
 
-/// Limits of a pass.
+/// Limits of a step.
 struct SchedulerOptions {
     std::int64_t running = 16;       ///< sequences at most
     std::int64_t step_tokens = 256;  ///< rows at most; long prompts are computed in pieces. At least `running`
 };
 
-/// Continuous batching: decides for each pass which tokens of which sequences it computes, and which sequence has which
+/// Continuous batching: decides for each step which tokens of which sequences it computes, and which sequence has which
 /// pages. A sequence joins as soon as there are pages for it and leaves when its text ends. When the pages run out, the
 /// sequence that came last gives its pages back, waits, and computes its tokens again later; its bits stay the same.
 class Scheduler {
@@ -57,31 +57,31 @@ class Scheduler {
     /// Throws tessera::Error if the sequence would not fit in all the pages.
     void submit(const Request& request, std::int64_t number);
 
-    /// The shares of the next pass, with pages for all their tokens; empty when no request is left.
-    std::vector<Share> next();
+    /// The chunks of the next step, with pages for all their tokens; empty when no request is left.
+    std::vector<Chunk> next();
 
-    /// The rows of these shares for the model.
-    Batch batch(const std::vector<Share>& shares) const;
+    /// The rows of these chunks for the model.
+    Batch batch(const std::vector<Chunk>& chunks) const;
 
     /// Ends a running sequence and frees its pages.
     void finish(Sequence& sequence);
 
     std::size_t running() const { return running_.size(); }
     const PageAllocator& pages() const { return pages_; }
-    std::int64_t evictions() const { return evictions_; }
+    std::int64_t preemptions() const { return preemptions_; }
 
  private:
     bool reserve(Sequence& sequence, std::int64_t tokens);
     void free_pages(Sequence& sequence);
-    void evict_last();
-    void admit(std::vector<Share>& shares, std::int64_t rows);
+    void preempt_last();
+    void admit(std::vector<Chunk>& chunks, std::int64_t rows);
 
     SchedulerOptions options_;
     PageAllocator pages_;
     std::int64_t page_size_;
     std::deque<std::unique_ptr<Sequence>> waiting_;
     std::vector<std::unique_ptr<Sequence>> running_;  // in the order of their numbers
-    std::int64_t evictions_ = 0;
+    std::int64_t preemptions_ = 0;
 };
 
 }  // namespace llama

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
@@ -15,7 +16,8 @@ namespace llama {
 /// The threads of the program. The linear layers and, by Execution::parallel_for, the attention run on the same ones.
 class Threads {
  public:
-    explicit Threads(int count) : arena_(count > 0 ? count : tbb::this_task_arena::max_concurrency()) {}
+    /// 0, or more than the process may use: as many as it may use.
+    explicit Threads(int count) : arena_(count > 0 ? std::min(count, available()) : available()) {}
 
     int count() const { return arena_.max_concurrency(); }
 
@@ -34,6 +36,8 @@ class Threads {
     }
 
  private:
+    static int available() { return tbb::info::default_concurrency(); }
+
     tbb::task_arena arena_;
 };
 

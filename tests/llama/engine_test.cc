@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole models: greedy texts beside those of transformers and of the trainer, and the bits of a text in any company.
+// Whole models: greedy texts beside those of transformers and of the trainer, and the bits of a text in any batch.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -61,18 +61,18 @@ std::vector<Request> mixed_requests() {
     return requests;
 }
 
-struct Company {
+/// A way to run the requests together.
+struct Batching {
     const char* name;
     EngineOptions options;
-    bool evicts;
+    bool preempts;
 
-    friend void PrintTo(const Company& company, std::ostream* out) { *out << company.name; }
+    friend void PrintTo(const Batching& company, std::ostream* out) { *out << company.name; }
 };
 
-class InCompany : public testing::TestWithParam<Company> {};
+class Batched : public testing::TestWithParam<Batching> {};
 
-/// A sequence has number n in both runs, since its random numbers depend on it: alone, the others have one new token.
-TEST_P(InCompany, every_text_has_the_bits_that_it_has_alone) {
+TEST_P(Batched, every_text_has_the_bits_that_it_has_alone) {
     const std::vector<Request> requests = mixed_requests();
     EngineOptions alone{.model = {.page_size = 16, .threads = 1}};
     alone.model.dtype = GetParam().options.model.dtype;
@@ -93,7 +93,7 @@ TEST_P(InCompany, every_text_has_the_bits_that_it_has_alone) {
                   0)
             << n;
     }
-    EXPECT_EQ(got.engine.scheduler().evictions() > 0, GetParam().evicts);
+    EXPECT_EQ(got.engine.scheduler().preemptions() > 0, GetParam().preempts);
     EXPECT_EQ(got.engine.scheduler().pages().used(), 0);
     EXPECT_GT(got.engine.scheduler().pages().most_used(), 0);
 }
@@ -104,14 +104,14 @@ EngineOptions options(std::int32_t pages, std::int64_t page_size, std::int64_t r
             .scheduler = {.running = running, .step_tokens = step_tokens}};
 }
 
-INSTANTIATE_TEST_SUITE_P(Batches, InCompany,
-                         testing::Values(Company{"all at once", options(256, 16, 16, 512, 2), false},
-                                         Company{"prompts in pieces of 7", options(256, 16, 7, 7, 3), false},
-                                         Company{"pages of one token", options(600, 1, 16, 64, 2), false},
-                                         Company{"three run", options(64, 5, 3, 33, 1), false},
-                                         Company{"few pages: evictions", options(48, 4, 8, 64, 2), true},
-                                         Company{"a cache of bf16", options(256, 16, 16, 100, 2, tessera::DType::bf16),
-                                                 false}));
+INSTANTIATE_TEST_SUITE_P(Batches, Batched,
+                         testing::Values(Batching{"all at once", options(256, 16, 16, 512, 2), false},
+                                         Batching{"prompts in pieces of 7", options(256, 16, 7, 7, 3), false},
+                                         Batching{"pages of one token", options(600, 1, 16, 64, 2), false},
+                                         Batching{"three run", options(64, 5, 3, 33, 1), false},
+                                         Batching{"few pages: preemptions", options(48, 4, 8, 64, 2), true},
+                                         Batching{"a cache of bf16", options(256, 16, 16, 100, 2, tessera::DType::bf16),
+                                                  false}));
 
 TEST(Engine, a_text_ends_at_the_end_token_or_not) {
     // The trained model ends its verses with a newline, its end token.
@@ -131,9 +131,9 @@ TEST(Engine, long_prompts_do_not_stop_the_others) {
     Recorded run(random_model("qwen3"), options(256, 16, 4, 8, 1));
     run.submit({.prompt = {1, 2}, .new_tokens = 30});
     run.submit({.prompt = std::vector<std::int32_t>(200, 5), .new_tokens = 2});
-    for (int passes = 0; passes < 10; ++passes) {
+    for (int steps = 0; steps < 10; ++steps) {
         const std::vector<Token> tokens = run.engine.step();
-        ASSERT_EQ(tokens.size(), 1U) << passes;
+        ASSERT_EQ(tokens.size(), 1U) << steps;
         EXPECT_EQ(tokens[0].request, 0);
     }
 }
@@ -148,13 +148,16 @@ TEST(Engine, refuses_requests_that_cannot_run) {
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 0}), "new_tokens: expected a number > 0, came 0");
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 512}),
               "new_tokens: expected at most 511 behind a prompt of 1 tokens (max_position_embeddings 512), came 512");
-    EXPECT_EQ(error({.prompt = {3}, .new_tokens = 65}), "pages: expected room for the 65 tokens of request 0, came 64");
+    EXPECT_EQ(error({.prompt = {3}, .new_tokens = 65}),
+              "pages: expected space for the 65 tokens of request 0, came 64");
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 1, .sampling = {.temperature = -1}}),
               "temperature: expected a number >= 0, came -1");
     EXPECT_FALSE(engine.busy());
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 64}), "");
     EXPECT_EQ(error_of([&] { Engine(random_model("qwen3"), options(4, 16, 9, 8, 1), memory); }),
               "step_tokens: expected at least running, 9, came 8");
+    EXPECT_EQ(error_of([&] { Engine(random_model("qwen3"), options(2, std::int64_t{1} << 40, 4, 8, 1), memory); }),
+              "page_size: expected 1 to 1073741824, came 1099511627776");
     EXPECT_EQ(error_of([&] { Engine(random_model("qwen3"), options(0, 16, 4, 8, 1), memory); }),
               "pages: expected a number > 0, came 0");
 }

@@ -109,7 +109,7 @@ TEST_F(Folder, with_weights_of_another_shape) {
     // Qwen3's norms of Q and K must not be ignored.
     EXPECT_EQ(
         with("model_type", "llama"),
-        "model.safetensors: tensor \"model.layers.0.self_attn.k_norm.weight\": expected no such tensor in a llama "
+        "model.safetensors: tensor \"model.layers.0.self_attn.q_norm.weight\": expected no such tensor in a llama "
         "model");
 }
 

@@ -17,7 +17,7 @@
 namespace llama::test::parts_test {
 namespace {
 
-TEST(Linear, is_near_fp64_and_a_row_has_the_same_bits_in_any_company) {
+TEST(Linear, is_near_fp64_and_a_row_has_the_same_bits_beside_any_others) {
     std::mt19937 random(3);
     std::normal_distribution<float> draw;
     Threads threads(2);
@@ -153,7 +153,7 @@ TEST(Terminal, prints_texts_in_their_order_and_the_first_one_at_once) {
 TEST(Terminal, shows_control_characters_as_text) {
     testing::internal::CaptureStdout();
     Terminal terminal({"a"}, true, true);
-    for (const std::int32_t byte : {0x1B, '[', '2', 'J', '\t', 0x7F, 0x9B}) terminal.show({0, byte, false});
+    for (const std::int32_t byte : {0x1B, 0x5B, 0x32, 0x4A, 0x09, 0x7F, 0x9B}) terminal.show({0, byte, false});
     EXPECT_EQ(testing::internal::GetCapturedStdout(), "a\\x1B[2J\t\\x7F\\x9B");
     testing::internal::CaptureStdout();
     Terminal numbers({" 5"}, false, true);
