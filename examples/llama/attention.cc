@@ -110,7 +110,10 @@ const void* Attention::converted(const float* from, std::int64_t elements) {
 }
 
 std::byte* Attention::reserve(Buffer& buffer, std::size_t bytes) {
-    if (buffer.bytes < bytes) buffer = {memory_.allocate(bytes, "a step"), bytes};
+    if (buffer.bytes < bytes) {
+        const std::size_t more = std::max(bytes, 2 * buffer.bytes);
+        buffer = {memory_.allocate(more, "a step"), more};
+    }
     return buffer.data.get();
 }
 

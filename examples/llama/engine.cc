@@ -41,6 +41,7 @@ std::int64_t Engine::submit(const Request& request) {
 
 std::vector<Token> Engine::step() {
     const std::vector<Chunk> chunks = scheduler_.next();
+    if (chunks.empty()) return {};
     const Batch batch = scheduler_.batch(chunks);
     const bool decoding = std::all_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) {
         return chunk.count == 1 && chunk.sequence->cached >= chunk.sequence->prompt;

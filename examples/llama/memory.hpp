@@ -18,6 +18,7 @@ class Memory {
     /// Memory aligned to Plan::kWorkspaceAlignment that lives as long as a copy of the pointer. Throws
     /// Error(out_of_memory) that names `what`.
     virtual std::shared_ptr<std::byte> allocate(std::size_t bytes, const char* what) = 0;
+    /// Copies wait for the attention of earlier calls, and are done when they return.
     virtual void copy_in(void* there, const void* here, std::size_t bytes) = 0;
     virtual void copy_out(void* here, const void* there, std::size_t bytes) = 0;
 };

@@ -153,6 +153,7 @@ TEST(Engine, refuses_requests_that_cannot_run) {
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 1, .sampling = {.temperature = -1}}),
               "temperature: expected a number >= 0, came -1");
     EXPECT_FALSE(engine.busy());
+    EXPECT_TRUE(engine.step().empty());
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 64}), "");
     EXPECT_EQ(error_of([&] { Engine(random_model("qwen3"), options(4, 16, 9, 8, 1), memory); }),
               "step_tokens: expected at least running, 9, came 8");
