@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "tessera/error.hpp"
 
@@ -41,6 +42,7 @@ std::int64_t Engine::submit(const Request& request) {
 
 std::vector<Token> Engine::step() {
     const std::vector<Chunk> chunks = scheduler_.next();
+    if (chunks.empty() && busy()) throw std::logic_error("requests wait, and none of them can run");
     if (chunks.empty()) return {};
     const Batch batch = scheduler_.batch(chunks);
     const bool decoding = std::all_of(chunks.begin(), chunks.end(), [](const Chunk& chunk) {
