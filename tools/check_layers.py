@@ -59,6 +59,7 @@ LAYER_OF = {
     "tests/": "tests",
     "tests/consumer/": "examples",
     "examples/": "examples",
+    "examples/llama/": "llama",
     "python/": "python",
     "web/": "web",
 }
@@ -103,16 +104,17 @@ ALLOWED = {
     "python": LIBRARY | TOOLS,
     "web": LIBRARY | TOOLS | {"cli"},
     "examples": {"include"},
-    "tests": LIBRARY | TOOLS | CPU_PRIMITIVES | {"cpu", "cpu/steps", "cuda", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared",
+    "llama": {"include", "io"},
+    "tests": LIBRARY | TOOLS | CPU_PRIMITIVES | {"llama", "cpu", "cpu/steps", "cuda", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared",
                                             "cli"},
 }
 
 # Start of a third-party header -> the layers that may include it.
 THIRD_PARTY = {
-    "hwy/": {"cpu", "cpu/simd", "cpu/matrix", "tests"},
-    "tbb/": {"api", "tests"},
-    "nlohmann/": TOOLS | {"cli", "bench", "tests", "web"},
-    "CLI/": {"cli", "web"},
+    "hwy/": {"cpu", "cpu/simd", "cpu/matrix", "tests", "llama"},
+    "tbb/": {"api", "tests", "llama"},
+    "nlohmann/": TOOLS | {"cli", "bench", "tests", "web", "llama"},
+    "CLI/": {"cli", "web", "llama"},
     "zlib.h": {"diagnose", "plot", "tests"},
     "sqlite3.h": {"diagnose", "tests"},
     "librsvg/": {"plot"},
@@ -152,7 +154,7 @@ def source_files(root: pathlib.Path):
 
 
 def find_header(root: pathlib.Path, includer: pathlib.Path, header: str):
-    for folder in (includer.parent, root / "include", root / "src", root / "toolkit", root / "cli", root / "tests"):
+    for folder in (includer.parent, root / "include", root / "src", root / "toolkit", root / "cli", root / "examples", root / "tests"):
         candidate = (folder / header).resolve()
         if candidate.is_file() and candidate.is_relative_to(root):
             return candidate.relative_to(root).as_posix()

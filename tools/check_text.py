@@ -22,6 +22,7 @@ PAGES = [
     "docs/decisions/*.md",
     "src/**/*.md",
     "toolkit/**/*.md",
+    "examples/**/*.md",
 ]
 # Further pages whose links are checked.
 LINKED = ["docs/**/*.md"]

@@ -75,7 +75,25 @@ def chosen(kind: str, names: list) -> list:
     return [bug for bug in bugs if not names or bug.name in names]
 
 
+def plant(bug: Bug, path: pathlib.Path) -> str:
+    """Writes the bug into this copy of its file and returns the text without it. A stale bug ends the program."""
+    text = path.read_text()
+    if problem := stale(bug, text):
+        print(problem)
+        sys.exit(2)
+    path.write_text(text.replace(bug.old, bug.new))
+    return text
+
+
+def first_failure(output: str) -> str:
+    """The test that a GoogleTest program, or the case that `tessera check`, names as failed; empty if there is none."""
+    failed = re.search(r"^\[  FAILED  \] ([^,\s]+)|^(tessera check --kernel .*)", output, re.M)
+    return (failed.group(1) or failed.group(2)) if failed else ""
+
+
 def row(bug: Bug, caught_by: str) -> None:
+    """Prints the row of a bug; without a test that caught it, that it survived."""
+    caught_by = caught_by or "**survived**"
     print(f"| {bug.name} | {bug.file} | {caught_by} |", flush=True)
 
 
@@ -102,14 +120,9 @@ def trial_python(folder: str, names: list, first_without: bool) -> int:
         with tempfile.TemporaryDirectory() as copy:
             package = pathlib.Path(copy) / "package"
             shutil.copytree(folder, package, symlinks=True)
-            path = package / bug.file.removeprefix("python/")
-            text = path.read_text()
-            if problem := stale(bug, text):
-                print(problem)
-                return 2
-            path.write_text(text.replace(bug.old, bug.new))
+            plant(bug, package / bug.file.removeprefix("python/"))
             status, test = run_pytest(package, bug.tests)
-        row(bug, test if status == 1 else "**survived**" if status == 0 else f"pytest's status {status}: {test}")
+        row(bug, test if status == 1 else f"pytest's status {status}: {test}" if status else "")
         survived += status == 0
     return 1 if survived else 0
 
@@ -124,12 +137,8 @@ def trial_built(kind: str, build: str, names: list) -> int:
     survived = 0
     for bug in chosen(kind, names):
         path = ROOT / bug.file
-        text = path.read_text()
-        if problem := stale(bug, text):
-            print(problem)
-            return 2
+        text = plant(bug, path)
         try:
-            path.write_text(text.replace(bug.old, bug.new))
             built = subprocess.run(["ninja", "-C", build, *targets_of(bug.tests)], capture_output=True, text=True,
                                    check=False)
             if built.returncode != 0:
@@ -140,9 +149,8 @@ def trial_built(kind: str, build: str, names: list) -> int:
             for test in bug.tests:
                 done = subprocess.run(shlex.split(test), cwd=build, capture_output=True, text=True, check=False)
                 if done.returncode != 0:
-                    failed = re.search(r"^\[  FAILED  \] ([^,\s]+)|^(tessera check --kernel .*)", done.stdout, re.M)
-                    caught.append(f"`{failed.group(1) or failed.group(2)}`" if failed else f"`{test}`")
-            row(bug, "; ".join(caught) or "**survived**")
+                    caught.append(f"`{first_failure(done.stdout) or test}`")
+            row(bug, "; ".join(caught))
             survived += not caught
         finally:
             path.write_text(text)

@@ -85,13 +85,12 @@ def compile_instance(source, output, instance):
 
 
 def trial(bug, wanted, folder, work, compilers, turn):
-    """(caught, what the row says)"""
+    """(whether a test caught the bug, None if that is open; what the row says)"""
     if not wanted["tests"]:
-        return None, "its tests are not in kernels_test"
+        return None, "open: its tests are not in kernels_test"
     source = work / bug.name / "src"
     shutil.copytree(ROOT / "src", source)
-    path = work / bug.name / bug.file
-    path.write_text(path.read_text().replace(bug.old, bug.new))
+    planted_bugs.plant(bug, work / bug.name / bug.file)
     outputs = [work / bug.name / f"{n}.o" for n in range(len(wanted["instances"]))]
     errors = list(compilers.map(lambda pair: compile_instance(source, *pair), zip(outputs, wanted["instances"])))
     if any(errors):
@@ -106,9 +105,10 @@ def trial(bug, wanted, folder, work, compilers, turn):
             done = subprocess.run([program, "--gtest_filter=" + ":".join(wanted["tests"]), "--gtest_brief=1"],
                                   capture_output=True, text=True, timeout=SECONDS, env={**os.environ, "GTEST_FAIL_FAST": "1"})
         except subprocess.TimeoutExpired:
-            return None, f"its tests did not end in {SECONDS} s"
-    failed = re.findall(r"\[  FAILED  \] ([^,\s]+)", done.stdout)
-    return done.returncode != 0, failed[0] if failed else f"exit status {done.returncode}"
+            return None, f"open: its tests did not end in {SECONDS} s"
+    if done.returncode == 0:
+        return False, ""
+    return True, planted_bugs.first_failure(done.stdout) or f"exit status {done.returncode}"
 
 
 def run(folder, names):
@@ -122,11 +122,10 @@ def run(folder, names):
     with tempfile.TemporaryDirectory() as work, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as compilers, \
             concurrent.futures.ThreadPoolExecutor(len(bugs)) as pool:
         rows = {pool.submit(trial, bug, plan[bug.name], folder, pathlib.Path(work), compilers, turn): bug for bug in bugs}
-        for row in concurrent.futures.as_completed(rows):
-            caught, said = row.result()
+        for result in concurrent.futures.as_completed(rows):
+            caught, said = result.result()
             survived += caught is False
-            word = {True: "caught", False: "SURVIVED", None: "open"}[caught]
-            print(f"| {rows[row].name} | {word} | {said} |", flush=True)
+            planted_bugs.row(rows[result], said)
     return 1 if survived else 0
 
 

@@ -29,6 +29,14 @@ def main() -> int:
         bug = planted_bugs.bugs_of("cuda")[0]
         path = copy / bug.file
         text = path.read_text()
+        if planted_bugs.plant(bug, path) != text or path.read_text() != text.replace(bug.old, bug.new):
+            failures.append("plant() does not write the bug, or does not return the text without it")
+        try:
+            planted_bugs.plant(bug, path)
+            failures.append("a bug is planted twice")
+        except SystemExit as stop:
+            if stop.code != 2:
+                failures.append(f"a stale bug ends with status {stop.code}")
         for wrong, times in ((text.replace(bug.old, ""), 0), (text + bug.old, 2)):
             path.write_text(wrong)
             expected = f"{bug.name}: expected its old text once in {bug.file}, found it {times} times"
@@ -37,6 +45,11 @@ def main() -> int:
         path.unlink()
         if planted_bugs.check(copy)[:1] != [f"{bug.name}: no file {bug.file}"]:
             failures.append("a file that is gone is not told")
+    for output, name in (("[ RUN      ] A.b\n[  FAILED  ] A.b, where GetParam() = 1 (2 ms)\n", "A.b"),
+                         ("tessera check --kernel cpu.fa2.forward --seed 9\n", "tessera check --kernel cpu.fa2.forward --seed 9"),
+                         ("[  PASSED  ] 3 tests.\n", "")):
+        if planted_bugs.first_failure(output) != name:
+            failures.append(f"expected the failure {name!r}, got {planted_bugs.first_failure(output)!r}")
     print("\n".join(failures) or "ok")
     return 1 if failures else 0
 

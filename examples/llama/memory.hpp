@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <memory>
+
+#include "io/memory.hpp"
+#include "tessera/attention.hpp"
+
+namespace llama {
+
+/// The memory in which attention runs. Another device needs these four functions and nothing else of this program.
+class Memory {
+ public:
+    virtual ~Memory() = default;
+    virtual tessera::Device device() const = 0;
+    /// Memory aligned to Plan::kWorkspaceAlignment that lives as long as a copy of the pointer. Throws
+    /// Error(out_of_memory) that names `what`.
+    virtual std::shared_ptr<std::byte> allocate(std::size_t bytes, const char* what) = 0;
+    /// Copies wait for the attention of earlier calls, and are done when they return.
+    virtual void copy_in(void* there, const void* here, std::size_t bytes) = 0;
+    virtual void copy_out(void* here, const void* there, std::size_t bytes) = 0;
+};
+
+class HostMemory final : public Memory {
+ public:
+    tessera::Device device() const override { return {}; }
+    std::shared_ptr<std::byte> allocate(std::size_t bytes, const char* what) override {
+        tessera::io::expect_memory(bytes, what);
+        const auto owner = std::make_shared<tessera::Workspace>(bytes);
+        return {owner, owner->span().data()};
+    }
+    void copy_in(void* there, const void* here, std::size_t bytes) override { std::memcpy(there, here, bytes); }
+    void copy_out(void* here, const void* there, std::size_t bytes) override { std::memcpy(here, there, bytes); }
+};
+
+}  // namespace llama
