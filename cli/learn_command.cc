@@ -5,15 +5,18 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <span>
+#include <tuple>
 
 #include "commands.hpp"
 #include "io/atomic_file.hpp"
 #include "learn/answer.hpp"
+#include "learn/estimate.hpp"
 #include "learn/lesson.hpp"
 #include "learn/pictures.hpp"
 #include "learn/progress.hpp"
@@ -33,6 +36,10 @@ struct LearnOptions {
     std::vector<std::string> words;  ///< "6", "6a", "again", "recap" "2"
     std::string answer;
     std::string picture;
+    learn::ModelShape model;  ///< of the estimates
+    std::string heads;
+    std::string mask;
+    bool model_given = false;
     bool show = false;
     bool hint = false;
     bool solution = false;
@@ -58,7 +65,7 @@ const Lesson* next_lesson(const std::vector<learn::SavedAnswer>& given, int afte
 std::string next_text(const std::vector<learn::SavedAnswer>& given, int after = -1) {
     const Lesson* next = next_lesson(given, after);
     std::string text = next == nullptr
-                           ? "All lessons are done."
+                           ? "All lessons are done. Then: tessera learn exam, and tessera learn estimate"
                            : fmt::format("Next: docs/learn/{}.md, then tessera learn {}", next->slug, next->number);
     const std::vector<ExerciseId> missed = learn::missed_exercises(given);
     if (!missed.empty()) {
@@ -69,20 +76,21 @@ std::string next_text(const std::vector<learn::SavedAnswer>& given, int after = 
     return text;
 }
 
-/// The state of a lesson for the list: "done", "1 of 3", or nothing.
-std::string state_of(const std::vector<learn::SavedAnswer>& given, const Lesson& lesson) {
-    int right = 0, tries = 0;
-    for (const ExerciseId& id : learn::exercises_of(lesson)) {
+/// The state of a lesson or a quiz for the list: "done", "1 of 3", or nothing.
+std::string state_of(const std::vector<learn::SavedAnswer>& given, const std::vector<ExerciseId>& exercises) {
+    std::size_t right = 0;
+    int tries = 0;
+    for (const ExerciseId& id : exercises) {
         const learn::Standing standing = learn::standing_of(given, id);
         right += standing.done ? 1 : 0, tries += standing.tries;
     }
-    if (right == lesson.exercise_count()) return "done";
-    return tries == 0 ? "" : fmt::format("{} of {}", right, lesson.exercise_count());
+    if (right == exercises.size()) return "done";
+    return tries == 0 ? "" : fmt::format("{} of {}", right, exercises.size());
 }
 
-Json lesson_json(const std::vector<learn::SavedAnswer>& given, const Lesson& lesson) {
+Json standings_json(const std::vector<learn::SavedAnswer>& given, const std::vector<ExerciseId>& ids) {
     Json exercises = Json::array();
-    for (const ExerciseId& id : learn::exercises_of(lesson)) {
+    for (const ExerciseId& id : ids) {
         const learn::Standing standing = learn::standing_of(given, id);
         exercises.push_back({{"exercise", id.text()},
                              {"kind", learn::name_of(id.make().kind)},
@@ -90,9 +98,17 @@ Json lesson_json(const std::vector<learn::SavedAnswer>& given, const Lesson& les
                              {"tries", standing.tries},
                              {"again", standing.again}});
     }
-    return {{"lesson", lesson.number}, {"part", lesson.part}, {"part_title", learn::part_title(lesson.part)},
-            {"title", lesson.title},   {"slug", lesson.slug}, {"done", learn::done(given, lesson)},
-            {"exercises", exercises}};
+    return exercises;
+}
+
+Json lesson_json(const std::vector<learn::SavedAnswer>& given, const Lesson& lesson) {
+    return {{"lesson", lesson.number},
+            {"part", lesson.part},
+            {"part_title", learn::part_title(lesson.part)},
+            {"title", lesson.title},
+            {"slug", lesson.slug},
+            {"done", learn::done(given, lesson)},
+            {"exercises", standings_json(given, learn::exercises_of(lesson))}};
 }
 
 void print_list(const Session& session) {
@@ -101,18 +117,30 @@ void print_list(const Session& session) {
     if (session.json) {
         Json list = Json::array();
         for (const Lesson& lesson : learn::lessons()) list.push_back(lesson_json(given, lesson));
-        return session.print_json({{"lessons", list}, {"kept_in", path ? Json(*path) : Json()}});
+        Json quizzes = Json::array();
+        for (const learn::Quiz& quiz : learn::quizzes()) {
+            quizzes.push_back({{"quiz", quiz.name},
+                               {"title", quiz.title},
+                               {"exercises", standings_json(given, learn::exercises_of(quiz))}});
+        }
+        return session.print_json({{"lessons", list}, {"quizzes", quizzes}, {"kept_in", path ? Json(*path) : Json()}});
     }
     std::string text;
     int part = 0;
+    const auto add_line = [&](const std::string& name, const std::string& title, const std::string& state) {
+        const std::string line = fmt::format("  {}  {:<{}}{}", name, title, 58 - name.size(), state);
+        text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+    };
     for (const Lesson& lesson : learn::lessons()) {
         if (lesson.part != part) {
             part = lesson.part;
             text += fmt::format("{}Part {}: {}\n", part > 1 ? "\n" : "", part, learn::part_title(part));
         }
-        std::string line = fmt::format("  {:>2}  {:<56}{}", lesson.number, lesson.title, state_of(given, lesson));
-        text += line.erase(line.find_last_not_of(' ') + 1) + "\n";
+        add_line(fmt::format("{:>2}", lesson.number), lesson.title, state_of(given, learn::exercises_of(lesson)));
     }
+    text += "\nQuestions\n";
+    for (const learn::Quiz& quiz : learn::quizzes())
+        add_line(fmt::format("{:<8}", quiz.name), quiz.title, state_of(given, learn::exercises_of(quiz)));
     session.print(text + "\n" + next_text(given) + "\n");
 }
 
@@ -259,32 +287,72 @@ Choice choice_of(const std::string& what) {
         }
         unexpected("LESSON", fmt::format("{}a to {}{:c}", number, number, 'a' + lesson.exercise_count() - 1), what);
     }
-    unexpected("LESSON", "0 to " + last + ", an exercise such as 6a, recap 1 to recap 5, exam, or again", what);
+    unexpected("LESSON", "0 to " + last + ", an exercise such as 6a, recap 1 to recap 5, exam, estimate, or again",
+               what);
 }
 
-void print_exercises(const Choice& choice, const Session& session) {
+void print_exercises(const Choice& choice, const learn::ModelShape& model, const Session& session) {
     if (session.json) {
         Json list = Json::array();
-        for (const ExerciseId& id : choice.exercises) list.push_back(exercise_json(id, id.make()));
+        for (const ExerciseId& id : choice.exercises) list.push_back(exercise_json(id, learn::exercise_for(id, model)));
         Json document = {{"exercises", list}};
         if (choice.lesson != nullptr)
             document["lesson"] = choice.lesson->number, document["title"] = choice.lesson->title;
         return session.print_json(document);
     }
     for (const ExerciseId& id : choice.exercises)
-        session.print((id == choice.exercises.front() ? "" : "\n") + exercise_text(id, id.make()));
+        session.print((id == choice.exercises.front() ? "" : "\n") + exercise_text(id, learn::exercise_for(id, model)));
 }
 
 /// Asks the exercises one after another: all that were named, or of a lesson those without a right answer.
-void ask_all(const Choice& choice, Session& session) {
+void ask_all(const Choice& choice, const learn::ModelShape& model, Session& session) {
     const auto given = kept_answers();
     const bool finished = choice.lesson != nullptr && learn::done(given, *choice.lesson);
     const bool whole = choice.exercises.size() > 1 && choice.lesson != nullptr;
     for (const ExerciseId& id : choice.exercises) {
         if (whole && !finished && learn::standing_of(given, id).done) continue;
-        if (!ask(id, id.make(), session)) return;
+        if (!ask(id, learn::exercise_for(id, model), session)) return;
     }
     session.print("\n" + next_text(kept_answers(), choice.lesson == nullptr ? -1 : choice.lesson->number) + "\n");
+}
+
+bool is_estimate(const Choice& choice) {
+    return !choice.exercises.empty() && choice.exercises.front().quiz != nullptr &&
+           choice.exercises.front().quiz->estimates();
+}
+
+/// The learner's model by the options; errors name the option.
+learn::ModelShape model_of(const LearnOptions& options) {
+    learn::ModelShape model = options.model;
+    if (!options.heads.empty()) std::tie(model.heads_q, model.heads_kv) = parse_pair("--heads", options.heads, '/');
+    if (!options.mask.empty())
+        model.causal = parse_choice<bool>("--causal", options.mask, {{"none", false}, {"bottom-right", true}});
+    try {
+        learn::validate(model);
+    } catch (const Error& error) {
+        std::string option = "--" + error.argument();
+        std::replace(option.begin(), option.end(), '_', '-');
+        throw UsageError(option, std::string(error.what()).substr(error.argument().size() + 2));
+    }
+    return model;
+}
+
+/// Asks for the model, line by line; an empty line keeps what is there.
+learn::ModelShape ask_model(LearnOptions options, const Session& session) {
+    session.print("State your model. An empty line keeps the value in brackets.\n");
+    const learn::ModelShape model = model_of(options);
+    const auto asked = [&](const std::string& what, const std::string& kept) {
+        return line_of(fmt::format("{} [{}]: ", what, kept), session).value_or(kept);
+    };
+    options.model.device = asked("GPU", model.device);
+    options.model.layers = parse_size("--layers", asked("Layers", fmt::format("{}", model.layers)));
+    options.heads = asked("Heads of queries, or of queries/keys", fmt::format("{}/{}", model.heads_q, model.heads_kv));
+    options.model.head_dim = parse_size("--head-dim", asked("head_dim", fmt::format("{}", model.head_dim)));
+    options.model.len = parse_size("--len", asked("Length in tokens", fmt::format("{}", model.len)));
+    options.mask = asked("Mask, none or bottom-right (causal)", model.causal ? "bottom-right" : "none");
+    options.model.share =
+        parse_number("--share", asked("Attention's share of the time, 0 to 1", fmt::format("{:g}", model.share)));
+    return model_of(options);
 }
 
 void write_picture(const Lesson& lesson, const std::string& path, const Session& session) {
@@ -309,7 +377,7 @@ std::vector<const char*> actions_of(const LearnOptions& options, bool answered) 
 }
 
 void answer_one(const LearnOptions& options, const ExerciseId& id, Session& session) {
-    const learn::Exercise exercise = id.make();
+    const learn::Exercise exercise = learn::exercise_for(id, model_of(options));
     if (options.hint) {
         if (session.json) return session.print_json({{"exercise", id.text()}, {"hint", exercise.hint}});
         return session.print(wrapped_lines(exercise.hint));
@@ -335,6 +403,9 @@ void execute(const LearnOptions& options, bool answered, Session& session) {
     }
     const std::string what = fmt::format("{}", fmt::join(options.words, " "));
     const Choice choice = choice_of(what);
+    if (options.model_given && !is_estimate(choice))
+        throw UsageError("--device, --layers, --heads, --head-dim, --len, --causal, --share",
+                         fmt::format("expected estimate with them, got {}", what));
     if (!options.picture.empty()) {
         if (choice.lesson == nullptr) unexpected("--picture", "a lesson with it", what);
         return write_picture(*choice.lesson, options.picture, session);
@@ -347,9 +418,12 @@ void execute(const LearnOptions& options, bool answered, Session& session) {
         return answer_one(options, choice.exercises.front(), session);
     }
     if (choice.exercises.empty() && !session.json) return session.print("Nothing was missed.\n");
-    if (options.show || session.json) return print_exercises(choice, session);
-    if (::isatty(STDIN_FILENO) != 0) return ask_all(choice, session);
-    print_exercises(choice, session);
+    const learn::ModelShape model = model_of(options);
+    if (options.show || session.json) return print_exercises(choice, model, session);
+    if (::isatty(STDIN_FILENO) != 0)
+        return ask_all(choice, what == "estimate" && !options.model_given ? ask_model(options, session) : model,
+                       session);
+    print_exercises(choice, model, session);
     print_note(fmt::format("standard input is no terminal: answer with tessera learn {} --answer ...",
                            choice.exercises.front().text()));
 }
@@ -364,6 +438,7 @@ void add_learn_command(CLI::App& app, Session& session) {
                     {{"tessera learn", "the lessons, your progress, and what you missed"},
                      {"tessera learn 6", "the exercises of lesson 6; asks for the answers"},
                      {"tessera learn recap 2", "five questions after part 2; exam: twenty at the end"},
+                     {"tessera learn estimate --device h100 --len 4096", "the win in your model: five estimates"},
                      {"tessera learn again", "the exercises that you missed"},
                      {"tessera learn 6a --answer 3/4", "answers one without a terminal; exit status 1: wrong"},
                      {"tessera learn 6 --picture maximum.svg", "the lesson's picture"}});
@@ -371,8 +446,10 @@ void add_learn_command(CLI::App& app, Session& session) {
     command
         ->add_option(
             "LESSON", options->words,
-            fmt::format("0 to {}, one exercise such as 6a, recap 1 to recap 5, exam, or again; without it the list",
-                        learn::lessons().back().number))
+            fmt::format(
+                "0 to {}, one exercise such as 6a, recap 1 to recap 5, exam, estimate, or again; without it the "
+                "list",
+                learn::lessons().back().number))
         ->group("What");
     command
         ->add_option("--answer", options->answer, "Your answer, instead of being asked (of an explanation: yes or no)")
@@ -387,7 +464,21 @@ void add_learn_command(CLI::App& app, Session& session) {
     command->add_option("--picture", options->picture, "Write the lesson's picture here, as SVG")
         ->type_name("FILE")
         ->group("What");
-    command->callback([options, command, &session] { execute(*options, command->count("--answer") > 0, session); });
+    const auto add_model = [&](const char* name, auto& value, const char* type, const std::string& text) {
+        command->add_option(name, value, text)->type_name(type)->group("Your model (estimate)");
+    };
+    add_model("--device", options->model.device, "GPU", "The GPU; default h200");
+    add_model("--layers", options->model.layers, "N", "Layers; default 32");
+    add_model("--heads", options->heads, "Q/KV", "Heads of queries, and of keys if there are fewer; default 32/8");
+    add_model("--head-dim", options->model.head_dim, "N", "Default 128");
+    add_model("--len", options->model.len, "N", "Tokens of a text; default 8192");
+    add_model("--causal", options->mask, "MASK", "none (default) or bottom-right");
+    add_model("--share", options->model.share, "X", "Attention's share of the model's time; default 0.3");
+    command->callback([options, command, &session] {
+        for (const char* name : {"--device", "--layers", "--heads", "--head-dim", "--len", "--causal", "--share"})
+            options->model_given = options->model_given || command->count(name) > 0;
+        execute(*options, command->count("--answer") > 0, session);
+    });
 }
 
 }  // namespace tessera::cli

@@ -61,7 +61,7 @@ export const paper = {
     {name: 'schedule', label: 'Schedule', options: ['fa2', 'fa1', 'standard']}, {name: 'causal', label: 'Mask', options: [['none', 'none'], ['bottom-right', 'causal']]},
     {name: 'ask', label: 'Ask me for m', check: true}, {name: 'blank', label: 'Print with blanks', check: true},
   ],
-  defaults: {schedule: 'fa2', causal: 'none', ask: '0', blank: '1', step: '0'},
+  defaults: {schedule: 'fa2', causal: 'none', ask: '0', blank: '1', results: '0', step: '0'},
   draw(values, say, change) {
     const args = ['walk', '--by-hand', '--backward', '--schedule', values.schedule, '--causal', values.causal];
     const hand = command(args);
@@ -89,7 +89,7 @@ export const paper = {
     const results = element('section', {class: 'results'}, element('h2', {}, 'Results'), element('div', {class: 'grids'}, matrix('l', hand.rows.map((row) => [row.l])), matrix('O', hand.rows.map((row) => row.o))));
     return [time.node, place,
       element('p', {}, element('button', {type: 'button', onclick: () => window.print()}, 'Print the worksheet')),
-      element('details', {}, element('summary', {}, 'The results, and the backward'), results, backwardOf(hand)),
+      element('details', {open: values.results === '1'}, element('summary', {}, 'The results, and the backward'), results, backwardOf(hand)),
       element('div', {class: 'print-only'}, element('h2', {}, `Attention by hand, ${values.schedule}`), element('div', {class: 'grids'}, matrix('Q', hand.q), matrix('K', hand.k), matrix('V', hand.v)), steps.map((_, index) => card(steps, index, values.blank !== '1', values.schedule))),
       element('p', {class: 'command'}, element('code', {}, `tessera ${args.map((arg) => (arg.includes(' ') ? `'${arg}'` : arg)).join(' ')}`))];
   },
