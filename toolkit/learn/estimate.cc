@@ -108,8 +108,10 @@ Estimate estimate_of(const ModelShape& shape) {
     if (shape.causal) problem.mask.causal = Causal::bottom_right;
     const measure::SweepRow row = predicted(machine, problem, {Schedule::standard, Schedule::fa2, Schedule::fa3});
     for (const measure::SweepCell& cell : row.cells) {
-        if (!cell.known() && cell.schedule != Schedule::fa3)
-            throw Error(ErrorCode::unsupported, "model", cell.refusal);
+        if (cell.known() || cell.schedule == Schedule::fa3) continue;
+        throw Error(ErrorCode::unsupported, "len",
+                    fmt::format("expected a model that {} runs on this GPU, got {} tokens: {}",
+                                tessera::name_of(cell.schedule), shape.len, cell.refusal));
     }
     const measure::SweepCell& standard = *row.of(Schedule::standard);
     const measure::SweepCell *fa2 = row.of(Schedule::fa2), *fa3 = row.of(Schedule::fa3);
@@ -176,13 +178,11 @@ std::string measured_win_text(const ModelShape& shape, const Estimate& estimate)
                        call.text(), name, times->standard, flash, times->standard / flash);
 }
 
-std::string again(const ModelShape& shape) { return "Your model: " + text_of(shape); }
-
 Exercise bytes_exercise(const ModelShape& shape) {
     const Estimate e = estimate_of(shape);
     const double layers = static_cast<double>(shape.layers), gb = e.bytes / 1e9;
     const std::string of_head = shape.causal ? fmt::format("{0}^2 / 2", shape.len) : fmt::format("{}^2", shape.len);
-    return {.task = fmt::format("Your model: {}, in bf16. Standard attention writes S and P to memory and reads them "
+    return {.task = fmt::format("{} Standard attention writes S and P to memory and reads them "
                                 "back{}. How many GB are that in one forward pass, over all heads and layers?",
                                 text_of(shape), shape.causal ? ", without the tiles that the mask hides" : ""),
             .unit = "GB",
@@ -203,9 +203,9 @@ Exercise bytes_exercise(const ModelShape& shape) {
 Exercise standard_exercise(const ModelShape& shape) {
     const Estimate e = estimate_of(shape);
     return {
-        .task = fmt::format("{}. The memory moves {:g} GB/s. How many ms does standard attention take in one forward "
+        .task = fmt::format("{} The memory moves {:g} GB/s. How many ms does standard attention take in one forward "
                             "pass of all layers? (A quarter more or less counts as right.)",
-                            again(shape), e.machine.dram_gbs.value),
+                            text_of(shape), e.machine.dram_gbs.value),
         .unit = "ms",
         .value = e.standard_ms,
         .tolerance = kTolerance,
@@ -221,9 +221,9 @@ Exercise standard_exercise(const ModelShape& shape) {
 
 Exercise flash_exercise(const ModelShape& shape) {
     const Estimate e = estimate_of(shape);
-    return {.task = fmt::format("{}. The tensor cores do {:.0f} TFLOP/s in bf16. How many ms does FlashAttention ({}) "
+    return {.task = fmt::format("{} The tensor cores do {:.0f} TFLOP/s in bf16. How many ms does FlashAttention ({}) "
                                 "take in one forward pass of all layers? (A quarter more or less counts as right.)",
-                                again(shape), e.machine.peak_tflops(DType::bf16), e.flash),
+                                text_of(shape), e.machine.peak_tflops(DType::bf16), e.flash),
             .unit = "ms",
             .value = e.flash_ms,
             .tolerance = kTolerance,
@@ -242,8 +242,8 @@ Exercise flash_exercise(const ModelShape& shape) {
 Exercise win_exercise(const ModelShape& shape) {
     const Estimate e = estimate_of(shape);
     return {.task = fmt::format(
-                "{}. How many times as fast does attention become? (A quarter more or less counts as right.)",
-                again(shape)),
+                "{} How many times as fast does attention become? (A quarter more or less counts as right.)",
+                text_of(shape)),
             .unit = "times",
             .value = e.win(),
             .tolerance = kTolerance,
@@ -257,9 +257,9 @@ Exercise win_exercise(const ModelShape& shape) {
 Exercise gain_exercise(const ModelShape& shape) {
     const Estimate e = estimate_of(shape);
     const double whole = measure::amdahl_speedup(shape.share, e.win());
-    return {.task = fmt::format("{}. With standard attention, attention takes {:g} of its time. How many times as fast "
+    return {.task = fmt::format("{} With standard attention, attention takes {:g} of its time. How many times as fast "
                                 "does the whole model become?",
-                                again(shape), shape.share),
+                                text_of(shape), shape.share),
             .unit = "times",
             .value = whole,
             .tolerance = 0.05,
@@ -302,8 +302,9 @@ void validate(const ModelShape& model) {
 }
 
 std::string text_of(const ModelShape& model) {
-    return fmt::format("{} layers, {} heads of {}, {} tokens, {}, {}", model.layers,
-                       heads_text(model.heads_q, model.heads_kv), model.head_dim, model.len, mask_text(model.causal),
+    return fmt::format("Your model has {} layers and {} heads of {}. It reads {} tokens in bf16, {}, on {}.",
+                       model.layers, heads_text(model.heads_q, model.heads_kv), model.head_dim, model.len,
+                       model.causal ? "with a causal mask" : "without a mask",
                        model::find_machine(model.device)->title);
 }
 

@@ -31,7 +31,7 @@ struct ModelShape {
 /// knows.
 void validate(const ModelShape& model);
 
-/// "32 layers, 32/8 heads of 128, 8192 tokens, no mask, NVIDIA H200 SXM, 141 GB".
+/// "Your model has 32 layers and 32/8 heads of 128. It reads 8192 tokens in bf16, without a mask, on NVIDIA H200 ...".
 std::string text_of(const ModelShape& model);
 
 /// How many estimates are asked: bytes, both times, the win, and the gain of the whole model.
