@@ -46,35 +46,6 @@ struct LearnOptions {
     bool solution = false;
 };
 
-std::string wrapped_lines(const std::string& text) {
-    const int width = terminal_width(STDOUT_FILENO);
-    std::string result;
-    for (std::size_t begin = 0; begin <= text.size();) {
-        const std::size_t end = std::min(text.find('\n', begin), text.size());
-        const std::string line = text.substr(begin, end - begin);
-        if (line.starts_with(" ") || line.empty()) result += line + "\n";  // a name to be copied is not broken
-        else
-            for (const std::string& piece : wrapped(line, static_cast<std::size_t>(width))) result += piece + "\n";
-        begin = end + 1;
-    }
-    return result;
-}
-
-std::string exercise_text(const ExerciseId& id, const learn::Exercise& exercise) {
-    return fmt::format("{} ({})\n{}", id.text(), learn::name_of(exercise.kind), wrapped_lines(exercise.task));
-}
-
-Json exercise_json(const ExerciseId& id, const learn::Exercise& exercise) {
-    const bool words = !exercise.words.empty();
-    return {{"exercise", id.text()},
-            {"kind", learn::name_of(exercise.kind)},
-            {"task", exercise.task},
-            {"expects", exercise.kind == learn::Kind::explain ? "yes or no"
-                        : words                               ? "a word"
-                                                              : "a number"},
-            {"unit", exercise.unit}};
-}
-
 void save(const ExerciseId& id, const std::string& answer, bool right) {
     if (const auto path = learn::progress_path())
         learn::add_answer(*path, {.exercise = id.saved(), .answer = answer, .right = right});
@@ -239,21 +210,39 @@ learn::ModelShape model_of(const LearnOptions& options) {
     return model;
 }
 
-/// Asks for the model, line by line; an empty line keeps what is there.
+/// Asks for the model, value by value. An empty line keeps the value in brackets; a wrong one is asked again.
 learn::ModelShape ask_model(LearnOptions options, const Session& session) {
-    session.print("State your model. An empty line keeps the value in brackets.\n");
-    const learn::ModelShape model = model_of(options);
-    const auto asked = [&](const std::string& what, const std::string& kept) {
-        return line_of(fmt::format("{} [{}]: ", what, kept), session).value_or(kept);
+    using Set = void (*)(LearnOptions&, const std::string&);
+    const learn::ModelShape kept = model_of(options);
+    const auto ask = [&](const std::string& what, const std::string& value, Set set) {
+        for (std::string line;;) {
+            session.print(fmt::format("{} [{}]: ", what, value));
+            if (!std::getline(std::cin, line) || line.find_first_not_of(" \t\r") == std::string::npos) return;
+            try {
+                LearnOptions tried = options;
+                set(tried, line);
+                model_of(tried);
+                options = tried;
+                return;
+            } catch (const UsageError& error) {
+                session.print(wrapped_lines(error.what()));
+            }
+        }
     };
-    options.model.device = asked("GPU", model.device);
-    options.model.layers = parse_size("--layers", asked("Layers", fmt::format("{}", model.layers)));
-    options.heads = asked("Heads of queries, or of queries/keys", fmt::format("{}/{}", model.heads_q, model.heads_kv));
-    options.model.head_dim = parse_size("--head-dim", asked("head_dim", fmt::format("{}", model.head_dim)));
-    options.model.len = parse_size("--len", asked("Length in tokens", fmt::format("{}", model.len)));
-    options.mask = asked("Mask, none or bottom-right (causal)", model.causal ? "bottom-right" : "none");
-    options.model.share =
-        parse_number("--share", asked("Attention's share of the time, 0 to 1", fmt::format("{:g}", model.share)));
+    session.print("State your model. An empty line keeps the value in brackets.\n");
+    ask("GPU", kept.device, [](LearnOptions& o, const std::string& text) { o.model.device = text; });
+    ask("Layers", fmt::format("{}", kept.layers),
+        [](LearnOptions& o, const std::string& text) { o.model.layers = parse_size("--layers", text); });
+    ask("Heads of queries, or of queries/keys", fmt::format("{}/{}", kept.heads_q, kept.heads_kv),
+        [](LearnOptions& o, const std::string& text) { o.heads = text; });
+    ask("head_dim", fmt::format("{}", kept.head_dim),
+        [](LearnOptions& o, const std::string& text) { o.model.head_dim = parse_size("--head-dim", text); });
+    ask("Length in tokens", fmt::format("{}", kept.len),
+        [](LearnOptions& o, const std::string& text) { o.model.len = parse_size("--len", text); });
+    ask("Mask, none or bottom-right (causal)", kept.causal ? "bottom-right" : "none",
+        [](LearnOptions& o, const std::string& text) { o.mask = text; });
+    ask("Attention's share of the time, 0 to 1", fmt::format("{:g}", kept.share),
+        [](LearnOptions& o, const std::string& text) { o.model.share = parse_number("--share", text); });
     return model_of(options);
 }
 

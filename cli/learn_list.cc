@@ -2,9 +2,13 @@
 #include "learn_list.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
 
 #include "learn/progress.hpp"
 #include "learn/quiz.hpp"
+#include "table.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -111,6 +115,35 @@ void print_list(const Session& session) {
     for (const learn::Quiz& quiz : learn::quizzes())
         add_line(fmt::format("{:<8}", quiz.name), quiz.title, state_of(given, learn::exercises_of(quiz)));
     session.print(text + "\n" + next_text(given) + "\n");
+}
+
+std::string wrapped_lines(const std::string& text) {
+    const int width = terminal_width(STDOUT_FILENO);
+    std::string result;
+    for (std::size_t begin = 0; begin <= text.size();) {
+        const std::size_t end = std::min(text.find('\n', begin), text.size());
+        const std::string line = text.substr(begin, end - begin);
+        if (line.starts_with(" ") || line.empty()) result += line + "\n";  // a name to be copied is not broken
+        else
+            for (const std::string& piece : wrapped(line, static_cast<std::size_t>(width))) result += piece + "\n";
+        begin = end + 1;
+    }
+    return result;
+}
+
+std::string exercise_text(const ExerciseId& id, const learn::Exercise& exercise) {
+    return fmt::format("{} ({})\n{}", id.text(), learn::name_of(exercise.kind), wrapped_lines(exercise.task));
+}
+
+Json exercise_json(const ExerciseId& id, const learn::Exercise& exercise) {
+    const bool words = !exercise.words.empty();
+    return {{"exercise", id.text()},
+            {"kind", learn::name_of(exercise.kind)},
+            {"task", exercise.task},
+            {"expects", exercise.kind == learn::Kind::explain ? "yes or no"
+                        : words                               ? "a word"
+                                                              : "a number"},
+            {"unit", exercise.unit}};
 }
 
 }  // namespace tessera::cli

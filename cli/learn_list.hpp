@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The learner's saved answers, and what they say: the list of `tessera learn`, and what comes next.
+// Texts of `tessera learn`: the list with the learner's saved answers, what comes next, and exercises.
 #pragma once
 
 #include <string>
@@ -20,5 +20,12 @@ std::string next_text(const std::vector<learn::SavedAnswer>& given, int after = 
 
 /// Prints all lessons and questions with their state.
 void print_list(const Session& session);
+
+/// The text wrapped at the terminal's width; a line that begins with a space stays as it is.
+std::string wrapped_lines(const std::string& text);
+
+/// An exercise with its name and kind, as text or JSON; without its answer.
+std::string exercise_text(const learn::ExerciseId& id, const learn::Exercise& exercise);
+Json exercise_json(const learn::ExerciseId& id, const learn::Exercise& exercise);
 
 }  // namespace tessera::cli

@@ -57,6 +57,7 @@ export function player({last, at, stride = 1, pace = 700, label, moved, guard = 
     timer = setInterval(() => {
       if (!play.isConnected || self.at >= last) { self.pause(); return; }
       self.go(self.at + stride, true);
+      if (self.at >= last) self.pause();
     }, pace);
   };
   const button = (name, text, to) => element('button', {type: 'button', 'aria-label': name, title: name, onclick: () => self.go(to())}, text);

@@ -61,7 +61,7 @@ def test_compare_ends_with_the_commands_digits_on_both_sides(page, command):
 def test_compare_opens_moving_and_stops_where_the_system_asks_for_it(page):
     page.open()
     page.until("return document.querySelector('.now').textContent.includes('same digits')")
-    assert page.run("return document.querySelector('.play').textContent") == "Play"
+    page.until("return document.querySelector('.play').textContent === 'Play'")
     if page.browser.set_less_motion():
         page.open()
         shown = page.values()
@@ -214,7 +214,7 @@ def test_paper_has_the_commands_fractions(page, command, schedule, mask):
         press(page, Keys.ARROW_RIGHT)
 
 
-def test_paper_asks_for_m_and_prints(page, command):
+def test_paper_asks_for_m_l_and_o_and_prints(page, command):
     hand = command("walk", "--by-hand", "--backward")
     page.open("paper?ask=1")
     assert page.run("return document.querySelectorAll('.graph .blank').length") == 5
@@ -223,6 +223,13 @@ def test_paper_asks_for_m_and_prints(page, command):
     assert page.until("return document.querySelector('.quiz [role=status]').textContent.startsWith('Not so')")
     page.run("document.getElementById('guess-m').value = ''")
     press(page, str(hand["steps"][0]["m"]), Keys.ENTER)
+    page.until("return document.activeElement.id === 'guess-l'")
+    press(page, hand["steps"][0]["l"], Keys.ENTER)
+    page.until("return document.activeElement.id === 'guess-o'")
+    press(page, hand["steps"][0]["o"][0], Keys.ENTER)
+    assert page.until("return document.querySelector('.quiz [role=status]').textContent.startsWith('Expected 2 numbers')")
+    page.run("document.getElementById('guess-o').value = ''")
+    press(page, "(" + ", ".join(hand["steps"][0]["o"]) + ")", Keys.ENTER)
     page.until("return document.querySelectorAll('.graph .blank').length === 0")
     page.browser.set_print()
     assert page.run("return getComputedStyle(document.querySelector('.print-only')).display") == "block"
@@ -296,6 +303,8 @@ def test_which_reads_names_as_the_command(page, command, tmp_path):
         assert got[f"attention.{index}.family"] == kind["family"]
         assert got[f"attention.{index}.confidence"] == kind["confidence"]
     assert page.run("return document.querySelector('.now').textContent") == found["paragraph"]
+    rest = page.run("return [...document.querySelectorAll('section')].filter(s => s.textContent.startsWith('Not known')).map(s => s.textContent)")
+    assert len(rest) == 1 and "ampere_sgemm_128x64_tn" in rest[0] and "splitkv" not in rest[0]
 
 
 def test_what_is_wrong_is_told_by_the_core(page):
