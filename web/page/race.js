@@ -97,9 +97,9 @@ export const race = {
     const list = element('div'), now = element('p', {class: 'now'});
     const moved = (step) => {
       state.time = step === STRIDES ? state.end : state.end * step / STRIDES;
-      const done = answer.lanes.filter((lane) => lane.end_us <= state.time + 1e-12).map((lane) => `${lane.schedule} after ${lane.end_us.toPrecision(3)} µs`);
+      const done = answer.lanes.filter((lane) => lane.end_us <= state.time + 1e-12).map((lane) => `${lane.schedule} (${lane.end_us.toPrecision(3)} µs)`);
       const waits = answer.lanes.filter((lane) => lane.end_us > state.time + 1e-12).map((lane) => lane.schedule);
-      const sentence = `At ${state.time.toPrecision(3)} µs: ${done.length ? `done: ${done.join(', ')}` : 'none is done'}${done.length && waits.length ? `; still at work: ${waits.join(', ')}` : ''}.`;
+      const sentence = `At ${state.time.toPrecision(3)} µs ${done.length ? `these are done: ${done.join(', ')}.` : 'none is done.'}${done.length && waits.length ? ` Still at work: ${waits.join(', ')}.` : ''}`;
       now.textContent = sentence;
       fig.redraw(sentence);
       list.replaceChildren(counters(answer, runs, state.time));
