@@ -159,8 +159,8 @@ std::string measured_text(const ModelShape& shape, const Estimate& estimate, con
     // standard moves scores, FlashAttention multiplies: its work has head_dim as a factor.
     const double factor = schedule == "standard" ? estimate.scores / (work / static_cast<double>(call.head_dim))
                                                  : estimate.flop / 4 / work;
-    return fmt::format("Measured: {} of {} takes {:.4g} ms, which is {:.3g} ms for your work.", schedule, what, ms,
-                       factor * ms);
+    return fmt::format("Measured: {} of {} takes {:.4g} ms. Scaled to your model, that is {:.3g} ms.", schedule, what,
+                       ms, factor * ms);
 }
 
 std::string measured_win_text(const ModelShape& shape, const Estimate& estimate) {
