@@ -186,6 +186,9 @@ void ask_all(const Choice& choice, const learn::ModelShape& model, Session& sess
         if (whole && !finished && learn::standing_of(given, id).done) continue;
         if (!ask(id, learn::exercise_for(id, model), session)) return;
     }
+    const learn::Quiz* quiz = choice.exercises.front().quiz;
+    if (quiz != nullptr && quiz->name == std::string("exam") && choice.exercises.size() > 1)
+        session.print("\nThe last part of the exam: tessera learn estimate\n");
     session.print("\n" + next_text(kept_answers(), choice.lesson == nullptr ? -1 : choice.lesson->number) + "\n");
 }
 

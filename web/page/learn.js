@@ -67,7 +67,7 @@ function othersOf(quizzes) {
 
 /** Links to the exercises that were missed and come again. */
 function missedOf(lessons, quizzes) {
-  const again = (list, page) => list.filter((one) => one.again).map((one) => link(page, one.exercise));
+  const again = (list, page) => list.filter((one) => one.again).map((one) => link(`${page}&at=${encodeURIComponent(one.exercise)}`, one.exercise));
   const missed = [...lessons.flatMap((l) => again(l.exercises, l.lesson)), ...quizzes.flatMap((quiz) => again(quiz.exercises, pageOf(quiz)))];
   return missed.length === 0 ? null : element('p', {class: 'missed'}, 'Missed, until right twice: ', ...missed.flatMap((one, i) => (i ? [', ', one] : [one])));
 }
@@ -81,7 +81,7 @@ function carry(change) {
       if (read.format !== FORMAT || !Array.isArray(read.answers)) throw new Error('expected learn.json of tessera learn, got another document');
       ask({ask: 'lessons', answers: read.answers});  // throws if an entry has another form
       keep(read.answers);
-      change({lesson: ''});
+      change({lesson: '', at: ''});
     } catch (error) { note.textContent = `${error.message}. Your answers here are unchanged.`; }
   }});
   return element('details', {}, element('summary', {}, 'Take your progress along'),
@@ -236,20 +236,32 @@ function page(lessons, values, say) {
     element('p', {class: 'next'}, next ? link(next.lesson, `Next: ${next.lesson}. ${next.title}`) : link('kernel', `Next: ${PAGES.kernel}`))];
 }
 
+/** Scrolls to an exercise of the page, and puts the cursor into its answer. */
+function showAt(exercise) {
+  const card = [...document.querySelectorAll('[data-exercise]')].find((one) => one.dataset.exercise === exercise);
+  if (!card) return;
+  for (let node = card; node; node = node.parentElement) if (node.tagName === 'DETAILS') node.open = true;
+  card.scrollIntoView();
+  card.querySelector('input, textarea').focus();
+}
+
 export const learn = {
   id: 'learn',
   title: 'Learn',
   question: 'How does FlashAttention work, step by step?',
   lead: 'Lessons of five to eight minutes, one a day. Each asks a question first, then answers it with one picture, and ends with exercises that are judged here.',
   controls: [],
-  defaults: {lesson: ''},
+  defaults: {lesson: '', at: ''},
   titleOf({lesson}) {
     const found = ask({ask: 'lessons'}).find((l) => `${l.lesson}` === lesson);
     return found ? `${found.lesson}. ${found.title}` : PAGES[lesson];
   },
   draw(values, say, change) {
     const lessons = lessonsNow();
-    if (values.lesson in pages) return page(lessons, values, say);
+    if (values.lesson in pages) {
+      if (values.at) setTimeout(() => showAt(values.at));
+      return page(lessons, values, say);
+    }
     if (values.lesson) throw new Error(`lesson: expected 0 to ${lessons.length - 1}, ${Object.keys(PAGES).join(', ')}, got ${values.lesson}`);
     const quizzes = quizzesNow(), today = lessons.find((l) => !l.done);
     return [today ? element('p', {class: 'next'}, link(today.lesson, `${answers().length ? 'Go on with' : 'Begin with'} ${today.lesson}. ${today.title}`)) : element('p', {}, 'All lessons are done. The ', link('exam', 'exam'), ' is left, and ', link('kernel', 'a kernel of your own'), '.'),

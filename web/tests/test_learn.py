@@ -111,6 +111,9 @@ def test_recaps_and_exam_are_judged_as_by_the_command(page, tmp_path):
     page.open("learn")
     missed = page.run("return [...document.querySelectorAll('.missed a')].map(a => a.textContent)")
     assert missed == ["recap 1a", "recap 1d", "estimate d"]
+    page.run("document.querySelectorAll('.missed a')[1].click()")  # leads to the question itself
+    page.until("return document.activeElement.id === 'answer-recap-1d'")
+    page.open("learn")
     assert "1 of 25" in page.run("return document.querySelector('#room-picture').textContent")
     (tmp_path / "tessera/learn.json").write_text(page.run("return localStorage.getItem('tessera.learn')"), encoding="utf-8")
     assert [one["exercise"] for quiz in learn()["quizzes"] for one in quiz["exercises"] if one["again"]] == missed
