@@ -5,19 +5,23 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <span>
+#include <tuple>
 
 #include "commands.hpp"
 #include "io/atomic_file.hpp"
 #include "learn/answer.hpp"
+#include "learn/estimate.hpp"
 #include "learn/lesson.hpp"
 #include "learn/pictures.hpp"
 #include "learn/progress.hpp"
 #include "learn/quiz.hpp"
+#include "learn_list.hpp"
 #include "outputs.hpp"
 #include "parse.hpp"
 #include "table.hpp"
@@ -33,117 +37,14 @@ struct LearnOptions {
     std::vector<std::string> words;  ///< "6", "6a", "again", "recap" "2"
     std::string answer;
     std::string picture;
+    learn::ModelShape model;  ///< of the estimates
+    std::string heads;
+    std::string mask;
+    bool model_given = false;
     bool show = false;
     bool hint = false;
     bool solution = false;
 };
-
-std::vector<learn::SavedAnswer> kept_answers() {
-    const auto path = learn::progress_path();
-    return path ? learn::read_progress(*path) : std::vector<learn::SavedAnswer>();
-}
-
-/// The first lesson after this one that has an exercise without a right answer, or else the first such lesson; null if
-/// none remains.
-const Lesson* next_lesson(const std::vector<learn::SavedAnswer>& given, int after) {
-    const Lesson* first = nullptr;
-    for (const Lesson& lesson : learn::lessons()) {
-        if (learn::done(given, lesson)) continue;
-        if (lesson.number > after) return &lesson;
-        if (first == nullptr) first = &lesson;
-    }
-    return first;
-}
-
-std::string next_text(const std::vector<learn::SavedAnswer>& given, int after = -1) {
-    const Lesson* next = next_lesson(given, after);
-    std::string text = next == nullptr
-                           ? "All lessons are done."
-                           : fmt::format("Next: docs/learn/{}.md, then tessera learn {}", next->slug, next->number);
-    const std::vector<ExerciseId> missed = learn::missed_exercises(given);
-    if (!missed.empty()) {
-        text += "\nMissed:";
-        for (const ExerciseId& id : missed) text += (id == missed.front() ? " " : ", ") + id.text();
-        text += ". To repeat: tessera learn again";
-    }
-    return text;
-}
-
-/// The state of a lesson for the list: "done", "1 of 3", or nothing.
-std::string state_of(const std::vector<learn::SavedAnswer>& given, const Lesson& lesson) {
-    int right = 0, tries = 0;
-    for (const ExerciseId& id : learn::exercises_of(lesson)) {
-        const learn::Standing standing = learn::standing_of(given, id);
-        right += standing.done ? 1 : 0, tries += standing.tries;
-    }
-    if (right == lesson.exercise_count()) return "done";
-    return tries == 0 ? "" : fmt::format("{} of {}", right, lesson.exercise_count());
-}
-
-Json lesson_json(const std::vector<learn::SavedAnswer>& given, const Lesson& lesson) {
-    Json exercises = Json::array();
-    for (const ExerciseId& id : learn::exercises_of(lesson)) {
-        const learn::Standing standing = learn::standing_of(given, id);
-        exercises.push_back({{"exercise", id.text()},
-                             {"kind", learn::name_of(id.make().kind)},
-                             {"done", standing.done},
-                             {"tries", standing.tries},
-                             {"again", standing.again}});
-    }
-    return {{"lesson", lesson.number}, {"part", lesson.part}, {"part_title", learn::part_title(lesson.part)},
-            {"title", lesson.title},   {"slug", lesson.slug}, {"done", learn::done(given, lesson)},
-            {"exercises", exercises}};
-}
-
-void print_list(const Session& session) {
-    const std::vector<learn::SavedAnswer> given = kept_answers();
-    const auto path = learn::progress_path();
-    if (session.json) {
-        Json list = Json::array();
-        for (const Lesson& lesson : learn::lessons()) list.push_back(lesson_json(given, lesson));
-        return session.print_json({{"lessons", list}, {"kept_in", path ? Json(*path) : Json()}});
-    }
-    std::string text;
-    int part = 0;
-    for (const Lesson& lesson : learn::lessons()) {
-        if (lesson.part != part) {
-            part = lesson.part;
-            text += fmt::format("{}Part {}: {}\n", part > 1 ? "\n" : "", part, learn::part_title(part));
-        }
-        std::string line = fmt::format("  {:>2}  {:<56}{}", lesson.number, lesson.title, state_of(given, lesson));
-        text += line.erase(line.find_last_not_of(' ') + 1) + "\n";
-    }
-    session.print(text + "\n" + next_text(given) + "\n");
-}
-
-std::string wrapped_lines(const std::string& text) {
-    const int width = terminal_width(STDOUT_FILENO);
-    std::string result;
-    for (std::size_t begin = 0; begin <= text.size();) {
-        const std::size_t end = std::min(text.find('\n', begin), text.size());
-        const std::string line = text.substr(begin, end - begin);
-        if (line.starts_with(" ") || line.empty()) result += line + "\n";  // a name to be copied is not broken
-        else
-            for (const std::string& piece : wrapped(line, static_cast<std::size_t>(width))) result += piece + "\n";
-        begin = end + 1;
-    }
-    return result;
-}
-
-std::string exercise_text(const ExerciseId& id, const learn::Exercise& exercise) {
-    return fmt::format("{} ({})\n{}", id.text(), learn::name_of(exercise.kind), wrapped_lines(exercise.task));
-}
-
-Json exercise_json(const ExerciseId& id, const learn::Exercise& exercise) {
-    const bool words = !exercise.words.empty();
-    return {{"exercise", id.text()},
-            {"kind", learn::name_of(exercise.kind)},
-            {"task", exercise.task},
-            {"expects", exercise.kind == learn::Kind::explain ? "yes or no"
-                        : words                               ? "a word"
-                                                              : "a number"},
-            {"unit", exercise.unit}};
-}
 
 void save(const ExerciseId& id, const std::string& answer, bool right) {
     if (const auto path = learn::progress_path())
@@ -259,32 +160,93 @@ Choice choice_of(const std::string& what) {
         }
         unexpected("LESSON", fmt::format("{}a to {}{:c}", number, number, 'a' + lesson.exercise_count() - 1), what);
     }
-    unexpected("LESSON", "0 to " + last + ", an exercise such as 6a, recap 1 to recap 5, exam, or again", what);
+    unexpected("LESSON", "0 to " + last + ", an exercise such as 6a, recap 1 to recap 5, exam, estimate, or again",
+               what);
 }
 
-void print_exercises(const Choice& choice, const Session& session) {
+void print_exercises(const Choice& choice, const learn::ModelShape& model, const Session& session) {
     if (session.json) {
         Json list = Json::array();
-        for (const ExerciseId& id : choice.exercises) list.push_back(exercise_json(id, id.make()));
+        for (const ExerciseId& id : choice.exercises) list.push_back(exercise_json(id, learn::exercise_for(id, model)));
         Json document = {{"exercises", list}};
         if (choice.lesson != nullptr)
             document["lesson"] = choice.lesson->number, document["title"] = choice.lesson->title;
         return session.print_json(document);
     }
     for (const ExerciseId& id : choice.exercises)
-        session.print((id == choice.exercises.front() ? "" : "\n") + exercise_text(id, id.make()));
+        session.print((id == choice.exercises.front() ? "" : "\n") + exercise_text(id, learn::exercise_for(id, model)));
 }
 
 /// Asks the exercises one after another: all that were named, or of a lesson those without a right answer.
-void ask_all(const Choice& choice, Session& session) {
+void ask_all(const Choice& choice, const learn::ModelShape& model, Session& session) {
     const auto given = kept_answers();
     const bool finished = choice.lesson != nullptr && learn::done(given, *choice.lesson);
     const bool whole = choice.exercises.size() > 1 && choice.lesson != nullptr;
     for (const ExerciseId& id : choice.exercises) {
         if (whole && !finished && learn::standing_of(given, id).done) continue;
-        if (!ask(id, id.make(), session)) return;
+        if (!ask(id, learn::exercise_for(id, model), session)) return;
     }
+    const learn::Quiz* quiz = choice.exercises.front().quiz;
+    if (quiz != nullptr && quiz->name == std::string("exam") && choice.exercises.size() > 1)
+        session.print("\nThe last part of the exam: tessera learn estimate\n");
     session.print("\n" + next_text(kept_answers(), choice.lesson == nullptr ? -1 : choice.lesson->number) + "\n");
+}
+
+bool is_estimate(const Choice& choice) {
+    return !choice.exercises.empty() && choice.exercises.front().quiz != nullptr &&
+           choice.exercises.front().quiz->estimates();
+}
+
+/// The learner's model by the options; errors name the option.
+learn::ModelShape model_of(const LearnOptions& options) {
+    learn::ModelShape model = options.model;
+    if (!options.heads.empty()) std::tie(model.heads_q, model.heads_kv) = parse_pair("--heads", options.heads, '/');
+    if (!options.mask.empty())
+        model.causal = parse_choice<bool>("--causal", options.mask, {{"none", false}, {"bottom-right", true}});
+    try {
+        learn::validate(model);
+    } catch (const Error& error) {
+        std::string option = "--" + error.argument();
+        std::replace(option.begin(), option.end(), '_', '-');
+        throw UsageError(option, std::string(error.what()).substr(error.argument().size() + 2));
+    }
+    return model;
+}
+
+/// Asks for the model, value by value. An empty line keeps the value in brackets; a wrong one is asked again.
+learn::ModelShape ask_model(LearnOptions options, const Session& session) {
+    using Set = void (*)(LearnOptions&, const std::string&);
+    const learn::ModelShape kept = model_of(options);
+    const auto ask = [&](const std::string& what, const std::string& value, Set set) {
+        for (std::string line;;) {
+            session.print(fmt::format("{} [{}]: ", what, value));
+            if (!std::getline(std::cin, line) || line.find_first_not_of(" \t\r") == std::string::npos) return;
+            try {
+                LearnOptions tried = options;
+                set(tried, line);
+                model_of(tried);
+                options = tried;
+                return;
+            } catch (const UsageError& error) {
+                session.print(wrapped_lines(error.what()));
+            }
+        }
+    };
+    session.print("State your model. An empty line keeps the value in brackets.\n");
+    ask("GPU", kept.device, [](LearnOptions& o, const std::string& text) { o.model.device = text; });
+    ask("Layers", fmt::format("{}", kept.layers),
+        [](LearnOptions& o, const std::string& text) { o.model.layers = parse_size("--layers", text); });
+    ask("Heads of queries, or of queries/keys", fmt::format("{}/{}", kept.heads_q, kept.heads_kv),
+        [](LearnOptions& o, const std::string& text) { o.heads = text; });
+    ask("head_dim", fmt::format("{}", kept.head_dim),
+        [](LearnOptions& o, const std::string& text) { o.model.head_dim = parse_size("--head-dim", text); });
+    ask("Length in tokens", fmt::format("{}", kept.len),
+        [](LearnOptions& o, const std::string& text) { o.model.len = parse_size("--len", text); });
+    ask("Mask, none or bottom-right (causal)", kept.causal ? "bottom-right" : "none",
+        [](LearnOptions& o, const std::string& text) { o.mask = text; });
+    ask("Attention's share of the time, 0 to 1", fmt::format("{:g}", kept.share),
+        [](LearnOptions& o, const std::string& text) { o.model.share = parse_number("--share", text); });
+    return model_of(options);
 }
 
 void write_picture(const Lesson& lesson, const std::string& path, const Session& session) {
@@ -309,7 +271,7 @@ std::vector<const char*> actions_of(const LearnOptions& options, bool answered) 
 }
 
 void answer_one(const LearnOptions& options, const ExerciseId& id, Session& session) {
-    const learn::Exercise exercise = id.make();
+    const learn::Exercise exercise = learn::exercise_for(id, model_of(options));
     if (options.hint) {
         if (session.json) return session.print_json({{"exercise", id.text()}, {"hint", exercise.hint}});
         return session.print(wrapped_lines(exercise.hint));
@@ -335,6 +297,9 @@ void execute(const LearnOptions& options, bool answered, Session& session) {
     }
     const std::string what = fmt::format("{}", fmt::join(options.words, " "));
     const Choice choice = choice_of(what);
+    if (options.model_given && !is_estimate(choice))
+        throw UsageError("--device, --layers, --heads, --head-dim, --len, --causal, --share",
+                         fmt::format("expected estimate with them, got {}", what));
     if (!options.picture.empty()) {
         if (choice.lesson == nullptr) unexpected("--picture", "a lesson with it", what);
         return write_picture(*choice.lesson, options.picture, session);
@@ -347,9 +312,12 @@ void execute(const LearnOptions& options, bool answered, Session& session) {
         return answer_one(options, choice.exercises.front(), session);
     }
     if (choice.exercises.empty() && !session.json) return session.print("Nothing was missed.\n");
-    if (options.show || session.json) return print_exercises(choice, session);
-    if (::isatty(STDIN_FILENO) != 0) return ask_all(choice, session);
-    print_exercises(choice, session);
+    const learn::ModelShape model = model_of(options);
+    if (options.show || session.json) return print_exercises(choice, model, session);
+    if (::isatty(STDIN_FILENO) != 0)
+        return ask_all(choice, what == "estimate" && !options.model_given ? ask_model(options, session) : model,
+                       session);
+    print_exercises(choice, model, session);
     print_note(fmt::format("standard input is no terminal: answer with tessera learn {} --answer ...",
                            choice.exercises.front().text()));
 }
@@ -364,6 +332,7 @@ void add_learn_command(CLI::App& app, Session& session) {
                     {{"tessera learn", "the lessons, your progress, and what you missed"},
                      {"tessera learn 6", "the exercises of lesson 6; asks for the answers"},
                      {"tessera learn recap 2", "five questions after part 2; exam: twenty at the end"},
+                     {"tessera learn estimate --device h100 --len 4096", "the win in your model: five estimates"},
                      {"tessera learn again", "the exercises that you missed"},
                      {"tessera learn 6a --answer 3/4", "answers one without a terminal; exit status 1: wrong"},
                      {"tessera learn 6 --picture maximum.svg", "the lesson's picture"}});
@@ -371,8 +340,10 @@ void add_learn_command(CLI::App& app, Session& session) {
     command
         ->add_option(
             "LESSON", options->words,
-            fmt::format("0 to {}, one exercise such as 6a, recap 1 to recap 5, exam, or again; without it the list",
-                        learn::lessons().back().number))
+            fmt::format(
+                "0 to {}, one exercise such as 6a, recap 1 to recap 5, exam, estimate, or again; without it the "
+                "list",
+                learn::lessons().back().number))
         ->group("What");
     command
         ->add_option("--answer", options->answer, "Your answer, instead of being asked (of an explanation: yes or no)")
@@ -387,7 +358,21 @@ void add_learn_command(CLI::App& app, Session& session) {
     command->add_option("--picture", options->picture, "Write the lesson's picture here, as SVG")
         ->type_name("FILE")
         ->group("What");
-    command->callback([options, command, &session] { execute(*options, command->count("--answer") > 0, session); });
+    const auto add_model = [&](const char* name, auto& value, const char* type, const std::string& text) {
+        command->add_option(name, value, text)->type_name(type)->group("Your model (estimate)");
+    };
+    add_model("--device", options->model.device, "GPU", "The GPU; default h200");
+    add_model("--layers", options->model.layers, "N", "Layers; default 32");
+    add_model("--heads", options->heads, "Q/KV", "Heads of queries, and of keys if there are fewer; default 32/8");
+    add_model("--head-dim", options->model.head_dim, "N", "Default 128");
+    add_model("--len", options->model.len, "N", "Tokens of a text; default 8192");
+    add_model("--causal", options->mask, "MASK", "none (default) or bottom-right");
+    add_model("--share", options->model.share, "X", "Attention's share of the model's time; default 0.3");
+    command->callback([options, command, &session] {
+        for (const char* name : {"--device", "--layers", "--heads", "--head-dim", "--len", "--causal", "--share"})
+            options->model_given = options->model_given || command->count(name) > 0;
+        execute(*options, command->count("--answer") > 0, session);
+    });
 }
 
 }  // namespace tessera::cli

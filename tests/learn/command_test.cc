@@ -85,6 +85,23 @@ TEST_F(LearnTest, recaps_and_the_exam_are_asked_and_come_again) {
     expect_error("learn exam --picture p.svg", 2, "--picture: expected a lesson with it, got \"exam\"");
 }
 
+TEST_F(LearnTest, estimates_are_for_the_learners_model) {
+    EXPECT_NE(learn("estimate").out.find("Your model has 32 layers and 32/8 heads of 128. It reads 8192"),
+              std::string::npos);
+    const std::string mine = "--device h100 --layers 12 --heads 16 --head-dim 64 --len 4096 --causal bottom-right ";
+    EXPECT_NE(learn("estimate " + mine + "--share 0.5 --show").out.find("takes 0.5 of its time"), std::string::npos);
+    EXPECT_EQ(learn("estimate a " + mine + "--answer '12 * 4096^2 / 2 * 16 * 12 / 10^9'").code, 0);
+    EXPECT_EQ(learn("estimate d " + mine + "--answer 1").code, 1);
+    EXPECT_NE(learn("").out.find("1 of 5"), std::string::npos);
+    EXPECT_NE(learn("").out.find("Missed: estimate d. To repeat"), std::string::npos);
+    EXPECT_NE(learn("again").out.find("estimate d (compute)"), std::string::npos);
+    EXPECT_EQ(learn("--json").json().at("quizzes").size(), 7U);
+    expect_error("learn estimate --heads 32/5", 2, "--heads: expected a number of query heads that is a multiple");
+    expect_error("learn estimate --device h300", 2, "--device: expected a GPU that computes in bf16");
+    expect_error("learn estimate --head-dim 300", 2, "--head-dim: expected 1 to 256, got 300");
+    expect_error("learn 6 --len 5", 2, "expected estimate with them, got 6");
+}
+
 TEST_F(LearnTest, bad_calls_are_refused) {
     expect_error("learn 99", 2, "LESSON: expected 0 to ");
     expect_error("learn 6d", 2, "LESSON: expected 6a to 6c, got \"6d\"");

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "learn/estimate.hpp"
 #include "learn/quiz.hpp"
 #include "tessera/error.hpp"
 
@@ -107,8 +108,9 @@ int Lesson::exercise_count() const {
 
 std::string ExerciseId::text() const {
     if (quiz == nullptr) return fmt::format("{}{:c}", lesson->number, 'a' + index);
-    const std::string name = quiz->name;  // questions of the exam have numbers, those of a recap letters
-    return name == "exam" ? fmt::format("{} {}", name, index + 1) : fmt::format("{}{:c}", name, 'a' + index);
+    const std::string name = quiz->name;
+    if (name == "exam") return fmt::format("exam {}", index + 1);
+    return fmt::format("{}{}{:c}", name, quiz->estimates() ? " " : "", 'a' + index);
 }
 
 std::string ExerciseId::saved() const {
@@ -117,7 +119,8 @@ std::string ExerciseId::saved() const {
 
 Exercise ExerciseId::make() const {
     const auto at = static_cast<std::size_t>(index);
-    return quiz == nullptr ? lesson->exercises[at]() : learn::exercise_of(quiz->questions[at]);
+    if (quiz == nullptr) return lesson->exercises[at]();
+    return quiz->estimates() ? estimate_exercise(index, {}) : learn::exercise_of(quiz->questions[at]);
 }
 
 std::span<const Lesson> lessons() { return kLessons; }
@@ -148,8 +151,7 @@ std::vector<ExerciseId> all_exercises() {
 
 std::vector<ExerciseId> exercises_of(const Quiz& quiz) {
     std::vector<ExerciseId> result;
-    for (std::size_t index = 0; index < quiz.questions.size(); ++index)
-        result.push_back({.index = static_cast<int>(index), .quiz = &quiz});
+    for (int index = 0; index < quiz.count(); ++index) result.push_back({.index = index, .quiz = &quiz});
     return result;
 }
 
@@ -157,8 +159,15 @@ ExerciseId exercise_of(const std::string& text) {
     for (const ExerciseId& id : all_exercises()) {
         if (id.text() == text) return id;
     }
+    for (const Quiz& quiz : quizzes()) {
+        for (const ExerciseId& id : exercises_of(quiz)) {
+            if (id.text() == text) return id;
+        }
+    }
     throw Error(ErrorCode::invalid_argument, "exercise",
-                fmt::format("expected a lesson and a letter, such as 6a, got \"{}\"", text));
+                fmt::format("expected a lesson and a letter such as 6a, or a question such as recap 1a, exam 7 or "
+                            "estimate a, got \"{}\"",
+                            text));
 }
 
 }  // namespace tessera::learn

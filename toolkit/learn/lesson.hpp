@@ -65,9 +65,9 @@ struct ExerciseId {
     int index = 0;                   ///< 0 is a
     const Quiz* quiz = nullptr;
 
-    std::string text() const;   ///< "7b", "recap 2a", "exam 7"
-    std::string saved() const;  ///< as in progress files: "one-tile b", "recap 2a", "exam 7"
-    Exercise make() const;
+    std::string text() const;   ///< "7b", "recap 2a", "exam 7", "estimate a"
+    std::string saved() const;  ///< as in progress files: "one-tile b", "recap 2a", "exam 7", "estimate a"
+    Exercise make() const;      ///< an estimate: for the default model
     bool operator==(const ExerciseId&) const = default;
 };
 
@@ -85,7 +85,7 @@ std::vector<ExerciseId> exercises_of(const Lesson& lesson);
 std::vector<ExerciseId> all_exercises();
 std::vector<ExerciseId> exercises_of(const Quiz& quiz);
 
-/// The exercise of "7b", of a lesson. Throws Error(invalid_argument) naming "exercise".
+/// The exercise of ExerciseId::text(). Throws Error(invalid_argument) naming "exercise".
 ExerciseId exercise_of(const std::string& text);
 
 // The exercises, in the order of the lessons; each is defined in the file of its part.

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "learn/estimate.hpp"
+
 namespace tessera::learn {
 namespace {
 
@@ -180,12 +182,15 @@ constexpr Question kExam[] = {
 };
 
 constexpr Quiz kQuizzes[] = {
-    {"recap 1", "After part 1", kRecap1}, {"recap 2", "After part 2", kRecap2},
-    {"recap 3", "After part 3", kRecap3}, {"recap 4", "After part 4", kRecap4},
-    {"recap 5", "After part 5", kRecap5}, {"exam", "Twenty questions of an interviewer", kExam},
+    {"recap 1", "Five questions after part 1", kRecap1},     {"recap 2", "Five questions after part 2", kRecap2},
+    {"recap 3", "Five questions after part 3", kRecap3},     {"recap 4", "Five questions after part 4", kRecap4},
+    {"recap 5", "Five questions after part 5", kRecap5},     {"exam", "Twenty questions of an interviewer", kExam},
+    {"estimate", "FlashAttention's win for your model", {}},
 };
 
 }  // namespace
+
+int Quiz::count() const { return estimates() ? kEstimates : static_cast<int>(questions.size()); }
 
 std::span<const Quiz> quizzes() { return kQuizzes; }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The recaps after the parts and the exam. The pages docs/learn/recap.md and exam.md have the same questions and
-// answers with links, which tools/learn_pages.py checks.
+// The recaps after the parts, the exam, and its estimates for a model of the learner's. The pages docs/learn/recap.md
+// and exam.md have the same questions and answers with links, which tools/learn_pages.py checks.
 #pragma once
 
 #include <span>
@@ -20,12 +20,15 @@ struct Question {
 };
 
 struct Quiz {
-    const char* name;  ///< "recap 1" or "exam"
+    const char* name;  ///< "recap 1", "exam" or "estimate"
     const char* title;
-    std::span<const Question> questions;
+    std::span<const Question> questions;  ///< none: the estimates of estimate.hpp
+
+    bool estimates() const { return questions.empty(); }
+    int count() const;
 };
 
-/// The recaps in order, then the exam.
+/// The recaps in order, then the exam and its estimates.
 std::span<const Quiz> quizzes();
 
 /// The question as an exercise: of kind explain, or compute if the answer is a number.

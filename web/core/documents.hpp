@@ -35,10 +35,17 @@ Json ask_devices(const Json& question);
 /// what the answers say about them.
 Json ask_lessons(const Json& question);
 
-/// Takes {"exercise": "7a", "answer": "19/4"}. Returns {"right", "text"}, as `tessera learn` prints it.
+/// Takes {"answers": [...]}. Returns the recaps, the exam and its estimates, each with its questions, as ask_lessons().
+/// "model" is the model of the estimates: {"device": "h200", "layers": 32, "heads": "32/8", "head_dim", "len",
+/// "causal": true, "share": 0.3}; a missing member has its default.
+Json ask_quizzes(const Json& question);
+
+/// Takes {"exercise": "7a", "answer": "19/4"}, and for an estimate the "model". Returns {"right", "text"}, as `tessera
+/// learn` prints it.
 Json ask_grade(const Json& question);
 
-/// Takes {"exercise": "7a"}. Returns {"text"}: its answer and why, or the model answer.
+/// Takes {"exercise": "7a"}, and for an estimate the "model". Returns {"text"}: its answer and why, or the model
+/// answer.
 Json ask_solution(const Json& question);
 
 }  // namespace tessera::web

@@ -13,9 +13,9 @@ namespace {
 
 Json answer(const std::string& text) {
     static const std::map<std::string, std::function<Json(const Json&)>> questions{
-        {"command", ask_command},   {"tiles", ask_tiles},       {"race", ask_race},
-        {"backward", ask_backward}, {"roofline", ask_roofline}, {"devices", ask_devices},
-        {"lessons", ask_lessons},   {"grade", ask_grade},       {"solution", ask_solution}};
+        {"command", ask_command},   {"tiles", ask_tiles},     {"race", ask_race},       {"backward", ask_backward},
+        {"roofline", ask_roofline}, {"devices", ask_devices}, {"lessons", ask_lessons}, {"grade", ask_grade},
+        {"solution", ask_solution}, {"quizzes", ask_quizzes}};
     try {
         const Json question = Json::parse(text);
         const auto asked = questions.find(question.at("ask").get<std::string>());

@@ -10,7 +10,7 @@ import {player} from './player.js';
 
 function view(answer, state) {
   return (width) => {
-    const left = 64, top = 46;
+    const left = 68, top = 46;
     const cell = Math.min((width - left - 8) / answer.columns, 420 / answer.rows, 44);
     const across = Math.max(0, (width - left - cell * answer.columns) / 2);
     const x = (j) => across + left + j * cell, y = (i) => top + i * cell;
@@ -51,7 +51,7 @@ export const backward = {
     const answer = ask({ask: 'backward', ...values, ...sizes, len_q: sizes.len, len_kv: sizes.len, step: undefined});
     const state = {at: 0};
     const clashes = answer.rounds.filter((round) => round.collisions.length > 0).length;
-    const fig = picture('backward', 'Who works on which tile', '', (width) => view(answer, state)(width));
+    const fig = picture('backward', 'Which worker adds which tile', '', (width) => view(answer, state)(width));
     const sentence = element('p', {class: 'now'});
     const moved = (at) => {
       state.at = at;
@@ -65,6 +65,7 @@ export const backward = {
     const time = player({last: answer.rounds.length, at: Number(values.step) || 0, label: 'Steps of the backward', moved});
     queueMicrotask(() => moved(time.at));
     return [time.node, sentence, fig,
+      element('p', {class: 'key'}, element('span', {class: 'swatch full'}), ' in work, with its worker’s number ', element('span', {class: 'swatch clash'}), ' adds to the dQ of another worker too ', element('span', {class: 'swatch done'}), ' added; dQ2 +4: four parts of the third dQ so far'),
       facts([
         ['steps with a collision', number('clashes', clashes, `${count(clashes)} of ${count(answer.rounds.length)}`)],
         ['FLOP', number('flop', answer.work.flop, short(answer.work.flop)), ` — the forward takes ${short(answer.forward_work.flop)}; S is made again, and five GEMMs instead of two`],

@@ -5,10 +5,11 @@
 import {ask, command} from './core.js';
 import {bytes, element, figures, number} from './dom.js';
 import {picture, rect, text} from './picture.js';
-import {player} from './player.js';
+import {mayMove, player} from './player.js';
 import {walkArguments} from './walk.js';
 
 const LENGTH = 128, TILE = 32, QUERY = 100, STEPS = 100;
+const STILL = '64';  // the moment that stands for the whole, where nothing may move: the tiles are done, standard is not
 const STATES = {'store S': 'scores', 'store P': 'weights', 'O += P V': 'done'};
 const SIDES = [['standard', 'Standard attention', 'Standard'], ['fa2', 'By tiles: FlashAttention-2', 'By tiles']];
 
@@ -88,7 +89,7 @@ export const compare = {
   question: 'What does FlashAttention do differently?',
   lead: 'The same 128 tokens, the same sums, the same result. Standard attention writes the whole table of scores to memory and reads it back. FlashAttention takes one tile at a time, keeps m, l and one row of O for each query, and never stores the table.',
   controls: [],
-  defaults: {step: '64'},
+  defaults: {step: STILL},
   draw(values, say, change) {
     const race = ask({ask: 'race', len: LENGTH, len_q: LENGTH, len_kv: LENGTH, head_dim: 64, block_q: TILE, block_kv: TILE, causal: 'none', device: 'h200'});
     const lanes = SIDES.map(([schedule]) => race.lanes.find((lane) => lane.schedule === schedule));
@@ -99,8 +100,8 @@ export const compare = {
     const fig = picture('compare', `One head of ${LENGTH} tokens in tiles of ${TILE} by ${TILE}`, '', (width) => view(answer)(width));
     const now = element('p', {class: 'now'});
     const moved = (step) => {
-      const time = step === STEPS ? end + 1e-9 : end * step / STEPS;
-      answer.sides.forEach((one, i) => { one.state = at(lanes[i], time); });
+      const moment = step === STEPS ? end + 1e-9 : end * step / STEPS;
+      answer.sides.forEach((one, i) => { one.state = at(lanes[i], moment); });
       const [standard, tiled] = answer.sides.map((one) => one.state);
       const row = Math.floor(QUERY / TILE);
       const seen = [...tiled.tiles.keys()].filter((cell) => cell.startsWith(`${row},`)).length;
@@ -112,10 +113,11 @@ export const compare = {
         : `${over[1] ? 'The tiles are done' : 'Both are at work'}: standard attention has moved ${bytes(Math.round(standard.moved))}, tiles ${bytes(Math.round(tiled.moved))}. Query ${QUERY}, by tiles, keeps: ${rowOf(walks.fa2, seen)}.`;
       fig.redraw(sentence);
       now.replaceChildren(sentence, number('moved.standard', standard.moved, ''), number('moved.fa2', tiled.moved, ''));
-      if (step % 10 === 0) say(sentence);
+      if (step === STEPS || (step % 10 === 0 && !time.plays())) say(sentence);
       change({step: String(step)}, true);
     };
-    const time = player({last: STEPS, at: Number(values.step) || 0, pace: 90, label: 'Time', moved});
+    const playing = values.step === STILL && mayMove();  // the room as it is opened; a link to a moment stands still
+    const time = player({last: STEPS, at: playing ? 0 : Number(values.step) || 0, pace: 90, label: 'Time', moved, playing});
     queueMicrotask(() => moved(time.at));
     return [time.node, now, fig,
       element('p', {class: 'key'}, element('span', {class: 'swatch partial'}), ' scores lie in memory ', element('span', {class: 'swatch full'}), ' weights lie in memory ', element('span', {class: 'swatch done'}), ' added to O, and nothing else stored ', element('span', {class: 'swatch skipped'}), ' not computed yet; outlined: the tile in work'),

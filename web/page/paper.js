@@ -32,17 +32,43 @@ function card(steps, index, shown, schedule) {
       line('l = rescale · old l + Σ p', say(fraction(step.l))), line(newO(schedule), say(listed(step.o)))));
 }
 
-function guess(steps, index, solved) {
-  const input = element('input', {type: 'number', id: 'guess-m', step: 1});
-  const answer = element('p', {role: 'status'});
-  const check = () => {
-    if (input.value === '') { answer.textContent = 'Expected a whole number.'; return; }
-    if (Number(input.value) === steps[index].m) { solved(); return; }
-    answer.textContent = 'Not so: m is the largest s of this row so far, those of earlier tiles too.';
+/** What a learner is asked in a step, in this order: its value, and what to think of when it is wrong. */
+const ASKED = [
+  {key: 'm', label: 'What is m now?', slip: 'm is the largest s of this row so far, those of earlier tiles too.'},
+  {key: 'l', label: 'What is l now? (3/2, or 1.5)', slip: 'l = rescale · old l + Σ p, with rescale = 2^(old m − m).'},
+  {key: 'o', label: 'What is O now? (2, 4)', slip: 'Each element is rescale · old O + Σ p v, of its column of V.'},
+];
+
+/** The number of "3/2", "-5/4" or "1.5"; NaN for anything else. */
+function valueOf(text) {
+  const [top, bottom = '1', ...more] = text.trim().replace('−', '-').split('/');
+  return more.length > 0 || top.trim() === '' || bottom.trim() === '' ? NaN : Number(top) / Number(bottom);
+}
+
+const same = (typed, values) => typed.length === values.length && typed.every((text, i) => valueOf(text) === valueOf(`${values[i]}`));
+
+/** Asks for m, then l, then O of a step. fa1's O is divided by l at once, as its formula says. */
+function guess(step, schedule, solved) {
+  const node = element('div');
+  const next = (at) => {
+    if (at === ASKED.length) { solved(); return; }
+    const {key, label, slip} = ASKED[at];
+    const values = [step[key]].flat();
+    const id = `guess-${key}`;
+    const input = element('input', {type: 'text', id, autocomplete: 'off'});
+    const answer = element('p', {role: 'status'});
+    const check = () => {
+      const typed = input.value.replace(/[()]/g, '').split(',');
+      if (same(typed, values)) { next(at + 1); node.querySelector('input')?.focus(); return; }
+      answer.textContent = typed.length !== values.length || typed.some((text) => Number.isNaN(valueOf(text))) ? `Expected ${values.length === 1 ? 'a number' : `${values.length} numbers with a comma between them`}.`
+        : `Not so: ${key === 'o' && schedule === 'fa1' ? 'fa1 divides by l in every step, too.' : slip}`;
+    };
+    const known = ASKED.slice(0, at).map((one) => `${one.key} = ${[step[one.key]].flat().map(fraction).join(', ')}`).join(', ');
+    node.replaceChildren(...[known && element('p', {}, `Right: ${known}.`), element('form', {class: 'quiz', onsubmit: (event) => { event.preventDefault(); check(); }},
+      element('label', {for: id}, label), input, element('button', {type: 'submit'}, 'Check'), element('button', {type: 'button', onclick: solved}, 'Show'), answer)].filter(Boolean));
   };
-  return element('form', {class: 'quiz', onsubmit: (event) => { event.preventDefault(); check(); }},
-    element('label', {for: 'guess-m'}, 'What is m now?'), input, element('button', {type: 'submit'}, 'Check'),
-    element('button', {type: 'button', onclick: solved}, 'Show'), answer);
+  next(0);
+  return node;
 }
 
 function backwardOf(hand) {
@@ -59,9 +85,9 @@ export const paper = {
   lead: 'The four queries and four keys of the lessons, in tiles of 2 × 2. The scale is ln 2, so every weight is a power of two and every result a fraction. Print it and use a pencil.',
   controls: [
     {name: 'schedule', label: 'Schedule', options: ['fa2', 'fa1', 'standard']}, {name: 'causal', label: 'Mask', options: [['none', 'none'], ['bottom-right', 'causal']]},
-    {name: 'ask', label: 'Ask me for m', check: true}, {name: 'blank', label: 'Print with blanks', check: true},
+    {name: 'ask', label: 'Ask me for m, l and O', check: true}, {name: 'blank', label: 'Print with blanks', check: true},
   ],
-  defaults: {schedule: 'fa2', causal: 'none', ask: '0', blank: '1', step: '0'},
+  defaults: {schedule: 'fa2', causal: 'none', ask: '0', blank: '1', results: '0', step: '0'},
   draw(values, say, change) {
     const args = ['walk', '--by-hand', '--backward', '--schedule', values.schedule, '--causal', values.causal];
     const hand = command(args);
@@ -80,7 +106,7 @@ export const paper = {
       place.replaceChildren(
         element('div', {class: 'grids'}, matrix('Q', hand.q, (i) => i === step.row), matrix('K', hand.k, (i) => i >= step.keys[0] && i < step.keys[1]), matrix('V', hand.v, (i) => i >= step.keys[0] && i < step.keys[1]), matrix('scores so far', scores, touched)),
         card(steps, index, open, values.schedule),
-        ...(open ? [] : [guess(steps, index, () => { solved.add(index); moved(index); place.querySelector('section')?.scrollIntoView({block: 'nearest'}); })]));
+        ...(open ? [] : [guess(step, values.schedule, () => { solved.add(index); moved(index); place.querySelector('section')?.scrollIntoView({block: 'nearest'}); })]));
       say(`Step ${index + 1} of ${steps.length}: query ${step.row} meets keys ${step.keys[0]} to ${step.keys[1] - 1}. ${open ? `m = ${fraction(step.m)}, rescale = ${step.rescale}, l = ${step.l}, O = ${step.o.join(', ')}.` : 'What is m now?'}`);
       change({step: String(index)}, true);
     };
@@ -89,7 +115,7 @@ export const paper = {
     const results = element('section', {class: 'results'}, element('h2', {}, 'Results'), element('div', {class: 'grids'}, matrix('l', hand.rows.map((row) => [row.l])), matrix('O', hand.rows.map((row) => row.o))));
     return [time.node, place,
       element('p', {}, element('button', {type: 'button', onclick: () => window.print()}, 'Print the worksheet')),
-      element('details', {}, element('summary', {}, 'The results, and the backward'), results, backwardOf(hand)),
+      element('details', {open: values.results === '1'}, element('summary', {}, 'The results, and the backward'), results, backwardOf(hand)),
       element('div', {class: 'print-only'}, element('h2', {}, `Attention by hand, ${values.schedule}`), element('div', {class: 'grids'}, matrix('Q', hand.q), matrix('K', hand.k), matrix('V', hand.v)), steps.map((_, index) => card(steps, index, values.blank !== '1', values.schedule))),
       element('p', {class: 'command'}, element('code', {}, `tessera ${args.map((arg) => (arg.includes(' ') ? `'${arg}'` : arg)).join(' ')}`))];
   },

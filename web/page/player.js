@@ -25,8 +25,12 @@ export function stop() {
   current = null;
 }
 
-/** moved(at) draws; guard(to) may refuse a step forwards; an arrow key moves by `stride`, played in `pace` ms. */
-export function player({last, at, stride = 1, pace = 700, label, moved, guard = () => true}) {
+/** False if the reader's system asks for less motion. */
+export const mayMove = () => !matchMedia('(prefers-reduced-motion: reduce)').matches;
+
+/** moved(at) draws; guard(to) may refuse a step forwards; an arrow key moves by `stride`, played in `pace` ms. With
+ * `playing` it plays at once. */
+export function player({last, at, stride = 1, pace = 700, label, moved, guard = () => true, playing = false}) {
   stop();
   let timer = 0;
   const self = {at: Math.min(at, last), last, stride};
@@ -45,6 +49,7 @@ export function player({last, at, stride = 1, pace = 700, label, moved, guard = 
     timer = 0;
     play.textContent = 'Play';
   };
+  self.plays = () => timer !== 0;
   self.toggle = () => {
     if (timer) { self.pause(); return; }
     if (self.at >= last) self.go(0);
@@ -52,6 +57,7 @@ export function player({last, at, stride = 1, pace = 700, label, moved, guard = 
     timer = setInterval(() => {
       if (!play.isConnected || self.at >= last) { self.pause(); return; }
       self.go(self.at + stride, true);
+      if (self.at >= last) self.pause();
     }, pace);
   };
   const button = (name, text, to) => element('button', {type: 'button', 'aria-label': name, title: name, onclick: () => self.go(to())}, text);
@@ -59,5 +65,6 @@ export function player({last, at, stride = 1, pace = 700, label, moved, guard = 
     button('To the start', '|◀', () => 0), button('Step back', '◀', () => self.at - stride), play,
     button('Step forward', '▶', () => self.at + stride), button('To the end', '▶|', () => last), slider);
   current = self;
+  if (playing) self.toggle();
   return self;
 }

@@ -94,11 +94,13 @@ export const race = {
     const runs = answer.lanes.map(running);
     const state = {end: Math.max(...answer.lanes.map((lane) => lane.end_us)), time: 0};
     const fig = picture('race', `One head on one multiprocessor of ${answer.title}`, '', (width) => view(answer, state)(width));
-    const list = element('div');
+    const list = element('div'), now = element('p', {class: 'now'});
     const moved = (step) => {
       state.time = step === STRIDES ? state.end : state.end * step / STRIDES;
-      const done = answer.lanes.filter((lane) => lane.end_us <= state.time + 1e-12).map((lane) => `${lane.schedule} after ${lane.end_us.toPrecision(3)} µs`);
-      const sentence = `At ${state.time.toPrecision(3)} µs: ${done.length ? `done: ${done.join(', ')}` : 'none is done'}.`;
+      const done = answer.lanes.filter((lane) => lane.end_us <= state.time + 1e-12).map((lane) => `${lane.schedule} (${lane.end_us.toPrecision(3)} µs)`);
+      const waits = answer.lanes.filter((lane) => lane.end_us > state.time + 1e-12).map((lane) => lane.schedule);
+      const sentence = `At ${state.time.toPrecision(3)} µs ${done.length ? `these are done: ${done.join(', ')}.` : 'none is done.'}${done.length && waits.length ? ` Still at work: ${waits.join(', ')}.` : ''}`;
+      now.textContent = sentence;
       fig.redraw(sentence);
       list.replaceChildren(counters(answer, runs, state.time));
       if (step % 20 === 0) say(sentence);
@@ -106,7 +108,7 @@ export const race = {
     };
     const time = player({last: STRIDES, at: Number(values.step) || 0, pace: 60, stride: 1, label: 'Time', moved});
     queueMicrotask(() => moved(time.at));
-    return [time.node, fig, element('p', {class: 'key'}, UNITS.map(([unit, name]) => [element('span', {class: `swatch unit-${unit}`}), ` ${name} `])), list,
+    return [time.node, now, fig, element('p', {class: 'key'}, UNITS.map(([unit, name]) => [element('span', {class: `swatch unit-${unit}`}), ` ${name} `])), list,
       element('p', {class: 'source'}, `A picture, not a prediction: every unit at its full rate, one of ${count(answer.cores)} multiprocessors with its share of the memory’s rate. Loads run one tile ahead. In the room Roofline the model says what real kernels take. FA3’s order needs Hopper’s wgmma; on other devices it shows what it would be.`)];
   },
 };

@@ -25,7 +25,8 @@ function drawn(figure, at) {
       nodes.push(line(x1, y1, x2, y2, {class: 'roof'}));
       const angle = Math.atan2(y2 - y1, x2 - x1) * 180 / Math.PI;
       const middle = i === 0 ? 0.5 : 0.55;
-      const [tx, ty] = [x1 + (x2 - x1) * middle, y1 + (y2 - y1) * middle - 7];
+      const half = guide.label.length * 4.4;  // of the label's width
+      const [tx, ty] = [Math.min(x1 + (x2 - x1) * middle, i === 0 ? Infinity : b.x + b.w - half), y1 + (y2 - y1) * middle - 7];
       nodes.push(text(tx, ty, guide.label, {'text-anchor': 'middle', class: 'strong', transform: Math.abs(angle) > 1 ? `rotate(${angle} ${tx} ${ty})` : null}));
     });
     const series = figure.series.slice(0, Math.max(0, at - figure.guides.length));
@@ -36,7 +37,8 @@ function drawn(figure, at) {
 function stage(figure, at) {
   if (at === 0) return 'Two axes: how much work each byte of memory brings, and how fast the work is done.';
   if (at === 1) return `Under the slope memory decides: ${figure.guides[0].label}. FLOP per byte times bytes a second.`;
-  if (at <= figure.guides.length) return `A roof over all: ${figure.guides[at - 1].label}.`;
+  if (at === 2) return `A roof over all: ${figure.guides[1].label}. No kernel does more.`;
+  if (at <= figure.guides.length) return `A lower roof, for kernels with an older instruction: ${figure.guides[at - 1].label}.`;
   const shown = figure.series[at - figure.guides.length - 1];
   const last = shown.points[shown.points.length - 1];
   return `${shown.name}, from length 512 to 65,536 along its line; at the end ${count(Number(last.x.toPrecision(3)))} FLOP per byte and ${figures(last.y, 3)} TFLOP/s.`;

@@ -72,7 +72,7 @@ export const tiles = {
     const key = element('p', {class: 'key'}, element('span', {class: 'swatch full'}), ' full: no mask code ', element('span', {class: 'swatch partial'}), ' partial: the mask cuts it ', element('span', {class: 'swatch skipped'}), ' skipped: never loaded');
     const drawn = answer.map ? picture('tiles', 'Tiles of the scores', sentence, map(answer)) : element('p', {class: 'note'}, 'More than 4096 tiles: only counted, not drawn.');
     return [
-      drawn, key,
+      element('p', {class: 'now'}, sentence), drawn, key,
       picture('scratchpad', pad.gpu ? 'What one tile takes of shared memory' : 'What one tile takes of a core’s cache', sentence, scratchpad(answer)),
       facts([
         ['full', number('tiles.full', t.full, count(t.full))],

@@ -77,7 +77,7 @@ function moved(steps, at, schedule, box, nodes) {
   const now = steps.slice(0, at).filter((s) => s.bytes).pop()?.bytes ?? {schedule: 0, standard: 0};
   if (!last) return;
   const most = Math.max(last.schedule, last.standard, 1), label = 132;
-  [[schedule, now.schedule, 'unit-GEMMs'], ['standard attention', now.standard, 'unit-memory']].forEach(([name, value, cls], i) => {
+  [[`${schedule} moved`, now.schedule, 'unit-GEMMs'], ['standard moved', now.standard, 'unit-memory']].forEach(([name, value, cls], i) => {
     const y = box.y + i * 20;
     nodes.push(text(box.x, y + 12, name), rect(box.x + label, y, box.w - label - 80, 14, {class: 'lane'}),
       rect(box.x + label, y, (box.w - label - 80) * value / most, 14, {class: cls}), text(box.x + box.w, y + 12, bytes(Math.round(value)), {class: 'strong', 'text-anchor': 'end'}));

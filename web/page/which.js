@@ -17,12 +17,19 @@ function cardOf(kind, index) {
     element('h2', {}, kind.algorithm || kind.family),
     facts([['family', number(`attention.${index}.family`, kind.family, kind.family)], ['does', `${kind.role}${kind.pass === 'unknown' ? '' : `, ${kind.pass}`}`],
       ['how sure', number(`attention.${index}.confidence`, kind.confidence, kind.confidence), ` — ${SURE[kind.confidence] ?? ''}`], ['result', kind.exactness === 'exact' ? 'exact attention' : kind.exactness.replace('_', ' ')],
-      ...said('library'), ...said('release'), ...said('dtype'), ...said('mask'), ...said('head_dim'), ...(kind.tile ? [['tile', kind.tile.join(' × ')]] : []), ...said('arch')]),
+      ...said('library'), ...said('release'), ...said('dtype'), ...said('mask'), ...said('head_dim'), ...(kind.tile ? [['tile', kind.tile.join(' × ')]] : []), ...(kind.arch ? [['compiled for', `sm${kind.arch}`]] : [])]),
     kind.evidence.length ? element('ul', {class: 'evidence'}, kind.evidence.map((why) => element('li', {}, why))) : '',
     element('p', {class: 'names'}, kind.kernels.map((kernel) => element('code', {}, kernel.name))));
 }
 
 const others = (title, list) => (list?.length ? element('section', {}, element('h2', {}, title), element('ul', {class: 'names'}, list.map((item) => element('li', {}, element('code', {}, item.name ?? String(item)), item.role ? ` ${item.role}` : '')))) : '');
+
+/** The pasted names that are of no kind of attention. Nothing for a profiler's table, whose lines are more than names. */
+function restOf(text, found) {
+  const lines = text.split('\n').map((line) => line.trim()).filter(Boolean);
+  const listed = [...found.attention.flatMap((kind) => kind.kernels), ...found.no_attention ?? [], ...found.unknown ?? [], ...found.softmax ?? []].map((one) => one.name ?? String(one));
+  return listed.every((name) => lines.includes(name)) ? lines.filter((line) => !listed.includes(line)) : [];
+}
 
 export const which = {
   id: 'which',
@@ -37,7 +44,7 @@ export const which = {
     const found = command(['which', keepFile('names.txt', values.names)]).files[0];
     say(found.paragraph);
     return [element('p', {class: 'now'}, found.paragraph),
-      ...found.attention.map(cardOf), others('No attention', found.no_attention), others('Unknown', found.unknown), others('A softmax of its own', found.softmax),
+      ...found.attention.map(cardOf), others('No attention', found.no_attention), others('Unknown', found.unknown), others('A softmax of its own', found.softmax), others('Not known as attention', restOf(values.names, found)),
       ...(found.notes ?? []).map((note) => element('p', {class: 'note'}, note)),
       element('p', {class: 'command'}, element('code', {}, 'tessera which names.txt'), ' The command also reads traces of PyTorch, Nsight Systems and JAX.')];
   },

@@ -17,6 +17,8 @@ LOUD = ("SEVERE", "WARNING")
 
 
 class Chromium:
+    less_motion = False
+
     def __init__(self, downloads):
         options = ChromiumOptions()
         options.binary_location = shutil.which("chromium") or ""
@@ -32,10 +34,17 @@ class Chromium:
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
                                     {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500})
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
-                                    {"media": "", "features": [{"name": "prefers-color-scheme", "value": scheme}]})
+                                    {"media": "", "features": [
+                                        {"name": "prefers-color-scheme", "value": scheme},
+                                        {"name": "prefers-reduced-motion", "value": "reduce" if self.less_motion else "no-preference"}]})
+
+    def set_less_motion(self):
+        """The next pages are opened for a reader who asks for less motion. False: this browser cannot be asked."""
+        self.less_motion = True
+        return True
 
     def opened(self):
-        pass
+        self.less_motion = False
 
     def set_print(self):
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
@@ -84,6 +93,9 @@ class Firefox:
             Services.prefs.setIntPref('layout.css.prefers-color-scheme.content-override', arguments[0] === 'dark' ? 0 : 1);
             gBrowser.selectedBrowser.browsingContext.mediumOverride = '';""", scheme)
         self.driver.set_window_size(max(width, self.NARROWEST), round(height * self.zoom) + 86)
+
+    def set_less_motion(self):
+        return False
 
     def opened(self):
         """A page comes with a zoom of 1."""

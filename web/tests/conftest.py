@@ -49,6 +49,13 @@ class Page:
         return self.browser.errors()
 
 
+def choose(page, name, value):
+    """By the control itself, as a mouse or a keyboard would."""
+    page.run("""const input = document.getElementById('c-' + arguments[0]);
+        if (input.type === 'checkbox') { if (input.checked !== (arguments[1] === '1')) input.click(); return; }
+        input.value = arguments[1]; input.dispatchEvent(new Event('change', {bubbles: true}));""", name, str(value))
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def __init__(self, *args):
         super().__init__(*args, directory=str(DIST))

@@ -6,7 +6,7 @@ import re
 import pytest
 from conftest import DIST, Page
 
-STATES = ("compare", "learn", "learn?lesson=7", "learn?lesson=0", "learn?lesson=16", "learn?lesson=faq", "learn?lesson=exam", "learn?lesson=17", "learn?lesson=21", "learn?lesson=recap", "compare?step=100", "tiles", "walk?step=5", "paper?step=2", "paper?ask=1", "roofline", "race?step=120", "backward?step=3", "which", "walk?ask=1&step=1&from=own",
+STATES = ("compare", "learn", "learn?lesson=7", "learn?lesson=0", "learn?lesson=16", "learn?lesson=faq", "learn?lesson=exam", "learn?lesson=17", "learn?lesson=21", "learn?lesson=recap", "learn?lesson=kernel", "compare?step=100", "tiles", "walk?step=5", "paper?step=2", "paper?ask=1", "roofline", "race?step=120", "backward?step=3", "which", "walk?ask=1&step=1&from=own",
           "walk?row=4000")
 
 

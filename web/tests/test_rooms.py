@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each room by mouse and by keyboard, and its numbers against the command's."""
-import json
 import math
-import os
 import struct
-import subprocess
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from conftest import COMMAND, DIST, ROOT
+from conftest import DIST, choose
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
@@ -17,13 +14,6 @@ ROOMS = ("compare", "learn", "tiles", "walk", "paper", "backward", "race", "whic
 
 def press(page, *keys):
     ActionChains(page.driver).send_keys(*keys).perform()
-
-
-def choose(page, name, value):
-    """By the control itself, as a mouse or a keyboard would."""
-    page.run("""const input = document.getElementById('c-' + arguments[0]);
-        if (input.type === 'checkbox') { if (input.checked !== (arguments[1] === '1')) input.click(); return; }
-        input.value = arguments[1]; input.dispatchEvent(new Event('change', {bubbles: true}));""", name, str(value))
 
 
 def close(got, expected, relative=1e-12):
@@ -68,6 +58,18 @@ def test_compare_ends_with_the_commands_digits_on_both_sides(page, command):
         assert f"({first[0]}".replace("-", "−") in left
 
 
+def test_compare_opens_moving_and_stops_where_the_system_asks_for_it(page):
+    page.open()
+    page.until("return document.querySelector('.now').textContent.includes('same digits')")
+    page.until("return document.querySelector('.play').textContent === 'Play'")
+    if page.browser.set_less_motion():
+        page.open()
+        shown = page.values()
+        assert 0 < shown["moved.fa2"] < shown["moved.standard"]
+        page.driver.execute_async_script("setTimeout(arguments[0], 400)")
+        assert page.values() == shown
+
+
 def test_rooms_open_on_something_to_see_and_lead_on(page):
     """Each room has its question as title, names its lessons, and leads to the next one."""
     for room, following in zip(ROOMS, (*ROOMS[1:], None)):
@@ -81,59 +83,6 @@ def test_rooms_open_on_something_to_see_and_lead_on(page):
     assert page.values()["m"] is not None
     page.open("race")
     assert page.values()["fa2.flop"] > 0
-
-
-def test_lessons_are_those_of_the_command(page, tmp_path):
-    """A lesson unfolds after its question; its exercise is graded as by `tessera learn`; answers stay in the browser."""
-    def learn(*args):
-        return json.loads(subprocess.run([COMMAND, "learn", *args, "--json"], capture_output=True, text=True, check=False,
-                                         env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}).stdout)
-    listed = learn()["lessons"]
-    page.open("learn")
-    page.run("localStorage.clear()")
-    page.open("learn")
-    assert page.run("return [...document.querySelectorAll('#room-picture ol a')].map(a => a.textContent)") == [one["title"] for one in listed]
-    for one in listed:
-        page.open(f"learn?lesson={one['lesson']}")
-        assert not page.run("return document.querySelector('.unfold').open")
-        assert len(page.run("return document.querySelector('.unfold .lesson').textContent")) > 500
-        assert page.run("return document.querySelector('.unfold img').naturalWidth >= 0")
-        assert page.run("return document.querySelector('h1').textContent") == f"{one['lesson']}. {one['title']}"
-        assert page.run("return [...document.querySelectorAll('[data-exercise]')].map(n => n.dataset.exercise)") == [
-            exercise["exercise"] for exercise in one["exercises"]]
-    page.open("learn?lesson=7")
-    card = "document.querySelector('[data-exercise=\"7a\"]')"
-    field = page.driver.find_element("id", "answer-7a")
-    grade = f"return {card}.querySelector('.grade').textContent"
-    solution = f"return !{card}.querySelector('.solution').hidden"
-    for answer in ("5", "6"):
-        assert not page.run(solution)
-        field.clear()
-        field.send_keys(answer, Keys.ENTER)
-        assert page.run(grade) == learn("7a", "--answer", answer)["text"]
-    assert page.run(solution)  # after two misses
-    field.clear()
-    field.send_keys("19/4", Keys.ENTER)
-    assert page.run(grade) == learn("7a", "--answer", "19/4")["text"]
-    page.driver.find_element("id", "answer-7b").send_keys("2", Keys.ENTER)
-    # An explanation: the model answer first, then the learner's verdict.
-    last = "document.querySelector('[data-exercise=\"7c\"]')"
-    page.run(f"{last}.querySelector('form').requestSubmit()")
-    assert page.run(f"return {last}.querySelector('.model').textContent") == learn("7c", "--solution")["solution"]
-    page.run(f"{last}.querySelector('[data-verdict=yes]').click()")
-    page.open("learn")
-    assert page.run("return document.querySelector('#room-picture').textContent").count("done, missed at first") == 1
-    assert page.run("return document.querySelector('.missed a').textContent") == "7a"
-    kept = json.loads(page.run("return localStorage.getItem('tessera.learn')"))
-    file = tmp_path / "tessera/learn.json"
-    file.write_text(json.dumps(kept), encoding="utf-8")  # the command goes on from the page's answers
-    assert [one["lesson"] for one in learn()["lessons"] if one["done"]] == [7]
-    page.run("localStorage.clear()")
-    page.open("learn")
-    page.run("document.querySelector('#room-picture details').open = true")
-    page.driver.find_element("id", "learn-file").send_keys(str(file))  # and the page from the command's
-    page.until("return document.querySelector('#room-picture').textContent.includes('✓ done')")
-    page.run("localStorage.clear()")
 
 
 def test_fields_without_effect_are_hidden(page):
@@ -265,7 +214,7 @@ def test_paper_has_the_commands_fractions(page, command, schedule, mask):
         press(page, Keys.ARROW_RIGHT)
 
 
-def test_paper_asks_for_m_and_prints(page, command):
+def test_paper_asks_for_m_l_and_o_and_prints(page, command):
     hand = command("walk", "--by-hand", "--backward")
     page.open("paper?ask=1")
     assert page.run("return document.querySelectorAll('.graph .blank').length") == 5
@@ -274,6 +223,13 @@ def test_paper_asks_for_m_and_prints(page, command):
     assert page.until("return document.querySelector('.quiz [role=status]').textContent.startsWith('Not so')")
     page.run("document.getElementById('guess-m').value = ''")
     press(page, str(hand["steps"][0]["m"]), Keys.ENTER)
+    page.until("return document.activeElement.id === 'guess-l'")
+    press(page, hand["steps"][0]["l"], Keys.ENTER)
+    page.until("return document.activeElement.id === 'guess-o'")
+    press(page, hand["steps"][0]["o"][0], Keys.ENTER)
+    assert page.until("return document.querySelector('.quiz [role=status]').textContent.startsWith('Expected 2 numbers')")
+    page.run("document.getElementById('guess-o').value = ''")
+    press(page, "(" + ", ".join(hand["steps"][0]["o"]) + ")", Keys.ENTER)
     page.until("return document.querySelectorAll('.graph .blank').length === 0")
     page.browser.set_print()
     assert page.run("return getComputedStyle(document.querySelector('.print-only')).display") == "block"
@@ -347,6 +303,8 @@ def test_which_reads_names_as_the_command(page, command, tmp_path):
         assert got[f"attention.{index}.family"] == kind["family"]
         assert got[f"attention.{index}.confidence"] == kind["confidence"]
     assert page.run("return document.querySelector('.now').textContent") == found["paragraph"]
+    rest = page.run("return [...document.querySelectorAll('section')].filter(s => s.textContent.startsWith('Not known')).map(s => s.textContent)")
+    assert len(rest) == 1 and "ampere_sgemm_128x64_tn" in rest[0] and "splitkv" not in rest[0]
 
 
 def test_what_is_wrong_is_told_by_the_core(page):
