@@ -2,7 +2,8 @@
 """Attention over a cache of keys and values, which the calls of flash-attn's two versions share.
 
 Cache.attend() runs the library on the tensors where they lie, Cache.append() writes new rows into the cache in place,
-and with_kvcache() does both, with rotary. They run on the CPU, without gradients.
+and with_kvcache() does both, with rotary, without gradients. On CUDA nothing is read on the host, so the calls can be
+captured in a graph.
 """
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import ctypes
 import torch
 
 from . import _native
+from ._append import append_kv
 from ._arrays import borrow
 from ._results import Workspace
 from .rotary import _rotated
@@ -30,8 +32,8 @@ class Cache:
 
     k, v: (slots, capacity, nheads_k, headdim), or with pages (pages, page_size, nheads_k, headdim) and table int32
     (batch, pages of a sequence). lengths: an integer, int (batch,), or None: all of the capacity. slots: the slot of
-    each sequence, or the row of the table; slots, left_padding: int (batch,) or None. names: the caller's names of k, v, the table and the lengths. Raises ValueError that names the
-    argument, NotImplementedError for tensors on a CUDA device."""
+    each sequence, or the row of the table; slots, left_padding: int (batch,) or None. names: the caller's names of k, v,
+    the table and the lengths. Raises ValueError that names the argument."""
 
     def __init__(self, k, v, batch, lengths, table=None, slots=None, left_padding=None,
                  names=("k_cache", "v_cache", "block_table", "cache_seqlens")):
@@ -41,9 +43,8 @@ class Cache:
             expect_tensor(name, cache)
             if cache.dim() != 4:
                 raise ValueError(f"{name}: expected 4 dimensions, got {list(cache.shape)}")
-            if cache.device.type != "cpu":
-                raise NotImplementedError(f"{name}: tessera has caches of keys on the CPU alone yet, got one on "
-                                          f"{cache.device}")
+            if cache.device != k.device:
+                raise ValueError(f"{name}: expected a tensor on {k.device}, got one on {cache.device}")
         self.k, self.v, self.batch, self._names = k.detach(), v.detach(), batch, names
         self.slots = None if slots is None else self._of_sequences("cache_batch_idx", slots)
         if self.table is not None and self.slots is not None and self.table.dim() == 2:
@@ -54,7 +55,7 @@ class Cache:
         self.capacity = k.shape[1] * (1 if table is None else self.table.shape[1])
         lengths = self.capacity if lengths is None else lengths
         if not isinstance(lengths, torch.Tensor):
-            lengths = torch.full((batch,), lengths, dtype=torch.int32)
+            lengths = torch.full((batch,), lengths, dtype=torch.int32, device=k.device)
         self.lengths = self._of_sequences(lengths_name, lengths)
 
     def _of_sequences(self, name, values):
@@ -64,7 +65,13 @@ class Cache:
         return values
 
     def _rows_of_table(self):
-        """The row of the table for each sequence, which cache_batch_idx names."""
+        """The row of the table for each sequence, which cache_batch_idx names. On CUDA, where the host does not read it,
+        a row that does not exist has no pages."""
+        if self.slots.is_cuda:
+            rows = self.slots.long()
+            exists = (rows >= 0) & (rows < len(self.table))
+            of_rows = self.table[rows.clamp(0, max(len(self.table) - 1, 0))]
+            return torch.where(exists[:, None], of_rows, of_rows.new_full((), -1))
         wrong = self.slots[(self.slots < 0) | (self.slots >= len(self.table))]
         if len(wrong):
             raise ValueError(f"cache_batch_idx: expected rows of {self._names[2]} from 0 to {len(self.table) - 1}, got "
@@ -92,9 +99,11 @@ class Cache:
         self.k[place, row] = k.detach()[fits]
         self.v[place, row] = v.detach()[fits]
 
-    def attend(self, q, cu_seqlens_q=None, *, scale=None, causal=False, window=(-1, -1), softcap=0.0, tensors=()):
+    def attend(self, q, cu_seqlens_q=None, *, max_seqlen_q=None, scale=None, causal=False, window=(-1, -1), softcap=0.0,
+               tensors=()):
         """(out, softmax_lse) of q (batch, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) with cu_seqlens_q.
 
+        max_seqlen_q: the most queries of a sequence, which CUDA takes as the bound, or None: as many as q has rows.
         tensors: (name, option of the problem, tensor or None) of further arguments of the library.
         Rows behind the last offset get output 0 and LSE -inf."""
         q = q.detach()
@@ -108,24 +117,26 @@ class Cache:
                 expect_tensor(name, tensor)
                 arrays[name] = tensor.detach()
                 setattr(problem, option, 1)
-        self._set_sizes(problem, q, cu_seqlens_q)
+        self._set_sizes(problem, q, cu_seqlens_q, max_seqlen_q)
         problem.causal = 1 if causal else 0
         problem.window_left, problem.window_right = (_native.UNBOUNDED if side < 0 else side for side in window)
         if scale is not None:
             problem.scale = scale
         problem.softcap = softcap
         ragged = cu_seqlens_q is not None
-        out = q.new_zeros((*q.shape[:-1], self.v.shape[-1]))
+        out = q.new_zeros((*q.shape[:-1], self.v.shape[-1]))  # the kernels do not write rows behind the last offset
         lse_shape = (q.shape[1], q.shape[0]) if ragged else (q.shape[0], q.shape[2], q.shape[1])
-        lse = torch.full(lse_shape, float("-inf"), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+        lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        lse = torch.full(lse_shape, float("-inf"), dtype=lse_dtype, device=q.device)
         arrays.update(o=out, lse=lse)
         borrowed = {name: borrow(name, tensor) for name, tensor in arrays.items() if tensor is not None}
         for name, array in borrowed.items():
             setattr(args, name, array.tensor())
-        _run(problem, args, borrowed["q"], self._names)
+        stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else None
+        _run(problem, args, borrowed["q"], self._names, stream)
         return out, lse
 
-    def _set_sizes(self, problem, q, cu_seqlens_q):
+    def _set_sizes(self, problem, q, cu_seqlens_q, max_seqlen_q):
         if q.dim() != (4 if cu_seqlens_q is None else 3):
             raise ValueError("q: expected shape (batch, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) with "
                              f"cu_seqlens_q, got {list(q.shape)}")
@@ -144,18 +155,21 @@ class Cache:
             problem.len_q = q.shape[1]
         else:
             problem.ragged, problem.total_q = 1, q.shape[0]
-            lengths = cu_seqlens_q.diff()
-            problem.len_q = max(int(lengths.max()), 0) if len(lengths) else 0
+            if q.is_cuda:
+                problem.len_q = min(len(q), len(q) if max_seqlen_q is None else max(int(max_seqlen_q), 1))
+            else:
+                lengths = cu_seqlens_q.diff()
+                problem.len_q = max(int(lengths.max()), 0) if len(lengths) else 0
 
 
-def _run(problem, args, q, names):
+def _run(problem, args, q, names, stream):
     library, options = _native.library(), _native.sized(_native.Options)
     planned, size = (ctypes.byref(problem), ctypes.byref(options)), ctypes.c_size_t()
     names = {**dict(zip(("k", "v", "page_table", "kv_lengths"), names)), "cache_batch_index": "cache_batch_idx",
              "left_padding": "cache_leftpad", "scale": "softmax_scale", "sinks": "s_aux"}
     _native.check(library.tessera_workspace_bytes(*planned, _native.FORWARD, ctypes.byref(size)), names)
-    workspace = Workspace(size.value, q, None)
-    _native.check(library.tessera_forward(*planned, ctypes.byref(args), workspace.address, size.value, None), names)
+    workspace = Workspace(size.value, q, stream)
+    _native.check(library.tessera_forward(*planned, ctypes.byref(args), workspace.address, size.value, stream), names)
 
 
 def _rotated_at(x, cos, sin, positions, interleaved):
@@ -182,8 +196,41 @@ def _rows(x, cu_seqlens, batch, name):
     return x[:int(offsets[-1])], sequence, torch.arange(int(offsets[-1])) - offsets[sequence]
 
 
+def _rows_on_cuda(x, cu_seqlens, batch):
+    """(sequence, index in it) of each row of a dense or a ragged tensor on CUDA. Rows behind the last offset count as
+    rows of the last sequence, and are neither appended nor queries of any."""
+    if cu_seqlens is None:
+        count = x.shape[1]
+        rows = torch.arange(batch * count, device=x.device)
+        return rows // max(count, 1), rows % max(count, 1)
+    offsets = _int32("cu_seqlens", cu_seqlens).long()
+    rows = torch.arange(len(x), device=x.device)
+    sequence = (torch.searchsorted(offsets, rows, right=True) - 1).clamp(0, max(batch - 1, 0))
+    return sequence, rows - offsets[sequence]
+
+
+def _append_on_cuda(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, cu_seqlens_q,
+                    cu_seqlens_k, moves):
+    """Appends k and v, and returns q, turned if there is a rotary embedding."""
+    places = dict(kv_lengths=cache.lengths, page_table=cache.table, cache_batch_index=cache.slots,
+                  cu_seqlens_k=None if cu_seqlens_k is None else _int32("cu_seqlens_k_new", cu_seqlens_k))
+    new = (k.detach(), v.detach(), cache.k, cache.v)
+    added = k.shape[1] if cu_seqlens_k is None else places["cu_seqlens_k"].diff()
+    if rotary_cos is None:
+        append_kv(*new, **places)
+    else:
+        first = (cache.lengths if rotary_seqlens is None else _int32("rotary_seqlens", rotary_seqlens)).long()
+        sequence, index = _rows_on_cuda(k, cu_seqlens_k, cache.batch)
+        of_q, index_q = _rows_on_cuda(q, cu_seqlens_q, cache.batch)
+        q = append_kv(*new, **places, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+                      rotary_interleaved=rotary_interleaved, positions=first[sequence] + index, q=q.detach(),
+                      q_positions=first[of_q] + (index_q if moves else 0))
+    cache.lengths = cache.lengths + added
+    return q
+
+
 def with_kvcache(q, cache, k=None, v=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=True,
-                 rotary_seqlens=None, cu_seqlens_q=None, cu_seqlens_k_new=None, **scores):
+                 rotary_seqlens=None, cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, **scores):
     """(out, softmax_lse) of flash_attn_with_kvcache: appends k and v at the lengths, in place, then attends.
 
     rotary_cos, rotary_sin: (positions, rotary_dim / 2). A new key is turned by its position in the cache, a query of a
@@ -196,7 +243,12 @@ def with_kvcache(q, cache, k=None, v=None, rotary_cos=None, rotary_sin=None, rot
             if rotary is not None:
                 raise ValueError(f"{name}: expected None without {'rotary_cos' if k is not None else 'new k and v'}")
     if k is None:
-        return cache.attend(q, cu_seqlens_q, **scores)
+        return cache.attend(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **scores)
+    moves = scores.get("causal") or max(scores.get("window", (-1, -1))) >= 0
+    if cache.k.is_cuda:
+        q = _append_on_cuda(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, cu_seqlens_q,
+                            cu_seqlens_k_new, moves)
+        return cache.attend(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **scores)
     k, sequence, index = _rows(k, cu_seqlens_k_new, cache.batch, "k")
     v, _, _ = _rows(v, cu_seqlens_k_new, cache.batch, "v")
     lengths = cache.lengths.long()
@@ -205,7 +257,6 @@ def with_kvcache(q, cache, k=None, v=None, rotary_cos=None, rotary_sin=None, rot
         first = lengths if rotary_seqlens is None else _int32("rotary_seqlens", rotary_seqlens).long()
         k = _rotated_at(k, rotary_cos, rotary_sin, first[sequence] + index, rotary_interleaved)
         rows, of_q, index_q = _rows(q, cu_seqlens_q, cache.batch, "q")
-        moves = scores.get("causal") or max(scores.get("window", (-1, -1))) >= 0
         turned = _rotated_at(rows, rotary_cos, rotary_sin, first[of_q] + (index_q if moves else 0), rotary_interleaved)
         q = torch.cat((turned, q[len(turned):])) if q.dim() == 3 else turned.view(q.shape)
     cache.append(k, v, sequence, lengths[sequence] + index)

@@ -169,14 +169,14 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
     cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), from 0 to the total. On the CPU rows behind the last offset belong
         to no sequence: they are not read, and their output is 0. max_seqlen_q, max_seqlen_k: bounds.
     block_table: int32 (batch, pages of a sequence); k and v are then pages (pages, page_size, nheads_k, headdim) in
-        host memory, the lengths are those of cu_seqlens_k, or seqused_k, and there is neither dropout nor a gradient.
+        place, the lengths are those of cu_seqlens_k, or seqused_k, and there is neither dropout nor a gradient.
     Beyond flash-attn 2.8, as vLLM's fork has them: seqused_k, int32 (batch,), the keys of each sequence that are in
         use. s_aux: (nheads,), sinks: logits that take part in the softmax as keys without a value. out: a tensor of the
         output's shape and dtype that gets it and is returned in its place, without a gradient. num_splits changes
         nothing.
     Returns as flash_attn_func does, softmax_lse being (nheads, total_q)."""
     if block_table is not None:
-        result = _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, dropout_p, block_table,
+        result = _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, seqused_k, dropout_p, block_table,
                                return_attn_probs, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                                softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux)
         return _written(out, result)
@@ -251,7 +251,8 @@ def _scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes=N
                 tensors=(("alibi_slopes", "alibi", alibi_slopes), ("sinks", "sinks", s_aux)))
 
 
-def _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, dropout_p, block_table, return_attn_probs, **scores):
+def _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, seqused_k, dropout_p, block_table,
+                  return_attn_probs, **scores):
     if _number("dropout_p", dropout_p) > 0:
         raise NotImplementedError(f"dropout_p: expected 0 with block_table, got {dropout_p}")
     _expect_tensors(q=q, cu_seqlens_q=cu_seqlens_q)
@@ -261,7 +262,7 @@ def _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, dropout_p, blo
     try:
         cache = _kvcache.Cache(k, v, len(cu_seqlens_q) - 1, seqused_k, block_table,
                                names=("k", "v", "block_table", "seqused_k"))
-        o, lse = cache.attend(q, cu_seqlens_q, **_scores_of_cache(**scores))
+        o, lse = cache.attend(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **_scores_of_cache(**scores))
     except ValueError as error:
         raise RuntimeError(str(error)) from None
     if not return_attn_probs:
@@ -277,7 +278,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                             causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                             rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
                             return_softmax_lse: bool = False, s_aux: Tensor | None = None) -> Any:
-    """Attention of q (batch, seqlen_q, nheads, headdim) over a cache in host memory, without a gradient.
+    """Attention of q (batch, seqlen_q, nheads, headdim) over a cache, without a gradient.
 
     k_cache, v_cache: (slots, capacity, nheads_k, headdim) of any strides; with block_table, int32 (batch, pages of a
         sequence), (pages, page_size, nheads_k, headdim) of any page_size. They may share memory.
@@ -288,8 +289,9 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     cache_seqlens: the keys in the cache, an integer or int32 (batch,); None: all. Entries of block_table behind the
         length may be anything, and a sequence without keys gets output 0. cache_batch_idx: int32 (batch,), the slot of
         each sequence. cache_leftpad: int32 (batch,), the first row that counts.
-    s_aux, beyond flash-attn 2.8: (nheads,), sinks. num_splits changes nothing. Returns out, or with return_softmax_lse (out, softmax_lse), fp32 (batch, nheads,
-    seqlen_q). Raises RuntimeError that names the argument."""
+    s_aux, beyond flash-attn 2.8: (nheads,), sinks. num_splits changes nothing. On CUDA nothing is read on the host.
+    Returns out, or with return_softmax_lse (out, softmax_lse), fp32 (batch, nheads, seqlen_q). Raises RuntimeError that
+    names the argument."""
     _expect_tensors(q=q)
     try:
         cache = _kvcache.Cache(k_cache, v_cache, len(q), cache_seqlens, block_table, cache_batch_idx, cache_leftpad)

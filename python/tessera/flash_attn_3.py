@@ -112,7 +112,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
         and softmax_lse is (nheads, total_q). cu_seqlens_k_new: the same of k and v, (total_k_new, nheads_k, headdim).
     rotary_seqlens: int32 (batch,), the position of the first new row in place of cache_seqlens.
     With a page_table, cache_batch_idx names the row of the table of each sequence.
-    max_seqlen_q and scheduler_metadata change nothing."""
+    max_seqlen_q: the most queries of a sequence; CUDA takes it as a bound. scheduler_metadata changes nothing."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
     _expect_tensors(q=q)
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
@@ -120,7 +120,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
         cache = _kvcache.Cache(k_cache, v_cache, batch, cache_seqlens, page_table, cache_batch_idx, cache_leftpad,
                                ("k_cache", "v_cache", "page_table", "cache_seqlens"))
         result = _kvcache.with_kvcache(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
-                                       cu_seqlens_q, cu_seqlens_k_new,
+                                       cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q,
                                        **_scores_of_cache(softmax_scale, causal, window_size, softcap, None, s_aux))
     except ValueError as error:
         raise RuntimeError(str(error)) from None

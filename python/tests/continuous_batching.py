@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program for test_continuous_batching.py: transformers' continuous batching with whatever `flash_attn` the path
-gives, beside generate() with "sdpa", on the CPU. Nothing of transformers is changed but its tests for a GPU.
+gives, beside generate() with "sdpa". On the CPU nothing of transformers is changed but its tests for a GPU; on CUDA
+nothing is.
 
     PYTHONPATH=$(python -m tessera.compat) python continuous_batching.py llama|qwen3 eager|padded
+    PYTHONPATH=$(python -m tessera.compat) python continuous_batching.py llama|qwen3 eager|graph cuda
 
 It prints the calls of the functions of flash_attn, and how many of the prompts have the tokens of "sdpa"."""
 import collections
@@ -15,6 +17,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 import flash_attn
 
 MODEL, WAY = sys.argv[1:3]
+CUDA = sys.argv[3:] == ["cuda"]
 NEW = 12
 calls = collections.Counter()
 shapes = collections.Counter()
@@ -27,7 +30,9 @@ def counted(name):
     @functools.wraps(function)  # transformers reads the signature
     def call(*args, **keywords):
         calls[name] += 1
-        if name == "flash_attn_with_kvcache":
+        if CUDA:
+            pass  # a graph is captured: nothing may be read
+        elif name == "flash_attn_with_kvcache":
             shapes["rows of nobody"] += int((keywords["cache_seqlens"] < 0).sum())
         else:
             shapes["rows behind the last offset"] += len(args[0]) - int(keywords["cu_seqlens_q"][-1])
@@ -67,18 +72,19 @@ def model():
 def main():
     for name in ("flash_attn_with_kvcache", "flash_attn_varlen_func"):
         counted(name)
-    pretend_cuda()
-    of_model = model()
+    if not CUDA:
+        pretend_cuda()
+    of_model = model().to("cuda", torch.float16) if CUDA else model()
     draw = torch.Generator().manual_seed(1)
     prompts = [torch.randint(1, 97, (length,), generator=draw).tolist() for length in (3, 17, 40, 8, 25)]
     of_model.set_attn_implementation("sdpa")
     settings = dict(max_new_tokens=NEW, do_sample=False, pad_token_id=0)
-    want = [of_model.generate(torch.tensor([p]), eos_token_id=None, **settings)[0, len(p):].tolist() for p in prompts]
+    want = [of_model.generate(torch.tensor([p], device=of_model.device), eos_token_id=None, **settings)[0, len(p):].tolist() for p in prompts]
     of_model.set_attn_implementation("flash_attention_2")
     found = of_model.generate_batch(
         prompts, generation_config=GenerationConfig(eos_token_id=-1, **settings), warmup=False, progress_bar=False,
         continuous_batching_config=ContinuousBatchingConfig(
-            block_size=16, num_blocks=64, max_batch_tokens=64, use_cuda_graph=False, max_blocks_per_request=8,
+            block_size=16, num_blocks=64, max_batch_tokens=64, use_cuda_graph=WAY == "graph", max_blocks_per_request=8,
             max_requests_per_batch=16))
     tokens = {tuple(result.prompt_ids): result.generated_tokens for result in found.values()}
     equal = sum(tokens.get(tuple(prompt)) == right for prompt, right in zip(prompts, want))

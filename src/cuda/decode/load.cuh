@@ -73,15 +73,6 @@ __device__ __forceinline__ void count_items(int* ends, const Launch& launch, int
     __syncthreads();
 }
 
-/// cp.async: 16 bytes past the L1, or nothing.
-__device__ __forceinline__ void copy_16(std::uint32_t to, const char* from, bool copies) {
-    asm volatile(
-        "{\n.reg .pred copies;\nsetp.ne.s32 copies, %2, 0;\n@copies cp.async.cg.shared.global [%0], [%1], 16;\n}\n" ::
-            "r"(to),
-        "l"(from), "r"(static_cast<int>(copies))
-        : "memory");
-}
-
 /// The rows of K, or of V, of one kv head of a sequence, copied a tile at a time. A lane copies one chunk of every
 /// kRowsAtOnce-th row.
 template <class Shape>
@@ -122,7 +113,7 @@ class KeyCopies {
         if (!whole || !vector_) copy_some(tile, work, places);
         else if (paged()) copy_pages(ptx::shared_address(tile), places);
         else copy_rows(ptx::shared_address(tile));
-        if (vector_) arrive_after_copies(full);
+        if (vector_) ptx::cp_async_mbarrier_arrive(full);
         else ptx::mbarrier_arrive(full);
         key_ += Config::kKeys;
     }
@@ -164,7 +155,7 @@ class KeyCopies {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             const int row = batch * kBatch * kRowsAtOnce + i / kOffsets * 8;  // without the lane's own
-            copy_16(to + offsets_[i % kOffsets] + row * kHeadDim * 2, from[i], has_chunk());
+            ptx::cp_async_16_if(has_chunk(), to + offsets_[i % kOffsets] + row * kHeadDim * 2, from[i]);
         }
     }
 
@@ -333,7 +324,7 @@ __device__ __forceinline__ void load_works_and_values(Shared<Shape>& shared, con
         if (lane == 0) shared.work[slot.stage] = work;
         describe_rows(shared.rows[slot.stage], Shape::kConfig.rows(), launch, work, lane);
         ptx::mbarrier_arrive(shared.works.full[slot.stage]);  // for the stores
-        if (launch.vector_q) arrive_after_copies(shared.works.full[slot.stage]);
+        if (launch.vector_q) ptx::cp_async_mbarrier_arrive(shared.works.full[slot.stage]);
         else ptx::mbarrier_arrive(shared.works.full[slot.stage]);
         slot.next();
         for (int i = work.tiles(); i > 0; --i) {

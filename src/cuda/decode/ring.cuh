@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/copy.cuh"
 
 namespace tessera::cuda::decode {
 
@@ -18,12 +18,6 @@ __device__ __forceinline__ void wait(ptx::Mbarrier& barrier, std::uint32_t parit
     while (!ptx::mbarrier_test_wait(barrier, parity)) {
     }
 #endif
-}
-
-/// cp.async.mbarrier.arrive.noinc: arrives when all earlier cp.async of this thread are complete.
-__device__ __forceinline__ void arrive_after_copies(ptx::Mbarrier& barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ptx::shared_address(&barrier))
-                 : "memory");
 }
 
 /// The place of one side in a ring.
