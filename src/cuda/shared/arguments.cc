@@ -16,7 +16,7 @@ namespace tessera::cuda {
 namespace {
 
 template <class Args>
-void expect_device_memory(const Call<Args>& call) {
+void expect_memory_of_device(const Call<Args>& call) {
     for (const TensorArgument<Args>& argument : kTensors<Args>)
         expect_device_memory(argument.name, call.args.*argument.view, call.plan.device);
     if (call.plan.workspace_bytes > 0) expect_device_memory("workspace", call.workspace.data(), call.plan.device);
@@ -81,7 +81,7 @@ template <class Args>
 ForwardParams common_params(const Call<Args>& call) {
     const Problem& p = call.plan.problem;
     const Args& a = call.args;
-    if (!call.skip_memory_check) expect_device_memory(call);
+    if (!call.skip_memory_check) expect_memory_of_device(call);
     ForwardParams params;
     params.q = rows_of(a.q);
     params.k = rows_of(a.k);
