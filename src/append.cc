@@ -14,11 +14,7 @@
 #include "core/float_mode.hpp"
 #include "core/numeric.hpp"
 #include "parallel.hpp"
-#include "tessera/error.hpp"
-
-#if defined(TESSERA_HAS_CUDA)
-#include "cuda/append/append.hpp"
-#endif
+#include "registry.hpp"
 
 namespace tessera {
 namespace {
@@ -174,12 +170,8 @@ int worthwhile_threads(const AppendArgs& args, int most) {
 void append(const AppendArgs& args, const AppendOptions& options, const Execution& how) {
     if (args.k.given() && args.k.device.type == DeviceType::cuda) {
         check_append(args, options);
-#if defined(TESSERA_HAS_CUDA)
-        cuda::append(args, options, how.stream);
+        append_on_cuda(args, options, how.stream);
         return;
-#else
-        throw Error(ErrorCode::unsupported, "k", "expected a tensor in host memory: this build has no CUDA kernels");
-#endif
     }
     const DefaultFloatMode mode;
     const AppendPlaces places = checked_places(args, options);

@@ -5,6 +5,7 @@
 
 #include "cpu/backend.hpp"
 #include "reference/backend.hpp"
+#include "tessera/error.hpp"
 #if defined(TESSERA_HAS_CUDA)
 #include "cuda/backend.hpp"
 #endif
@@ -45,6 +46,14 @@ std::optional<std::string> unavailable(const Device& device) {
     return cuda::unavailable(device);
 #else
     return "this build has no CUDA kernels";
+#endif
+}
+
+void append_on_cuda([[maybe_unused]] const AppendArgs& args, [[maybe_unused]] const AppendOptions& options,
+                    [[maybe_unused]] void* stream) {
+    if (const auto problem = unavailable(args.k.device)) throw Error(ErrorCode::device_unavailable, "device", *problem);
+#if defined(TESSERA_HAS_CUDA)
+    cuda::append(args, options, stream);
 #endif
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernel/kernel.hpp"
+#include "tessera/append.hpp"
 
 namespace tessera {
 
@@ -17,5 +18,9 @@ const Kernel& kernel_of(const KernelInfo& info);
 
 /// Why this build and machine can't run anything with tensors on this device; empty when they can.
 std::optional<std::string> unavailable(const Device& device);
+
+/// append() for tensors of one CUDA device, whose shapes are checked. Throws Error(device_unavailable) if there is
+/// none.
+void append_on_cuda(const AppendArgs& args, const AppendOptions& options, void* stream);
 
 }  // namespace tessera

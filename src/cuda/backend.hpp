@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/append/append.hpp"
 #include "kernel/kernel.hpp"
 
 namespace tessera::cuda {
