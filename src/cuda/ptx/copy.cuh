@@ -12,10 +12,11 @@ namespace tessera::cuda::ptx {
 
 /// cp.async.cg, 16 bytes past the L1; nothing unless `copies`.
 __device__ __forceinline__ void cp_async_16_if(bool copies, std::uint32_t to, const void* from) {
+    const int wanted = copies ? 1 : 0;
     asm volatile(
-        "{\n.reg .pred copies;\nsetp.ne.s32 copies, %0, 0;\n@copies cp.async.cg.shared.global [%1], [%2], 16;\n}\n" ::"r"(
-            static_cast<int>(copies)),
-        "r"(to), "l"(from)
+        "{\n.reg .pred copies;\nsetp.ne.s32 copies, %0, 0;\n@copies cp.async.cg.shared.global [%1], [%2], 16;\n}\n"
+        :
+        : "r"(wanted), "r"(to), "l"(from)
         : "memory");
 }
 
