@@ -30,13 +30,13 @@ TEST_F(CacheOptionsTest, errors_name_the_option) {
 /// Free slots take memory and no time.
 TEST_F(CacheOptionsTest, predictions_count_the_keys_of_the_sequences) {
     const std::string lengths = "roofline --device xeon-16 --schedule fa2 --json --kv-lengths 1000,1000" + kSizes;
-    const std::string small = run_ok(lengths + " --pages 16");
+    const std::string small = run_ok(lengths + " --pages 16").out;
     const auto time_of = [](const std::string& json) {
         const std::size_t at = json.find("\"ms\":");
         return at == std::string::npos ? "" : json.substr(at, json.find_first_of(",}", at) - at);
     };
     EXPECT_NE(time_of(small), "");
-    EXPECT_EQ(time_of(small), time_of(run_ok(lengths + " --pages 16 --len-kv 65536")));
+    EXPECT_EQ(time_of(small), time_of(run_ok(lengths + " --pages 16 --len-kv 65536").out));
 }
 
 TEST_F(CacheOptionsTest, gen_and_bench_make_its_tensors) {
