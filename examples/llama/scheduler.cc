@@ -52,7 +52,7 @@ std::vector<Chunk> Scheduler::next() {
     std::vector<Chunk> chunks;
     std::int64_t rows = options_.step_tokens;
     const std::int64_t preemptions = preemptions_;
-    // By index, because an preemption shortens the list behind the place where the loop is.
+    // The loop counts by index, because a preemption shortens the list.
     for (std::size_t n = 0; n < running_.size(); ++n) {
         Sequence& sequence = *running_[n];
         // Every sequence behind this one gets a row at least, so a long prompt does not stop the others.

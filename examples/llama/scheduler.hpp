@@ -43,12 +43,13 @@ struct Chunk {
 /// Limits of a step.
 struct SchedulerOptions {
     std::int64_t running = 16;       ///< sequences at most
-    std::int64_t step_tokens = 256;  ///< rows at most; long prompts are computed in pieces. At least `running`
+    std::int64_t step_tokens = 256;  ///< rows at most, and at least `running`; chunked prefill computes longer prompts
 };
 
 /// Continuous batching: decides for each step which tokens of which sequences it computes, and which sequence has which
 /// pages. A sequence joins as soon as there are pages for it and leaves when its text ends. When the pages run out, the
-/// sequence that came last gives its pages back, waits, and computes its tokens again later; its bits stay the same.
+/// sequence that came last is preempted: it gives its pages back, waits, and computes its tokens again later, which
+/// changes no bit of them.
 class Scheduler {
  public:
     /// Throws tessera::Error if an option is out of its range.
