@@ -277,4 +277,4 @@ def test_a_traced_call_serves_the_cpu_and_cuda(rng, monkeypatch):
         calls = [line for line in text.splitlines() if "@tessera_jax_" in line]
         assert ["@tessera_jax_forward" in line for line in calls] == [True, False], calls
         assert all("o_residual = 1 : i32" in line and "xi8>" in line for line in calls), calls
-        assert [f"tensor<{size}xui8>" in line for size, line in zip((2**26, 2**26 + 2**20), calls)] == [True] * 2
+        assert [f"tensor<{size}xui8>" in line for size, line in zip((2**26, 2**26 + 2**20), calls)] == [True] * 2, calls

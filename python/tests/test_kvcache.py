@@ -19,9 +19,9 @@ def expected(q, k, v, causal=False, window=(-1, -1), softcap=0.0):
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-    last = torch.arange(len(q))[:, None] + len(k) - len(q)
-    keys = torch.arange(len(k))[None]
-    seen = torch.ones(len(q), len(k), dtype=torch.bool)
+    last = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
+    keys = torch.arange(len(k), device=q.device)[None]
+    seen = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
     if causal:
         seen &= keys <= last
     if window[0] >= 0:
@@ -29,7 +29,7 @@ def expected(q, k, v, causal=False, window=(-1, -1), softcap=0.0):
     if window[1] >= 0:
         seen &= keys <= last + window[1]
     scores = scores.masked_fill(~seen, float("-inf"))
-    lse = torch.logsumexp(scores, -1) if len(k) else torch.full(scores.shape[:2], float("-inf"), dtype=torch.float64)
+    lse = torch.logsumexp(scores, -1) if len(k) else scores.new_full(scores.shape[:2], float("-inf"))
     weights = torch.nan_to_num(torch.exp(scores - lse[..., None]), nan=0.0)
     return torch.einsum("hqk,khd->qhd", weights, v), lse
 

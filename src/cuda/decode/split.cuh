@@ -162,7 +162,8 @@ __device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffe
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kHeadDim = kConfig.head_dim, kTiles = kConfig.row_tiles;
     const int key_warp = warp % Config::kKeyWarps, first_row = warp / Config::kKeyWarps * 16 * kTiles;
-    Queries<kHeadDim, kTiles, false> queries(buffers.queries(slot), first_row, lane);
+    Queries<kHeadDim, kTiles, false> queries(
+        real ? buffers.queries(slot) : reinterpret_cast<const char*>(buffers.sums(0)), first_row, lane);
     const RowInfo* rows = shared.rows[slot] + first_row;
     const Scale scale = scale_of(launch);
     OnlineSoftmax<T> softmax[kTiles];
