@@ -62,6 +62,9 @@ TEST(Estimate, rules_of_thumb_count_as_right) {
             EXPECT_TRUE(grade(4, model, std::to_string(1 / (0.7 + 0.3 * flash / standard))).right) << gpu.name << len;
         }
     }
+    const ModelShape short_one = with([](ModelShape& m) { m.len = 1024; });
+    const std::string by_rule = std::to_string(12.0 * 1024 * 1024 * 1024 / 4800 / 1e6 / 0.7);
+    EXPECT_NE(grade(1, short_one, by_rule).text.find("They do not hold here: in short calls"), std::string::npos);
     EXPECT_FALSE(grade(1, {}, "10").right);
     EXPECT_NE(grade(2, {}, std::to_string(512 * 1024.0 * 8192 * 8192 / 989.4 / 1e9)).text.find("peak"),
               std::string::npos);

@@ -82,6 +82,9 @@ std::string heads_text(std::int64_t q, std::int64_t kv) {
     return q == kv ? fmt::format("{}", q) : fmt::format("{}/{}", q, kv);
 }
 
+/// Three digits, and no exponent.
+std::string digits(double value) { return value < 1000 ? fmt::format("{:.3g}", value) : fmt::format("{:.0f}", value); }
+
 const char* mask_text(bool causal) { return causal ? "causal" : "no mask"; }
 
 /// What the model predicts and what a pencil finds, for all layers.
@@ -93,7 +96,7 @@ struct Estimate {
     double standard_ms;  ///< predicted
     double flash_ms;     ///< predicted
     const char* flash;   ///< the schedule: fa3, or fa2 where there is no fa3
-    double roof_share;   ///< of the tensor cores' peak that this schedule reaches: lesson 15's rule of thumb
+    double roof_share;   ///< of the tensor cores' peak that this schedule reaches: lessons 15 and 20
     double roof_ms;      ///< its products at the full peak
     double memory_ms;    ///< the bytes at the memory's full rate
 
@@ -134,9 +137,10 @@ Estimate estimate_of(const ModelShape& shape) {
             .standard_ms = standard.ms() * layers,
             .flash_ms = (has_fa3 ? fa3 : fa2)->ms() * layers,
             .flash = has_fa3 ? "fa3" : "fa2",
-            .roof_share = has_fa3  ? 0.65
-                          : hopper ? 0.35
-                                   : 0.6,
+            .roof_share = has_fa3                    ? 0.65
+                          : machine.capability >= 10 ? 0.16
+                          : hopper                   ? 0.35
+                                                     : 0.6,
             .roof_ms = flop / machine.peak_tflops(DType::bf16) / 1e9,
             .memory_ms = kBytesPerScore * scores / machine.dram_gbs / 1e6};
 }
@@ -159,8 +163,8 @@ std::string measured_text(const ModelShape& shape, const Estimate& estimate, con
     // standard moves scores, FlashAttention multiplies: its work has head_dim as a factor.
     const double factor = schedule == "standard" ? estimate.scores / (work / static_cast<double>(call.head_dim))
                                                  : estimate.flop / 4 / work;
-    return fmt::format("Measured: {} of {} takes {:.4g} ms. Scaled to your model, that is {:.3g} ms.", schedule, what,
-                       ms, factor * ms);
+    return fmt::format("Measured: {} of {} takes {:.4g} ms. Scaled to your model, that is {} ms.", schedule, what, ms,
+                       digits(factor * ms));
 }
 
 std::string measured_win_text(const ModelShape& shape, const Estimate& estimate) {
@@ -178,6 +182,13 @@ std::string measured_win_text(const ModelShape& shape, const Estimate& estimate)
                        call.text(), name, times->standard, flash, times->standard / flash);
 }
 
+/// The reply to an answer by the rules of thumb, for a model to which they do not apply.
+std::string beyond_rules(const ModelShape& shape) {
+    return std::string("So say the rules of thumb. They do not hold here: ") +
+           (shape.len < 4096 ? "in short calls, starts of kernels and idle SMs take a large part of the time."
+                             : "they were measured on an A100, an H100 and an H200.");
+}
+
 Exercise bytes_exercise(const ModelShape& shape) {
     const Estimate e = estimate_of(shape);
     const double layers = static_cast<double>(shape.layers), gb = e.bytes / 1e9;
@@ -188,7 +199,7 @@ Exercise bytes_exercise(const ModelShape& shape) {
             .unit = "GB",
             .value = gb,
             .tolerance = 0.1,
-            .answer = fmt::format("{:.3g} GB", gb),
+            .answer = fmt::format("{} GB", digits(gb)),
             .why = fmt::format("12 bytes a score: 12 * {} * {} heads * {} layers. FlashAttention moves none of them.",
                                of_head, shape.heads_q, shape.layers),
             .mistakes = {{gb / layers, "That is one layer."},
@@ -209,13 +220,15 @@ Exercise standard_exercise(const ModelShape& shape) {
         .unit = "ms",
         .value = e.standard_ms,
         .tolerance = kTolerance,
-        .answer = fmt::format("about {:.3g} ms", e.standard_ms),
-        .why = fmt::format("By pencil: {:.3g} GB / {:g} GB/s = {:.3g} ms at the full rate, of which standard reaches "
-                           "0.7: {:.3g} ms. The model says {:.3g} ms. {}",
-                           e.bytes / 1e9, e.machine.dram_gbs.value, e.memory_ms, e.memory_ms / 0.7, e.standard_ms,
-                           measured_text(shape, e, "standard")),
+        .answer = fmt::format("about {} ms", digits(e.standard_ms)),
+        .why =
+            fmt::format("By pencil: {} GB / {:g} GB/s = {} ms at the full rate, of which standard reaches 0.7: {} ms. "
+                        "The model says {} ms. {}",
+                        digits(e.bytes / 1e9), e.machine.dram_gbs.value, digits(e.memory_ms), digits(e.memory_ms / 0.7),
+                        digits(e.standard_ms), measured_text(shape, e, "standard")),
         .mistakes = {{e.standard_ms / static_cast<double>(shape.layers), "That is one layer."},
-                     {e.memory_ms, "That is the memory at its full rate, which standard does not reach."}},
+                     {e.memory_ms, "That is the memory at its full rate, which standard does not reach."},
+                     {e.memory_ms / 0.7, beyond_rules(shape)}},
         .hint = "It waits for the bytes of the question before. Which share of the rate does it reach (lesson 15)?"};
 }
 
@@ -227,14 +240,15 @@ Exercise flash_exercise(const ModelShape& shape) {
             .unit = "ms",
             .value = e.flash_ms,
             .tolerance = kTolerance,
-            .answer = fmt::format("about {:.3g} ms", e.flash_ms),
+            .answer = fmt::format("about {} ms", digits(e.flash_ms)),
             .why = fmt::format(
-                "By pencil: 4 * {} FLOP for each of {:.3g} billion scores are {:.3g} TFLOP, {:.3g} ms at the peak "
-                "and {:.3g} ms at {:g} of it. The model says {:.3g} ms. {}",
-                shape.head_dim, e.scores / 1e9, e.flop / 1e12, e.roof_ms, e.roof_ms / e.roof_share, e.roof_share,
-                e.flash_ms, measured_text(shape, e, e.flash)),
+                "By pencil: 4 * {} FLOP for each of {} billion scores are {} TFLOP, {} ms at the peak and {} ms at "
+                "{:g} of it. The model says {} ms. {}",
+                shape.head_dim, digits(e.scores / 1e9), digits(e.flop / 1e12), digits(e.roof_ms),
+                digits(e.roof_ms / e.roof_share), e.roof_share, digits(e.flash_ms), measured_text(shape, e, e.flash)),
             .mistakes = {{e.flash_ms / static_cast<double>(shape.layers), "That is one layer."},
                          {e.roof_ms, "That is the peak of the tensor cores, which no kernel reaches."},
+                         {e.roof_ms / e.roof_share, beyond_rules(shape)},
                          {e.standard_ms, "That is standard attention: which of the two waits for the memory?"}},
             .hint = "FLOP of both products, over the share of the peak that this kernel reaches (lesson 15)."};
 }
@@ -248,9 +262,10 @@ Exercise win_exercise(const ModelShape& shape) {
             .value = e.win(),
             .tolerance = kTolerance,
             .answer = fmt::format("about {:.1f} times", e.win()),
-            .why = fmt::format("The model: {:.3g} / {:.3g} = {:.2f}. {}", e.standard_ms, e.flash_ms, e.win(),
+            .why = fmt::format("The model: {} / {} = {:.2f}. {}", digits(e.standard_ms), digits(e.flash_ms), e.win(),
                                measured_win_text(shape, e)),
-            .mistakes = {{1 / e.win(), "It is the other quotient: the old time over the new one."}},
+            .mistakes = {{1 / e.win(), "It is the other quotient: the old time over the new one."},
+                         {e.memory_ms / 0.7 / (e.roof_ms / e.roof_share), beyond_rules(shape)}},
             .hint = "The time of standard attention over that of FlashAttention."};
 }
 
