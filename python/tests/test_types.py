@@ -14,7 +14,7 @@ import pytest
 
 import tessera
 
-MODULES = ("tessera", "tessera.compat", "tessera.which", "tessera.torch", "tessera.flash_attn", "tessera.flash_attn_3",
+MODULES = ("tessera", "tessera.compat", "tessera.vllm", "tessera.which", "tessera.torch", "tessera.flash_attn", "tessera.flash_attn_3",
            "tessera.flash_attn_cute", "tessera.transformers", "tessera.jax", "tessera.xformers", "tessera.bert_padding",
            "tessera.rotary")
 
@@ -22,7 +22,7 @@ MODULES = ("tessera", "tessera.compat", "tessera.which", "tessera.torch", "tesse
 def module(name):
     if name == "tessera.jax":
         pytest.importorskip("jax", reason="JAX is not installed")
-    elif name not in ("tessera", "tessera.compat", "tessera.which"):
+    elif name not in ("tessera", "tessera.compat", "tessera.vllm", "tessera.which"):
         pytest.importorskip("torch", reason="PyTorch is not installed")
     if name == "tessera.transformers":
         pytest.importorskip("transformers", reason="transformers is not installed")
