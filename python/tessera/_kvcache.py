@@ -164,6 +164,7 @@ class Cache:
 
 def _run(problem, args, q, names, stream):
     library, options = _native.library(), _native.sized(_native.Options)
+    options.backend = _native.BACKENDS["cuda"] if q.device[0] == _native.CUDA else 0
     planned, size = (ctypes.byref(problem), ctypes.byref(options)), ctypes.c_size_t()
     names = {**dict(zip(("k", "v", "page_table", "kv_lengths"), names)), "cache_batch_index": "cache_batch_idx",
              "left_padding": "cache_leftpad", "scale": "softmax_scale", "sinks": "s_aux"}

@@ -45,10 +45,10 @@ def cached(members, page, capacity):
     caches = torch.full((batch * width, page, heads, 2 * dim), NAN, device="cuda", dtype=torch.bfloat16)
     table = torch.randint(-9, 10**9, (batch, width), dtype=torch.int32)  # junk
     for b, m in enumerate(members):
-        for i in range(0, m.length, page):
-            at, rows = int(order[b, i // page]), min(page, m.length - i)
-            table[b, i // page] = at
-            caches[at, :rows, :, :dim], caches[at, :rows, :, dim:] = m.k[i:i + rows], m.v[i:i + rows]
+        used = (m.length + page - 1) // page
+        table[b, :used] = order[b, :used]
+        row = torch.arange(m.length, device="cuda")
+        caches[table[b].cuda().long()[row // page], row % page] = torch.cat((m.k, m.v), -1)
     return caches[..., :dim], caches[..., dim:], lengths, table.cuda()
 
 
@@ -76,8 +76,8 @@ def test_bits_depend_on_the_row_alone(length, queries, dim):
     o, lse = run([own], 0, length)
     for page in (0, 1, 5, 16, 256, 784):
         for batch, place, capacity in ((1, 0, length + 900), (3, 1, 6000), (9, 8, 20000)):
-            others = [Member((b * 911) % 6000 + 1, queries, dim=dim, seed=b + 1) for b in range(batch)]
-            others = [Member(min(m.length, capacity), queries, dim=dim, seed=9) for m in others]
+            lengths = [min(b * 911 % 6000 + 1, capacity) for b in range(batch)]
+            others = [Member(n, queries, dim=dim, seed=n) for n in lengths]
             others[place] = own
             got, got_lse = run(others, page, capacity)
             assert torch.equal(got[place], o[0]), (page, batch)
