@@ -62,7 +62,7 @@ def run(members, page, capacity):
 @pytest.mark.parametrize("page", [0, 1, 3, 16, 64, 784])
 @pytest.mark.parametrize("queries", [1, 5])
 def test_numbers_are_right(page, queries):
-    members = [Member(length, queries, seed=length) for length in (1, 63, 700, 1030, 5000)]
+    members = [Member(length, queries, seed=length) for length in (queries, 63, 700, 1030, 5000)]
     o, lse = run(members, page, 5504)
     for b, m in enumerate(members):
         torch.testing.assert_close(o[b].double(), m.o, atol=2e-2, rtol=2e-2)
@@ -167,7 +167,7 @@ def test_a_graph_takes_any_lengths():
         lengths.copy_(torch.tensor(values))
         graph.replay()
         assert torch.equal(results[0], o) and torch.equal(results[1], lse), values
-    assert not want[(0, 0, 0)][0].any() and torch.isneginf(want[(0, 0, 0)][1]).all()
+    assert not want[(0, 0, 0)][0].any() and torch.isposinf(want[(0, 0, 0)][1]).all()  # as flash-attn has it
 
 
 def test_two_streams_at_once():
