@@ -42,6 +42,7 @@ NEEDS = [
     (r"gradient::(dkdv_reduce|fp16_scale)_kernel<.*>", set()),
     (r"decode::split_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"decode::combine_kernel<.*>", {"MUFU"}),
+    (r"append_rows::append_kernel<.*>", {"DADD", "DMUL"}),  # in fp64
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"standard::(scores|values|gemm|dq|key_gemm)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
     (r"standard::(softmax|row_gradient)_kernel<.*>", {"MUFU"}),
@@ -79,7 +80,9 @@ WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax"
     "fa3::reset_kernel", "gradient::fp16_scale_kernel<fp16>"} | {f"gradient::dkdv_reduce_kernel<{dtype}>" for dtype in ("bf16", "fp16")} | {
     f"gradient::delta_from_output_kernel<{dtype}, {chunks}>" for dtype in ("bf16", "fp16") for chunks in (1, 2, 4)} | {
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
-    for dim in (64, 128, 256)}
+    for dim in (64, 128, 256)} | {
+    f"decode::combine_kernel<{dtype}, {dim}, {parallel}>" for dtype in ("bf16", "fp16") for dim in (64, 128, 256)
+    for parallel in (0, 1)} | {f"append_rows::append_kernel<{dtype}>" for dtype in ("bf16", "fp16", "float")}
 
 
 class Allowed(NamedTuple):
