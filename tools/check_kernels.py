@@ -42,7 +42,7 @@ NEEDS = [
     (r"gradient::(dkdv_reduce|fp16_scale)_kernel<.*>", set()),
     (r"decode::split_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"decode::combine_kernel<.*>", {"MUFU"}),
-    (r"append_rows::append_kernel<.*>", {"DADD", "DMUL"}),  # in fp64
+    (r"append_rows::append_kernel<.*>", set()),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"standard::(scores|values|gemm|dq|key_gemm)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
     (r"standard::(softmax|row_gradient)_kernel<.*>", {"MUFU"}),
