@@ -25,9 +25,7 @@ __device__ __forceinline__ void modify(float (&s)[Shape::kConfig.row_tiles][2][4
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = first_row + 16 * m + 8 * r + lane / 4;
-            const bool sloped = p.alibi_slopes != nullptr && row < work.rows;
-            const float slope =
-                sloped ? p.alibi_slopes[work.batch * p.alibi_batch + work.head(launch, row) * p.alibi_head] : 0;
+            const float slope = row < work.rows ? p.alibi_slope(work.batch, work.head(launch, row)) : 0;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float& score = s[m][i / 2][2 * r + i % 2];

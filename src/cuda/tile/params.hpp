@@ -72,6 +72,10 @@ struct ForwardParams {
     float keep_scale = 1;  ///< 1 / (1 - probability)
 
     TESSERA_HOST_DEVICE bool drops() const { return keep.blocks != 0; }
+    /// The slope of a query head, 0 without ALiBi.
+    TESSERA_HOST_DEVICE float alibi_slope(std::int64_t sequence, int head) const {
+        return alibi_slopes == nullptr ? 0 : alibi_slopes[sequence * alibi_batch + head * alibi_head];
+    }
 };
 
 /// The gradient of a bias, in its shape. Dimensions of size 1 have stride 0 and are summed over. Null: not wanted.
