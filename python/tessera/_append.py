@@ -50,8 +50,7 @@ def append_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, *, slot_mapping: Any =
                   cache_batch_index=cache_batch_index, cu_seqlens_k=cu_seqlens_k, rotary_cos=rotary_cos,
                   rotary_sin=rotary_sin, positions=positions, q=q, q_positions=q_positions, k_norm=k_norm,
                   q_norm=q_norm)
-    on_cuda = hasattr(k, "__dlpack_device__") and int(k.__dlpack_device__()[0]) == _native.CUDA
-    stream = stream_of(k, stream) if on_cuda else None
+    stream = stream_of(k, stream) if borrow("k", k).device[0] == _native.CUDA else None
     of_dlpack = None if stream is None else dlpack_stream(stream)
     borrowed = {name: borrow(name, array, of_dlpack) for name, array in arrays.items() if array is not None}
     borrowed.update({name: borrow(name, array, of_dlpack, written=True) for name, array in

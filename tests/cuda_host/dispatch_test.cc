@@ -140,6 +140,11 @@ TEST(Dispatch, fa1_and_fa2) {
     EXPECT_EQ(fa2(scaled(of_dims(64, 64), -1)), "HeadDim64General");
 }
 
+Problem decoding(Problem p) {
+    p.len_q = 1;
+    return p;
+}
+
 /// Has the kernel no shape for this? fa3 has none for some; every other kernel has one for each Problem.
 bool has_no_shape(const Kernel& kernel, const Problem& p) {
     if (kernel.info.backend != Backend::cuda || kernel.info.schedule != Schedule::fa3) return false;
@@ -153,10 +158,11 @@ TEST(Dispatch, every_one_runs_something) {
         for (const DType dtype : kernel.info.dtypes) {
             for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
                 for (const std::int64_t dim_v : {64, 128, 192, 256}) {
-                    for (Problem p : {of_dims(dim, dim_v), many(of_dims(dim, dim_v, 4096)),
-                                      causal(of_dims(dim, dim_v, 512)), grouped(causal(of_dims(dim, dim_v, 8192))),
-                                      capped(of_dims(dim, dim_v)), with_alibi(of_dims(dim, dim_v)),
-                                      dropped(of_dims(dim, dim_v)), dropped(capped(of_dims(dim, dim_v)))}) {
+                    for (Problem p :
+                         {of_dims(dim, dim_v), many(of_dims(dim, dim_v, 4096)), causal(of_dims(dim, dim_v, 512)),
+                          grouped(causal(of_dims(dim, dim_v, 8192))), capped(of_dims(dim, dim_v)),
+                          with_alibi(of_dims(dim, dim_v)), dropped(of_dims(dim, dim_v)),
+                          dropped(capped(of_dims(dim, dim_v))), decoding(of_dims(dim, dim_v, 4096))}) {
                         p.dtype = dtype;
                         if (!has_no_shape(kernel, p)) met.insert(kernel.shape_name(p));
                     }

@@ -326,6 +326,7 @@ TEST(Sweep, wins_and_crossings) {
 TEST(Families, tiles_are_those_of_the_kernels) {
     for (const Kernel& kernel : registry()) {
         if (kernel.info.backend != Backend::cuda || kernel.info.pass == Pass::backward) continue;
+        if (kernel.info.name == "cuda.decode.forward") continue;  // the model has no such kernel
         const Family* family = find_family(kernel.info.schedule, kernel.info.pass, "tessera");
         ASSERT_NE(family, nullptr) << kernel.info.name;
         for (const std::int64_t head_dim : {32, 64, 80, 128, 192, 256}) {
