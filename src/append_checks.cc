@@ -153,6 +153,7 @@ class Checks {
         const std::int64_t pairs = a_.rotary_cos.shape[1];
         expect("rotary_cos", a_.rotary_cos, {a_.rotary_cos.shape[0], pairs}, {DType::fp32, a_.k.dtype});
         expect("rotary_sin", a_.rotary_sin, {a_.rotary_cos.shape[0], pairs}, {DType::fp32, a_.k.dtype});
+        if (a_.rotary_cos.shape[0] == 0) invalid("rotary_cos", "expected 1 position or more, got 0");
         if (pairs < 1 || pairs > k_.dim / 2) {
             invalid("rotary_cos", fmt::format("expected 1 to {} columns, half of head_dim, got {}", k_.dim / 2, pairs));
         }

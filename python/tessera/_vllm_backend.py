@@ -84,7 +84,7 @@ class MetadataBuilder(FlashAttentionMetadataBuilder):
 
 
 class Impl(FlashAttentionImpl):
-    """Attention of one layer. What it refuses: fp8, context parallelism of decoding, a causal flag for each request,
+    """Attention of one layer. It refuses fp8, context parallelism of decoding, a causal flag for each request,
     and the masks of PrefixLM and of R-SWA."""
 
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None,

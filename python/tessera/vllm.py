@@ -5,8 +5,8 @@
 
 It keeps vLLM's cache, metadata and appending of new keys, and attends with tessera.flash_attn. vLLM has no contract for
 such plugins and changes its classes with each minor version, so register() does nothing for any other but warn. It is
-tested against the signatures of 0.33.0 and has not run inside of vLLM. The FlashAttention
-backend of vLLM, which this one extends, is for CUDA."""
+tested against the signatures of 0.33.0 and has not run inside of vLLM. vLLM's FlashAttention backend, which this one
+extends, is for CUDA."""
 from __future__ import annotations
 
 VERSION = "0.33"

@@ -241,8 +241,9 @@ TEST(Append, an_error_names_the_argument_and_nothing_is_written) {
     Rows r({2, 4}, 2);
     const Tensor slots = numbers({3, 6}, DType::int64), lengths = numbers({1, 2}, DType::int32),
                  late = numbers({8, 9}, DType::int64), three = numbers({1, 2, 3}, DType::int64),
-                 table(DType::int32, {2, 2}), wide(DType::fp32, {9, kDim}), short_v(DType::bf16, {2, kHeads, 3}),
-                 fewer_pages(DType::bf16, {1, 4, kHeads, kDimV}), floats(DType::fp32, {2, kHeads, kDim});
+                 table(DType::int32, {2, 2}), wide(DType::fp32, {9, kDim}), no_positions(DType::fp32, {0, kDim / 2}),
+                 short_v(DType::bf16, {2, kHeads, 3}), fewer_pages(DType::bf16, {1, 4, kHeads, kDimV}),
+                 floats(DType::fp32, {2, kHeads, kDim});
     const Rotary rotary(9, kDim / 2);
     AppendArgs good = r.args();
     good.slot_mapping = slots;
@@ -293,6 +294,11 @@ TEST(Append, an_error_names_the_argument_and_nothing_is_written) {
         {"rotary_cos",
          [&](AppendArgs& a) {
              a.rotary_cos = a.rotary_sin = wide;
+             a.positions = slots;
+         }},
+        {"rotary_cos",
+         [&](AppendArgs& a) {
+             a.rotary_cos = a.rotary_sin = no_positions;
              a.positions = slots;
          }},
         {"q_out", [&](AppendArgs& a) { a.q = a.k; }},

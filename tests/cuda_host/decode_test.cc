@@ -80,6 +80,16 @@ TEST(DecodeSplits, of_a_tile_hold_those_of_its_rows) {
     }
 }
 
+/// 1,087 keys from key 127 on: 18 splits of 64 keys, for rows that see 1,024, and 10 of 128.
+TEST(DecodeSplits, of_two_lengths_are_28_at_most) {
+    constexpr int kQueries = 128, kKeys = 1214;
+    const Band32 band = band_of({.window_left = 959}, kQueries, kKeys);
+    const RowSplits first_tile(band, 0, 63);
+    EXPECT_EQ(first_tile.small.count, 18);
+    EXPECT_EQ(first_tile.large.count, 10);
+    EXPECT_GE(Items(band, kQueries, kKeys, 1, 64).splits, first_tile.count());
+}
+
 TEST(DecodeShape, has_the_fewest_rows_that_hold_a_sequence) {
     Problem p{.dtype = DType::bf16,
               .batch = 4,

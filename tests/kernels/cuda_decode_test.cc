@@ -151,5 +151,20 @@ TEST_F(CudaDecode, a_window_moves_with_the_queries) {
     }
 }
 
+/// The first tile of n queries has 28 splits: from key 127 on, its first row sees 1,023 + n keys in splits of 128, and
+/// its last row 1,024 in splits of 64.
+TEST_F(CudaDecode, a_tile_has_all_splits_of_two_lengths) {
+    for (const auto& [dim, n] : {std::pair(64, 64), std::pair(128, 32), std::pair(256, 16)}) {
+        Case c{.id = std::to_string(dim), .seed = kSeed};
+        c.problem = make_problem(1, 128, 1150 + n, 1, 1, dim, DType::bf16);
+        c.problem.mask.window_left = 895 + n;
+        c.problem.sinks = true;
+        CaseRunner runner(c);
+        const Outcome outcome = runner.run(decode_kernel());
+        EXPECT_FALSE(outcome.refusal) << c.describe() << "\n" << *outcome.refusal;
+        EXPECT_TRUE(outcome.pass()) << c.describe() << "\n" << outcome.report.describe();
+    }
+}
+
 }  // namespace
 }  // namespace tessera::check::cuda_decode_test

@@ -57,9 +57,9 @@ struct Place {
     std::int64_t position = 0;  ///< of the rotary embedding
 };
 
-/// The last sequence that begins at this row or before; -1 for rows behind the last offset.
+/// The last sequence that begins at this row or before; -1 for rows behind the last offset, and without sequences.
 __device__ __forceinline__ std::int64_t sequence_of_row(const Launch& launch, std::int64_t row) {
-    if (row >= read(launch.cu_seqlens_k, launch.sequences)) return -1;
+    if (launch.sequences == 0 || row >= read(launch.cu_seqlens_k, launch.sequences)) return -1;
     std::int64_t low = 0, high = launch.sequences - 1;
     while (low < high) {
         const std::int64_t middle = (low + high + 1) / 2;

@@ -136,10 +136,9 @@ __device__ __forceinline__ void write_row(const Launch& launch, const CombineRow
         // O and LSE of the keys alone, then the sink as one more part: O * sigmoid(LSE - sink).
         const float sink = launch.sinks[row.head * launch.sinks_step];
         const float above = fmaxf(lse, sink), below = fminf(lse, sink);
-        const float all = lse != lse ? lse
-                          : below == -INFINITY
-                              ? above
-                              : above + ptx::log2_approx(1 + ptx::exp2_approx((below - above) * kLog2E)) * kLn2;
+        float all = above + ptx::log2_approx(1 + ptx::exp2_approx((below - above) * kLog2E)) * kLn2;
+        if (below == -INFINITY) all = above;
+        if (lse != lse || !(sink < INFINITY)) all = lse == -INFINITY ? sink : NAN;
         factor *= lse == -INFINITY ? 0.0F : ptx::exp2_approx((lse - all) * kLog2E);
         lse = all;
     }
@@ -159,6 +158,14 @@ __device__ __forceinline__ void write_row(const Launch& launch, const CombineRow
     }
 }
 
+/// Waits for the partial results of split_kernel. Each CTA does: otherwise kernels behind this one could start while
+/// split_kernel still reads its tensors.
+__device__ __forceinline__ void wait_for_splits() {
+#if __CUDA_ARCH__ >= 900
+    ptx::griddepcontrol_wait();
+#endif
+}
+
 /// Splits of a segment of a row.
 __device__ __forceinline__ int segment_splits(int splits) {
     return max((splits + kSegments - 1) / kSegments, kSegmentSplits);
@@ -171,16 +178,17 @@ __global__ void __launch_bounds__(32 * (kParallel ? kSegments : kRowsOfCta), 1)
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int lane = static_cast<int>(threadIdx.x % 32);
     const CombineRow row(launch, kParallel ? blockIdx.x : blockIdx.x * kRowsOfCta + warp);
-    if (!row.exists) return;
+    if (!row.exists) {
+        wait_for_splits();
+        return;
+    }
     const Scale scale = scale_of(launch);
     // The first round has no splits and writes nothing: it brings the instructions into the cache, while split_kernel
     // runs.
 #pragma unroll 1
     for (bool real = false;; real = true) {
         const int splits = real ? row.splits : 0, of_segment = segment_splits(splits);
-#if __CUDA_ARCH__ >= 900
-        if (real) ptx::griddepcontrol_wait();
-#endif
+        if (real) wait_for_splits();
         RowSums<kHeadDim / 32> sums{};
         float maximum = -INFINITY;
         const auto sum_of = [&](int segment) {

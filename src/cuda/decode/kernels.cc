@@ -112,9 +112,8 @@ std::vector<Kernel> kernels() {
                   .dtypes = {DType::bf16, DType::fp16},
                   .summary = "few queries, caches and sinks: the keys are split among thread blocks, partial results "
                              "are combined in a fixed order; memory O(len)",
-                  .limits =
-                      "sm_80 or later; up to 8 queries a sequence where there is no cache and no sink; no bias, no "
-                      "dropout"},
+                  .limits = "sm_80 or later, with 106 to 212 KiB of shared memory; up to 8 queries a sequence where "
+                            "there is no cache and no sink; no bias, no dropout"},
          .refuse = refuse,
          .default_tile = tile_of,
          .workspace_bytes = workspace_bytes,

@@ -13,10 +13,11 @@
 
 namespace tessera::cuda::decode {
 
-/// Scales the scores of 16 keys, then softcap and ALiBi. `key`: the thread's first.
+/// Scales the scores of 16 keys, then softcap and ALiBi. `key`: the thread's first. `rows`: those of `work`, or 0 if
+/// `work` is not known yet.
 template <class Shape>
 __device__ __forceinline__ void modify(float (&s)[Shape::kConfig.row_tiles][2][4], const Launch& launch,
-                                       const SplitWork& work, int first_row, int key, int lane) {
+                                       const SplitWork& work, int rows, int first_row, int key, int lane) {
     const ForwardParams& p = launch.params;
     const float inverse = p.softcap > 0 ? fminf(ptx::reciprocal_approx(p.softcap), FLT_MAX) : 0;
     const int shift = work.member.sequence.len_kv - work.member.sequence.len_q;
@@ -25,7 +26,7 @@ __device__ __forceinline__ void modify(float (&s)[Shape::kConfig.row_tiles][2][4
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = first_row + 16 * m + 8 * r + lane / 4;
-            const float slope = row < work.rows ? p.alibi_slope(work.batch, work.head(launch, row)) : 0;
+            const float slope = row < rows ? p.alibi_slope(work.batch, work.head(launch, row)) : 0;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float& score = s[m][i / 2][2 * r + i % 2];
@@ -177,7 +178,7 @@ __device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffe
         if (real) shared.k.wait_full(stage);
         multiply_qk<T>(s, queries, MatrixAddress<kHeadDim>::chunks_first(k + 16 * key_warp * kHeadDim * 2, lane));
         if (real) shared.k.release(stage, lane);
-        if (launch.natural) modify<Shape>(s, launch, work, first_row, key + lane % 4 * 2, lane);
+        if (launch.natural) modify<Shape>(s, launch, work, real ? work.rows : 0, first_row, key + lane % 4 * 2, lane);
         if (!full) {
 #pragma unroll
             for (int m = 0; m < kTiles; ++m) {

@@ -56,6 +56,10 @@ struct HeadDim256 {
 };
 using Shapes = ShapeList<HeadDim64Rows16, HeadDim64Rows64, HeadDim128Rows16, HeadDim128Rows32, HeadDim256>;
 
+/// The most splits of a tile whose rows have splits of two lengths. With up to 64 queries, rows with the shorter ones
+/// see up to 16 of them and the tile 63 keys more. These touch 18 splits, and 10 of the longer ones.
+inline constexpr int kMostMixedSplits = 28;
+
 /// Sequences whose numbers of splits a CTA sums up, where their lengths are in device memory alone.
 inline constexpr int kMostMembers = 512;
 
@@ -132,11 +136,16 @@ struct Items {
     int tiles = 0;
     int splits = 0;
 
+    /// The most splits of a tile. Up to 16 * 64 keys all splits have one length.
+    TESSERA_HOST_DEVICE static constexpr int of_any_tile(int len_kv) {
+        const int most = most_splits(len_kv);
+        return len_kv <= 16 * Config::kKeys || most > kMostMixedSplits ? most : kMostMixedSplits;
+    }
+
     TESSERA_HOST_DEVICE constexpr Items(const Band32& band, int len_q, int len_kv, int group, int rows_of_tile)
         : tiles((len_q * group + rows_of_tile - 1) / rows_of_tile) {
         if (tiles == 1) splits = RowSplits(band, 0, len_q - 1).count();
-        // Two lengths of splits are 17 at most of the shorter and 10 of the longer one.
-        else if (tiles > 1) splits = len_kv < 16 * Config::kKeys || most_splits(len_kv) > 27 ? most_splits(len_kv) : 27;
+        else if (tiles > 1) splits = of_any_tile(len_kv);
     }
 };
 

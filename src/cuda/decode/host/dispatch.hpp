@@ -48,7 +48,7 @@ inline Items items_of(const Problem& p) {
 
 /// The most splits of all rows.
 inline std::int64_t most_items(const Problem& p) {
-    const std::int64_t of_tile = std::max(max_splits(p), 27);
+    const std::int64_t of_tile = std::max(max_splits(p), kMostMixedSplits);
     return saturating_product(saturating_product(saturating_product(p.batch, p.heads_kv), row_tiles(p)), of_tile);
 }
 
