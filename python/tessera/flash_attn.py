@@ -137,8 +137,24 @@ def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale
                            return_attn_probs)
 
 
+def _expect_used(name, used, offsets):
+    """Raises RuntimeError unless `used` has a length for each sequence, which the sequence has on the CPU."""
+    if used.dtype not in (torch.int32, torch.int64) or offsets.dim() != 1 or used.shape != offsets[1:].shape:
+        raise RuntimeError(f"{name}: expected int32 [{max(offsets.numel() - 1, 0)}], got "
+                           f"{str(used.dtype).removeprefix('torch.')} {list(used.shape)}")
+    if is_compiling() or type(used) is not Tensor or used.device.type != "cpu" or offsets.device.type != "cpu":
+        return
+    wrong = ((used < 0) | (used > offsets.diff())).nonzero().flatten().tolist()
+    if wrong:
+        raise RuntimeError(f"{name}: expected lengths from 0 to those of cu_seqlens, got {int(used[wrong[0]])} for "
+                           f"sequence {wrong[0]}")
+
+
 def _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
     """cu_seqlens with three sequences for each one: the rows in use, keys without a query, queries without a key."""
+    for name, used, offsets in (("seqused_q", seqused_q, cu_seqlens_q), ("seqused_k", seqused_k, cu_seqlens_k)):
+        if used is not None:
+            _expect_used(name, used, offsets)
     begins_q, ends_q, begins_k, ends_k = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
     used_q = ends_q if seqused_q is None else begins_q + seqused_q
     used_k = ends_k if seqused_k is None else begins_k + seqused_k
@@ -210,6 +226,8 @@ def _written(out, result):
     if out.shape != o.shape or out.dtype != o.dtype or out.device != o.device:
         raise RuntimeError(f"out: expected {list(o.shape)}, {str(o.dtype).removeprefix('torch.')} on {o.device}, got "
                            f"{list(out.shape)}, {str(out.dtype).removeprefix('torch.')} on {out.device}")
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride())):
+        raise RuntimeError(f"out: expected elements that are all distinct, got strides {list(out.stride())}")
     if o.requires_grad or out.requires_grad:
         raise RuntimeError("out: expected a call without gradients, since a result that is written elsewhere has none, "
                            "got tensors with requires_grad; torch.no_grad() does without")
@@ -245,6 +263,8 @@ def _scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes=N
     """The keywords of Cache.attend()."""
     if s_aux is not None:
         _expect_tensors(s_aux=s_aux)
+        if not s_aux.is_floating_point():
+            raise RuntimeError(f"s_aux: expected a floating dtype, got {str(s_aux.dtype).removeprefix('torch.')}")
         s_aux = s_aux.float()  # servers keep them in the dtype of the model
     return dict(scale=None if softmax_scale is None else _number("softmax_scale", softmax_scale), causal=bool(causal),
                 window=_window(window_size), softcap=max(_number("softcap", softcap), 0.0),
@@ -253,14 +273,15 @@ def _scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes=N
 
 def _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, seqused_k, dropout_p, block_table,
                   return_attn_probs, **scores):
-    if _number("dropout_p", dropout_p) > 0:
+    if _number("dropout_p", dropout_p) != 0:
         raise NotImplementedError(f"dropout_p: expected 0 with block_table, got {dropout_p}")
     _expect_tensors(q=q, cu_seqlens_q=cu_seqlens_q)
     if seqused_k is None:
         _expect_tensors(cu_seqlens_k=cu_seqlens_k)
-        seqused_k = cu_seqlens_k.diff()
     try:
-        cache = _kvcache.Cache(k, v, len(cu_seqlens_q) - 1, seqused_k, block_table,
+        batch = len(_kvcache.offsets("cu_seqlens_q", cu_seqlens_q)) - 1
+        seqused_k = _kvcache.offsets("cu_seqlens_k", cu_seqlens_k, batch).diff() if seqused_k is None else seqused_k
+        cache = _kvcache.Cache(k, v, batch, seqused_k, block_table,
                                names=("k", "v", "block_table", "seqused_k"))
         o, lse = cache.attend(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **_scores_of_cache(**scores))
     except ValueError as error:

@@ -115,8 +115,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     max_seqlen_q: the most queries of a sequence; CUDA takes it as a bound. scheduler_metadata changes nothing."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
     _expect_tensors(q=q)
-    batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     try:
+        batch = len(q) if cu_seqlens_q is None else len(_kvcache.offsets("cu_seqlens_q", cu_seqlens_q)) - 1
         cache = _kvcache.Cache(k_cache, v_cache, batch, cache_seqlens, page_table, cache_batch_idx, cache_leftpad,
                                ("k_cache", "v_cache", "page_table", "cache_seqlens"))
         result = _kvcache.with_kvcache(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
