@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from . import _kvcache, _native
-from .flash_attn import _expect_tensors, _int, _number, _scores_of_cache, _used_members, _window
+from ._offsets import used_members
+from .flash_attn import _expect_tensors, _int, _number, _scores_of_cache, _window
 from .torch import _attention
 from .torch._operators import Arguments
 
@@ -89,7 +90,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
     if seqused_q is not None or seqused_k is not None:
         _expect_tensors(**{name: used for name, used in (("seqused_q", seqused_q), ("seqused_k", seqused_k))
                            if used is not None})
-        cu_seqlens_q, cu_seqlens_k = _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        cu_seqlens_q, cu_seqlens_k = used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size,
                 softcap, return_attn_probs)
 
