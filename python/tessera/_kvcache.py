@@ -56,6 +56,7 @@ class Cache:
     def __init__(self, k, v, batch, lengths, table=None, slots=None, left_padding=None,
                  names=("k_cache", "v_cache", "block_table", "cache_seqlens")):
         table_name, lengths_name = names[2:]
+        self.table = None if table is None else _int32(table_name, table)
         for name, cache in zip(names, (k, v)):
             expect_tensor(name, cache)
             if cache.dim() != 4:
@@ -66,7 +67,6 @@ class Cache:
                             ("cache_leftpad", left_padding)):
             if isinstance(given, torch.Tensor):
                 _expect_on(name, given, k.device)
-        self.table = None if table is None else _int32(table_name, table)
         if table is not None and not k.shape[1]:
             raise ValueError(f"{names[0]}: expected pages of at least one row, got {list(k.shape)}")
         self.k, self.v, self.batch, self._names = k.detach(), v.detach(), batch, names
