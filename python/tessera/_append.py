@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _native
 from ._arrays import borrow, expect
-from ._problem import integer, number
+from ._problem import number, thread_count
 from ._results import dlpack_stream, finished, output, stream_of, working_on
 
 
@@ -42,15 +42,18 @@ def append_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, *, slot_mapping: Any =
     ValueError naming the argument; nothing is written then.
     """
     args, options = _native.sized(_native.AppendArgs), _native.sized(_native.Options)
-    if not norm_eps > 0:
-        expect("norm_eps", "a number over 0", norm_eps)
     args.rotary_interleaved, args.norm_eps = int(bool(rotary_interleaved)), number("norm_eps", norm_eps)
-    options.threads = 0 if threads is None else integer("threads", threads)
+    if not args.norm_eps > 0:
+        expect("norm_eps", "a number over 0", norm_eps)
+    options.threads = thread_count(threads)
     arrays = dict(k=k, v=v, slot_mapping=slot_mapping, kv_lengths=kv_lengths, page_table=page_table,
                   cache_batch_index=cache_batch_index, cu_seqlens_k=cu_seqlens_k, rotary_cos=rotary_cos,
                   rotary_sin=rotary_sin, positions=positions, q=q, q_positions=q_positions, k_norm=k_norm,
                   q_norm=q_norm)
-    stream = stream_of(k, stream) if borrow("k", k).device[0] == _native.CUDA else None
+    on_cuda = borrow("k", k).device[0] == _native.CUDA
+    if stream is not None and not on_cuda:
+        expect("stream", "None for arrays of the host", stream)
+    stream = stream_of(k, stream) if on_cuda else None
     of_dlpack = None if stream is None else dlpack_stream(stream)
     borrowed = {name: borrow(name, array, of_dlpack) for name, array in arrays.items() if array is not None}
     borrowed.update({name: borrow(name, array, of_dlpack, written=True) for name, array in

@@ -49,7 +49,8 @@ def attention(q: Any, k: Any, v: Any, *, causal: str | bool | None = None,
     attention_backward().
     cu_seqlens_q, cu_seqlens_kv: int32 or int64 [batch + 1], for ragged batches: then q is [total_q, heads_q, head_dim],
     k and v alike ("bhsd": heads first), and max_len_q, max_len_kv are bounds of the lengths (default: the totals). Rows
-    behind the last offset belong to no sequence: O is 0 and LSE -inf there; on CUDA they are not written.
+    behind the last offset belong to no sequence: O is 0 and LSE -inf there; in `out`, `out_lse` and on CUDA they are
+        not written.
     return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for
         float64).
     return_o_residual: the last result, the low-order bits of O that rounding takes off, int8 of the shape of O. It

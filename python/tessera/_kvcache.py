@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over a cache of keys and values, which the calls of flash-attn's two versions share.
 
-Cache.attend() runs the library on the tensors where they lie, Cache.append() writes new rows into the cache in place,
-and with_kvcache() does both, with rotary, without gradients. On CUDA nothing is read on the host, so the calls can be
+Cache.attend() runs the library on the tensors where they lie, and with_kvcache() also writes new rows into the cache in
+place before, with rotary, without gradients. On CUDA nothing is read on the host, so the calls can be
 captured in a graph.
 """
 from __future__ import annotations
@@ -10,21 +10,39 @@ from __future__ import annotations
 import ctypes
 
 import torch
+import torch.nn.functional as F
 
 from . import _native
 from ._append import append_kv
 from ._arrays import borrow
+from ._problem import integer
 from ._results import Workspace
-from .rotary import _rotated
 from .torch._tensors import expect_tensor
+
+_INT32 = (-2**31, 2**31 - 1)
+
+
+def _expect_on(name, tensor, device):
+    expect_tensor(name, tensor)
+    if tensor.device != device:
+        raise ValueError(f"{name}: expected a tensor on {device}, where the cache is, got one on {tensor.device}")
 
 
 def _int32(name, values):
-    """int32 (batch,) or (batch, ..), as the library reads it."""
+    """int32 (batch,) or (batch, ..), as the library reads it. An int64 that int32 has not stays out of every bound."""
     expect_tensor(name, values)
     if values.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name}: expected dtype int32, got {str(values.dtype).removeprefix('torch.')}")
-    return values.to(torch.int32)
+    return values.clamp(*_INT32).to(torch.int32) if values.dtype == torch.int64 else values
+
+
+def offsets(name, values, batch=None):
+    """int32 (batch + 1,), the first row of each sequence of a ragged batch."""
+    values = _int32(name, values)
+    if values.dim() != 1 or len(values) != (max(len(values), 1) if batch is None else batch + 1):
+        raise ValueError(f"{name}: expected shape ({'batch' if batch is None else batch} + 1,), got "
+                         f"{list(values.shape)}")
+    return values
 
 
 class Cache:
@@ -45,6 +63,12 @@ class Cache:
                 raise ValueError(f"{name}: expected 4 dimensions, got {list(cache.shape)}")
             if cache.device != k.device:
                 raise ValueError(f"{name}: expected a tensor on {k.device}, got one on {cache.device}")
+        for name, given in ((table_name, table), (lengths_name, lengths), ("cache_batch_idx", slots),
+                            ("cache_leftpad", left_padding)):
+            if isinstance(given, torch.Tensor):
+                _expect_on(name, given, k.device)
+        if table is not None and not k.shape[1]:
+            raise ValueError(f"{names[0]}: expected pages of at least one row, got {list(k.shape)}")
         self.k, self.v, self.batch, self._names = k.detach(), v.detach(), batch, names
         self.slots = None if slots is None else self._of_sequences("cache_batch_idx", slots)
         if self.table is not None and self.slots is not None and self.table.dim() == 2:
@@ -55,6 +79,7 @@ class Cache:
         self.capacity = k.shape[1] * (1 if table is None else self.table.shape[1])
         lengths = self.capacity if lengths is None else lengths
         if not isinstance(lengths, torch.Tensor):
+            lengths = min(max(integer(lengths_name, lengths), _INT32[0]), _INT32[1])
             lengths = torch.full((batch,), lengths, dtype=torch.int32, device=k.device)
         self.lengths = self._of_sequences(lengths_name, lengths)
 
@@ -78,27 +103,7 @@ class Cache:
                              f"{int(wrong[0])}")
         return self.table[self.slots.long()]
 
-    def append(self, k, v, sequence, position):
-        """Writes rows k, v (rows, nheads_k, headdim) as row `position` of `sequence`, both int64 (rows,). A row whose
-        position is negative, past the capacity or on no page is not written."""
-        for name, rows, cache in (("k", k, self.k), ("v", v, self.v)):
-            if rows.shape[1:] != cache.shape[2:] or rows.dtype != cache.dtype:
-                raise ValueError(f"{name}: expected rows {list(cache.shape[2:])} in the cache's dtype, got "
-                                 f"{list(rows.shape[1:])} in {str(rows.dtype).removeprefix('torch.')}")
-        fits = (position >= 0) & (position < self.capacity)
-        inside = position.clamp(0, max(self.capacity - 1, 0))
-        if self.table is not None:
-            page = self.table.long()[sequence, inside // self.k.shape[1]] if self.capacity else position
-            fits &= (page >= 0) & (page < len(self.k))
-            place, row = page, inside % max(self.k.shape[1], 1)
-        else:
-            place = sequence if self.slots is None else self.slots.long()[sequence]
-            fits &= (place >= 0) & (place < len(self.k))
-            row = inside
-        place, row = place[fits], row[fits]
-        self.k[place, row] = k.detach()[fits]
-        self.v[place, row] = v.detach()[fits]
-
+    @torch.compiler.disable
     def attend(self, q, cu_seqlens_q=None, *, max_seqlen_q=None, scale=None, causal=False, window=(-1, -1), softcap=0.0,
                tensors=()):
         """(out, softmax_lse) of q (batch, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) with cu_seqlens_q.
@@ -111,7 +116,7 @@ class Cache:
         arrays = {"q": q, "k": self.k, "v": self.v, "kv_lengths": self.lengths, "page_table": self.table,
                   "cache_batch_index": self.slots, "left_padding": self.left_padding}
         if cu_seqlens_q is not None:
-            arrays["cu_seqlens_q"] = _int32("cu_seqlens_q", cu_seqlens_q)
+            arrays["cu_seqlens_q"] = offsets("cu_seqlens_q", cu_seqlens_q, self.batch)
         for name, option, tensor in tensors:
             if tensor is not None:
                 expect_tensor(name, tensor)
@@ -129,11 +134,12 @@ class Cache:
         lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         lse = torch.full(lse_shape, float("-inf"), dtype=lse_dtype, device=q.device)
         arrays.update(o=out, lse=lse)
-        borrowed = {name: borrow(name, tensor) for name, tensor in arrays.items() if tensor is not None}
+        names = _names_of(self._names)
+        borrowed = {name: borrow(names.get(name, name), tensor) for name, tensor in arrays.items() if tensor is not None}
         for name, array in borrowed.items():
             setattr(args, name, array.tensor())
         stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else None
-        _run(problem, args, borrowed["q"], self._names, stream)
+        _run(problem, args, borrowed["q"], names, stream)
         return out, lse
 
     def _set_sizes(self, problem, q, cu_seqlens_q, max_seqlen_q):
@@ -162,74 +168,78 @@ class Cache:
                 problem.len_q = max(int(lengths.max()), 0) if len(lengths) else 0
 
 
+def _names_of(names):
+    """The caller's names of the library's arguments."""
+    return {**dict(zip(("k", "v", "page_table", "kv_lengths"), names)), "cache_batch_index": "cache_batch_idx",
+            "left_padding": "cache_leftpad", "scale": "softmax_scale", "sinks": "s_aux"}
+
+
 def _run(problem, args, q, names, stream):
     library, options = _native.library(), _native.sized(_native.Options)
     options.backend = _native.BACKENDS["cuda"] if q.device[0] == _native.CUDA else 0
     planned, size = (ctypes.byref(problem), ctypes.byref(options)), ctypes.c_size_t()
-    names = {**dict(zip(("k", "v", "page_table", "kv_lengths"), names)), "cache_batch_index": "cache_batch_idx",
-             "left_padding": "cache_leftpad", "scale": "softmax_scale", "sinks": "s_aux"}
     _native.check(library.tessera_workspace_bytes(*planned, _native.FORWARD, ctypes.byref(size)), names)
     workspace = Workspace(size.value, q, stream)
     _native.check(library.tessera_forward(*planned, ctypes.byref(args), workspace.address, size.value, stream), names)
 
 
-def _rotated_at(x, cos, sin, positions, interleaved):
-    """x (rows, nheads, headdim) turned by its positions (rows,). Positions beside the table, which rows that are not
-    written have, are turned as the nearest one."""
-    positions = positions.clamp(0, len(cos) - 1)
-    return _rotated(x, cos[positions].unsqueeze(-2), sin[positions].unsqueeze(-2), interleaved)
-
-
-def _rows(x, cu_seqlens, batch, name):
-    """(rows (n, nheads, headdim), sequence of each, index of each in its sequence) of a dense or a ragged tensor; of a
-    ragged one, up to the last offset."""
-    expect_tensor(name, x)
-    if cu_seqlens is None:
-        if x.dim() != 4 or len(x) != batch:
-            raise ValueError(f"{name}: expected shape ({batch}, rows, nheads, headdim), got {list(x.shape)}")
-        sequence = torch.arange(batch).repeat_interleave(x.shape[1])
-        return x.flatten(0, 1), sequence, torch.arange(x.shape[1]).repeat(batch)
-    offsets = _int32("cu_seqlens", cu_seqlens).long()
-    lengths = offsets.diff()
-    if x.dim() != 3 or len(lengths) != batch or (lengths < 0).any() or offsets[-1] > len(x):
-        raise ValueError(f"{name}: expected rows for {batch} sequences by its cu_seqlens, got {list(x.shape)}")
-    sequence = torch.arange(batch).repeat_interleave(lengths)
-    return x[:int(offsets[-1])], sequence, torch.arange(int(offsets[-1])) - offsets[sequence]
-
-
-def _rows_on_cuda(x, cu_seqlens, batch):
-    """(sequence, index in it) of each row of a dense or a ragged tensor on CUDA. Rows behind the last offset count as
-    rows of the last sequence, and are neither appended nor queries of any."""
+def _sequences(x, cu_seqlens, batch):
+    """(sequence, index in it) of each row of a dense or a ragged tensor. Rows behind the last offset have the index 0 of
+    a sequence `batch`, and are neither appended nor queries of any."""
     if cu_seqlens is None:
         count = x.shape[1]
         rows = torch.arange(batch * count, device=x.device)
         return rows // max(count, 1), rows % max(count, 1)
-    offsets = _int32("cu_seqlens", cu_seqlens).long()
+    begins = cu_seqlens.long()
     rows = torch.arange(len(x), device=x.device)
-    sequence = (torch.searchsorted(offsets, rows, right=True) - 1).clamp(0, max(batch - 1, 0))
-    return sequence, rows - offsets[sequence]
+    sequence = torch.searchsorted(begins, rows, right=True) - 1
+    return sequence, torch.where(sequence < batch, rows - begins[sequence], 0)
 
 
-def _append_on_cuda(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, cu_seqlens_q,
-                    cu_seqlens_k, moves):
+def _expect_rows(name, x, cu_seqlens, batch, device):
+    _expect_on(name, x, device)
+    if x.dim() != (4 if cu_seqlens is None else 3) or cu_seqlens is None and len(x) != batch:
+        shape = f"({batch}, rows, nheads, headdim)" if cu_seqlens is None else "(rows, nheads, headdim)"
+        raise ValueError(f"{name}: expected shape {shape}, got {list(x.shape)}")
+
+
+def _append(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, cu_seqlens_q, cu_seqlens_k,
+            moves):
     """Appends k and v, and returns q, turned if there is a rotary embedding."""
+    if cu_seqlens_k is not None:
+        cu_seqlens_k = offsets("cu_seqlens_k_new", cu_seqlens_k, cache.batch)
+    for name, x, cu_seqlens in (("k", k, cu_seqlens_k), ("v", v, cu_seqlens_k), ("q", q, cu_seqlens_q)):
+        _expect_rows(name, x, cu_seqlens, cache.batch, cache.k.device)
     places = dict(kv_lengths=cache.lengths, page_table=cache.table, cache_batch_index=cache.slots,
-                  cu_seqlens_k=None if cu_seqlens_k is None else _int32("cu_seqlens_k_new", cu_seqlens_k))
-    new = (k.detach(), v.detach(), cache.k, cache.v)
-    added = k.shape[1] if cu_seqlens_k is None else places["cu_seqlens_k"].diff()
-    if rotary_cos is None:
-        append_kv(*new, **places)
-    else:
-        first = (cache.lengths if rotary_seqlens is None else _int32("rotary_seqlens", rotary_seqlens)).long()
-        sequence, index = _rows_on_cuda(k, cu_seqlens_k, cache.batch)
-        of_q, index_q = _rows_on_cuda(q, cu_seqlens_q, cache.batch)
-        q = append_kv(*new, **places, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-                      rotary_interleaved=rotary_interleaved, positions=first[sequence] + index, q=q.detach(),
-                      q_positions=first[of_q] + (index_q if moves else 0))
-    cache.lengths = cache.lengths + added
-    return q
+                  cu_seqlens_k=cu_seqlens_k)
+    turn = {}
+    if rotary_cos is not None:
+        for name, rotary in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
+            _expect_on(name, rotary, cache.k.device)
+        if rotary_seqlens is not None:
+            _expect_on("rotary_seqlens", rotary_seqlens, cache.k.device)
+        first = cache.lengths if rotary_seqlens is None else cache._of_sequences("rotary_seqlens", rotary_seqlens)
+        first = F.pad(first.long(), (0, 1))  # rows behind the last offset have position 0
+        sequence, index = _sequences(k, cu_seqlens_k, cache.batch)
+        if cu_seqlens_q is not None:
+            cu_seqlens_q = offsets("cu_seqlens_q", cu_seqlens_q, cache.batch)
+        of_q, index_q = _sequences(q, cu_seqlens_q, cache.batch)
+        # A sequence of padding has a negative length: its rows are not written, and its queries see no key.
+        turn = dict(rotary_cos=rotary_cos.detach(), rotary_sin=rotary_sin.detach(),
+                    rotary_interleaved=rotary_interleaved, positions=(first[sequence] + index).clamp(min=0),
+                    q=q.detach(), q_positions=(first[of_q] + (index_q if moves else 0)).clamp(min=0))
+    try:
+        turned = append_kv(k.detach(), v.detach(), cache.k, cache.v, **places, **turn)
+    except ValueError as error:
+        name, colon, text = str(error).partition(":")
+        names = {**_names_of(cache._names), "k": "k", "v": "v", "cu_seqlens_k": "cu_seqlens_k_new",
+                 "positions": "rotary_cos", "q_positions": "rotary_cos"}
+        raise ValueError(names.get(name, name) + colon + text) from None
+    cache.lengths = cache.lengths + (k.shape[1] if cu_seqlens_k is None else cu_seqlens_k.diff())
+    return turned if turn else q
 
 
+@torch.compiler.disable  # it reads addresses, which a trace does not have
 def with_kvcache(q, cache, k=None, v=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=True,
                  rotary_seqlens=None, cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, **scores):
     """(out, softmax_lse) of flash_attn_with_kvcache: appends k and v at the lengths, in place, then attends.
@@ -246,21 +256,6 @@ def with_kvcache(q, cache, k=None, v=None, rotary_cos=None, rotary_sin=None, rot
     if k is None:
         return cache.attend(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **scores)
     moves = scores.get("causal") or max(scores.get("window", (-1, -1))) >= 0
-    if cache.k.is_cuda:
-        q = _append_on_cuda(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, cu_seqlens_q,
-                            cu_seqlens_k_new, moves)
-        return cache.attend(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **scores)
-    k, sequence, index = _rows(k, cu_seqlens_k_new, cache.batch, "k")
-    v, _, _ = _rows(v, cu_seqlens_k_new, cache.batch, "v")
-    lengths = cache.lengths.long()
-    if rotary_cos is not None:
-        expect_tensor("rotary_sin", rotary_sin)
-        first = lengths if rotary_seqlens is None else _int32("rotary_seqlens", rotary_seqlens).long()
-        k = _rotated_at(k, rotary_cos, rotary_sin, first[sequence] + index, rotary_interleaved)
-        rows, of_q, index_q = _rows(q, cu_seqlens_q, cache.batch, "q")
-        turned = _rotated_at(rows, rotary_cos, rotary_sin, first[of_q] + (index_q if moves else 0), rotary_interleaved)
-        q = torch.cat((turned, q[len(turned):])) if q.dim() == 3 else turned.view(q.shape)
-    cache.append(k, v, sequence, lengths[sequence] + index)
-    added = k.new_zeros(cache.batch, dtype=torch.int64).index_add_(0, sequence, torch.ones_like(sequence))
-    cache.lengths = (lengths + added).to(torch.int32)
-    return cache.attend(q, cu_seqlens_q, **scores)
+    q = _append(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, cu_seqlens_q,
+                cu_seqlens_k_new, moves)
+    return cache.attend(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **scores)

@@ -57,6 +57,14 @@ def integer(name, value) -> int:
     return value
 
 
+def thread_count(threads) -> int:
+    """The threads of the options, in which None is 0."""
+    threads = 0 if threads is None else integer("threads", threads)
+    if not -2**31 <= threads < 2**31:  # the library refuses the others
+        expect("threads", "0..1024", threads)
+    return threads
+
+
 def _window(window):
     if window is None:
         return _native.UNBOUNDED, _native.UNBOUNDED
@@ -203,7 +211,7 @@ class Call:
         options = _native.sized(_native.Options)
         if self.q.device[0] == _native.CUDA:
             options.backend = _native.BACKENDS["cuda"]
-        options.threads = integer("threads", scores["threads"]) if scores["threads"] is not None else 0
+        options.threads = thread_count(scores["threads"])
         if scores["kernel"] is not None:
             if not isinstance(scores["kernel"], str):
                 expect("kernel", "a name or None", repr(scores["kernel"]))

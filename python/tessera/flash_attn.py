@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from . import _kvcache, _native
+from ._offsets import up_to_the_last_offset, used_members
 from .torch import _attention, _dropout_weights, _operators, _sinks
 from .torch._operators import Arguments
 from .torch._tensors import expect_tensor
@@ -137,25 +137,6 @@ def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale
                            return_attn_probs)
 
 
-def _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
-    """cu_seqlens with three sequences for each one: the rows in use, keys without a query, queries without a key."""
-    begins_q, ends_q, begins_k, ends_k = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
-    used_q = ends_q if seqused_q is None else begins_q + seqused_q
-    used_k = ends_k if seqused_k is None else begins_k + seqused_k
-    of_q, of_k = torch.stack([begins_q, used_q, used_q], 1), torch.stack([begins_k, used_k, ends_k], 1)
-    return torch.cat([of_q.flatten(), cu_seqlens_q[-1:]]), torch.cat([of_k.flatten(), cu_seqlens_k[-1:]])
-
-
-def _up_to_the_last_offset(tensors, cu_seqlens):
-    """The rows that belong to a sequence, which need not be all of them: servers pad their batches. On the CPU alone,
-    where reading an offset waits for nothing."""
-    if (is_compiling() or type(cu_seqlens) is not Tensor or cu_seqlens.device.type != "cpu" or cu_seqlens.dim() != 1
-            or not len(cu_seqlens)):
-        return tensors
-    total = int(cu_seqlens[-1])
-    return tuple(t[:total] if t.dim() and 0 <= total < len(t) else t for t in tensors)
-
-
 def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
                            max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
                            softmax_scale: float | None = None, causal: bool = False,
@@ -181,11 +162,11 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                                softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux)
         return _written(out, result)
     _expect_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    rows, (k, v) = len(q), _up_to_the_last_offset((k, v), cu_seqlens_k)
-    q, = _up_to_the_last_offset((q,), cu_seqlens_q)
+    rows, (k, v) = len(q), up_to_the_last_offset((k, v), cu_seqlens_k)
+    q, = up_to_the_last_offset((q,), cu_seqlens_q)
     if seqused_k is not None:
         _expect_tensors(seqused_k=seqused_k)
-        cu_seqlens_q, cu_seqlens_k = _used_members(cu_seqlens_q, cu_seqlens_k, None, seqused_k)
+        cu_seqlens_q, cu_seqlens_k = used_members(cu_seqlens_q, cu_seqlens_k, None, seqused_k)
     result = _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
                   window_size, softcap, alibi_slopes, return_attn_probs, s_aux)
     if len(q) < rows:
@@ -210,6 +191,8 @@ def _written(out, result):
     if out.shape != o.shape or out.dtype != o.dtype or out.device != o.device:
         raise RuntimeError(f"out: expected {list(o.shape)}, {str(o.dtype).removeprefix('torch.')} on {o.device}, got "
                            f"{list(out.shape)}, {str(out.dtype).removeprefix('torch.')} on {out.device}")
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride())):
+        raise RuntimeError(f"out: expected elements that are all distinct, got strides {list(out.stride())}")
     if o.requires_grad or out.requires_grad:
         raise RuntimeError("out: expected a call without gradients, since a result that is written elsewhere has none, "
                            "got tensors with requires_grad; torch.no_grad() does without")
@@ -245,6 +228,8 @@ def _scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes=N
     """The keywords of Cache.attend()."""
     if s_aux is not None:
         _expect_tensors(s_aux=s_aux)
+        if not s_aux.is_floating_point():
+            raise RuntimeError(f"s_aux: expected a floating dtype, got {str(s_aux.dtype).removeprefix('torch.')}")
         s_aux = s_aux.float()  # servers keep them in the dtype of the model
     return dict(scale=None if softmax_scale is None else _number("softmax_scale", softmax_scale), causal=bool(causal),
                 window=_window(window_size), softcap=max(_number("softcap", softcap), 0.0),
@@ -253,14 +238,15 @@ def _scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes=N
 
 def _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, seqused_k, dropout_p, block_table,
                   return_attn_probs, **scores):
-    if _number("dropout_p", dropout_p) > 0:
+    if _number("dropout_p", dropout_p) != 0:
         raise NotImplementedError(f"dropout_p: expected 0 with block_table, got {dropout_p}")
     _expect_tensors(q=q, cu_seqlens_q=cu_seqlens_q)
     if seqused_k is None:
         _expect_tensors(cu_seqlens_k=cu_seqlens_k)
-        seqused_k = cu_seqlens_k.diff()
     try:
-        cache = _kvcache.Cache(k, v, len(cu_seqlens_q) - 1, seqused_k, block_table,
+        batch = len(_kvcache.offsets("cu_seqlens_q", cu_seqlens_q)) - 1
+        seqused_k = _kvcache.offsets("cu_seqlens_k", cu_seqlens_k, batch).diff() if seqused_k is None else seqused_k
+        cache = _kvcache.Cache(k, v, batch, seqused_k, block_table,
                                names=("k", "v", "block_table", "seqused_k"))
         o, lse = cache.attend(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **_scores_of_cache(**scores))
     except ValueError as error:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from . import _kvcache, _native
-from .flash_attn import _expect_tensors, _int, _number, _scores_of_cache, _used_members, _window
+from ._offsets import used_members
+from .flash_attn import _expect_tensors, _int, _number, _scores_of_cache, _window
 from .torch import _attention
 from .torch._operators import Arguments
 
@@ -89,7 +90,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
     if seqused_q is not None or seqused_k is not None:
         _expect_tensors(**{name: used for name, used in (("seqused_q", seqused_q), ("seqused_k", seqused_k))
                            if used is not None})
-        cu_seqlens_q, cu_seqlens_k = _used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        cu_seqlens_q, cu_seqlens_k = used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size,
                 softcap, return_attn_probs)
 
@@ -115,8 +116,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     max_seqlen_q: the most queries of a sequence; CUDA takes it as a bound. scheduler_metadata changes nothing."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
     _expect_tensors(q=q)
-    batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     try:
+        batch = len(q) if cu_seqlens_q is None else len(_kvcache.offsets("cu_seqlens_q", cu_seqlens_q)) - 1
         cache = _kvcache.Cache(k_cache, v_cache, batch, cache_seqlens, page_table, cache_batch_idx, cache_leftpad,
                                ("k_cache", "v_cache", "page_table", "cache_seqlens"))
         result = _kvcache.with_kvcache(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,

@@ -71,6 +71,9 @@ def test_errors_name_the_argument(rng):
                          (dict(slot_mapping=slots.astype(numpy.float32)), "slot_mapping"),
                          (dict(page_table=numpy.zeros((1, 1), numpy.int32)), "page_table"),
                          (dict(norm_eps=0), "norm_eps"), (dict(threads=-1), "threads"),
+                         (dict(norm_eps=None), "norm_eps"), (dict(norm_eps="1"), "norm_eps"),
+                         (dict(threads=2**40), "threads"), (dict(stream=5), "stream"),
+                         (dict(slot_mapping=slots.astype(numpy.uint8)), "slot_mapping"),
                          (dict(out_q=k.copy()), "out_q"), (dict(k=k[:, :1]), "v"), (dict(k=k[..., :4]), "k_cache")):
         with pytest.raises(ValueError, match=f"^({name}): "):
             tessera.append_kv(**{**dict(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slots), **change})

@@ -296,3 +296,99 @@ def test_refusals_name_the_argument(keywords, error, words):
     q, k, v = reference.inputs(batch=2, len_q=1, len_kv=8, heads_q=4, heads_kv=4, head_dim=32)
     with pytest.raises(error, match=words):
         flash_attn_3.flash_attn_with_kvcache(q, k, v, **keywords)
+
+
+def call_of_2(**change):
+    """flash_attn_with_kvcache of two sequences with new rows and rotary, in new caches; `change`: other arguments."""
+    q, k_cache, v_cache = reference.inputs(batch=2, len_q=1, len_kv=8, heads_q=2, heads_kv=2, head_dim=16)
+    k, v = (torch.randn(2, 1, 2, 16) for _ in range(2))
+    good = dict(q=q.detach(), k_cache=k_cache.detach().clone(), v_cache=v_cache.detach().clone(), k=k, v=v,
+                cache_seqlens=torch.tensor([3, 5], dtype=torch.int32), rotary_cos=torch.rand(9, 8),
+                rotary_sin=torch.rand(9, 8))
+    return {**good, **change}
+
+
+@pytest.mark.parametrize("change,words", [
+    (dict(k=torch.zeros(2, 3, 2, 16)), "^v: expected"), (dict(v=torch.zeros(2, 3, 2, 16)), "^v: expected"),
+    (dict(v_cache=torch.zeros(1, 8, 2, 16)), "^v_cache: expected"),
+    (dict(v_cache=torch.zeros(2, 4, 2, 16)), "^v_cache: expected"),
+    (dict(k_cache=torch.zeros(1, 8, 2, 16).expand(2, 8, 2, 16)), "^k_cache: expected .* distinct"),
+    (dict(rotary_cos=torch.rand(5, 8), rotary_sin=torch.rand(5, 8)), "^rotary_cos: expected positions from 0 to 4"),
+    (dict(rotary_cos=torch.rand(0, 8), rotary_sin=torch.rand(0, 8)), "^rotary_cos: expected"),
+    (dict(rotary_cos=torch.rand(9), rotary_sin=torch.rand(9)), "^rotary_cos: expected"),
+    (dict(rotary_sin=torch.rand(9, 4)), "^rotary_sin: expected"), (dict(rotary_sin=None), "^rotary_sin: expected"),
+    (dict(rotary_cos=[1.0]), "^rotary_cos: expected a torch.Tensor"),
+    (dict(cache_seqlens=3.5), "^cache_seqlens: expected an integer"),
+    (dict(cache_seqlens=[3, 5]), "^cache_seqlens: expected an integer"),
+    (dict(cache_seqlens=torch.zeros(2, dtype=torch.int32, device="meta")), "^cache_seqlens: expected"),
+    (dict(k_cache=torch.zeros(2, 0, 2, 16), v_cache=torch.zeros(2, 0, 2, 16), block_table=torch.tensor([[0], [1]])),
+     "^k_cache: expected pages of at least one row"),
+    (dict(k=torch.zeros(2, 1, 2, 16, device="meta")), "^k: expected"),
+    (dict(s_aux=torch.zeros(2, dtype=torch.int32)), "^s_aux: expected a floating dtype"),
+], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
+def test_refusals_of_new_rows_name_the_argument_and_write_nothing(change, words):
+    arguments = call_of_2(**change)
+    caches = [arguments[name] for name in ("k_cache", "v_cache")]
+    before = [cache.clone() for cache in caches]
+    with pytest.raises(RuntimeError, match=words):
+        flash_attn.flash_attn_with_kvcache(**arguments)
+    assert all(torch.equal(cache, old) for cache, old in zip(caches, before))
+
+
+@pytest.mark.parametrize("change,words", [
+    (dict(rotary_seqlens=torch.tensor([3])), r"^rotary_seqlens: expected shape \(2,\)"),
+    (dict(cu_seqlens_k_new=torch.tensor([1, 1, 2])), "^cu_seqlens_k_new: expected values that rise from 0"),
+    (dict(cu_seqlens_k_new=torch.zeros(3, 3, dtype=torch.int32)), r"^cu_seqlens_k_new: expected shape \(2 \+ 1,\)"),
+    (dict(cu_seqlens_q=torch.tensor([], dtype=torch.int32)), r"^cu_seqlens_q: expected shape \(batch \+ 1,\)"),
+    (dict(cu_seqlens_q=torch.tensor(2)), r"^cu_seqlens_q: expected shape \(batch \+ 1,\)")])
+def test_refusals_of_version_3_name_the_argument(change, words):
+    arguments = call_of_2(**change)
+    for name, offsets in (("q", "cu_seqlens_q"), ("k", "cu_seqlens_k_new"), ("v", "cu_seqlens_k_new")):
+        arguments[name] = arguments[name][:, 0] if offsets in change else arguments[name]
+    with pytest.raises(RuntimeError, match=words):
+        flash_attn_3.flash_attn_with_kvcache(**arguments)
+
+
+def test_integers_of_64_bits_do_not_wrap():
+    """A page or a slot of 2^32 is not page 0, and a length of 2^32 + 3 is not 3."""
+    call = call_of_2(k=None, v=None, rotary_cos=None, rotary_sin=None)
+    with pytest.raises(RuntimeError, match="^block_table: expected pages from 0 to 1"):
+        flash_attn.flash_attn_with_kvcache(**{**call, "block_table": torch.tensor([[2**32], [1]])})
+    with pytest.raises(RuntimeError, match="^cache_batch_idx: expected slots from 0 to 1"):
+        flash_attn.flash_attn_with_kvcache(**{**call, "cache_batch_idx": torch.tensor([2**32, 1])})
+    all_keys = flash_attn.flash_attn_with_kvcache(**{**call, "cache_seqlens": None})
+    for lengths in (torch.tensor([2**32 + 3] * 2), 2**40):
+        assert torch.equal(flash_attn.flash_attn_with_kvcache(**{**call, "cache_seqlens": lengths}), all_keys)
+
+
+@pytest.mark.parametrize("used", [[5, 3], [4, 7], [-1, 3], [4], [1, 2, 3], [2.0, 3.0]], ids=str)
+def test_rows_in_use_fit_their_sequences(used):
+    """A length past its sequence, and one length for all, are refused by the name of the argument."""
+    rows = torch.randn(10, 2, 16)
+    offsets, used = torch.tensor([0, 4, 10], dtype=torch.int32), torch.tensor(used)
+    used = used if used.is_floating_point() else used.to(torch.int32)
+    with pytest.raises(RuntimeError, match="^seqused_k: expected"):
+        flash_attn.flash_attn_varlen_func(rows, rows, rows, offsets, offsets, 6, 6, seqused_k=used)
+    for name in ("seqused_q", "seqused_k"):
+        with pytest.raises(RuntimeError, match=f"^{name}: expected"):
+            flash_attn_3.flash_attn_varlen_func(rows, rows, rows, offsets, offsets, 6, 6, **{name: used})
+
+
+def test_arguments_of_varlen_that_are_not_honoured_are_refused():
+    rows, cache = torch.randn(10, 2, 16), torch.randn(2, 8, 2, 16)
+    offsets, table = torch.tensor([0, 4, 10], dtype=torch.int32), torch.tensor([[0], [1]], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="^out: expected elements that are all distinct"):
+        flash_attn.flash_attn_varlen_func(rows, rows, rows, offsets, offsets, 6, 6,
+                                          out=torch.empty(1, 2, 16).expand(10, 2, 16))
+    for dropout in (NAN, -0.5, 0.5):
+        with pytest.raises(NotImplementedError, match="^dropout_p: expected 0"):
+            flash_attn.flash_attn_varlen_func(rows, cache, cache, offsets, offsets, 6, 6, dropout, block_table=table)
+
+
+def test_compiled():
+    """torch.compile breaks its graph around the call, which writes into the caches that it was given."""
+    arguments, other = call_of_2(), call_of_2()
+    other.update({name: value.clone() for name, value in arguments.items()})
+    call = lambda q, **rest: flash_attn.flash_attn_with_kvcache(q * 2, **rest) + 1  # noqa: E731
+    assert torch.equal(torch.compile(call, backend="eager")(**arguments), call(**other))
+    assert torch.equal(arguments["k_cache"], other["k_cache"]) and torch.equal(arguments["v_cache"], other["v_cache"])
