@@ -74,6 +74,7 @@ void some_outputs(const Matrix& m, const float* x, std::int64_t rows, float* y, 
 }
 
 void outputs(const Matrix& m, const float* x, std::int64_t rows, float* y, std::int64_t begin, std::int64_t end) {
+    if (rows == 0) return;  // x and y may be null
     if (m.dtype == tessera::DType::bf16) {
         some_outputs<std::uint16_t>(m, x, rows, y, begin, end);
     } else {
