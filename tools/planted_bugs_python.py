@@ -87,7 +87,7 @@ BUGS = [
     ("flash_backward_lse_of_base_2", P + "flash_attn.py",
      'lse = torch.where(softmax_lse == float("inf"), float("-inf"), softmax_lse)',
      'lse = 1.4426950408889634 * torch.where(softmax_lse == float("inf"), float("-inf"), softmax_lse)', FLASH),
-    ("flash_3_used_keys_by_one", P + "flash_attn.py",
+    ("flash_3_used_keys_by_one", P + "_offsets.py",
      "used_k = ends_k if seqused_k is None else begins_k + seqused_k",
      "used_k = ends_k if seqused_k is None else begins_k + seqused_k - 1", FLASH),
     ("flash_unpadded_starts_by_one", P + "bert_padding.py",
