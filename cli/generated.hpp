@@ -18,7 +18,7 @@ struct GeneratedInputs {
     std::vector<OwnedTensor> owned;
     /// Views in the shapes that a file gets. dO is present on request, other tensors if the Problem has them.
     BackwardArgs tensors;
-    /// Of a cache, which only a forward has: the keys of each sequence and its pages, which lie in reverse order.
+    /// The keys and the pages of each sequence of a cache, which only a forward has. Pages lie in reverse order.
     TensorView kv_lengths{};
     TensorView page_table{};
 

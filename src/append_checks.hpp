@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Where a row of k and v goes.
+/// The place in the cache that a row of k and v is written to.
 struct CachePlace {
     std::int64_t index = -1;    ///< page or slot of the cache; -1: the row is not written
     std::int64_t row = 0;       ///< row in it

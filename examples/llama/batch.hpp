@@ -9,12 +9,12 @@ namespace llama {
 /// The rows that one step of the model computes: some new tokens of each of several sequences, packed without
 /// padding. A sequence in its prompt brings many tokens, a decoding one brings one, and a step may mix them.
 struct Batch {
-    // Of each row.
+    // One entry for each row.
     std::vector<std::int32_t> tokens;
     std::vector<std::int32_t> positions;  ///< in the row's own sequence, from 0
     std::vector<std::int64_t> slots;      ///< page * page_size + row in the page: where its K and V go
 
-    // Of each sequence: what tessera::forward() takes.
+    // Entries for each sequence, as tessera::forward() takes them.
     std::vector<std::int32_t> first_rows{0};  ///< [sequences + 1]: cu_seqlens_q
     std::vector<std::int32_t> lengths;        ///< [sequences]: kv_lengths, the new tokens included
     std::vector<std::int32_t> page_table;     ///< [sequences, pages_each]; -1 behind the pages of a sequence

@@ -66,7 +66,7 @@ struct RandomRun {
         ASSERT_EQ(static_cast<std::int64_t>(slots.size()), batch.rows()) << "two rows go to the same slot";
     }
 
-    /// What the engine does, with tokens of its own.
+    /// Takes a step as the engine does, with tokens of its own.
     void finish_step(const std::vector<Chunk>& chunks, const Batch& batch) {
         std::size_t wanted = 0;
         for (const auto& [sequence, count] : chunks) {

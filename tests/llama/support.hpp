@@ -25,7 +25,7 @@ inline nlohmann::json read_json(const std::string& path) {
     return nlohmann::json::parse(file);
 }
 
-/// What came of a request.
+/// The outcome of a request.
 struct Text {
     std::vector<std::int32_t> tokens;  // new ones
     std::vector<float> logits;         // [new tokens, vocab_size]

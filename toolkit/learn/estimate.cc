@@ -87,7 +87,7 @@ std::string digits(double value) { return value < 1000 ? fmt::format("{:.3g}", v
 
 const char* mask_text(bool causal) { return causal ? "causal" : "no mask"; }
 
-/// What the model predicts and what a pencil finds, for all layers.
+/// The figures of the model and those of the pencil, for all layers.
 struct Estimate {
     const model::Machine& machine;
     double scores;       ///< that are not hidden

@@ -5,7 +5,9 @@
 #include <cuda_fp16.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "core/append_tensors.hpp"
 #include "core/batch.hpp"

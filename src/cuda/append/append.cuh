@@ -50,7 +50,7 @@ __device__ __forceinline__ HeadRow<T> head_row(const Rows& rows, std::int64_t ro
     return head_row<T>(rows, row / rows.len, row % rows.len, head);
 }
 
-/// Where a row of K and V goes: row `row` of a slot or page. Slot -1: nowhere.
+/// The place that a row of K and V is written to: row `row` of a slot or page. Slot -1: it is not written.
 struct Place {
     std::int64_t slot = -1;
     std::int64_t row = 0;

@@ -36,7 +36,7 @@ struct Numbers {
     bool fp32 = false;
 };
 
-/// Where each row goes, and how it is changed.
+/// Arguments of the kernel: the rows, their places in the cache, and how they are changed.
 struct Launch {
     Rows k, v, q, q_out;
     Rows k_cache, v_cache;   ///< `batch` is the stride of slots or pages, `len` the rows of one

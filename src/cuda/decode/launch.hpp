@@ -9,7 +9,7 @@
 
 namespace tessera::cuda::decode {
 
-/// Where the keys of sequences are in a cache. Strides in elements.
+/// The arguments that find the keys of sequences in a cache. Strides in elements.
 struct Cache {
     const std::int32_t* lengths = nullptr;  ///< null: no cache
     const std::int32_t* pages = nullptr;    ///< null: slots

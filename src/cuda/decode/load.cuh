@@ -18,7 +18,7 @@ struct RowInfo {
     std::int64_t partial;  ///< its place in the workspace; negative: it has none, since it sees no key of the split
 };
 
-/// What the warps of a CTA share, beside the buffers.
+/// The static shared memory of a CTA: barriers, the splits on their way, sums of the warps.
 template <class Shape>
 struct Shared {
     CopyRing<Shape::kConfig.stages> k;

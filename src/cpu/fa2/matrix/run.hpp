@@ -47,7 +47,7 @@ struct ForwardRun {
     simd::PanelSums partial(std::int64_t kv_head, std::int64_t panel, std::int64_t block) const {
         return {workspace.partials + work_split.partial(kv_head, panel, block) * sums_floats(g), g};
     }
-    /// Of panel `index` of a task among those of long sequences.
+    /// The partial sums of panel `index` of task `number`, which is one of a long sequence.
     simd::PanelSums partial_of_task(std::int64_t number, std::int64_t index, std::int64_t block) const {
         const std::int64_t panel = number * work_split.panels_per_task + index;
         return {workspace.partials + (panel * work_split.chunks + block) * sums_floats(g), g};

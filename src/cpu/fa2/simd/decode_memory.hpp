@@ -98,7 +98,7 @@ struct DecodeRun {
     simd::PanelSums partial(std::int64_t kv_head, std::int64_t panel, std::int64_t chunk) const {
         return sums_in(partials + work_split.partial(kv_head, panel, chunk) * layout.sums_floats(), layout, g);
     }
-    /// Of a task among those of long sequences.
+    /// The partial sums of task `number`, which is one of a long sequence.
     simd::PanelSums partial(std::int64_t number, std::int64_t chunk) const {
         return sums_in(partials + (number * work_split.chunks + chunk) * layout.sums_floats(), layout, g);
     }
