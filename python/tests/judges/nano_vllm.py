@@ -3,11 +3,11 @@
 
     PYTHONPATH=$(python -m tessera.compat) python python/tests/judges/nano_vllm.py FOLDER/nano-vllm
 
-The parts that need a GPU are replaced from outside: torch.cuda, Triton's compiler by its interpreter (which appends to
-the cache), nccl by gloo, torch.compile by nothing, and a CUDA graph by a call on the tensors that it was captured with, so that its
-rows of padding (length 0, slot -1, old rows of the table) are there. nano-vllm needs xxhash. The pages have 256 keys.
-Prompts share pages, so that prefills over the cache run too. Prints what was called, and how many prompts have the
-tokens of "sdpa"; exit status 1 unless all have."""
+The parts that need a GPU are replaced from outside: torch.cuda, Triton's compiler by its interpreter (which appends
+to the cache), nccl by gloo, torch.compile by nothing, and a CUDA graph by a call on the tensors that it was captured
+with, so that its rows of padding (length 0, slot -1, old rows of the table) are there. nano-vllm needs xxhash. The
+pages have 256 keys. Prompts share pages, so that prefills over the cache run too. Prints what was called, and how
+many prompts have the tokens of "sdpa"; exit status 1 unless all have."""
 import collections
 import contextlib
 import functools
