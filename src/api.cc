@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "check_call.hpp"
 #include "core/arena.hpp"
 #include "core/arguments.hpp"
 #include "core/batch.hpp"
@@ -110,17 +111,30 @@ void clear_rows_of_no_sequence(const Problem& p, const BackwardArgs& args) {
     clear_rows(args.dv, cu_seqlen(args.cu_seqlens_kv, p.batch));
 }
 
-}  // namespace
-
-void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
-    const DefaultFloatMode mode;
-    const ForwardCall call = checked_call(plan, args, workspace, how, Pass::forward);
+/// What the kernel of a plan says about the tensors.
+void check_kernel(const Plan& plan, const ForwardArgs& args) {
     const Kernel& kernel = kernel_of(*plan.kernel);
     if (args.o_residual.given() && !knows_o_residual(kernel, plan.problem)) {
         throw Error(ErrorCode::unsupported, "o_residual", fmt::format("{} does not write it", kernel.info.name));
     }
     check_refusal(kernel, plan, args, kernel.refuse_tensors);
-    kernel.forward(call);
+}
+
+}  // namespace
+
+void check_forward(const Plan& plan, const ForwardArgs& args) {
+    const DefaultFloatMode mode;
+    check_plan(plan, Pass::forward);
+    plan.problem.validate();
+    check_tensors(plan.problem, args, plan.device);
+    check_kernel(plan, args);
+}
+
+void forward(const Plan& plan, const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
+    const DefaultFloatMode mode;
+    const ForwardCall call = checked_call(plan, args, workspace, how, Pass::forward);
+    check_kernel(plan, args);
+    kernel_of(*plan.kernel).forward(call);
 }
 
 void backward(const Plan& plan, const BackwardArgs& args, std::span<std::byte> workspace, const Execution& how) {

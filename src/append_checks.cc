@@ -51,6 +51,17 @@ Rows rows_of(const char* name, const TensorView& t) {
     return {t.rank == 4 ? t.shape[0] * t.shape[1] : t.shape[0], of_heads[0], of_heads[1]};
 }
 
+/// One row of a cache: [heads, dim].
+TensorView row_of_cache(const TensorView& cache, const CachePlace& place) {
+    TensorView row = cache;
+    row.data = static_cast<std::byte*>(cache.data) +
+               (place.index * cache.strides[0] + place.row * cache.strides[1]) * size_of(cache.dtype);
+    row.rank = 2;
+    row.shape = {cache.shape[2], cache.shape[3]};
+    row.strides = {cache.strides[2], cache.strides[3]};
+    return row;
+}
+
 class Checks {
  public:
     explicit Checks(const AppendArgs& args) : a_(args) {}
@@ -206,7 +217,12 @@ class Checks {
                 if (may_overlap(a_.*out.view, a_.*in.view)) invalid(out.name, fmt::format("overlaps {}", in.name));
             }
         }
+        if (has_rows(a_.k_cache) && has_rows(a_.v_cache) &&
+            may_overlap(row_of_cache(a_.k_cache, {0, 0}), row_of_cache(a_.v_cache, {0, 0})))
+            invalid("v_cache", "expected rows beside those of k_cache, got rows that share memory with them");
     }
+
+    static bool has_rows(const TensorView& cache) { return cache.shape[0] > 0 && cache.shape[1] > 0; }
 
     const AppendArgs& a_;
     Rows k_{};
@@ -250,6 +266,43 @@ void expect_position(const AppendArgs& a, const char* name, std::int64_t row, st
                               a.rotary_cos.shape[0] - 1, position, row));
 }
 
+/// A row of K and a row of V of one call may not be in the same memory: a cache whose K and V are overlapping pages of
+/// one storage has places for both only if they differ.
+void expect_distinct_rows(const AppendArgs& a, const std::vector<CachePlace>& places) {
+    if (!may_overlap(a.k_cache, a.v_cache)) return;
+    struct Row {
+        std::int64_t lowest, highest;
+        bool of_v;
+        TensorView view;
+        std::size_t row;
+    };
+    std::vector<Row> rows;
+    for (std::size_t r = 0; r < places.size(); ++r) {
+        if (!places[r].exists()) continue;
+        for (const TensorView* cache : {&a.k_cache, &a.v_cache}) {
+            const TensorView view = row_of_cache(*cache, places[r]);
+            const auto begin = reinterpret_cast<std::intptr_t>(view.data);
+            std::int64_t lowest = begin, highest = begin;
+            for (std::size_t d = 0; d < 2; ++d) {
+                const std::int64_t reach = (view.shape[d] - 1) * view.strides[d] * size_of(view.dtype);
+                (reach < 0 ? lowest : highest) += reach;
+            }
+            rows.push_back({lowest, highest, cache == &a.v_cache, view, r});
+        }
+    }
+    std::sort(rows.begin(), rows.end(), [](const Row& x, const Row& y) { return x.lowest < y.lowest; });
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        for (std::size_t j = i + 1; j < rows.size() && rows[j].lowest <= rows[i].highest; ++j) {
+            if (rows[i].of_v == rows[j].of_v || !may_overlap(rows[i].view, rows[j].view)) continue;
+            const Row& of_k = rows[i].of_v ? rows[j] : rows[i];
+            const Row& of_v = rows[i].of_v ? rows[i] : rows[j];
+            invalid("v_cache", fmt::format("expected a place of its own for each row, got row {} of v in the memory of "
+                                           "row {} of k",
+                                           of_v.row, of_k.row));
+        }
+    }
+}
+
 }  // namespace
 
 void check_append(const AppendArgs& args, const AppendOptions& options) { Checks(args).run(options); }
@@ -276,6 +329,7 @@ AppendPlaces checked_places(const AppendArgs& args, const AppendOptions& options
             expect_position(args, args.positions.given() ? "positions" : "kv_lengths", row, place(row).position);
         }
     }
+    expect_distinct_rows(args, places.of_keys);
     if (!args.q.given()) return places;
     places.of_queries.resize(static_cast<std::size_t>(rows_of("q", args.q).count));
     for (std::size_t r = 0; r < places.of_queries.size() && args.rotary_cos.given(); ++r) {

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "c_api.hpp"
+#include "check_call.hpp"
 #include "core/append_tensors.hpp"
 #include "core/arguments.hpp"
 #include "core/problem_fields.hpp"
@@ -322,6 +323,14 @@ tessera_status tessera_plan_describe(const tessera_problem* problem, const tesse
             buffer[length] = '\0';
         }
         if (needed != nullptr) *needed = text.size() + 1;
+    });
+}
+
+tessera_status tessera_check_forward(const tessera_problem* problem, const tessera_options* options,
+                                     const tessera_forward_args* args) {
+    return guarded([&] {
+        const tessera_options how = options_of(options);
+        check_forward(plan_of(problem, how, Pass::forward, device_of(how, args)), args_of(args));
     });
 }
 

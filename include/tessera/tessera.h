@@ -357,6 +357,11 @@ tessera_status tessera_predict_on(const tessera_problem* problem, const tessera_
  * `options` says on how many threads of whose; `stream` is the cudaStream_t of tensors on a CUDA device. */
 tessera_status tessera_append(const tessera_append_args* args, const tessera_options* options, void* stream);
 
+/* Checks what tessera_forward() checks, the workspace aside, and runs nothing: for callers that write to a tensor
+ * before the call, such as a cache of keys. Same errors. */
+tessera_status tessera_check_forward(const tessera_problem* problem, const tessera_options* options,
+                                     const tessera_forward_args* args);
+
 /* Computes O = attention(Q, K, V), and LSE. `workspace` may be null when workspace_bytes is 0 and nothing is needed;
  * what the call needs of it (tessera_workspace_bytes) may not overlap a tensor. With TESSERA_BACKEND_CUDA all tensors
  * and the workspace must be on the CUDA device of q, and the work is queued on `stream` (a cudaStream_t; null: the

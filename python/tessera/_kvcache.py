@@ -2,8 +2,8 @@
 """Attention over a cache of keys and values, which the calls of flash-attn's two versions share.
 
 Cache.attend() runs the library on the tensors where they lie, and with_kvcache() also writes new rows into the cache in
-place before, with rotary, without gradients. On CUDA nothing is read on the host, so the calls can be
-captured in a graph.
+place before, with rotary. There are no gradients: a tensor that requires one is refused, but under torch.no_grad(). On
+CUDA nothing is read on the host, so the calls can be captured in a graph.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from . import _native
-from ._append import append_kv
+from ._append import append_kv, without_gradient
 from ._arrays import borrow
 from ._problem import integer
 from ._results import Workspace
@@ -69,7 +69,8 @@ class Cache:
                 _expect_on(name, given, k.device)
         if table is not None and not k.shape[1]:
             raise ValueError(f"{names[0]}: expected pages of at least one row, got {list(k.shape)}")
-        self.k, self.v, self.batch, self._names = k.detach(), v.detach(), batch, names
+        self.k, self.v = without_gradient(names[0], k), without_gradient(names[1], v)
+        self.batch, self._names = batch, names
         self.slots = None if slots is None else self._of_sequences("cache_batch_idx", slots)
         if self.table is not None and self.slots is not None and self.table.dim() == 2:
             self.table, self.slots = self._rows_of_table(), None
@@ -104,15 +105,19 @@ class Cache:
         return self.table[self.slots.long()]
 
     @torch.compiler.disable
-    def attend(self, q, cu_seqlens_q=None, *, max_seqlen_q=None, scale=None, causal=False, window=(-1, -1), softcap=0.0,
-               tensors=()):
-        """(out, softmax_lse) of q (batch, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) with cu_seqlens_q.
+    def attend(self, q, cu_seqlens_q=None, **scores):
+        """(out, softmax_lse) of q: the run of call()."""
+        return self.call(q, cu_seqlens_q, **scores).run()
+
+    def call(self, q, cu_seqlens_q=None, *, max_seqlen_q=None, scale=None, causal=False, window=(-1, -1), softcap=0.0,
+             tensors=()):
+        """The _Call of q (batch, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) with cu_seqlens_q.
 
         max_seqlen_q: the most queries of a sequence, which CUDA takes as the bound, or None: as many as q has rows.
         tensors: (name, option of the problem, tensor or None) of further arguments of the library.
         Rows behind the last offset get output 0 and LSE -inf."""
-        q = q.detach()
-        problem, args = _native.new_problem(), _native.sized(_native.ForwardArgs)
+        q, names = without_gradient("q", q), _names_of(self._names)
+        problem = _native.new_problem()
         arrays = {"q": q, "k": self.k, "v": self.v, "kv_lengths": self.lengths, "page_table": self.table,
                   "cache_batch_index": self.slots, "left_padding": self.left_padding}
         if cu_seqlens_q is not None:
@@ -120,7 +125,7 @@ class Cache:
         for name, option, tensor in tensors:
             if tensor is not None:
                 expect_tensor(name, tensor)
-                arrays[name] = tensor.detach()
+                arrays[name] = without_gradient(names.get(name, name), tensor)
                 setattr(problem, option, 1)
         self._set_sizes(problem, q, cu_seqlens_q, max_seqlen_q)
         problem.causal = 1 if causal else 0
@@ -133,14 +138,7 @@ class Cache:
         lse_shape = (q.shape[1], q.shape[0]) if ragged else (q.shape[0], q.shape[2], q.shape[1])
         lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         lse = torch.full(lse_shape, float("-inf"), dtype=lse_dtype, device=q.device)
-        arrays.update(o=out, lse=lse)
-        names = _names_of(self._names)
-        borrowed = {name: borrow(names.get(name, name), tensor) for name, tensor in arrays.items() if tensor is not None}
-        for name, array in borrowed.items():
-            setattr(args, name, array.tensor())
-        stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else None
-        _run(problem, args, borrowed["q"], names, stream)
-        return out, lse
+        return _Call(problem, dict(arrays, o=out, lse=lse), names)
 
     def _set_sizes(self, problem, q, cu_seqlens_q, max_seqlen_q):
         if q.dim() != (4 if cu_seqlens_q is None else 3):
@@ -174,13 +172,38 @@ def _names_of(names):
             "left_padding": "cache_leftpad", "scale": "softmax_scale", "sinks": "s_aux"}
 
 
-def _run(problem, args, q, names, stream):
-    library, options = _native.library(), _native.sized(_native.Options)
-    options.backend = _native.BACKENDS["cuda"] if q.device[0] == _native.CUDA else 0
-    planned, size = (ctypes.byref(problem), ctypes.byref(options)), ctypes.c_size_t()
-    _native.check(library.tessera_workspace_bytes(*planned, _native.FORWARD, ctypes.byref(size)), names)
-    workspace = Workspace(size.value, q, stream)
-    _native.check(library.tessera_forward(*planned, ctypes.byref(args), workspace.address, size.value, stream), names)
+class _Call:
+    """A forward of the library. tensors: its arguments by name, of which absent ones are None."""
+
+    def __init__(self, problem, tensors, names):
+        self._problem, self._tensors, self._names = problem, tensors, names
+        self._args, self._options = _native.sized(_native.ForwardArgs), _native.sized(_native.Options)
+        self._borrowed = {}
+        self._set(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
+        if tensors["q"].is_cuda:
+            self._options.backend = _native.BACKENDS["cuda"]
+        self._planned = ctypes.byref(problem), ctypes.byref(self._options)
+
+    def _set(self, **tensors):
+        for name, tensor in tensors.items():
+            self._borrowed[name] = borrow(self._names.get(name, name), tensor)
+            setattr(self._args, name, self._borrowed[name].tensor())
+
+    def check(self):
+        """Raises what run() would, before the caller writes to a tensor."""
+        status = _native.library().tessera_check_forward(*self._planned, ctypes.byref(self._args))
+        _native.check(status, self._names)
+
+    def run(self, **changed):
+        """(out, softmax_lse). changed: tensors of the shape of others, by name."""
+        self._set(**changed)
+        library, q, size = _native.library(), self._borrowed["q"], ctypes.c_size_t()
+        stream = torch.cuda.current_stream(q.source.device).cuda_stream if q.source.is_cuda else None
+        _native.check(library.tessera_workspace_bytes(*self._planned, _native.FORWARD, ctypes.byref(size)), self._names)
+        workspace = Workspace(size.value, q, stream)
+        _native.check(library.tessera_forward(*self._planned, ctypes.byref(self._args), workspace.address, size.value,
+                                              stream), self._names)
+        return self._tensors["o"], self._tensors["lse"]
 
 
 def _sequences(x, cu_seqlens, batch):
@@ -225,11 +248,11 @@ def _append(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_s
             cu_seqlens_q = offsets("cu_seqlens_q", cu_seqlens_q, cache.batch)
         of_q, index_q = _sequences(q, cu_seqlens_q, cache.batch)
         # A sequence of padding has a negative length: its rows are not written, and its queries see no key.
-        turn = dict(rotary_cos=rotary_cos.detach(), rotary_sin=rotary_sin.detach(),
+        turn = dict(rotary_cos=rotary_cos, rotary_sin=rotary_sin,
                     rotary_interleaved=rotary_interleaved, positions=(first[sequence] + index).clamp(min=0),
-                    q=q.detach(), q_positions=(first[of_q] + (index_q if moves else 0)).clamp(min=0))
+                    q=q, q_positions=(first[of_q] + (index_q if moves else 0)).clamp(min=0))
     try:
-        turned = append_kv(k.detach(), v.detach(), cache.k, cache.v, **places, **turn)
+        turned = append_kv(k, v, cache.k, cache.v, **places, **turn)
     except ValueError as error:
         name, colon, text = str(error).partition(":")
         names = {**_names_of(cache._names), "k": "k", "v": "v", "cu_seqlens_k": "cu_seqlens_k_new",
@@ -255,7 +278,9 @@ def with_kvcache(q, cache, k=None, v=None, rotary_cos=None, rotary_sin=None, rot
                 raise ValueError(f"{name}: expected None without {'rotary_cos' if k is not None else 'new k and v'}")
     if k is None:
         return cache.attend(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **scores)
+    call = cache.call(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **scores)
+    call.check()  # before a row is written
     moves = scores.get("causal") or max(scores.get("window", (-1, -1))) >= 0
     q = _append(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, cu_seqlens_q,
                 cu_seqlens_k_new, moves)
-    return cache.attend(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **scores)
+    return call.run(q=without_gradient("q", q), kv_lengths=cache.lengths)

@@ -108,6 +108,7 @@ def library() -> ctypes.CDLL:
     run = [ctypes.c_void_p, size, ctypes.c_void_p]
     lib.tessera_forward.argtypes = [problem, pointer(Options), forward] + run
     lib.tessera_backward.argtypes = [problem, pointer(Options), backward] + run
+    lib.tessera_check_forward.argtypes = [problem, pointer(Options), forward]
     lib.tessera_append.argtypes = [append, pointer(Options), ctypes.c_void_p]
     return lib
 

@@ -90,3 +90,54 @@ def test_torch_views_of_one_storage(rng):
     k, v = (torch.randn(2, 2, 8, dtype=torch.bfloat16) for _ in range(2))
     tessera.append_kv(k, v, cache[..., :8], cache[..., 8:], slot_mapping=torch.tensor([9, -1]))
     assert torch.equal(cache[2, 1], torch.cat((k[0], v[0]), -1)) and cache.count_nonzero() <= 32
+
+
+def test_parameters_as_weights(rng):
+    """Weights of a norm are parameters of a model: taken where no gradient is recorded, and refused where one would be
+    lost."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    k, v, k_cache, v_cache = map(torch.from_numpy, rows_and_cache(rng, 3, (1, 4)))
+    weights, slots, other = torch.rand(8), torch.arange(3), k_cache.clone()
+    tessera.append_kv(k, v, other, v_cache.clone(), slot_mapping=slots, k_norm=weights)
+    call = dict(slot_mapping=slots, k_norm=torch.nn.Parameter(weights))
+    with pytest.raises(ValueError, match="^k_norm: expected a tensor without requires_grad"):
+        tessera.append_kv(k, v, k_cache, v_cache, **call)
+    assert (k_cache == -1).all()
+    with torch.no_grad():
+        tessera.append_kv(k, v, k_cache, v_cache, **call)
+    assert torch.equal(k_cache, other) and not torch.equal(k_cache[0, :3], k)
+
+
+def test_overlapping_caches(rng):
+    """Pages of one storage of which V's are K's of the next number: right where rows have places of their own."""
+    k, v, storage, _ = rows_and_cache(rng, 2, (6, 4))
+    k_cache, v_cache = storage[:-1], storage[1:]
+    tessera.append_kv(k, v, k_cache, v_cache, slot_mapping=numpy.array([1, 11]))  # pages 0 and 2 of K, 1 and 3 of V
+    assert (storage[[0, 2], [1, 3]] == k).all() and (storage[[1, 3], [1, 3]] == v).all()
+    before = storage.copy()
+    with pytest.raises(ValueError, match="^v_cache: expected a place of its own for each row, got row 0 of v in the "
+                                         "memory of row 1 of k"):
+        tessera.append_kv(k, v, k_cache, v_cache, slot_mapping=numpy.array([1, 5]))
+    with pytest.raises(ValueError, match="^v_cache: expected rows beside those of k_cache"):
+        tessera.append_kv(k, v, storage, storage, slot_mapping=numpy.array([1, 11]))
+    assert (storage == before).all()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_under_torch_compile(rng, in_place):
+    """One graph: the operator says what it writes, and K and V may be views of one storage."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    k, v, q = (torch.from_numpy(rng.standard_normal((3, heads, 8), dtype=numpy.float32)) for heads in (2, 2, 4))
+    angles = torch.arange(9)[:, None] * torch.rand(4)
+    call = dict(slot_mapping=torch.tensor([5, -1, 2]), rotary_cos=angles.cos(), rotary_sin=angles.sin(),
+                positions=torch.tensor([8, 0, 3]), k_norm=torch.rand(8))
+
+    def run(cache, q):
+        turned = tessera.append_kv(k * 2, v, cache[..., :8], cache[..., 8:], q=q, out_q=q if in_place else None, **call)
+        return turned + cache.sum()
+
+    caches, queries = [torch.zeros(2, 4, 2, 16) for _ in range(2)], [q.clone() for _ in range(2)]
+    want = run(caches[0], queries[0])
+    got = torch.compile(run, fullgraph=True, backend="aot_eager")(caches[1], queries[1])
+    assert torch.equal(*caches) and torch.equal(*queries) and torch.equal(got, want)
+    assert caches[0].any() and torch.equal(queries[0], q) != in_place

@@ -293,7 +293,7 @@ def test_signatures(function, names):
     (dict(page_table=torch.tensor([[0], [9]])), RuntimeError, "^page_table: expected pages from 0 to 1"),
 ], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")
 def test_refusals_name_the_argument(keywords, error, words):
-    q, k, v = reference.inputs(batch=2, len_q=1, len_kv=8, heads_q=4, heads_kv=4, head_dim=32)
+    q, k, v = (t.detach() for t in reference.inputs(batch=2, len_q=1, len_kv=8, heads_q=4, heads_kv=4, head_dim=32))
     with pytest.raises(error, match=words):
         flash_attn_3.flash_attn_with_kvcache(q, k, v, **keywords)
 

@@ -11,6 +11,9 @@ typedef tessera_status (*Call)(void);
 static tessera_status call_forward(void) {
     return tessera_forward(&f.problem, &f.options, &f.forward, f.workspace, f.workspace_bytes, NULL);
 }
+static tessera_status check_forward(void) {
+    return tessera_check_forward(&f.problem, &f.options, &f.forward);
+}
 static tessera_status call_backward(void) {
     return tessera_backward(&f.problem, &f.options, &f.backward, f.workspace, f.workspace_bytes, NULL);
 }
@@ -38,6 +41,8 @@ static void expect(const char* what, int line, Call call, tessera_status status,
     do {                                                                             \
         wrong;                                                                       \
         expect(#wrong, __LINE__, call_forward, TESSERA_INVALID_ARGUMENT, argument);  \
+        wrong;                                                                       \
+        expect(#wrong, __LINE__, check_forward, TESSERA_INVALID_ARGUMENT, argument); \
         wrong;                                                                       \
         expect(#wrong, __LINE__, call_backward, TESSERA_INVALID_ARGUMENT, argument); \
     } while (0)

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The checks of forward() alone, for the C ABI's tessera_check_forward().
+#pragma once
+
+#include "tessera/attention.hpp"
+
+namespace tessera {
+
+/// Throws what forward() would, the workspace aside, and runs nothing.
+void check_forward(const Plan& plan, const ForwardArgs& args);
+
+}  // namespace tessera
