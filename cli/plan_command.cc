@@ -41,7 +41,8 @@ class Predictor {
         const bool gpu = machine_->kind == model::MachineKind::gpu;
         if (kernel.backend != (gpu ? Backend::cuda : Backend::cpu)) return std::nullopt;
         model::PredictOptions options{.by = "tessera", .tile = tile, .sequences = sequences_};
-        if (!gpu) options.threads = plan_.threads;
+        if (gpu) options.kernel = kernel.name;
+        else options.threads = plan_.threads;
         if (model::refusal(plan_.problem, kernel.schedule, kernel.pass, *machine_, options)) return std::nullopt;
         return model::predict(plan_.problem, kernel.schedule, kernel.pass, *machine_, options);
     }

@@ -107,6 +107,7 @@ Prediction fastest(const Problem& problem, const tessera_options& options, Pass 
     PredictOptions how{.by = "tessera", .threads = options.threads};
     if (options.block_q != 0 || options.block_kv != 0) how.tile = Tile{options.block_q, options.block_kv};
     const std::optional<Schedule> of_kernel = schedule_of_kernel(options, pass, machine);
+    if (of_kernel && machine.kind == MachineKind::gpu) how.kernel = options.kernel;
     std::optional<Prediction> best;
     std::string reasons;
     for (const Schedule schedule : kSchedules) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cuda/host/kernel_table.hpp"
+#include "model/gpu.hpp"
 #include "model/live_keys.hpp"
 #include "registry.hpp"
 
@@ -58,6 +59,7 @@ std::optional<std::string> does_not_fit(const Question& q, const Candidate& cand
 void predict_candidate(const Question& q, Candidate& candidate) {
     model::PredictOptions how = q.how;
     how.tile = candidate.tile;
+    if (q.machine.kind == model::MachineKind::gpu) how.kernel = candidate.kernel;
     if (model::refusal(q.problem, candidate.schedule, q.options.pass, q.machine, how)) return;
     candidate.predicted = model::predict(q.problem, candidate.schedule, q.options.pass, q.machine, how);
 }
@@ -73,7 +75,9 @@ std::vector<Candidate> on_gpu(const Question& q) {
             candidate.capable = true;
             candidate.tile = entry.tile_of(q.problem);
             predict_candidate(q, candidate);
-            if (schedule::countable(q.problem)) candidate.workspace_bytes = footprint_of(q, candidate).workspace;
+            if (candidate.kernel == model::kDecodeKernel)
+                candidate.workspace_bytes = model::decode_workspace(q.problem);
+            else if (schedule::countable(q.problem)) candidate.workspace_bytes = footprint_of(q, candidate).workspace;
         }
         list.push_back(std::move(candidate));
     }

@@ -102,6 +102,19 @@ def our_tensors(row, q, k, v, lengths):
     return shape, tensors
 
 
+def as_problem(row, name, lengths):
+    """The fields of a Record that `tessera roofline --accuracy` reads. Peers have no cache."""
+    dim, page, queries = row[2], row[5], row[6]
+    own = name.startswith("cuda.")
+    fields = {"schedule": "fa3" if name in ("fa3", "cudnn", "cuda.fa3.forward") else "fa2", "len_kv": max(lengths),
+              "head_dim_v": dim, "mask": "causal bottom-right" if queries > 1 else "none", "deterministic": True}
+    if page and own:
+        fields["features"] = "cache" if page < 0 else f"cache in pages of {page}"
+        fields["len_kv"] = -(-max(lengths) // max(page, 1)) * max(page, 1)
+        fields["lens_q"], fields["lens_kv"] = [queries] * len(lengths), lengths
+    return fields
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("library")
@@ -178,9 +191,9 @@ def main():
             if options.out:
                 own = name.startswith("cuda.")
                 record = {"what": "measured", "by": "tessera" if own else name, "kernel": name if own else "", "pass": "forward",
-                          "dtype": options.dtype, "batch": batch, "len_q": queries, "len_kv": max(lengths), "lengths": str(length),
-                          "cache": cache, "heads_q": heads_q, "heads_kv": heads_kv, "head_dim": dim, "ms": us * 1e-3,
-                          "gb_per_s": size / us * 1e-3, "probe_gb_per_s": speed,
+                          "dtype": options.dtype, "batch": batch, "len_q": queries, "lengths": str(length), "cache": cache,
+                          "heads_q": heads_q, "heads_kv": heads_kv, "head_dim": dim, "ms": us * 1e-3,
+                          **as_problem(row, name, lengths), "set": "short" if row in SHORT else "rest", "gb_per_s": size / us * 1e-3, "probe_gb_per_s": speed,
                           "device": torch.cuda.get_device_name(), "clock_mhz": int(torch_cuda.query("clocks.sm") or 0),
                           "versions": {"tessera": ours[0][2].version(), "torch": torch.__version__,
                                        "driver": torch_cuda.query("driver_version")},

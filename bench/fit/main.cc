@@ -59,6 +59,8 @@ constexpr Named<Constants> kConstants[] = {
     {"lone_exposed", &Constants::lone_exposed},
     {"stream_exposed", &Constants::stream_exposed},
     {"split_us", &Constants::split_us},
+    {"gemm_stretch", &Constants::gemm_stretch},
+    {"page_us", &Constants::page_us},
     {"call_us", &Constants::call_us},
     {"dropout_exposed", &Constants::dropout_exposed},
     {"empty_cycles", &Constants::empty_cycles},
@@ -92,7 +94,15 @@ struct Asked {
 model::PredictOptions options_of(const Row& row) {
     return {.by = row.measured.prediction.by,
             .threads = row.measured.record.threads,
-            .sequences = measure::sequences_of(row.measured.record)};
+            .sequences = measure::sequences_of(row.measured.record),
+            .kernel = row.measured.kernel};
+}
+
+model::Question question(const Row& row) {
+    const model::Prediction& p = row.measured.prediction;
+    model::PredictOptions options = options_of(row);
+    options.threads = 0;
+    return model::question_of(row.problem, p.schedule, p.pass, row.machine, options);
 }
 
 void fit_gpu(const Asked& asked) {
@@ -106,16 +116,13 @@ void fit_gpu(const Asked& asked) {
         for (const Row& row : asked.rows) {
             const model::Prediction& p = row.measured.prediction;
             const bool kind = p.by == family.by && p.schedule == family.schedule && p.pass == family.pass;
-            if (kind && &model::family_for(family, model::as_packed(row.problem, family), row.machine) == &family)
-                rows.push_back(&row);
+            if (kind && &model::family_of(question(row)) == &family) rows.push_back(&row);
         }
         const LogError<Constants> log_error = [&](const Row& row, const Constants& constants) {
             Family moved = family;
             moved.constants = constants;
-            model::PredictOptions options = options_of(row);
-            options.threads = 0;
             model::Prediction prediction;
-            model::predict_family({row.problem, family.schedule, family.pass, row.machine, options}, moved, prediction);
+            model::predict_family(question(row), moved, prediction);
             return std::log(prediction.ms / row.measured.record.ms);
         };
         std::vector<Named<Constants>> names;

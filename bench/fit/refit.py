@@ -71,9 +71,9 @@ def build(folder, *targets):
     subprocess.run(["ninja", "-C", folder, "-j2", *targets], check=True, stdout=subprocess.DEVNULL)
 
 
-def fits(folder, family, free):
+def fits(folder, family, free, records=None):
     """fit_model's answer for a family: ({constant: (fitted, now)}, {what: {"now" or "refit": text}})."""
-    out = subprocess.run([f"{folder}/bench/fit/fit_model", "--only", family, *(["--free", free] if free else []), *records_of()], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run([f"{folder}/bench/fit/fit_model", "--only", family, *(["--free", free] if free else []), *(records or records_of())], capture_output=True, text=True, check=True).stdout
     print(out.rstrip())
     constants = {n: (float(a), float(b)) for n, a, b in re.findall(r"\.(\w+) = (\S+)  \(now (\S+)\)", out)}
     medians = [float(m) for m in re.findall(r"median +([\d.]+) %", out)]
@@ -84,6 +84,8 @@ def rows_of(text):
     """(match of tessera's row, schedule, pass, over_dim) for each row of the table of families."""
     for row in re.finditer(r'    \{"tessera",\n.*?\n(?=    \{"|\};)', text, re.S):
         schedule, direction = re.search(r"Schedule::(\w+)", row[0])[1], re.search(r"Pass::(\w+)", row[0])[1]
+        if re.search(r"\d+,\s*true\},?\s*$", row[0]):
+            direction += " few"  # Family::few_queries
         tail = re.search(r"(?:true|false),\s*(\d+)\},?\s*$", row[0])
         yield row, schedule, direction, int(tail[1]) if tail else 0
 

@@ -28,6 +28,9 @@ struct PredictOptions {
     std::vector<std::pair<std::int64_t, std::int64_t>>
         sequences{};  ///< (queries, keys) of each sequence of a ragged batch or a cache; empty: of the upper bounds
     bool worksheet = false;  ///< fill Prediction::worksheet
+    /// A GPU's kernel of tessera, such as "cuda.decode.forward"; "": of the schedule's kernels, the one that plan()
+    /// prefers for the Problem and the tile.
+    std::string kernel{};
 };
 
 /// A roof: the time that one unit would need for the whole problem at the rated clock if nothing else took time.

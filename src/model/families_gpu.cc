@@ -16,6 +16,7 @@ constexpr const char* kTheirs = "bench/results/h200/now/backward.jsonl, peers.js
 constexpr const char* kDrawn = "bench/results/h200/drawn*.jsonl";
 constexpr const char* kTheirGradients = "bench/results/h200/peers.jsonl and now/drawn*.jsonl";
 constexpr const char* kStreams = "bench/results/h200/now/drawn_241124.jsonl and drawn*.jsonl";
+constexpr const char* kDecoded = "bench/results/h200/now/decode_fitted.jsonl";
 constexpr const char* kPeers = "bench/results/h200/peers.jsonl";
 
 constexpr Family kFamilies[] = {
@@ -80,6 +81,22 @@ constexpr Family kFamilies[] = {
       .stream_exposed = 0.2},
      false,
      128},
+    {"tessera",
+     Schedule::fa2,
+     Pass::forward,
+     kDecoded,
+     true,
+     Order::grid_order,
+     {.call_us = 1.34,
+      .end_cycles = 2280,
+      .stream_exposed = 0.0717,
+      .split_us = 0.00771,
+      .gemm_stretch = 4.32,
+      .page_us = 1.02,
+      .launches = 2},
+     false,
+     0,
+     true},
     {"flash-attention",
      Schedule::fa2,
      Pass::forward,

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cuda/decode/host/dispatch.hpp"
 #include "cuda/fa1/host/dispatch.hpp"
 #include "cuda/fa2/host/dispatch.hpp"
 #include "cuda/fa3/host/backward_dispatch.hpp"
@@ -79,6 +80,7 @@ constexpr OurSizes kOurSizes[] = {
 };
 
 std::vector<std::int64_t> our_sizes(const Family& family) {
+    if (is_decode(family)) return sizes_of<cuda::decode::Shapes>();
     for (const OurSizes& of : kOurSizes) {
         if (of.schedule == family.schedule && of.pass == family.pass) return of.sizes();
     }
@@ -105,6 +107,25 @@ bool holds_two_of_256(const Machine& machine) { return machine.shared_kib > 192;
 
 bool is_ours(const Family& family) { return std::string_view(family.by) == "tessera"; }
 
+bool is_decode(const Family& family) { return is_ours(family) && family.few_queries; }
+
+const cuda::KernelEntry& entry_of(const Family& family) {
+    return is_decode(family) ? cuda::kernel_entry(kDecodeKernel) : cuda::kernel_entry(family.schedule, family.pass);
+}
+
+const cuda::KernelEntry& our_kernel(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
+                                    const PredictOptions& options) {
+    if (!options.kernel.empty()) return cuda::kernel_entry(options.kernel);
+    const bool needs_serving = problem.kv_lengths || problem.sinks;
+    const cuda::KernelEntry* told = nullptr;
+    for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
+        if (entry.schedule != schedule || entry.pass != pass) continue;
+        if (!cuda::refusal(entry, problem, options.tile, limits_of(machine))) return entry;
+        if (entry.serves && needs_serving) told = &entry;
+    }
+    return told != nullptr ? *told : cuda::kernel_entry(schedule, pass);
+}
+
 const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {
     const auto rank = [](const Family* family) {
         if (family == nullptr) return 0;
@@ -120,9 +141,10 @@ const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {
     return found;
 }
 
-const Family& family_for(const Family& family, const Problem& problem, const Machine& machine) {
+const Family& family_for(const Family& family, const Problem& problem, const Machine& machine,
+                         std::string_view kernel) {
     const auto dim = std::max(problem.head_dim, problem.head_dim_v);
-    const bool few = splits_keys(family, problem, machine);
+    const bool few = is_ours(family) ? kernel == kDecodeKernel : splits_keys(family, problem, machine);
     const Family* found = nullptr;
     for (const Family& f : gpu_families()) {
         const bool kind = f.schedule == family.schedule && f.pass == family.pass && std::string_view(f.by) == family.by;
@@ -135,8 +157,6 @@ const Family& family_for(const Family& family, const Problem& problem, const Mac
 std::optional<std::string> refusal_of(const Family& family, const Problem& problem, const Machine& machine) {
     const std::string_view by = family.by;
     const cuda::Limits limits = limits_of(machine);
-    if (is_ours(family))
-        return cuda::refusal(cuda::kernel_entry(family.schedule, family.pass), problem, std::nullopt, limits);
     // flash-attention: README and csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp; cuDNN: support matrix of
     // scaled_dot_product_attention
     if (size_of(problem.dtype) > 2) return std::string(by) + " takes 16-bit inputs";
@@ -161,7 +181,7 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
 Tile tile_of(const Family& family, const Problem& problem, const Machine& machine) {
     const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
     const bool cut = !problem.mask.trivial();
-    if (is_ours(family)) return cuda::kernel_entry(family.schedule, family.pass).tile_of(problem);
+    if (is_ours(family)) return entry_of(family).tile_of(problem);
     if (family.pass == Pass::backward) {
         if (family.schedule == Schedule::fa3 && !(std::string_view(family.by) == "cudnn"))
             return choose(kFlash3Backward, dim, cut);

@@ -7,9 +7,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
+#include "cuda/host/kernel_table.hpp"
 #include "model/machine.hpp"
 #include "tessera/kernel.hpp"
+#include "tessera/predict.hpp"
 #include "tessera/problem.hpp"
 
 namespace tessera::model {
@@ -48,6 +51,8 @@ struct Constants {
     double lone_exposed = 0;         ///< instead of exp_exposed, if only one warpgroup of a tile has rows
     double stream_exposed = 0;       ///< the shorter one of work and traffic, if each key is read by one tile
     double split_us = 0;             ///< microseconds per split of the keys of a row
+    double gemm_stretch = 0;         ///< decode: a tile's clocks, in clocks of its GEMMs; a warp waits for its own chain
+    double page_us = 0;              ///< decode: microseconds until the first page number of a split is there
     double single_block_factor = 1;  ///< factor on the time of a block that is alone on a multiprocessor
     int launches = 1;
 };
@@ -75,23 +80,38 @@ struct Family {
     Constants constants;
     bool masks_windows = false;  ///< under a window, every tile goes through the mask
     std::int64_t over_dim = 0;   ///< for head_dims over this, if a schedule has two kinds of kernel
-    bool few_queries = false;    ///< for calls whose keys are split (splits_keys)
+    bool few_queries = false;    ///< for calls whose keys are split (splits_keys); tessera's: cuda.decode.forward
 };
 
 std::span<const Family> gpu_families();
 
+/// The kernel of tessera whose family has few_queries.
+inline constexpr std::string_view kDecodeKernel = "cuda.decode.forward";
+
 /// Is it a family of tessera's kernels?
 bool is_ours(const Family& family);
+
+/// The kernel of tessera that a family describes.
+const cuda::KernelEntry& entry_of(const Family& family);
+
+/// Does the family describe cuda.decode.forward?
+bool is_decode(const Family& family);
+
+/// The kernel of tessera that runs a Problem by a schedule: options.kernel, or the first one in plan()'s order that
+/// takes the Problem and the tile. If none does: the one whose reason is to be told.
+const cuda::KernelEntry& our_kernel(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
+                                    const PredictOptions& options);
 
 /// Finds the family of a schedule and pass. With `by` empty: tessera's if fitted, otherwise any fitted one, otherwise
 /// any. Null: none. If a schedule has two kinds of kernel, returns that of small head_dims.
 const Family* find_family(Schedule schedule, Pass pass, const std::string& by);
 
-/// The variant of the family that runs a Problem with stacked groups (predict_gpu).
-const Family& family_for(const Family& family, const Problem& problem, const Machine& machine);
+/// The variant of the family that runs a Problem with stacked groups (predict_gpu). `kernel`: PredictOptions::kernel.
+const Family& family_for(const Family& family, const Problem& problem, const Machine& machine,
+                         std::string_view kernel = {});
 
-/// The reason why the kernels of a family can't run a Problem on a machine, or nothing. tessera's kernels decide by
-/// their own checks (cuda/rows), the others by their releases' documentation.
+/// The reason why the kernels of a family of another library can't run a Problem on a machine, or nothing, by its
+/// release's documentation. tessera's kernels decide by their own checks (cuda/host/kernel_table.hpp).
 std::optional<std::string> refusal_of(const Family& family, const Problem& problem, const Machine& machine);
 
 /// The tile that a family's kernel has for a Problem on a machine.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The predicted time on a GPU: the functions common to the three shapes of kernel, which are in gpu_fused.cc and
-// gpu_passes.cc.
+// The predicted time on a GPU: the functions common to the four shapes of kernel, which are in gpu_fused.cc,
+// gpu_passes.cc and gpu_decode.cc.
 #include "model/gpu.hpp"
 
 #include <algorithm>
@@ -139,6 +139,7 @@ TileCycles Gpu::tile_cycles() const {
         cycles.adds = dq_bytes * m * d / machine.reduce_bytes;
     const double loaded = q.pass == Pass::forward ? n : m;
     cycles.loads = loaded * (d + dv) * e / machine.l2_bytes;
+    if (c.gemm_stretch > 0) cycles.gemms *= c.gemm_stretch;
     const double sum = cycles.gemms + exp_exposed() * cycles.exps + c.shared_exposed * cycles.shared +
                        c.adds_exposed * cycles.adds + c.dropout_exposed * cycles.draws + c.step_cycles;
     cycles.step = std::max(sum, cycles.loads);
@@ -154,7 +155,10 @@ void Gpu::note_tile() {
         account.note("FLOP of mma.sync", "{:.0f} * {:.4g} / {:.4g} = {:.5g} FLOP/clk", machine.matrix_flop.value,
                      machine.warp_matrix_share.value, kMmaSyncSlowdown, gemm_rate());
     account.note("GEMMs of a tile", "{:.0f} * {:.0f} * {:.0f} FLOP / {:.5g} FLOP/clk = {:.0f} clk", m, n,
-                 flop_per_pair(), gemm_rate(), t.gemms);
+                 flop_per_pair(), gemm_rate(), c.gemm_stretch > 0 ? t.gemms / c.gemm_stretch : t.gemms);
+    if (c.gemm_stretch > 0)
+        account.note("a warp's chain", "each instruction waits for the one before: {:.4g} * {:.0f} = {:.0f} clk",
+                     c.gemm_stretch, t.gemms / c.gemm_stretch, t.gemms);
     std::string sum = fmt::format("{:.0f}", t.gemms);
     const auto exposed = [&](const char* what, const std::string& from, double cycles, double share) {
         if (share <= 0 || cycles <= 0) return;
@@ -244,6 +248,7 @@ constexpr std::int64_t kNoDiagonal = 64;
 static Problem with_stacked(const Problem& p, std::int64_t heads) {
     Problem packed = p;
     packed.len_q = p.len_q * heads;
+    packed.total_q = p.total_q * heads;
     packed.heads_q = p.heads_q / heads;
     packed.mask = {};
     return packed;
@@ -256,8 +261,9 @@ static Problem with_stacked(const Problem& p, std::int64_t heads) {
 Problem as_packed(const Problem& p, const Family& family) {
     if (family.pass != Pass::forward || p.group() == 1) return p;
     const std::string_view by = family.by;
-    const bool whole_rows =
-        !p.ragged && p.mask.window_left == unbounded && (p.mask.trivial() || p.len_kv >= kNoDiagonal * p.len_q);
+    const bool whole_rows = (!p.ragged || is_decode(family)) && p.mask.window_left == unbounded &&
+                            (p.mask.trivial() || p.len_kv >= kNoDiagonal * p.len_q);
+    if (is_decode(family)) return whole_rows ? with_stacked(p, p.group()) : p;
     if (is_ours(family)) {
         const int heads = family.schedule == Schedule::fa3 ? cuda::fa3::pack_gqa_of(p).heads() : 1;
         return whole_rows && heads > 1 ? with_stacked(p, heads) : p;
@@ -271,12 +277,16 @@ Problem as_packed(const Problem& p, const Family& family) {
 
 void predict_family(const Question& question, const Family& family, Prediction& prediction) {
     const Problem problem = as_packed(question.problem, family);
-    const Question as_run{problem, question.schedule, question.pass, question.machine, question.options};
+    Question as_run = question;
+    as_run.problem = problem;
+    const std::int64_t packed = problem.heads_q > 0 ? question.problem.heads_q / problem.heads_q : 1;
+    for (auto& [queries, keys] : as_run.options.sequences) queries *= packed;
     Gpu gpu(as_run, family, prediction);
     if (problem.heads_q != question.problem.heads_q)
         gpu.account.note("heads of a group", "{} queries of {} heads share a tile: K and V are read once for them",
-                         problem.len_q, question.problem.heads_q / problem.heads_q);
-    if (question.schedule == Schedule::standard) gpu.standard();
+                         problem.len_q, packed);
+    if (is_decode(family)) gpu.decode(question);
+    else if (question.schedule == Schedule::standard) gpu.standard();
     else if (question.schedule == Schedule::fa1 && question.pass == Pass::forward) gpu.fa1();
     else gpu.fused();
     if (family.constants.call_us > 0)
@@ -287,10 +297,9 @@ void predict_family(const Question& question, const Family& family, Prediction& 
     gpu.account.close();
 }
 
-/// The family whose constants a prediction uses.
-static const Family& family_of(const Question& question) {
+const Family& family_of(const Question& question) {
     const Family& family = *find_family(question.schedule, question.pass, question.options.by);
-    return family_for(family, as_packed(question.problem, family), question.machine);
+    return family_for(family, as_packed(question.problem, family), question.machine, question.options.kernel);
 }
 
 bool gpu_knows_dropout(const Question& question) { return family_of(question).constants.dropout_exposed > 0; }

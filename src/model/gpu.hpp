@@ -22,8 +22,14 @@ struct TileCycles {
 /// Predicts with the constants of `family`, which need not be in the table: bench/fit tries others.
 void predict_family(const Question& question, const Family& family, Prediction& prediction);
 
+/// The family whose constants a prediction uses.
+const Family& family_of(const Question& question);
+
 /// The Problem as a family's kernels see it: the query heads of a group may be rows of one head (PackGQA).
 Problem as_packed(const Problem& problem, const Family& family);
+
+/// The workspace of cuda.decode.forward: O, m and l of every split that a row may have (cuda/decode/kernels.cc).
+std::int64_t decode_workspace(const Problem& problem);
 
 struct MatrixPass;  // gpu_passes.cc
 
@@ -84,6 +90,8 @@ struct Gpu {
     /// The number of kernel launches: one more if keys are split.
     int launches() const { return launches_; }
 
+    /// cuda.decode.forward; `asked` has the heads of a group apart.
+    void decode(const Question& asked);
     void fused();     ///< fa2, fa3, and the backward of fa1
     void fa1();       ///< forward
     void standard();  ///< both passes
@@ -115,6 +123,8 @@ struct Gpu {
     void count_gradient_matrices();
     void note_dram();
     void add_stream(double main_ms);
+    void add_combine();
+    void add_cold_start();
 };
 
 /// The number of splits of a group's query heads in tessera's backward, each with its own thread blocks.

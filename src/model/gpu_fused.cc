@@ -223,7 +223,6 @@ void Gpu::add_dq_kernel() {
 /// Adds the DRAM time of keys that only one tile reads. Work and traffic overlap except for `stream_exposed` of the
 /// shorter one.
 void Gpu::add_stream(double main_ms) {
-    if (!streams()) return;
     const auto bytes = static_cast<double>(out.cost.work.bytes.dram);
     const double l2 = q.machine.l2_mib * 1048576.0;
     const double written = std::min(kWrittenShare * bytes, kWrittenOfL2 * l2);
@@ -237,6 +236,17 @@ void Gpu::add_stream(double main_ms) {
     account.part("K and V from DRAM", longer + shorter,
                  "beside the kernel's work: max({0:.8g} - {1:.8g}, 0) + {2:.3g} * min({0:.8g}, {1:.8g})", dram, main_ms,
                  c.stream_exposed);
+}
+
+/// Adds the second kernel, which combines the splits of each row.
+void Gpu::add_combine() {
+    if (splits_ > 1 && c.split_us > 0)
+        account.part("combine", static_cast<double>(splits_) * c.split_us * 1e-3, "splits of the keys: {} * {:.3g} us",
+                     splits_, c.split_us);
+}
+
+void Gpu::add_cold_start() {
+    account.part("cold start", kColdStart * 1e-3, "of the first tiles: {:.3g} us", kColdStart);
 }
 
 void Gpu::fused() {
@@ -274,12 +284,9 @@ void Gpu::fused() {
                      "exposed of Q, O and LSE: {:.3g} * {:.0f} * {:.0f} B / {:.5g} GB/s", c.dram_exposed, rows, row,
                      read_rate() * 1e-6);
     }
-    add_stream((share + idle) / per_ms);
-    if (splits_ > 1 && c.split_us > 0)
-        account.part("combine", static_cast<double>(splits_) * c.split_us * 1e-3, "splits of the keys: {} * {:.3g} us",
-                     splits_, c.split_us);
-    if (q.pass == Pass::forward && (one_wave() || streams()))
-        account.part("cold start", kColdStart * 1e-3, "of the first tiles: {:.3g} us", kColdStart);
+    if (streams()) add_stream((share + idle) / per_ms);
+    add_combine();
+    if (q.pass == Pass::forward && (one_wave() || streams())) add_cold_start();
     add_launches(launches);
 }
 

@@ -11,12 +11,17 @@ namespace tessera::model {
 
 /// The question of a prediction, with all choices made.
 struct Question {
-    const Problem& problem;
+    Problem problem;  ///< without a cache: sequences have the keys that the cache holds of them
     Schedule schedule;
     Pass pass;
     const Machine& machine;
-    const PredictOptions& options;
+    PredictOptions options;
+    bool in_pages = false;  ///< are the keys in the pages of a cache?
 };
+
+/// The Question of predict(). On a GPU, options.kernel names the kernel of tessera that is meant.
+Question question_of(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
+                     const PredictOptions& options);
 
 /// The units of work of a kernel: tiles of queries (backward: of keys) of all heads, each with its inner tiles.
 struct Units {

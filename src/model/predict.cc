@@ -6,6 +6,7 @@
 
 #include "cuda/host/kernel_table.hpp"
 #include "model/family.hpp"
+#include "model/gpu.hpp"
 #include "model/live_keys.hpp"
 #include "model/parts.hpp"
 #include "schedule/grid.hpp"
@@ -25,11 +26,9 @@ std::optional<std::string> refusal_of_machine(const Problem& problem, Schedule s
     return std::nullopt;
 }
 
-/// The reason why a family has no kernel with this tile for a Problem that it takes, or nothing.
+/// The reason why another library's family has no kernel with this tile for a Problem that it takes, or nothing.
 std::optional<std::string> refusal_of_tile(const Family& family, const Problem& problem, const Machine& machine,
                                            const Tile& tile) {
-    if (is_ours(family))
-        return cuda::refusal(cuda::kernel_entry(family.schedule, family.pass), problem, tile, limits_of(machine));
     const Tile own = tile_of(family, problem, machine);
     if (tile == own) return std::nullopt;
     return fmt::format("expected its tile for this problem, {} x {}, got {} x {}", own.block_q, own.block_kv,
@@ -99,12 +98,12 @@ static L2Fractions fractions_in_l2(const Question& q, const Tile& tile, std::int
         per_query = static_cast<double>(p.head_dim) * e + 4.0 * static_cast<double>(p.head_dim_v) + 8;
     }
     // If each head of a group has one tile, these start together and read the same keys in step, so each key is fetched
-    // once.
+    // once. Neighbouring thread blocks of cuda.decode.forward have the same keys.
     const bool in_step = q.pass == Pass::forward && p.len_q <= tile.block_q && p.group() > 1 && p.group() <= at_once;
     // Cyclic reads evict data before its reuse: at twice the capacity nothing stays.
     const auto fraction = [&](double bytes) { return std::clamp(2 - bytes / usable, 0.0, 1.0); };
     return {
-        .keys = in_step ? 1.0 : fraction(keys),
+        .keys = in_step || q.options.kernel == kDecodeKernel ? 1.0 : fraction(keys),
         .queries = fraction(query_heads * len_q * per_query),
         .scores = fraction(static_cast<double>(p.batch * p.heads_q) * len_q * len_kv * 4)};  // written as a whole first
 }
@@ -131,6 +130,34 @@ schedule::Cost cost_of(const Question& q, const schedule::Workload& resident) {
     add(held.queries, &schedule::Residency::queries);
     add(held.scores, &schedule::Residency::scores);
     return cost;
+}
+
+/// A dense Problem as a ragged one, if its sequences have unequal numbers of keys.
+static void tell_sequences_apart(Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences) {
+    const auto longer = [](const auto& a, const auto& b) { return a.second < b.second; };
+    const auto [least, most] = std::minmax_element(sequences.begin(), sequences.end(), longer);
+    if (p.ragged || sequences.empty() || least->second == most->second) return;
+    p.ragged = true;
+    p.len_kv = most->second;
+    p.total_q = p.total_kv = 0;
+    for (const auto& [queries, keys] : sequences) p.total_q += queries, p.total_kv += keys;
+}
+
+Question question_of(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
+                     const PredictOptions& options) {
+    Question q{on_live_keys(problem, options.sequences), schedule, pass, machine, options, problem.page_size > 0};
+    q.options.kernel.clear();
+    if (machine.kind == MachineKind::gpu) {
+        const Family* family = find_family(schedule, pass, options.by);
+        if (family != nullptr && is_ours(*family)) {
+            q.options.kernel = our_kernel(problem, schedule, pass, machine, options).name;
+            const Family& variant = family_for(*family, q.problem, machine, q.options.kernel);
+            if (is_decode(variant) && problem.kv_lengths) tell_sequences_apart(q.problem, options.sequences);
+        }
+    }
+    // Other kernels are chosen as for a dense batch, if the sequences of a cache have as many queries each.
+    if (problem.kv_lengths && !q.problem.ragged) q.options.sequences.clear();
+    return q;
 }
 
 void count_bias(const Question& q, Prediction& prediction) {
@@ -201,6 +228,17 @@ std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pa
         return fmt::format("expected tessera, whose kernels alone are known on CPUs, got {}", options.by);
     }
     if (const model::Family* family = model::find_family(schedule, pass, options.by)) {
+        if (model::is_ours(*family)) {
+            const auto all = cuda::kernel_entries();
+            if (!options.kernel.empty() && std::none_of(all.begin(), all.end(), [&](const cuda::KernelEntry& entry) {
+                    return options.kernel == entry.name;
+                }))
+                return fmt::format("expected a CUDA kernel of tessera, got {}", options.kernel);
+            const cuda::KernelEntry& kernel = model::our_kernel(problem, schedule, pass, machine, options);
+            if (kernel.schedule != schedule || kernel.pass != pass)
+                return fmt::format("expected a kernel of {} {}, got {}", name_of(schedule), name_of(pass), kernel.name);
+            return cuda::refusal(kernel, problem, options.tile, model::limits_of(machine));
+        }
         if (auto reason = model::refusal_of(*family, problem, machine)) return reason;
         return options.tile ? model::refusal_of_tile(*family, problem, machine, *options.tile) : std::nullopt;
     }
@@ -215,16 +253,14 @@ Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const M
         throw Error(ErrorCode::unsupported, "schedule",
                     fmt::format("{} {}: {}", name_of(schedule), name_of(pass), *reason));
     Prediction prediction{.schedule = schedule, .pass = pass};
-    const Problem on_live = model::on_live_keys(problem, options.sequences);
-    PredictOptions how = options;
-    if (!on_live.ragged) how.sequences.clear();  // of a cache whose sequences have as many queries each
-    const model::Question question{on_live, schedule, pass, machine, problem.kv_lengths ? how : options};
+    const model::Question question = model::question_of(problem, schedule, pass, machine, options);
     const bool on_gpu = machine.kind == MachineKind::gpu;
     prediction.not_modelled =
         model::not_modelled(problem, on_gpu ? model::gpu_knows_dropout(question) : model::cpu_knows_dropout(question));
     if (on_gpu) model::predict_gpu(question, prediction);
     else model::predict_cpu(question, prediction);
-    if (problem.kv_lengths) prediction.memory.tensors += model::bytes_of_free_slots(problem, on_live);
+    if (problem.kv_lengths) prediction.memory.tensors += model::bytes_of_free_slots(problem, question.problem);
+    if (question.options.kernel == model::kDecodeKernel) prediction.memory.workspace = model::decode_workspace(problem);
     return prediction;
 }
 

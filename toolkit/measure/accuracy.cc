@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "measure/machine_file.hpp"
+#include "model/family.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::measure {
@@ -148,7 +149,7 @@ bool is_held_out(const Record& record, const model::Machine& machine) {
     const std::string name = file_name(record);
     const auto is = [&](const char* fitted) { return name.starts_with(fitted); };
     if (is("drawn")) return record.len_kv % 2 == 1;
-    if (is("schedules") || is("probes")) return false;
+    if (is("schedules") || is("probes") || is("decode_fitted")) return false;
     if (machine.name != "h200" && machine.name != "xeon-16") return true;
     return !is("forward") && !is("backward") && !is("peers") && !is("seen");
 }
@@ -176,6 +177,12 @@ bool drew_whole_words(const Record& record) {
     return record.by == "tessera" && record.features.find(kDropout) != std::string::npos && record.date < "2026-11-26";
 }
 
+/// Returns the kernel of a Record of tessera's. Records without a name are of the schedule's own kernel on a GPU.
+std::string kernel_of(const Record& record, Schedule schedule) {
+    if (record.by != "tessera" || !record.kernel.empty()) return record.kernel;
+    return fmt::format("cuda.{}.{}", name_of(schedule), record.pass);
+}
+
 /// Returns the reason why a Record cannot be compared, or nothing and its comparison in `result`.
 std::optional<std::string> try_compare(const Record& record, const model::Machine* machine, Comparison& result) {
     const auto schedule = schedule_of(record);
@@ -201,12 +208,19 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
         return "delta is summed over all pairs: two GEMMs more than are modelled";
     const Problem problem = problem_of(record);
     const Pass pass = backward ? Pass::backward : Pass::forward;
-    const model::PredictOptions options{
-        .by = family_of(record.by), .threads = record.threads, .sequences = sequences_of(record)};
+    const model::PredictOptions options{.by = family_of(record.by),
+                                        .threads = record.threads,
+                                        .sequences = sequences_of(record),
+                                        .kernel = kernel_of(record, *schedule)};
     if (const auto reason = model::refusal(problem, *schedule, pass, *machine, options)) return reason;
     result.record = record;
-    result.kernels = fmt::format("{} {}", options.by, record.by == "cudnn" ? "" : name_of(*schedule));
+    const bool decode = machine->kind == model::MachineKind::gpu && options.kernel == model::kDecodeKernel;
+    result.kernels = fmt::format("{} {}", options.by,
+                                 decode                 ? "decode"
+                                 : record.by == "cudnn" ? ""
+                                                        : name_of(*schedule));
     if (result.kernels.back() == ' ') result.kernels.pop_back();
+    result.kernel = options.kernel;
     result.prediction = model::predict(problem, *schedule, pass, *machine, options);
     if (!result.prediction.not_modelled.empty()) return "features that are not modelled";
     if (had_another_tile(record, result.prediction)) return "measured with another tile than the current kernel's";

@@ -25,7 +25,8 @@ std::vector<std::pair<std::int64_t, std::int64_t>> sequences_of(const Record& re
 /// A Record beside its prediction.
 struct Comparison {
     Record record;
-    std::string kernels;  ///< library and schedule: "flash-attention fa3"
+    std::string kernels;  ///< library and schedule: "flash-attention fa3"; "tessera decode" of cuda.decode.forward
+    std::string kernel;   ///< of tessera's on a GPU; empty for others
     double predicted_ms = 0;
     model::Prediction prediction{};
     bool held_out = false;  ///< no constant was fitted on this row
