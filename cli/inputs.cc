@@ -39,6 +39,17 @@ bool is_backward_only(const TensorArgument<BackwardArgs>& argument) {
                         [&](const auto& other) { return std::string_view(other.name) == argument.name; });
 }
 
+/// Calls f(argument) for each input of the forward that the backward lacks: those of a cache of keys.
+template <class F>
+void for_each_of_cache(const F& f) {
+    for (const auto& argument : kTensors<ForwardArgs>) {
+        const bool in_both =
+            std::any_of(kTensors<BackwardArgs>.begin(), kTensors<BackwardArgs>.end(),
+                        [&](const auto& other) { return std::string_view(other.name) == argument.name; });
+        if (argument.use == Use::input && !in_both) f(argument);
+    }
+}
+
 /// Reads the files into a map from role to tensor.
 class Reader {
  public:
@@ -125,13 +136,16 @@ class Reader {
 }
 
 void expect_rank(const Inputs& inputs, const char* role, const TensorView& t) {
-    const bool fits = inputs.layout.ragged ? t.rank == 3 : t.rank == (inputs.layout.unbatched ? 3 : 4);
+    const bool of_cache = inputs.cache.kv_lengths.given() && std::string_view(role) != "q";
+    const bool ragged = inputs.layout.ragged && !of_cache;
+    const bool fits = ragged ? t.rank == 3 : t.rank == (inputs.layout.unbatched && !of_cache ? 3 : 4);
     if (!fits) {
-        bad_tensor(
-            inputs, role,
-            fmt::format("expected {}, got {}",
-                        inputs.layout.ragged ? "rank 3, since the batch is ragged" : "rank 4 (or 3 in all of q, k, v)",
-                        t.describe()));
+        bad_tensor(inputs, role,
+                   fmt::format("expected {}, got {}",
+                               of_cache ? "rank 4, since it is a cache"
+                               : ragged ? "rank 3, since the batch is ragged"
+                                        : "rank 4 (or 3 in all of q, k, v)",
+                               t.describe()));
     }
 }
 
@@ -159,12 +173,16 @@ std::int64_t longest_sequence(const TensorView& cu_seqlens, std::int64_t total) 
 
 void set_ragged(Inputs& inputs) {
     Problem& p = inputs.problem;
+    const bool cache = inputs.cache.kv_lengths.given();
+    if (cache && inputs.tensors.cu_seqlens_kv.given())
+        throw UsageError("--cu-seqlens-kv", "expected without --kv-lengths, which has the keys of each sequence");
     if (!inputs.tensors.cu_seqlens_q.given())
         throw UsageError("--cu-seqlens-q", "expected with --cu-seqlens-kv, got nothing");
-    if (!inputs.tensors.cu_seqlens_kv.given())
+    if (!cache && !inputs.tensors.cu_seqlens_kv.given())
         throw UsageError("--cu-seqlens-kv", "expected with --cu-seqlens-q, got nothing");
     for (const auto& [role, t] :
          {std::pair{"cu_seqlens_q", &inputs.tensors.cu_seqlens_q}, {"cu_seqlens_kv", &inputs.tensors.cu_seqlens_kv}}) {
+        if (cache && !t->given()) continue;
         if (t->rank != 1 || t->shape[0] < 1 || is_floating(t->dtype)) {
             bad_tensor(inputs, role, "expected int32 or int64 [batch + 1], got " + t->describe());
         }
@@ -172,9 +190,28 @@ void set_ragged(Inputs& inputs) {
     p.ragged = true;
     p.batch = inputs.tensors.cu_seqlens_q.shape[0] - 1;
     p.total_q = inputs.tensors.q.shape[0];
-    p.total_kv = inputs.tensors.k.shape[0];
     p.len_q = longest_sequence(inputs.tensors.cu_seqlens_q, p.total_q);
+    if (cache) return;
+    p.total_kv = inputs.tensors.k.shape[0];
     p.len_kv = longest_sequence(inputs.tensors.cu_seqlens_kv, p.total_kv);
+}
+
+/// Sets what a cache says: its capacity, and which of its tensors there are.
+void set_cache(Inputs& inputs) {
+    const ForwardArgs& cache = inputs.cache;
+    Problem& p = inputs.problem;
+    for_each_of_cache([&](const TensorArgument<ForwardArgs>& argument) {
+        if (argument.option.field != nullptr) p.*argument.option.field = (cache.*argument.view).given();
+        if (!p.kv_lengths && (cache.*argument.view).given())
+            throw UsageError(option_of_role(argument.name), "expected --kv-lengths with it");
+    });
+    if (!p.kv_lengths) return;
+    p.len_kv = inputs.tensors.k.shape[1];
+    if (!cache.page_table.given()) return;
+    if (cache.page_table.rank != 2)
+        bad_tensor(inputs, "page_table", "expected int32 [batch, pages], got " + cache.page_table.describe());
+    p.page_size = inputs.tensors.k.shape[1];
+    p.len_kv = p.page_size * cache.page_table.shape[1];
 }
 
 /// Sets the shapes from q, k and v; the library checks that they agree.
@@ -182,7 +219,8 @@ void set_shapes(Inputs& inputs) {
     for (const auto& [role, t] :
          {std::pair{"q", &inputs.tensors.q}, {"k", &inputs.tensors.k}, {"v", &inputs.tensors.v}}) {
         expect_rank(inputs, role, *t);
-        *t = inputs.layout.canonical(*t);
+        const bool of_cache = inputs.cache.kv_lengths.given() && std::string_view(role) != "q";
+        *t = of_cache ? FileLayout{.layout = inputs.layout.layout}.canonical(*t) : inputs.layout.canonical(*t);
     }
     Problem& p = inputs.problem;
     if (inputs.layout.ragged) {
@@ -192,16 +230,17 @@ void set_shapes(Inputs& inputs) {
         p.len_q = inputs.tensors.q.shape[1];
         p.len_kv = inputs.tensors.k.shape[1];
     }
-    const auto heads = static_cast<std::size_t>(inputs.tensors.q.rank - 2);
-    p.heads_q = inputs.tensors.q.shape[heads];
-    p.heads_kv = inputs.tensors.k.shape[heads];
-    p.head_dim = inputs.tensors.q.shape[heads + 1];
-    p.head_dim_v = inputs.tensors.v.shape[heads + 1];
+    const auto of_end = [](const TensorView& t, int back) { return t.shape[static_cast<std::size_t>(t.rank - back)]; };
+    p.heads_q = of_end(inputs.tensors.q, 2);
+    p.heads_kv = of_end(inputs.tensors.k, 2);
+    p.head_dim = of_end(inputs.tensors.q, 1);
+    p.head_dim_v = of_end(inputs.tensors.v, 1);
     for (const auto& argument : kTensors<BackwardArgs>) {
         if (is_read(argument) && argument.need == Need::with_option && argument.option.field != nullptr)
             p.*argument.option.field = (inputs.tensors.*argument.view).given();
     }
     p.ragged = inputs.layout.ragged;
+    set_cache(inputs);
 }
 
 /// Converts a tensor to the dtype of --dtype; without the option it must already have the Problem's dtype.
@@ -235,6 +274,15 @@ void InputOptions::declare(CLI::App& command, bool required) {
             ->type_name("NAME")
             ->group(kFiles);
     }
+    for_each_of_cache([&](const TensorArgument<ForwardArgs>& argument) {
+        const std::string role = argument.name;
+        command
+            .add_option_function<std::string>(
+                option_of_role(role), [this, role](const std::string& name) { names[role] = name; },
+                fmt::format("{}; default none", argument.about))
+            ->type_name("NAME")
+            ->group(kFiles);
+    });
     command
         .add_option("--layout", layout,
                     "bshd (default): [batch, len, heads, dim]; bhsd: [batch, heads, len, dim]; batch may be left out")
@@ -248,6 +296,12 @@ void InputOptions::declare(CLI::App& command, bool required) {
 void InputOptions::expect_no_names() const {
     if (!names.empty())
         throw UsageError(option_of_role(names.begin()->first), "expected a file with it, which has the tensor");
+}
+
+ForwardArgs Inputs::forward_args() const {
+    auto args = inputs_of<ForwardArgs>(tensors);
+    for_each_of_cache([&](const TensorArgument<ForwardArgs>& argument) { args.*argument.view = cache.*argument.view; });
+    return args;
 }
 
 std::string Inputs::origin() const {
@@ -286,6 +340,11 @@ Inputs read_inputs(const InputOptions& options, bool backward) {
     for (const auto& argument : kTensors<BackwardArgs>) {
         if (is_read(argument) && !is_backward_only(argument)) inputs.tensors.*argument.view = find(argument);
     }
+    for_each_of_cache([&](const TensorArgument<ForwardArgs>& argument) {
+        inputs.cache.*argument.view = reader.find_optional(argument.name);
+    });
+    if (backward && inputs.cache.kv_lengths.given())
+        throw UsageError("--kv-lengths", "expected a forward with it, since a cache of keys has no gradient");
     inputs.layout.ragged = inputs.tensors.cu_seqlens_q.given() || inputs.tensors.cu_seqlens_kv.given();
     inputs.layout.unbatched = !inputs.layout.ragged && inputs.tensors.q.rank == 3;
     if (keep) inputs.problem.dtype = inputs.tensors.q.dtype;

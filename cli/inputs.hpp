@@ -37,8 +37,11 @@ struct Inputs {
     FileLayout layout;
     Problem problem;       ///< shapes, dtype, raggedness, optional tensors; the caller sets the score options
     BackwardArgs tensors;  ///< the inputs, canonical; d_o and dlse for the backward only
+    ForwardArgs cache{};   ///< of a cache of keys: the tensors that only a forward has
     std::map<std::string, std::string> metadata;
 
+    /// The inputs of a forward.
+    ForwardArgs forward_args() const;
     /// Returns "qkv.safetensors", or the files' names with commas.
     std::string origin() const;
 };

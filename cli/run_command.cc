@@ -95,7 +95,7 @@ void make_outputs(Run& run) {
 
 ForwardArgs forward_args(const Run& run) {
     const FileLayout& layout = run.inputs.layout;
-    auto args = inputs_of<ForwardArgs>(run.inputs.tensors);
+    ForwardArgs args = run.inputs.forward_args();
     args.o = layout.canonical(run.outputs.o.view);
     args.lse = layout.canonical_lse(run.outputs.lse.view);
     args.o_residual = layout.canonical(run.outputs.o_residual.view);
@@ -131,8 +131,7 @@ void time_pass(const Run& run, PassResult& result, const Args& args, Progress& p
     } catch (const Error& error) {
         rethrow_for_files(error, run.inputs);
     }
-    const auto pairs =
-        measure::visible_pairs(run.inputs.problem, run.inputs.tensors.cu_seqlens_q, run.inputs.tensors.cu_seqlens_kv);
+    const auto pairs = measure::visible_pairs(run.inputs.problem, run.inputs.forward_args());
     result.gflops = measure::gflops(measure::flop(run.inputs.problem, result.plan.pass, pairs), result.ms);
 }
 

@@ -94,7 +94,7 @@ void read_tensors(const WalkOptions& options, WalkTensors& t) {
     t.origin = in.origin();
     t.problem = in.problem;
     validate_problem_of(t.read);
-    t.args = inputs_of<ForwardArgs>(in.tensors);
+    t.args = in.forward_args();
     t.d_o = in.tensors.d_o;
     ScoreOptions scores = options.scores;
     scores.seed_makes_inputs = false;  // the inputs are read from files
@@ -112,7 +112,7 @@ void generate_tensors(const WalkOptions& options, WalkTensors& t) {
     t.problem = shape.problem(options.scores);
     t.made =
         generate_inputs(t.problem, {}, Layout::bshd, check::Fill::normal, t.problem.dropout.seed, options.backward);
-    t.args = inputs_of<ForwardArgs>(t.made.tensors);
+    t.args = t.made.forward_args();
     t.d_o = t.made.tensors.d_o;
     t.origin = fmt::format("generated, normal, seed {}", t.problem.dropout.seed);
 }
@@ -171,7 +171,7 @@ Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progre
     const Problem& p = t.problem;
     const bool is_empty = p.batch == 0 || p.heads_q == 0;
     if (!is_empty && sequence >= p.batch) unexpected("--sequence", fmt::format("0..{}", p.batch - 1), options.sequence);
-    const auto len_q = is_empty ? 0 : sequence_of(p, t.args.cu_seqlens_q, t.args.cu_seqlens_kv, sequence).len_q;
+    const auto len_q = is_empty ? 0 : sequence_of(p, t.args, sequence).len_q;
     if (len_q == 0) {
         const char* what = "expected a query to follow, got none";
         if (!options.inputs.files.empty() && (is_empty || !p.ragged)) throw Error(ErrorCode::bad_data, t.origin, what);
@@ -179,7 +179,7 @@ Walked walk_through(const WalkOptions& options, WalkTensors& t, Progress& progre
     }
     const walk::Selection selection = selection_of(options, plan, len_q);
     const Execution counted{.parallel_for = progress.counted_parallel_for()};
-    const auto pairs = measure::visible_pairs(t.problem, t.args.cu_seqlens_q, t.args.cu_seqlens_kv);
+    const auto pairs = measure::visible_pairs(t.problem, t.args);
     const std::string takes_long = long_run_text(plan, pairs, !options.inputs.files.empty());
     if (!takes_long.empty()) print_note(takes_long);
     progress.step("run without an observer");
@@ -246,12 +246,13 @@ std::string trace_text(const WalkOptions& options, const WalkTensors& t, const W
         "queries {}..{} of {}, head {}{}{}", trace.queries.begin, trace.queries.end - 1, trace.len_q,
         trace.selection.head, t.problem.batch > 1 ? fmt::format(", sequence {}", trace.selection.batch) : "",
         view.row ? fmt::format("; values of row {}", *view.row) : "");
-    std::string text = facts_text({{"input", t.origin},
-                                   {"problem", t.problem.describe()},
-                                   {"kernel", plan_text(trace.plan)},
-                                   {"shows", walk::describe_run(trace.plan)},
-                                   {"follows", followed}},
-                                  view.width);
+    std::vector<std::pair<std::string, std::string>> before{{"input", t.origin},
+                                                            {"problem", t.problem.describe()},
+                                                            {"kernel", plan_text(trace.plan)},
+                                                            {"shows", walk::describe_run(trace.plan)},
+                                                            {"follows", followed}};
+    if (t.problem.kv_lengths) before.emplace_back("cache", cache_text(trace, t.args));
+    std::string text = facts_text(before, view.width);
     text += "\n" + walk_text(trace, view) + "\n";
     const walk::Traffic moved = trace.steps.empty() ? walk::Traffic{} : trace.steps.back().moved;
     std::vector<std::pair<std::string, std::string>> facts;

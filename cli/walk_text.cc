@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 
+#include "core/batch.hpp"
 #include "measure/work.hpp"
 #include "table.hpp"
 
@@ -295,6 +296,22 @@ std::string long_run_text(const Plan& plan, std::int64_t pairs, bool has_file) {
         has_file ? "" : fmt::format("; with --len-q {} only those of a tile", plan.tile.block_q);
     return fmt::format("{} are computed, {:.2g} TFLOP, once by all threads and once, observed, by one{}", all,
                        flop * 1e-12, instead);
+}
+
+std::string cache_text(const walk::Trace& trace, const ForwardArgs& args) {
+    const Problem& p = trace.plan.problem;
+    std::string text = fmt::format("{} keys of a capacity of {}", trace.len_kv, p.len_kv);
+    const Sequence sequence = sequence_of(p, args, trace.selection.batch);
+    if (sequence.first_kv > 0) text += fmt::format(", behind {} rows of left padding", sequence.first_kv);
+    if (p.page_size == 0) return text + fmt::format(", in slot {}", sequence.slot);
+    constexpr std::int64_t kMost = 8;
+    const std::int64_t first = sequence.first_kv / p.page_size;
+    const std::int64_t end = (sequence.first_kv + trace.len_kv + p.page_size - 1) / p.page_size;
+    std::string numbers;
+    for (std::int64_t n = first; n < std::min(end, first + kMost); ++n)
+        numbers += fmt::format("{}{}", numbers.empty() ? "" : ", ",
+                               *args.page_table.at<const std::int32_t>(sequence.batch, n));
+    return text + fmt::format(", in pages {}{} of {}", numbers, end - first > kMost ? ", ..." : "", p.page_size);
 }
 
 }  // namespace tessera::cli

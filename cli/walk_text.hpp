@@ -31,4 +31,7 @@ Json json_of(const walk::Hand& hand, bool backward);
 /// empty. `pairs` of a query and a key are visible. No option reduces the sizes of a file (`has_file`).
 std::string long_run_text(const Plan& plan, std::int64_t pairs, bool has_file);
 
+/// Describes the keys of the sequence in a cache: "17 keys of a capacity of 48, in pages 5, 4 of 16".
+std::string cache_text(const walk::Trace& trace, const ForwardArgs& args);
+
 }  // namespace tessera::cli

@@ -11,9 +11,7 @@ typedef tessera_status (*Call)(void);
 static tessera_status call_forward(void) {
     return tessera_forward(&f.problem, &f.options, &f.forward, f.workspace, f.workspace_bytes, NULL);
 }
-static tessera_status check_forward(void) {
-    return tessera_check_forward(&f.problem, &f.options, &f.forward);
-}
+static tessera_status check_forward(void) { return tessera_check_forward(&f.problem, &f.options, &f.forward); }
 static tessera_status call_backward(void) {
     return tessera_backward(&f.problem, &f.options, &f.backward, f.workspace, f.workspace_bytes, NULL);
 }

@@ -46,5 +46,27 @@ TEST_F(CacheOptionsTest, gen_and_bench_make_its_tensors) {
                 "cache in pages of 16");
 }
 
+TEST_F(CacheOptionsTest, run_and_walk_read_its_tensors) {
+    const std::string file = path("cache.safetensors");
+    const std::string names = " --kv-lengths kv_lengths";
+    run_ok("gen --kv-lengths 40,17,5 --pages 16 -o " + file + kSizes);
+    const std::string pages = names + " --page-table page_table";
+    const Outcome checked = run_ok("run " + file + pages + " --check");
+    expect_says(checked, "cache in pages of 16");
+    expect_says(checked, "within the contract");
+    expect_says(run_ok("walk " + file + pages + " --sequence 1"), "17 keys of a capacity of 48, in pages 5, 4 of 16");
+    expect_says(run_ok("walk " + file + pages + " --sequence 1"), "bit for bit");
+    expect_error("run " + file + " --page-table page_table", 2, "--page-table: expected --kv-lengths with it");
+    expect_error("run " + file + pages + " --backward", 2, "--kv-lengths: expected a forward with it");
+    run_ok("gen --kv-lengths 40,17,5 -o " + path("slots.safetensors") + kSizes);
+    expect_says(run_ok("run " + path("slots.safetensors") + names + " --check"), "within the contract");
+}
+
+TEST_F(CacheOptionsTest, sinks_reach_walk) {
+    run_ok("gen --len 48 --sinks -o " + path("sinks.safetensors") + kSizes);
+    expect_says(run_ok("run " + path("sinks.safetensors") + " --sinks sinks --check"), "within the contract");
+    expect_says(run_ok("walk " + path("sinks.safetensors") + " --sinks sinks"), "bit for bit");
+}
+
 }  // namespace
 }  // namespace tessera::cache_options_test

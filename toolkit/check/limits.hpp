@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <string_view>
 
 #include "tessera/kernel.hpp"
 #include "tessera/problem.hpp"
@@ -37,6 +38,12 @@ inline std::string decode_refusal(const Problem& p) {
     if (p.len_q > 8) return "takes up to 8 queries a sequence";
     if (p.len_kv < 512) return "takes 512 keys and more";
     return "";
+}
+
+/// True for the reason of a CUDA kernel that another GPU would not have.
+inline bool needs_another_gpu(const KernelInfo& kernel, std::string_view reason) {
+    const auto says = [&](std::string_view text) { return reason.find(text) != std::string_view::npos; };
+    return kernel.backend == Backend::cuda && (says("needs compute capability") || says("bytes of shared memory"));
 }
 
 /// Returns the start of this kernel's reason for refusing the Problem on a supported device; "" if it must run it.

@@ -63,8 +63,7 @@ bool may_refuse(const Case& c, const KernelInfo& kernel, const Error& reason) {
     const auto says = [&](std::string_view text) {
         return !text.empty() && std::string_view(reason.what()).find(text) != std::string_view::npos;
     };
-    const bool unsupported_gpu = says("needs compute capability") || says("bytes of shared memory");
-    return (kernel.backend == Backend::cuda && unsupported_gpu) || says(expected_refusal(kernel, c.problem));
+    return needs_another_gpu(kernel, reason.what()) || says(expected_refusal(kernel, c.problem));
 }
 
 /// Returns a Plan, or an Outcome that says why there is none.

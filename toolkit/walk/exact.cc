@@ -10,7 +10,7 @@
 namespace tessera::walk {
 
 ExactRow exact_row(const Problem& problem, const ForwardArgs& args, const Selection& selection) {
-    const Sequence sequence = sequence_of(problem, args.cu_seqlens_q, args.cu_seqlens_kv, selection.batch);
+    const Sequence sequence = sequence_of(problem, args, selection.batch);
     if (selection.row < 0 || selection.row >= sequence.len_q)
         throw Error(ErrorCode::invalid_argument, "row", "expected a query of the sequence");
     std::vector<double> k(static_cast<std::size_t>(sequence.len_kv * problem.head_dim));

@@ -169,7 +169,7 @@ Sequence selected_sequence(const Plan& plan, const Args& args, const Selection& 
     const Problem& p = plan.problem;
     expect_within("batch", selection.batch, p.batch);
     expect_within("head", selection.head, p.heads_q);
-    const Sequence sequence = sequence_of(p, args.cu_seqlens_q, args.cu_seqlens_kv, selection.batch);
+    const Sequence sequence = sequence_of(p, args, selection.batch);
     expect_within("row", selection.row, sequence.len_q);
     return sequence;
 }
