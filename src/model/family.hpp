@@ -51,7 +51,7 @@ struct Constants {
     double lone_exposed = 0;         ///< instead of exp_exposed, if only one warpgroup of a tile has rows
     double stream_exposed = 0;       ///< the shorter one of work and traffic, if each key is read by one tile
     double split_us = 0;             ///< microseconds per split of the keys of a row
-    double gemm_stretch = 0;         ///< decode: a tile's clocks, in clocks of its GEMMs; a warp waits for its own chain
+    double gemm_stretch = 0;         ///< decode: clocks of a tile, in those of its GEMMs: a warp waits for itself
     double page_us = 0;              ///< decode: microseconds until the first page number of a split is there
     double single_block_factor = 1;  ///< factor on the time of a block that is alone on a multiprocessor
     int launches = 1;

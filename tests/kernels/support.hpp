@@ -128,7 +128,8 @@ inline Tensor cu_seqlens(const std::vector<std::int64_t>& lengths) {
 /// kernels of a GPU are compiled for one tile.
 inline void expect_refusal(const Ran& refused, const Problem& problem, const KernelInfo& kernel, const Run& run) {
     const std::string expected = expected_refusal(kernel, problem);
-    if (refused.no_device || needs_another_gpu(kernel, refused.reason) || (run.tile && kernel.backend == Backend::cuda)) return;
+    if (refused.no_device || needs_another_gpu(kernel, refused.reason) || (run.tile && kernel.backend == Backend::cuda))
+        return;
     if (expected.empty() || refused.reason.find(expected) == std::string::npos) {
         ADD_FAILURE() << kernel.name << " refused " << problem.describe() << "\n" << refused.reason;
     }
