@@ -5,12 +5,12 @@
         [--passes forward,train] [--size small|large] [--layers N] [--batch N] [--length N] [--rounds N] [--json]
 
 The peer is "sdpa", and "eager" for Gemma-2 and gpt-oss, which transformers does not run by "sdpa".
-Rows: model, way (compiled: torch.compile(fullgraph=True)) and batch. plain: rows of equal length. padded: lengths between
-half and all of a row, on the side where the model's tokenizer pads, with an attention_mask. packed: documents in one row,
-by position_ids, exponential lengths with a mean of an eighth of a row; "as rows" is the peer on such
-documents as padded rows. Thousands of tokens a second count no padding. Medians of rounds in which the implementations take turns;
-memory is the peak of a round in MiB (CUDA only). `form` is what the first attention call of a step was: causal, window,
-ragged, bias.
+Rows: model, way (compiled: torch.compile(fullgraph=True)) and batch. plain: rows of equal length. padded: lengths
+between half and all of a row, on the side where the model's tokenizer pads, with an attention_mask. packed: documents
+in one row, by position_ids, exponential lengths with a mean of an eighth of a row; "as rows" is the peer on such
+documents as padded rows. Thousands of tokens a second count no padding. Medians of rounds in which the implementations
+take turns; memory is the peak of a round in MiB (CUDA only). `form` is what the first attention call of a step was:
+causal, window, ragged, bias, or full.
 """
 import argparse
 import json
@@ -22,10 +22,10 @@ import transformers
 
 import tessera.transformers
 
-CAUSAL = ("llama", "gemma2", "mistral", "qwen3", "gpt_oss")
+CAUSAL = {"llama": "Llama", "gemma2": "Gemma2", "mistral": "Mistral", "qwen3": "Qwen3", "gpt_oss": "GptOss"}
 MODELS = (*CAUSAL, "bert", "vit")
 WITHOUT_SDPA = ("gemma2", "gpt_oss")
-COLUMNS = (("model", 8), ("way", 9), ("batch", 7), ("pass", 8), ("form", 14), ("ktok/s", 9), ("peer", 9), ("ratio", 6),
+COLUMNS = (("model", 8), ("way", 9), ("batch", 7), ("pass", 8), ("form", 20), ("ktok/s", 9), ("peer", 9), ("ratio", 6),
            ("MiB", 8), ("peer", 8), ("as rows", 9))
 
 
@@ -50,8 +50,9 @@ def model_of(name, attention, options, device, dtype):
                                          attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
         kind = transformers.BertForMaskedLM
     else:
-        family = {"llama": "Llama", "gemma2": "Gemma2", "mistral": "Mistral", "qwen3": "Qwen3", "gpt_oss": "GptOss"}[name]
-        own = {"mistral": dict(sliding_window=window), "gemma2": dict(sliding_window=window, attn_logit_softcapping=50.0),
+        family = CAUSAL[name]
+        own = {"mistral": dict(sliding_window=window),
+               "gemma2": dict(sliding_window=window, attn_logit_softcapping=50.0),
                "gpt_oss": dict(sliding_window=window, num_local_experts=2, num_experts_per_tok=1)}.get(name, {})
         config = getattr(transformers, f"{family}Config")(
             **common, num_key_value_heads=kv_heads, head_dim=dim, max_position_embeddings=16 * options.length,
@@ -154,12 +155,13 @@ def rows_of(name, way, options, device, dtype):
     models = {who: model_of(name, attention, options, device, dtype)
               for who, attention in (("tessera", "tessera"), ("peer", peer))}
     for kind in options.batches:
-        if name == "vit" and kind != "plain" or name == "bert" and kind == "packed":
-            continue
+        if name == "vit" and kind != "plain" or name in ("bert", "gpt_oss") and kind == "packed":
+            continue  # transformers infers documents for neither
         arguments, tokens, alone = batch_of(kind, name, options, device, dtype)
         form = form_of(models["tessera"], arguments)
         torch._dynamo.reset()
-        runs = {a: torch.compile(m, fullgraph=True, dynamic=False) if way == "compiled" else m for a, m in models.items()}
+        compiled = way == "compiled"
+        runs = {a: torch.compile(m, fullgraph=True, dynamic=False) if compiled else m for a, m in models.items()}
         for passes in options.passes:
             steps = {a: lambda m=m: step(m, arguments, passes) for a, m in runs.items()}
             if alone is not None and way == "eager":
@@ -174,8 +176,8 @@ def rows_of(name, way, options, device, dtype):
 def shown(row):
     rows = row["rate"].get("as rows")
     return (row["model"], row["way"], row["batch"], row["passes"], row["form"], f"{row['rate']['tessera']:.1f}",
-            f"{row['rate']['peer']:.1f}", f"{row['ratio']:.2f}", row["mib"]["tessera"] or "-", row["mib"]["peer"] or "-",
-            "-" if rows is None else f"{rows:.1f}")
+            f"{row['rate']['peer']:.1f}", f"{row['ratio']:.2f}", row["mib"]["tessera"] or "-",
+            row["mib"]["peer"] or "-", "-" if rows is None else f"{rows:.1f}")
 
 
 def line(cells):
@@ -222,8 +224,8 @@ def main():
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     found = []
     if not options.json:
-        print(f"PyTorch {torch.__version__}, transformers {transformers.__version__}, {where}, {dtype}; {options.layers} "
-              f"layers, {options.batch} x {options.length} tokens", line([name for name, _ in COLUMNS]), sep="\n")
+        print(f"PyTorch {torch.__version__}, transformers {transformers.__version__}, {where}, {dtype}",
+              f"{options.layers} layers, {options.batch} x {options.length} tokens", line([name for name, _ in COLUMNS]), sep="\n")
     for name in options.models:
         for way in options.ways:
             for row in rows_of(name, way, options, device, dtype):

@@ -26,10 +26,10 @@ class Offsets(NamedTuple):
 class LayerMask(NamedTuple):
     """The mask of a layer with queries [batch, heads, len_q, head_dim] and keys [batch, kv_heads, len_kv, head_dim].
 
-    window_left, window_right: keys before and after a query's own that it sees; -1: no limit. keys: bool
-    [batch, len_kv], False for padding. documents: int [batch, len], the document of each row. chunk: a query sees keys of
-    its own chunk of so many rows, the first of which begins with the first key that counts; 0: none. offsets: the members
-    of the ragged batch that says the same as these three; None: the batch is dense."""
+    window_left, window_right: keys before and after a query's own that it sees; -1: no limit.
+    keys: bool [batch, len_kv], False for padding. documents: int [batch, len], the document of each row.
+    chunk: a query sees keys of its own chunk of so many rows; the first begins with the first key that counts; 0: none.
+    offsets: the members of the ragged batch that says the same as these three; None: the batch is dense."""
     batch: int
     len_q: int
     len_kv: int
@@ -46,8 +46,8 @@ class LayerMask(NamedTuple):
         expected = (self.batch, self.len_q, self.len_kv)
         got = (query.shape[0], query.shape[2], key.shape[2])
         if expected != got:
-            raise ValueError("attention_mask: expected query and key of the batch and the lengths (batch, len_q, len_kv) "
-                             f"= {expected} that the mask was made for, got {got}")
+            raise ValueError("attention_mask: expected query and key of the sizes (batch, len_q, len_kv) = "
+                             f"{expected} that the mask was made for, got {got}")
 
     def dense(self, device):
         """bool, broadcasts to [batch, 1, len_q, len_kv]: True where the key takes part."""
@@ -142,13 +142,20 @@ def of_chunks(batch, length, chunk, device):
     return _offsets(offsets, offsets, _shorter(chunk, length), _shorter(chunk, length))
 
 
+def count_is_known(begins):
+    """Whether the host may read how many documents there are. An eager model may: transformers has just read whether
+    there are any, which waited for the same numbers."""
+    return not (torch.compiler.is_compiling() or torch.jit.is_tracing() or type(begins) is not Tensor
+                or (begins.is_cuda and torch.cuda.is_current_stream_capturing()))
+
+
 def of_documents(begins):
-    """Offsets of bool [batch, len], True where a document begins. The host does not know how many there are, so there
-    are as many members as rows, and the last ones are empty."""
+    """Offsets of bool [batch, len], True where a document begins. Where the host does not know how many there are, it
+    takes as many members as rows, and the last ones are empty."""
     batch, length = begins.shape
     row = torch.arange(batch * length, device=begins.device)
     offsets = torch.where(begins.flatten(), row, batch * length).sort().values
-    if begins.device.type == "cpu" and type(begins) is Tensor and not torch.compiler.is_compiling():
+    if count_is_known(begins):
         offsets = offsets[:int(begins.sum())]
     offsets = _closed(offsets, batch * length)
     return _offsets(offsets, offsets, length, length)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The function that makes the masks of attn_implementation="tessera": it keeps the structure of a mask.
 
-transformers describes a mask by a function of indices, which it composes of a few closures, and sdpa_mask evaluates that
-function for all pairs. layer_mask() reads it instead: in Python from the closures, in a graph that torch.compile traces
-from the operations that the function leaves there, because Dynamo does not show closures before PyTorch 2.13. Masks of
-other functions are those of sdpa_mask.
+transformers describes a mask by a function of indices, which it composes of a few closures, and sdpa_mask evaluates
+that function for all pairs. layer_mask() reads it instead: in Python from the closures, in a graph that torch.compile
+traces from the operations that the function leaves there, because Dynamo of PyTorch 2.11 does not show closures. Masks
+of other functions are those of sdpa_mask.
 """
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ _WORK_ON_THE_MASK = frozenset(("axk2", "deepseek_v32", "diffusion_gemma", "falco
 
 
 class Pattern(NamedTuple):
-    """What a mask function says. local: "" or "window" (a query sees `size` keys, itself included), "both sides" (`size`
-    keys on each side) or "chunk". documents: "" or whose position_ids separate them, "given" or "model"."""
+    """What a mask function says.
+
+    local: "" or "window" (a query sees `size` keys, itself included), "both sides" (`size` keys on each side) or "chunk".
+    documents: "" or whose position_ids separate them, "given" or "model"."""
     causal: bool = False
     local: str = ""
     size: int = 0
@@ -238,16 +240,16 @@ def _run_of(keys):
     run = _layer_masks.run_of(keys)
     if _may_read(keys):
         return bool(keys.all()), run if bool(run.is_one.all()) else None
-    torch._assert_async(run.is_one.all(), "attention_mask: expected one run of ones in each row, since the host does not "
-                        "read it here, got one with zeros between ones; a mask of 4 dimensions may be anything")
+    torch._assert_async(run.is_one.all(), "attention_mask: expected one run of ones in each row, since the host does "
+                        "not read it here, got zeros between ones; a mask of 4 dimensions may be anything")
     return False, run
 
 
 def layer_mask(**keywords):
-    """The mask function of "tessera" for AttentionMaskInterface: a LayerMask, None for a mask that says no more than the
-    layer does (causal or nothing), or what sdpa_mask() gives.
+    """The mask function of "tessera" for AttentionMaskInterface. The keywords are those of sdpa_mask().
 
-    The keywords are those of sdpa_mask()."""
+    Returns a LayerMask, None for a mask that says no more than the layer does (causal or nothing), or what sdpa_mask()
+    gives."""
     mask = _structured(**keywords)
     return masking_utils.sdpa_mask(**keywords) if mask is NotImplemented else mask
 

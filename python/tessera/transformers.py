@@ -98,12 +98,13 @@ def _warn_once():
 
 
 def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
-                      attention_mask: Tensor | LayerMask | None, dropout: float = 0.0, scaling: float | None = None, sliding_window: int | None = None,
-                      softcap: float | None = None, is_causal: bool | None = None, s_aux: Tensor | None = None,
-                      sinks: Tensor | None = None, head_mask: None = None, position_bias: Tensor | None = None,
-                      cache: None = None, cu_seq_lens_q: Tensor | None = None, cu_seq_lens_k: Tensor | None = None,
-                      max_length_q: int | None = None, max_length_k: int | None = None,
-                      output_attentions: bool = False, **kwargs: Any) -> tuple[Tensor, None]:
+                      attention_mask: Tensor | LayerMask | None, dropout: float = 0.0, scaling: float | None = None,
+                      sliding_window: int | None = None, softcap: float | None = None, is_causal: bool | None = None,
+                      s_aux: Tensor | None = None, sinks: Tensor | None = None, head_mask: None = None,
+                      position_bias: Tensor | None = None, cache: None = None, cu_seq_lens_q: Tensor | None = None,
+                      cu_seq_lens_k: Tensor | None = None, max_length_q: int | None = None,
+                      max_length_k: int | None = None, output_attentions: bool = False,
+                      **kwargs: Any) -> tuple[Tensor, None]:
     """Called by transformers for each layer: query [batch, heads, len_q, head_dim], key, value [batch, kv_heads, ..].
 
     attention_mask: a LayerMask, which says all of causal, window, padding, documents and chunks; or bool
@@ -111,7 +112,8 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         sliding_window w lets a query see w keys, itself included: window (w - 1, 0).
     cu_seq_lens_q, cu_seq_lens_k: int [sequences + 1] over the rows of the whole batch: packed sequences, which do not
         see each other. max_length_q, max_length_k: bounds of their lengths. position_ids that begin anew mean packed
-        sequences where they do for "sdpa": in the mask that transformers makes without a cache. Offsets replace them.
+        sequences where they do for "sdpa": in the mask that transformers makes without a cache. Beside offsets they
+        change nothing.
     s_aux, sinks: two names of one argument, [heads]: the sinks of tessera.torch.attention, as gpt-oss has them.
     Under autocast query, key and value are cast as PyTorch's attention casts them.
     Returns ([batch, len_q, heads, head_dim], None): output_attentions only warns, once, as it does with "sdpa".
@@ -149,7 +151,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     elif attention_mask is not None and cu_seq_lens_q is None:
         attention_mask, causal = _of_padding(attention_mask, query.shape[2], key.shape[2])
     scores = dict(seed=_attention.seed_tensor(None, dropout), causal=1 if causal else 0, window_left=left,
-                  window_right=right, scale=scaling, softcap=softcap or 0.0, dropout_p=dropout)
+                  scale=scaling, window_right=right, softcap=softcap or 0.0, dropout_p=dropout)
     if cu_seq_lens_q is not None and attention_mask is not None:
         attention_mask = _within_sequences(attention_mask, cu_seq_lens_q, cu_seq_lens_k, query, key)
     if cu_seq_lens_q is None or attention_mask is not None:
@@ -170,8 +172,8 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
 
 
 def register(name: str = NAME) -> None:
-    """Registers `name` with transformers' AttentionInterface and AttentionMaskInterface. Masks mean what those of "sdpa"
-    mean. Causal layers, sliding windows, chunks, padding and packed sequences get no mask of all pairs.
+    """Registers `name` with transformers' AttentionInterface and AttentionMaskInterface. Masks mean what those of
+    "sdpa" mean. Causal layers, sliding windows, chunks, padding and packed sequences get no mask of all pairs.
 
     Raises ValueError for a name with "flash" in it, which transformers takes for flash-attn itself."""
     if "flash" in name:
