@@ -95,6 +95,11 @@ def _offsets(q, kv, max_len_q, max_len_kv):
     return Offsets(q.to(torch.int32), kv.to(torch.int32), max_len_q, max_len_kv)
 
 
+def _opened(of_q, of_kv, max_len_q, max_len_kv):
+    """Offsets whose members end at the entries of [batch, members of a row]."""
+    return _offsets(*(F.pad(ends.flatten(), (1, 0)) for ends in (of_q, of_kv)), max_len_q, max_len_kv)
+
+
 def _closed(offsets, total):
     return torch.cat([offsets, torch.full((1,), total, dtype=offsets.dtype, device=offsets.device)])
 
@@ -107,31 +112,24 @@ def of_padded_rows(run, length, chunk=0):
     """Offsets in which each row has the members [begin, end) of queries and keys. With a chunk, a row's run is cut into
     members of so many, beginning with its begin."""
     first = _first_rows(len(run.begin), length, run.begin.device)
-    begin, end = first + run.begin, first + run.end
+    begin, end, last = first + run.begin, first + run.end, first + length
     if chunk:
-        cuts = begin[:, None] + torch.arange((length + chunk - 1) // chunk + 1, device=begin.device) * chunk
+        cuts = begin[:, None] + torch.arange(1, (length + chunk - 1) // chunk + 1, device=begin.device) * chunk
         cuts = torch.minimum(cuts, end[:, None])
     else:
-        cuts = torch.stack([begin, end], 1)
-    # The padding between two rows: up to their first offset come its queries, up to the second one its keys.
-    end_before = F.pad(end[:-1], (1, 0))
-    of_q = torch.cat([begin[:, None], cuts], 1).flatten()
-    of_kv = torch.cat([end_before[:, None], cuts], 1).flatten()
-    total = first[-1:] + length
-    return _offsets(torch.cat([torch.zeros_like(total), of_q, total, total]),
-                    torch.cat([torch.zeros_like(total), of_kv, end[-1:], total]),
-                    _shorter(chunk, length), _shorter(chunk, length))
+        cuts = end[:, None]
+    of_q = torch.cat([begin[:, None], begin[:, None], cuts, last[:, None], last[:, None]], 1)
+    of_kv = torch.cat([first[:, None], begin[:, None], cuts, end[:, None], last[:, None]], 1)
+    return _opened(of_q, of_kv, length, length)
 
 
 def of_padded_keys(run, len_q, len_kv):
     """Offsets in which all queries of a row see the keys [begin, end) of theirs."""
     batch, device = len(run.begin), run.begin.device
     first_q, first_kv = (_first_rows(batch, length, device) for length in (len_q, len_kv))
-    of_q = torch.stack([first_q, first_q + len_q], 1).flatten()
-    of_kv = torch.stack([first_kv + run.begin, first_kv + run.end], 1).flatten()
-    total_q, total_kv = first_q[-1:] + len_q, first_kv[-1:] + len_kv
-    return _offsets(torch.cat([torch.zeros_like(total_q), of_q, total_q]),
-                    torch.cat([torch.zeros_like(total_kv), of_kv, total_kv]), len_q, len_kv)
+    of_q = torch.stack([first_q, first_q + len_q, first_q + len_q], 1)
+    of_kv = torch.stack([first_kv + run.begin, first_kv + run.end, first_kv + len_kv], 1)
+    return _opened(of_q, of_kv, len_q, len_kv)
 
 
 def of_chunks(batch, length, chunk, device):
@@ -139,7 +137,7 @@ def of_chunks(batch, length, chunk, device):
     cuts = (torch.arange((length + chunk - 1) // chunk, device=device) * chunk).expand(batch, -1)
     cuts = cuts + _first_rows(batch, length, device)[:, None]
     offsets = _closed(cuts.flatten(), batch * length)
-    return _offsets(offsets, offsets, _shorter(chunk, length), _shorter(chunk, length))
+    return _offsets(offsets, offsets, min(chunk, length), min(chunk, length))
 
 
 def count_is_known(begins):
@@ -159,7 +157,3 @@ def of_documents(begins):
         offsets = offsets[:int(begins.sum())]
     offsets = _closed(offsets, batch * length)
     return _offsets(offsets, offsets, length, length)
-
-
-def _shorter(chunk, length):
-    return min(chunk, length) if chunk else length

@@ -22,10 +22,10 @@ from transformers import masking_utils
 from . import _layer_masks
 from ._layer_masks import LayerMask
 
-# Models that work on the mask itself. They ask for a mask of all pairs by allow_is_causal_skip=False, which packed
-# documents set too.
-_WORK_ON_THE_MASK = frozenset(("axk2", "deepseek_v32", "diffusion_gemma", "falcon", "glm_moe_dsa", "hy_v4", "qwen4_exp",
-                               "t5gemma2", "t5gemma2_text", "t5gemma2_decoder"))
+# Beginnings of the model_type of models that work on the mask itself (index it, add to it, concatenate it).
+_WORK_ON_THE_MASK = ("axk2", "deepseek_v32", "diffusion_gemma", "doge", "gemma4_assistant", "gemma4_unified_assistant",
+                     "glm_moe_dsa", "hy_v4", "longformer", "luke", "nemotron_asr_streaming", "pix2struct", "qwen4_exp",
+                     "siglip2", "switch_transformers", "t5gemma2", "visual_bert")
 
 
 class Pattern(NamedTuple):
@@ -262,6 +262,9 @@ def _structured(batch_size=None, q_length=None, kv_length=None, q_offset=0, kv_o
         return NotImplemented  # one query of each member has a row of keys, and no mask of pairs
     if isinstance(q_offset, Tensor) or isinstance(kv_offset, Tensor) or allow_is_bidirectional_skip is False:
         return NotImplemented
+    model_type = getattr(config, "model_type", "")
+    if model_type == "falcon" or model_type.startswith(_WORK_ON_THE_MASK):
+        return NotImplemented
     if use_vmap:
         _say_once("a model adds a mask function of its own")
         return NotImplemented
@@ -270,6 +273,7 @@ def _structured(batch_size=None, q_length=None, kv_length=None, q_offset=0, kv_o
     bidirectional = allow_is_bidirectional_skip is not None
     if not bidirectional and (q_length != kv_length or q_offset != kv_offset):
         return NotImplemented  # a cache that has keys already, or room for more
+    attention_mask = None if attention_mask is None else attention_mask.to(torch.bool)
     if torch.compiler.is_dynamo_compiling():
         batch = torch.arange(batch_size, device=device)[:, None]
         query = torch.arange(1, q_length, device=device)[None]
@@ -282,11 +286,10 @@ def _structured(batch_size=None, q_length=None, kv_length=None, q_offset=0, kv_o
     if pattern is None:
         _say_once("a model has a mask function that is not known")
         return NotImplemented
-    if pattern.documents:
-        if getattr(config, "model_type", "") in _WORK_ON_THE_MASK:
-            return NotImplemented
-    elif not (bidirectional or allow_is_causal_skip) or (pattern.local and q_length != kv_length):
+    if pattern.local and q_length != kv_length:
         return NotImplemented
+    if not (bidirectional or allow_is_causal_skip or pattern.documents):
+        return NotImplemented  # a model that works on the mask asks for one; with documents that does not show
     left, right = -1, -1
     if pattern.local in ("window", "both sides"):
         reach = pattern.size - (1 if pattern.local == "window" else 0)
