@@ -78,7 +78,7 @@ def _checked(found, remapped):
     pattern = Pattern(**found)
     if remapped and not pattern.documents:
         return None
-    if pattern.documents and (pattern.local in ("chunk", "both sides") or not pattern.causal):
+    if pattern.documents == "given" and (pattern.local in ("chunk", "both sides") or not pattern.causal):
         return None
     return pattern
 
