@@ -5,7 +5,7 @@ NUMPY = ("test_attention.py", "test_arrays.py", "test_every_argument.py")
 TORCH = ("test_torch_attention.py", "test_torch_math.py", "test_every_argument.py")
 SDPA = ("test_torch_sdpa.py", "test_torch_sdpa_shapes.py", "test_every_argument.py")
 FLASH = ("test_flash_attn.py", "test_compat.py", "test_every_argument.py")
-TRANSFORMERS = ("test_transformers.py", "test_every_argument.py")
+TRANSFORMERS = ("test_transformers.py", "test_transformers_masks.py", "test_every_argument.py")
 XFORMERS = ("test_xformers.py", "test_every_argument.py")
 JAX = ("test_jax.py", "test_jax_sharded.py", "test_every_argument.py")
 
@@ -104,6 +104,13 @@ BUGS = [
     ("transformers_sequences_by_one", P + "transformers.py",
      "torch.searchsorted(cu_seq_lens, rows, right=True)", "torch.searchsorted(cu_seq_lens, rows, right=False)",
      TRANSFORMERS),
+    ("transformers_padding_hides_the_first_token", P + "_layer_masks.py",
+     "begin, end, last = first + run.begin, first", "begin, end, last = first + (run.begin + 1), first", TRANSFORMERS),
+    ("transformers_documents_run_together", P + "_mask_functions.py",
+     "begins = torch.cat([torch.ones_like(joined[:, :1]), ~joined], 1)",
+     "begins = torch.cat([torch.ones_like(joined[:, :1]), torch.zeros_like(joined)], 1)", TRANSFORMERS),
+    ("transformers_window_of_the_mask_by_one", P + "_mask_functions.py",
+     'reach = pattern.size - (1 if pattern.local == "window" else 0)', "reach = pattern.size", TRANSFORMERS),
     # xFormers.
     ("xformers_merge_in_base_2", P + "xformers.py",
      'torch.where(total == float("-inf"), 0.0, total)).exp()',

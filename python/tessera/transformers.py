@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
+from ._layer_masks import LayerMask
 from .torch import _attention, _broadcast, _sinks, sdpa
 from .torch._operators import Arguments
 from .torch._tensors import expect_tensor, under_autocast
@@ -63,6 +64,13 @@ def _of_padding(mask, len_q, len_kv):
     return None if row.all() else row, causal
 
 
+def _needs_pairs(mask, position_bias, dropout, cu_seq_lens_q):
+    """Whether a call with a LayerMask needs it as a mask of all pairs: biases have no ragged batch, and offsets of the
+    caller replace those of documents but not those of padding."""
+    return (position_bias is not None or _attention.number("dropout", dropout) == 1.0
+            or (cu_seq_lens_q is not None and (mask.keys is not None or mask.chunk > 0)))
+
+
 def _check(unsupported, tensors):
     """Raises ValueError naming the argument: `unsupported` and `tensors` map names to what was given."""
     for name, given in unsupported.items():
@@ -89,20 +97,23 @@ def _warn_once():
                       "use \"eager\" for output_attentions=True", stacklevel=3)
 
 
-def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-                      dropout: float = 0.0, scaling: float | None = None, sliding_window: int | None = None,
-                      softcap: float | None = None, is_causal: bool | None = None, s_aux: Tensor | None = None,
-                      sinks: Tensor | None = None, head_mask: None = None, position_bias: Tensor | None = None,
-                      cache: None = None, cu_seq_lens_q: Tensor | None = None, cu_seq_lens_k: Tensor | None = None,
-                      max_length_q: int | None = None, max_length_k: int | None = None,
-                      output_attentions: bool = False, **kwargs: Any) -> tuple[Tensor, None]:
+def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
+                      attention_mask: Tensor | LayerMask | None, dropout: float = 0.0, scaling: float | None = None,
+                      sliding_window: int | None = None, softcap: float | None = None, is_causal: bool | None = None,
+                      s_aux: Tensor | None = None, sinks: Tensor | None = None, head_mask: None = None,
+                      position_bias: Tensor | None = None, cache: None = None, cu_seq_lens_q: Tensor | None = None,
+                      cu_seq_lens_k: Tensor | None = None, max_length_q: int | None = None,
+                      max_length_k: int | None = None, output_attentions: bool = False,
+                      **kwargs: Any) -> tuple[Tensor, None]:
     """Called by transformers for each layer: query [batch, heads, len_q, head_dim], key, value [batch, kv_heads, ..].
 
-    attention_mask: as sdpa_mask makes it, bool [batch, 1, len_q, len_kv] or None; numbers are added. Without one a
-        causal layer is causal, and sliding_window w lets a query see w keys, itself included: window (w - 1, 0).
+    attention_mask: a LayerMask, which says all of causal, window, padding, documents and chunks; or bool
+        [batch, 1, len_q, len_kv], as sdpa_mask makes it; numbers are added. Without one a causal layer is causal, and
+        sliding_window w lets a query see w keys, itself included: window (w - 1, 0).
     cu_seq_lens_q, cu_seq_lens_k: int [sequences + 1] over the rows of the whole batch: packed sequences, which do not
         see each other. max_length_q, max_length_k: bounds of their lengths. position_ids that begin anew mean packed
-        sequences where they do for "sdpa": in the mask that transformers makes without a cache.
+        sequences where they do for "sdpa": in the mask that transformers makes without a cache. Beside offsets they
+        change nothing.
     s_aux, sinks: two names of one argument, [heads]: the sinks of tessera.torch.attention, as gpt-oss has them.
     Under autocast query, key and value are cast as PyTorch's attention casts them.
     Returns ([batch, len_q, heads, head_dim], None): output_attentions only warns, once, as it does with "sdpa".
@@ -111,8 +122,9 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     if output_attentions:
         _warn_once()
     _check(dict(head_mask=head_mask, cache=cache),
-           dict(query=query, key=key, value=value, attention_mask=attention_mask, position_bias=position_bias,
-                cu_seq_lens_q=cu_seq_lens_q, cu_seq_lens_k=cu_seq_lens_k))
+           dict(query=query, key=key, value=value, position_bias=position_bias, cu_seq_lens_q=cu_seq_lens_q,
+                cu_seq_lens_k=cu_seq_lens_k,
+                attention_mask=None if isinstance(attention_mask, LayerMask) else attention_mask))
     if s_aux is not None and sinks is not None:
         raise ValueError("sinks: expected None beside s_aux, which is another name of it, got both")
     sinks = s_aux if sinks is None else sinks
@@ -120,15 +132,26 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     if not (query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2]):
         query, key, value, _ = _broadcast.heads_first(query, key, value, True)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    layer_mask, right = None, -1
+    if isinstance(attention_mask, LayerMask):
+        attention_mask.expect(query, key)
+        if _needs_pairs(attention_mask, position_bias, dropout, cu_seq_lens_q):
+            attention_mask = attention_mask.dense(query.device)
+        else:
+            layer_mask, attention_mask = attention_mask, None
     causal = attention_mask is None and is_causal and query.shape[2] > 1
     if causal and cu_seq_lens_q is None and key.shape[2] > query.shape[2]:  # a static cache, whose other keys are unset
         key, value = key[:, :, :query.shape[2]], value[:, :, :query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., :query.shape[2]]
     left = sliding_window - 1 if sliding_window is not None and is_causal and attention_mask is None else -1
-    if attention_mask is not None and cu_seq_lens_q is None:
+    if layer_mask is not None:
+        causal, left, right = layer_mask.causal, layer_mask.window_left, layer_mask.window_right
+        if cu_seq_lens_q is None and layer_mask.offsets is not None:
+            cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k = layer_mask.offsets
+    elif attention_mask is not None and cu_seq_lens_q is None:
         attention_mask, causal = _of_padding(attention_mask, query.shape[2], key.shape[2])
     scores = dict(seed=_attention.seed_tensor(None, dropout), causal=1 if causal else 0, window_left=left,
-                  scale=scaling, softcap=softcap or 0.0, dropout_p=dropout)
+                  scale=scaling, window_right=right, softcap=softcap or 0.0, dropout_p=dropout)
     if cu_seq_lens_q is not None and attention_mask is not None:
         attention_mask = _within_sequences(attention_mask, cu_seq_lens_q, cu_seq_lens_k, query, key)
     if cu_seq_lens_q is None or attention_mask is not None:
@@ -136,7 +159,8 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         if _attention.number("dropout", dropout) == 1.0:
             return sdpa.nothing_kept(query, key, value, bias).transpose(1, 2), None
         if bias is None and sinks is None and not softcap and type(dropout) is float and dropout == 0.0:
-            return _attention.run_few(query, key, value, 1 if causal else 0, True, scaling, left).transpose(1, 2), None
+            o = _attention.run_few(query, key, value, 1 if causal else 0, True, scaling, left, right)
+            return o.transpose(1, 2), None
         o = _sinks.run(Arguments(query, key, value, bias, heads_first=True, **scores), sinks, False)
         return o.transpose(1, 2), None
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
@@ -148,13 +172,14 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
 
 
 def register(name: str = NAME) -> None:
-    """Registers `name` with transformers' AttentionInterface and AttentionMaskInterface. Masks are those of "sdpa", so
-    padding, packing, sliding windows, chunks and static caches mean what they mean there.
+    """Registers `name` with transformers' AttentionInterface and AttentionMaskInterface. Masks mean what those of
+    "sdpa" mean. Causal layers, sliding windows, chunks, padding and packed sequences get no mask of all pairs.
 
     Raises ValueError for a name with "flash" in it, which transformers takes for flash-attn itself."""
     if "flash" in name:
         raise ValueError(f"name: expected one without \"flash\", which transformers takes for flash-attn, got {name!r}")
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
+
+    from ._mask_functions import layer_mask
     AttentionInterface.register(name, attention_forward)
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, layer_mask)
