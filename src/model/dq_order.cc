@@ -7,11 +7,13 @@
 #include "model/dq_order.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <queue>
 
 #include "cuda/backward/host/head_split.hpp"
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/fa3/host/key_block_list.hpp"
 #include "cuda/gradient/host/config.h"
 #include "cuda/gradient/host/dq_order.hpp"
 #include "model/stage.hpp"
@@ -165,10 +167,37 @@ void for_each_start_of_fa2(const Problem& p, std::vector<Sequence>& sequences, c
     }
 }
 
+/// The launch order of a ragged call of fa3 (cuda/fa3/host/key_block_list.hpp).
+std::vector<KeyBlockStart> listed_starts(const Problem& p,
+                                         std::span<const std::pair<std::int64_t, std::int64_t>> lengths) {
+    const fa3::Config& config = fa3::config_of(p);
+    std::vector<int> order(lengths.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto class_of = [&](int sequence) {
+        const auto& [len_q, len_kv] = lengths[static_cast<std::size_t>(sequence)];
+        return fa3::length_class(static_cast<int>(len_q), static_cast<int>(len_kv));
+    };
+    std::ranges::stable_sort(order, [&](int a, int b) { return class_of(a) > class_of(b); });
+    std::vector<KeyBlockStart> starts;
+    for (const int sequence : order) {
+        const auto& [len_q, len_kv] = lengths[static_cast<std::size_t>(sequence)];
+        ask_fa3_schedule(p, config.block_q, len_q, len_kv, [&](const auto& schedule) {
+            const auto heads_kv = static_cast<int>(p.heads_kv);
+            for (int index = 0; index < fa3::items_of(schedule) * heads_kv; ++index) {
+                const fa3::PlacedKeyBlock own = fa3::place_key_block(schedule, heads_kv * schedule.head_splits, index,
+                                                                     !p.mask.trivial(), config.splits_dv_dk());
+                starts.push_back({sequence, own.head / schedule.head_splits, own.head % schedule.head_splits, own.n});
+            }
+        });
+    }
+    return starts;
+}
+
 }  // namespace
 
 std::vector<KeyBlockStart> key_block_starts(const Problem& p,
                                             std::span<const std::pair<std::int64_t, std::int64_t>> lengths) {
+    if (p.ragged) return listed_starts(p, lengths);
     Problem of_lengths = p;
     of_lengths.batch = static_cast<std::int64_t>(lengths.size());
     const fa3::KeyBlockNumbering numbering = fa3::key_block_numbering(of_lengths);
