@@ -175,7 +175,7 @@ std::vector<KeyBlockStart> listed_starts(const Problem& p,
     std::iota(order.begin(), order.end(), 0);
     const auto class_of = [&](int sequence) {
         const auto& [len_q, len_kv] = lengths[static_cast<std::size_t>(sequence)];
-        return fa3::length_class(static_cast<int>(len_q), static_cast<int>(len_kv));
+        return cuda::length_class(static_cast<int>(len_q), static_cast<int>(len_kv));
     };
     std::ranges::stable_sort(order, [&](int a, int b) { return class_of(a) > class_of(b); });
     std::vector<KeyBlockStart> starts;
@@ -184,8 +184,8 @@ std::vector<KeyBlockStart> listed_starts(const Problem& p,
         ask_fa3_schedule(p, config.block_q, len_q, len_kv, [&](const auto& schedule) {
             const auto heads_kv = static_cast<int>(p.heads_kv);
             for (int index = 0; index < fa3::items_of(schedule) * heads_kv; ++index) {
-                const fa3::PlacedKeyBlock own = fa3::place_key_block(schedule, heads_kv * schedule.head_splits, index,
-                                                                     !p.mask.trivial(), config.splits_dv_dk());
+                const cuda::PlacedKeyBlock own = fa3::place_key_block(schedule, heads_kv * schedule.head_splits, index,
+                                                                      !p.mask.trivial(), config.splits_dv_dk());
                 starts.push_back({sequence, own.head / schedule.head_splits, own.head % schedule.head_splits, own.n});
             }
         });

@@ -107,10 +107,10 @@ void ask_sequence(const Case& c, std::size_t sequence, const Ask& ask) {
     else of(fa3::BlockSchedule<64, 128>{});
 }
 
-/// The list that list_kernel makes of a ragged call (fa3/backward/before/key_block_list.cuh), where sequences of one
+/// The list that list_kernel makes of a ragged call (cuda/backward/work_list.cuh), where sequences of one
 /// class of length keep their order; and the number that its counter begins at.
 struct List {
-    std::vector<fa3::ListedSequence> items;
+    std::vector<cuda::ListedSequence> items;
     unsigned first_number;
 };
 List list_of(const Case& c) {
@@ -122,17 +122,17 @@ List list_of(const Case& c) {
     }
     const auto class_of = [&](int b) {
         const auto [len_q, len_kv] = c.lengths[static_cast<std::size_t>(b)];
-        return fa3::length_class(static_cast<int>(len_q), static_cast<int>(len_kv));
+        return cuda::length_class(static_cast<int>(len_q), static_cast<int>(len_kv));
     };
     std::ranges::stable_sort(order, [&](int a, int b) { return class_of(a) > class_of(b); });
     const auto room = static_cast<int>(fa3::list_items(p));
     int first = room - std::accumulate(items.begin(), items.end(), 0);
     EXPECT_GE(first, 0) << "the list has no room for its items: " << describe(c);
-    List list{std::vector<fa3::ListedSequence>(static_cast<std::size_t>(room)),
+    List list{std::vector<cuda::ListedSequence>(static_cast<std::size_t>(room)),
               static_cast<unsigned>(first) * static_cast<unsigned>(p.heads_kv)};
     for (const int b : order) {
         const auto [len_q, len_kv] = c.lengths[static_cast<std::size_t>(b)];
-        const fa3::ListedSequence own{b, first, 0, 0, static_cast<int>(len_q), static_cast<int>(len_kv), {}};
+        const cuda::ListedSequence own{b, first, 0, 0, static_cast<int>(len_q), static_cast<int>(len_kv), {}};
         const int count = items[static_cast<std::size_t>(b)];
         std::fill_n(list.items.begin() + first, count, own);
         first += count;
@@ -148,11 +148,11 @@ std::vector<model::KeyBlockStart> starts_of_list(const Case& c) {
     std::vector<model::KeyBlockStart> starts;
     for (unsigned number = list.first_number; number < numbering.count; ++number) {
         const auto own = static_cast<int>(number);
-        const fa3::ListedSequence sequence =
+        const cuda::ListedSequence sequence =
             list.items[static_cast<std::size_t>(numbering.by_listed_heads.quotient(own))];
         const int index = own - sequence.first_item * static_cast<int>(p.heads_kv);
         ask_sequence(c, static_cast<std::size_t>(sequence.batch), [&](const auto& schedule) {
-            const fa3::PlacedKeyBlock placed =
+            const cuda::PlacedKeyBlock placed =
                 fa3::place_key_block(schedule, static_cast<int>(p.heads_kv) * schedule.head_splits, index,
                                      !p.mask.trivial(), fa3::config_of(p).splits_dv_dk());
             starts.push_back(
@@ -298,12 +298,12 @@ TEST(BackwardDispatch, the_longest_sequence_starts_first) {
 }
 
 TEST(BackwardDispatch, classes_of_length_ascend) {
-    EXPECT_EQ(fa3::length_class(0), 0);
+    EXPECT_EQ(cuda::length_class(0), 0);
     for (int len = 1; len < 100'000; ++len) {
-        const int step = fa3::length_class(len) - fa3::length_class(len - 1);
+        const int step = cuda::length_class(len) - cuda::length_class(len - 1);
         ASSERT_TRUE(step == 0 || step == 1) << len;
     }
-    EXPECT_EQ(fa3::length_class(std::numeric_limits<int>::max()), fa3::kLengthClasses - 1);
+    EXPECT_EQ(cuda::length_class(std::numeric_limits<int>::max()), cuda::kLengthClasses - 1);
 }
 
 /// The tiles of the dQ kernel: each once, a head's last one first.

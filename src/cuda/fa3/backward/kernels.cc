@@ -40,7 +40,7 @@ Memory lay_out(Arena& arena, const Problem& p) {
     if (p.dtype == DType::fp16) w.ds_bounds = arena.take<backward::DsBounds>(p.batch, p.heads_kv, splits);
     const std::size_t cleared = arena.used();
     if (p.ragged) {
-        w.list = arena.take<backward::ListedSequence>(backward::list_items(p));
+        w.list = arena.take<ListedSequence>(backward::list_items(p));
         w.query_blocks = arena.take<backward::SequenceBlock>(backward::blocks_q(p));
     }
     w.stats = arena.take<backward::RowStats>(blocks, c.row_stats());

@@ -3,8 +3,8 @@
 // The work of a CTA or a warp that goes through keys 64 at a time.
 #pragma once
 
+#include "cuda/backward/ragged_keys.cuh"
 #include "cuda/fa3/backward/launch.hpp"
-#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
@@ -35,10 +35,7 @@ __device__ __forceinline__ KeyPiece key_piece_at(const Launch& launch, int numbe
         constexpr int kPieces = kConfig.block_kv / kPieceKeys;
         const int block = number / kPieces;
         const int kv_head = block / launch.blocks_kv;
-        const cuda::QueryTile of = ragged_tile(
-            static_cast<int>(p.batch), block - kv_head * launch.blocks_kv, kConfig.block_kv, [&](int sequence) {
-                return cu_seqlens_at(p.cu_seqlens_kv, sequence * p.cu_stride_kv, p.cu_kv_is_64, p.total_kv);
-            });
+        const cuda::QueryTile of = ragged_key_tile(p, block - kv_head * launch.blocks_kv, kConfig.block_kv);
         return {of.batch, kv_head, of.block * kConfig.block_kv + number % kPieces * kPieceKeys};
     }
     const int count = (p.len_kv + kPieceKeys - 1) / kPieceKeys;
