@@ -146,6 +146,36 @@ Sequence sequence_of(const Stage& s, const std::pair<std::int64_t, std::int64_t>
     return sequence;
 }
 
+/// Sequences in the order of a ragged call's list (cuda/backward/host/work_list.hpp).
+std::vector<std::size_t> listed_order(std::span<const std::pair<std::int64_t, std::int64_t>> lengths) {
+    std::vector<std::size_t> order(lengths.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto class_of = [&](std::size_t sequence) {
+        return cuda::length_class(static_cast<int>(lengths[sequence].first),
+                                  static_cast<int>(lengths[sequence].second));
+    };
+    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return class_of(a) > class_of(b); });
+    return order;
+}
+
+/// The launch order of a ragged call of fa2's backward. `start` is called for each key block.
+template <class Start>
+void for_each_listed_start_of_fa2(std::span<const std::pair<std::int64_t, std::int64_t>> lengths,
+                                  std::vector<Sequence>& sequences, const Start& start) {
+    for (const std::size_t index : listed_order(lengths)) {
+        Sequence& sequence = sequences[index];
+        const auto heads = static_cast<int>(sequence.heads.size());
+        const int count = sequence.count;
+        for (int number = 0; number < heads * count; ++number) {
+            const cuda::PlacedKeyBlock own =
+                sequence.paths.segmented
+                    ? cuda::place_in_segments(number, heads, count, cuda::segment_size(count, cuda::kSegments))
+                    : cuda::place_in_rounds(number, heads, count, 1, false);
+            start(sequence, static_cast<std::size_t>(own.head), own.n);
+        }
+    }
+}
+
 /// The launch order of fa2's backward (cuda/gradient/start.cc, main/cta_work.cuh): segment by segment, of all heads.
 /// `start` is called for each key block.
 template <class Start>
@@ -171,16 +201,10 @@ void for_each_start_of_fa2(const Problem& p, std::vector<Sequence>& sequences, c
 std::vector<KeyBlockStart> listed_starts(const Problem& p,
                                          std::span<const std::pair<std::int64_t, std::int64_t>> lengths) {
     const fa3::Config& config = fa3::config_of(p);
-    std::vector<int> order(lengths.size());
-    std::iota(order.begin(), order.end(), 0);
-    const auto class_of = [&](int sequence) {
-        const auto& [len_q, len_kv] = lengths[static_cast<std::size_t>(sequence)];
-        return cuda::length_class(static_cast<int>(len_q), static_cast<int>(len_kv));
-    };
-    std::ranges::stable_sort(order, [&](int a, int b) { return class_of(a) > class_of(b); });
     std::vector<KeyBlockStart> starts;
-    for (const int sequence : order) {
-        const auto& [len_q, len_kv] = lengths[static_cast<std::size_t>(sequence)];
+    for (const std::size_t index_of : listed_order(lengths)) {
+        const auto sequence = static_cast<int>(index_of);
+        const auto& [len_q, len_kv] = lengths[index_of];
         ask_fa3_schedule(p, config.block_q, len_q, len_kv, [&](const auto& schedule) {
             const auto heads_kv = static_cast<int>(p.heads_kv);
             for (int index = 0; index < fa3::items_of(schedule) * heads_kv; ++index) {
@@ -228,7 +252,8 @@ double clocks_in_dq_order(const Stage& s, int multiprocessors) {
         last = std::max(last, done);
     };
     if (!s.fa3_dq_order) {
-        for_each_start_of_fa2(s.problem, sequences, start);
+        if (s.problem.ragged) for_each_listed_start_of_fa2(lengths, sequences, start);
+        else for_each_start_of_fa2(s.problem, sequences, start);
         return last;
     }
     for (const KeyBlockStart& own : key_block_starts(s.problem, lengths)) {
