@@ -29,6 +29,7 @@ NEEDS = [
     (r"fa3::backward::backward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
     (r"fa3::backward::delta_kernel<.*>", {"HGMMA", "UTMALDG", "USETMAXREG", "MUFU"}),
     (r"fa3::backward::(dq_convert|dkdv_reduce)_kernel<.*>", set()),
+    (r"(fa3::backward::list_kernel<.*>|gradient::list_kernel)", set()),
     (r"fa3::backward::dq_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
     (r"(fa3::backward|gradient)::delta_(of|from)_output_kernel<.*>", {"FFMA"}),  # no MMA
     (r"fa2::forward_fp32_kernel<.*>", {"FFMA", "MUFU"}),  # exact fp32 arithmetic: no tensor cores
@@ -77,7 +78,9 @@ COMPILED = [
 ]
 WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax", "row_gradient", "bias_gradient")
                   for dtype in ("bf16", "fp16")} | {
-    "fa3::reset_kernel", "gradient::fp16_scale_kernel<fp16>"} | {f"gradient::dkdv_reduce_kernel<{dtype}>" for dtype in ("bf16", "fp16")} | {
+    "fa3::reset_kernel", "gradient::list_kernel", "gradient::fp16_scale_kernel<fp16>"} | {
+    f"fa3::backward::list_kernel<{block_q}, {block_kv}>" for block_q, block_kv in ((64, 64), (64, 128), (128, 128))} | {
+    f"gradient::dkdv_reduce_kernel<{dtype}>" for dtype in ("bf16", "fp16")} | {
     f"gradient::delta_from_output_kernel<{dtype}, {chunks}>" for dtype in ("bf16", "fp16") for chunks in (1, 2, 4)} | {
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
     for dim in (64, 128, 256)} | {

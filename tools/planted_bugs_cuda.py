@@ -10,6 +10,7 @@ SPECIAL = "tests/kernels_test --gtest_filter=*SpecialValues*"
 GRADIENTS = "tests/kernels_test --gtest_filter=*CudaGradients*:*CudaHeldGradients*"
 HOST = "tests/cuda_host_test --gtest_filter="
 STRESS = "tests/cuda/cuda_stress_test"
+BOUNDS = "tests/kernels_test --gtest_filter=*CudaRaggedBounds*"
 
 
 def case(schedule: str, *names: str) -> tuple:
@@ -136,4 +137,13 @@ BUGS = [
      "residual_of<kDTypeOf<T>>(high, ptx::unpack<T>(rounded, 1))",
      "residual_of<kDTypeOf<T>>(high, ptx::unpack<T>(rounded, 0))",
      ("tests/kernels_test --gtest_filter=*CudaResidual*",)),
+
+    # The list of a ragged call.
+    ("list_last_segment_is_full", P + "backward/host/work_list.hpp",
+     "const int own_size = std::min(size, count - segment * size);", "const int own_size = size;",
+     (HOST + "*GradientDqOrder*",)),
+    ("list_items_of_a_class_overlap", P + "backward/work_list.cuh",
+     "if (exists) items[first + lane] = begin - sum;", "if (exists) items[first + lane] = begin - sum / 2;", (BOUNDS,)),
+    ("list_query_blocks_of_the_sequence_before", P + "fa3/backward/before/key_block_list.cuh",
+     "begin, begin - first);", "begin, begin - first + 1);", (BOUNDS,)),
 ]

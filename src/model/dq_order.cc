@@ -7,11 +7,13 @@
 #include "model/dq_order.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <queue>
 
 #include "cuda/backward/host/head_split.hpp"
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/fa3/host/key_block_list.hpp"
 #include "cuda/gradient/host/config.h"
 #include "cuda/gradient/host/dq_order.hpp"
 #include "model/stage.hpp"
@@ -144,6 +146,36 @@ Sequence sequence_of(const Stage& s, const std::pair<std::int64_t, std::int64_t>
     return sequence;
 }
 
+/// Sequences in the order of a ragged call's list (cuda/backward/host/work_list.hpp).
+std::vector<std::size_t> listed_order(std::span<const std::pair<std::int64_t, std::int64_t>> lengths) {
+    std::vector<std::size_t> order(lengths.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto class_of = [&](std::size_t sequence) {
+        return cuda::length_class(static_cast<int>(lengths[sequence].first),
+                                  static_cast<int>(lengths[sequence].second));
+    };
+    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return class_of(a) > class_of(b); });
+    return order;
+}
+
+/// The launch order of a ragged call of fa2's backward. `start` is called for each key block.
+template <class Start>
+void for_each_listed_start_of_fa2(std::span<const std::pair<std::int64_t, std::int64_t>> lengths,
+                                  std::vector<Sequence>& sequences, const Start& start) {
+    for (const std::size_t index : listed_order(lengths)) {
+        Sequence& sequence = sequences[index];
+        const auto heads = static_cast<int>(sequence.heads.size());
+        const int count = sequence.count;
+        for (int number = 0; number < heads * count; ++number) {
+            const cuda::PlacedKeyBlock own =
+                sequence.paths.segmented
+                    ? cuda::place_in_segments(number, heads, count, cuda::segment_size(count, cuda::kSegments))
+                    : cuda::place_in_rounds(number, heads, count, 1, false);
+            start(sequence, static_cast<std::size_t>(own.head), own.n);
+        }
+    }
+}
+
 /// The launch order of fa2's backward (cuda/gradient/start.cc, main/cta_work.cuh): segment by segment, of all heads.
 /// `start` is called for each key block.
 template <class Start>
@@ -165,10 +197,31 @@ void for_each_start_of_fa2(const Problem& p, std::vector<Sequence>& sequences, c
     }
 }
 
+/// The launch order of a ragged call of fa3 (cuda/fa3/host/key_block_list.hpp).
+std::vector<KeyBlockStart> listed_starts(const Problem& p,
+                                         std::span<const std::pair<std::int64_t, std::int64_t>> lengths) {
+    const fa3::Config& config = fa3::config_of(p);
+    std::vector<KeyBlockStart> starts;
+    for (const std::size_t index_of : listed_order(lengths)) {
+        const auto sequence = static_cast<int>(index_of);
+        const auto& [len_q, len_kv] = lengths[index_of];
+        ask_fa3_schedule(p, config.block_q, len_q, len_kv, [&](const auto& schedule) {
+            const auto heads_kv = static_cast<int>(p.heads_kv);
+            for (int index = 0; index < fa3::items_of(schedule) * heads_kv; ++index) {
+                const cuda::PlacedKeyBlock own = fa3::place_key_block(schedule, heads_kv * schedule.head_splits, index,
+                                                                      !p.mask.trivial(), config.splits_dv_dk());
+                starts.push_back({sequence, own.head / schedule.head_splits, own.head % schedule.head_splits, own.n});
+            }
+        });
+    }
+    return starts;
+}
+
 }  // namespace
 
 std::vector<KeyBlockStart> key_block_starts(const Problem& p,
                                             std::span<const std::pair<std::int64_t, std::int64_t>> lengths) {
+    if (p.ragged) return listed_starts(p, lengths);
     Problem of_lengths = p;
     of_lengths.batch = static_cast<std::int64_t>(lengths.size());
     const fa3::KeyBlockNumbering numbering = fa3::key_block_numbering(of_lengths);
@@ -199,7 +252,8 @@ double clocks_in_dq_order(const Stage& s, int multiprocessors) {
         last = std::max(last, done);
     };
     if (!s.fa3_dq_order) {
-        for_each_start_of_fa2(s.problem, sequences, start);
+        if (s.problem.ragged) for_each_listed_start_of_fa2(lengths, sequences, start);
+        else for_each_start_of_fa2(s.problem, sequences, start);
         return last;
     }
     for (const KeyBlockStart& own : key_block_starts(s.problem, lengths)) {

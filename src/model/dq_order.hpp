@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The order in which CTAs of fa3's backward start. It is the kernel's own: both decode the numbers of
-// cuda/fa3/host/numbering.hpp.
+// cuda/fa3/host/numbering.hpp, or of a ragged call's list (cuda/fa3/host/key_block_list.hpp).
 #pragma once
 
 #include <cstdint>

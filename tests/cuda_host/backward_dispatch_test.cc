@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The launch order of cuda.fa3.backward (cuda/fa3/host/backward_dispatch.hpp, numbering.hpp): every key block has one
-// number, no CTA waits for one that starts later, and the cost model starts the same CTAs in the same order. No GPU is
-// needed.
+// The launch order of cuda.fa3.backward (cuda/fa3/host/backward_dispatch.hpp, numbering.hpp, and key_block_list.hpp of
+// ragged calls): every key block has one number, no CTA waits for one that starts later, and the cost model starts the
+// same CTAs in the same order. No GPU is needed.
 #include "cuda/fa3/host/backward_dispatch.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 #include <tuple>
 #include <vector>
 
+#include "cuda/fa3/host/key_block_list.hpp"
 #include "model/dq_order.hpp"
 
 namespace tessera::backward_dispatch_test {
@@ -67,6 +70,10 @@ class Cases {
         p.total_q = p.total_kv = 0;
         const bool square = one_of({0, 1}) == 0;
         for (auto& [len_q, len_kv] : c.lengths) {
+            if (one_of({0, 1, 2, 3, 4, 5, 6, 7}) == 0) {
+                len_q = len_kv = 0;
+                continue;
+            }
             len_kv = 1 + static_cast<std::int64_t>(random_() % static_cast<unsigned>(p.len_kv));
             len_q = square ? std::min(len_kv, p.len_q)
                            : 1 + static_cast<std::int64_t>(random_() % static_cast<unsigned>(p.len_q));
@@ -100,9 +107,65 @@ void ask_sequence(const Case& c, std::size_t sequence, const Ask& ask) {
     else of(fa3::BlockSchedule<64, 128>{});
 }
 
+/// The list that list_kernel makes of a ragged call (cuda/backward/work_list.cuh), where sequences of one
+/// class of length keep their order; and the number that its counter begins at.
+struct List {
+    std::vector<cuda::ListedSequence> items;
+    unsigned first_number;
+};
+List list_of(const Case& c) {
+    const Problem& p = c.problem;
+    std::vector<int> items(c.lengths.size()), order(c.lengths.size());
+    std::iota(order.begin(), order.end(), 0);
+    for (std::size_t b = 0; b < items.size(); ++b) {
+        ask_sequence(c, b, [&](const auto& schedule) { items[b] = fa3::items_of(schedule); });
+    }
+    const auto class_of = [&](int b) {
+        const auto [len_q, len_kv] = c.lengths[static_cast<std::size_t>(b)];
+        return cuda::length_class(static_cast<int>(len_q), static_cast<int>(len_kv));
+    };
+    std::ranges::stable_sort(order, [&](int a, int b) { return class_of(a) > class_of(b); });
+    const auto room = static_cast<int>(fa3::list_items(p));
+    int first = room - std::accumulate(items.begin(), items.end(), 0);
+    EXPECT_GE(first, 0) << "the list has no room for its items: " << describe(c);
+    List list{std::vector<cuda::ListedSequence>(static_cast<std::size_t>(room)),
+              static_cast<unsigned>(first) * static_cast<unsigned>(p.heads_kv)};
+    for (const int b : order) {
+        const auto [len_q, len_kv] = c.lengths[static_cast<std::size_t>(b)];
+        const cuda::ListedSequence own{b, first, 0, 0, static_cast<int>(len_q), static_cast<int>(len_kv), {}};
+        const int count = items[static_cast<std::size_t>(b)];
+        std::fill_n(list.items.begin() + first, count, own);
+        first += count;
+    }
+    return list;
+}
+
+/// The key blocks that KeyBlock::decode_listed() finds for the numbers of a ragged launch, in order.
+std::vector<model::KeyBlockStart> starts_of_list(const Case& c) {
+    const Problem& p = c.problem;
+    const fa3::KeyBlockNumbering numbering = fa3::key_block_numbering(p);
+    const List list = list_of(c);
+    std::vector<model::KeyBlockStart> starts;
+    for (unsigned number = list.first_number; number < numbering.count; ++number) {
+        const auto own = static_cast<int>(number);
+        const cuda::ListedSequence sequence =
+            list.items[static_cast<std::size_t>(numbering.by_listed_heads.quotient(own))];
+        const int index = own - sequence.first_item * static_cast<int>(p.heads_kv);
+        ask_sequence(c, static_cast<std::size_t>(sequence.batch), [&](const auto& schedule) {
+            const cuda::PlacedKeyBlock placed =
+                fa3::place_key_block(schedule, static_cast<int>(p.heads_kv) * schedule.head_splits, index,
+                                     !p.mask.trivial(), fa3::config_of(p).splits_dv_dk());
+            starts.push_back(
+                {sequence.batch, placed.head / schedule.head_splits, placed.head % schedule.head_splits, placed.n});
+        });
+    }
+    return starts;
+}
+
 /// The key blocks that KeyBlock::decode() finds for the numbers of a launch, in order. Numbers without one are left
 /// out.
 std::vector<model::KeyBlockStart> starts_of_launch(const Case& c) {
+    if (c.problem.ragged) return starts_of_list(c);
     const fa3::KeyBlockNumbering numbering = fa3::key_block_numbering(c.problem);
     const bool splits_dv_dk = fa3::config_of(c.problem).splits_dv_dk();
     std::vector<model::KeyBlockStart> starts;
@@ -182,6 +245,65 @@ TEST(BackwardDispatch, the_cost_model_starts_the_ctas_of_the_launch) {
         splits += numbering.splits > 1 ? 1 : 0;
     }
     for (const int count : {rounds, segments, longest_first, splits}) EXPECT_GT(count, 20) << "the cases miss a mode";
+}
+
+/// Bounds that are the lengths', missing, or far beyond the tensors: the same CTAs start in the same order, as many as
+/// the totals can need at most.
+TEST(BackwardDispatch, bounds_of_lengths_change_no_start) {
+    Cases cases(5);
+    int checked = 0;
+    for (int i = 0; i < kCases; ++i) {
+        Case c = cases.next();
+        Problem& p = c.problem;
+        if (!p.ragged || p.total_kv * p.heads_kv > 40'000) continue;
+        ++checked;
+        p.len_q = p.len_kv = 0;
+        for (const auto& [len_q, len_kv] : c.lengths) {
+            p.len_q = std::max(p.len_q, len_q);
+            p.len_kv = std::max(p.len_kv, len_kv);
+        }
+        const std::int64_t most_q = p.len_q, most_kv = p.len_kv;
+        const auto starts = starts_of_launch(c);
+        for (const std::int64_t times : {0, 10, 100'000}) {
+            p.len_q = times == 0 ? p.total_q : most_q * times;
+            p.len_kv = times == 0 ? p.total_kv : most_kv * times;
+            ASSERT_EQ(starts_of_launch(c), starts) << times << " times: " << describe(c);
+            const std::int64_t blocks = p.total_kv / fa3::config_of(p).block_kv + p.batch;
+            ASSERT_LE(fa3::list_items(p), blocks * fa3::head_splits(p));
+            ASSERT_LE(fa3::head_splits(p), p.group());
+        }
+    }
+    EXPECT_GT(checked, kCases / 10);
+}
+
+/// One long sequence among thousands of short ones, some of which are empty.
+TEST(BackwardDispatch, the_longest_sequence_starts_first) {
+    Case c;
+    Problem& p = c.problem;
+    p = Problem::dense(4000, 20'000, 16, 128, DType::bf16);
+    p.ragged = true;
+    p.heads_kv = 4;
+    p.mask.causal = Causal::top_left;
+    for (int b = 0; b < 4000; ++b) {
+        const std::int64_t len = b == 2718 ? 20'000 : b % 3 == 0 ? 0 : 1 + b % 300;
+        c.lengths.emplace_back(len, len);
+        p.total_q = p.total_kv += len;
+    }
+    const auto starts = starts_of_launch(c);
+    const std::int64_t of_longest = 157 * 4 * 2;  // key blocks, kv heads, head splits
+    for (std::size_t i = 0; i < starts.size(); ++i) {
+        ASSERT_EQ(starts[i].sequence == 2718, static_cast<std::int64_t>(i) < of_longest) << i;
+    }
+    EXPECT_EQ(starts.front().n, 0) << "the block with the most queries";
+}
+
+TEST(BackwardDispatch, classes_of_length_ascend) {
+    EXPECT_EQ(cuda::length_class(0), 0);
+    for (int len = 1; len < 100'000; ++len) {
+        const int step = cuda::length_class(len) - cuda::length_class(len - 1);
+        ASSERT_TRUE(step == 0 || step == 1) << len;
+    }
+    EXPECT_EQ(cuda::length_class(std::numeric_limits<int>::max()), cuda::kLengthClasses - 1);
 }
 
 /// The tiles of the dQ kernel: each once, a head's last one first.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -119,6 +120,46 @@ TEST(GradientDqOrder, segments_of_a_triangle_start_with_the_first_blocks) {
     KeyBlockOrder first;
     first.set_started(Mask{.causal = Causal::bottom_right}.bind(1024, 1024), 0, 0, kSegments, 16, 16, true, 64, 6);
     EXPECT_EQ(first.block, 3) << "of 16 blocks in 4 segments";
+}
+
+/// A sequence of a ragged call's list: each head has every key block once, and adds in the order that it has in a dense
+/// call.
+TEST(GradientDqOrder, a_listed_sequence_adds_in_the_order_of_a_dense_one) {
+    constexpr int kHeadsKv = 3, kBlockKv = 64;
+    int segmented = 0, split = 0;
+    for (const Mask& mask : kMasks) {
+        for (const int group : {1, 4, 8}) {
+            for (const int len_q : kLengths) {
+                for (const int len_kv : kLengths) {
+                    const Band band = mask.bind(len_q, len_kv);
+                    const int heads = cuda::HeadSplit::heads_per_split(band, group);
+                    const cuda::gradient::SequenceBlocks blocks(mask, band, group, heads, kBlockKv);
+                    SCOPED_TRACE(std::to_string(len_q) + " x " + std::to_string(len_kv));
+                    segmented += blocks.segmented ? 1 : 0;
+                    split += blocks.splits > 1 ? 1 : 0;
+                    std::map<std::pair<int, int>, int> starts;            // (head, block)
+                    std::map<std::tuple<int, int, int>, int> last_added;  // (head, accumulator, tile)
+                    for (int index = 0; index < blocks.items() * kHeadsKv; ++index) {
+                        const cuda::PlacedKeyBlock own = blocks.place(index, kHeadsKv);
+                        ASSERT_TRUE(own.head >= 0 && own.head < kHeadsKv * blocks.splits);
+                        ++starts[{own.head, own.n}];
+                        KeyBlockOrder order;
+                        order.set_in_sequence(band, own.n, blocks.count, blocks.segmented, kBlockKv, 6);
+                        for (int i = 0; i < order.own.count(); ++i) {
+                            const int accumulator = order.own.accumulator_of(i), tile = order.own.query_block_of(i);
+                            const auto [last, first] = last_added.try_emplace({own.head, accumulator, tile}, own.n);
+                            EXPECT_EQ(order.predecessor(accumulator, tile), first ? -1 : last->second);
+                            last->second = own.n;
+                        }
+                    }
+                    EXPECT_EQ(starts.size(), static_cast<std::size_t>(blocks.items() * kHeadsKv));
+                    for (const auto& [block, count] : starts) EXPECT_TRUE(count == 1 && block.second < blocks.count);
+                }
+            }
+        }
+    }
+    EXPECT_GT(segmented, 5);
+    EXPECT_GT(split, 5);
 }
 
 }  // namespace

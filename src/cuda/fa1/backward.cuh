@@ -26,8 +26,10 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
         work.waits = false;
     }
     const gradient::MainloopWarpPairs<T, kConfig> mainloop{{launch, work, memory}};
+    __syncthreads();
+    const int blocks = (work.sequence.len_kv + kConfig.block_kv() - 1) / kConfig.block_kv();
 #pragma unroll 1
-    for (int number = launch.key_blocks - 1; number >= 0; --number) {  // the order in which dQ is added up
+    for (int number = blocks - 1; number >= 0; --number) {  // the order in which dQ is added up
         __syncthreads();
         if (threadIdx.x == 0) work.set_block(number, kConfig.block_kv());
         __syncthreads();

@@ -16,10 +16,10 @@ gradient::Extents extents_of(const Problem& p) {
     if (p.dtype == DType::fp32) {
         const gradient::ConfigFp32 c =
             BackwardShapesFp32::kConfigs[gradient::shape_index_by_dim<BackwardShapesFp32>(p)];
-        return {c.head_dim, c.block_kv, c.shared_bytes(), true};
+        return {c.head_dim, c.block_kv, c.shared_bytes(), true, false, true};
     }
     const gradient::Config c = backward_config_of(p);
-    return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general, true};
+    return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general, true, true};
 }
 
 /// Names of the 16-bit shapes, then of the fp32 shapes.

@@ -8,6 +8,7 @@
 
 #include "core/arena.hpp"
 #include "cuda/backward/host/head_split.hpp"
+#include "cuda/backward/host/work_list.hpp"
 #include "cuda/gradient/host/config.h"
 #include "cuda/gradient/host/dq_order.hpp"
 #include "cuda/host/divider.hpp"
@@ -30,23 +31,24 @@ struct RowTile {
 /// Numbers of tiles and blocks that all kernels of a call share.
 struct Counts {
     int block_kv = 0;
-    int q_tiles = 0;                 // query tiles of the longest sequence
-    int key_blocks = 0;              // key blocks of the longest sequence
-    std::int64_t tiles_of_head = 0;  // query tiles of one head, over all sequences
+    int q_tiles = 0;     // query tiles of a sequence of a dense call; ragged: 0 if no sequence may have any
+    int key_blocks = 0;  // key blocks of a sequence of a dense call
+    std::int64_t all_key_blocks = 0;  // key blocks of one head, over all sequences, at most
+    std::int64_t tiles_of_head = 0;   // query tiles of one head, over all sequences
 
     Counts(const Problem& p, int keys_of_block)
         : block_kv(keys_of_block),
           q_tiles(static_cast<int>((p.len_q + kBlockQ - 1) / kBlockQ)),
           key_blocks(static_cast<int>((p.len_kv + keys_of_block - 1) / keys_of_block)),
+          all_key_blocks(p.ragged ? p.total_kv / keys_of_block + p.batch : p.batch * key_blocks),
           // A ragged sequence may begin inside a tile, which then counts twice: one more tile per sequence.
           tiles_of_head(p.ragged ? p.total_q / kBlockQ + 1 + p.batch : p.batch * q_tiles) {}
 };
 
 /// Counters of one call, zeroed before it.
 struct Counters {
-    int next_cta = 0;             // key blocks that have been taken, see take_key_block()
-    int cu_seqlens_decrease = 0;  // 1: sequences overlap. CTAs then do not wait, and dQ is not defined
-    int rows_left = 0;            // 1: delta_from_output_kernel has left rows to delta_kernel
+    int next_cta = 0;   // dense: key blocks that have been taken, see take_key_block()
+    int rows_left = 0;  // 1: delta_from_output_kernel has left rows to delta_kernel
 };
 
 /// Partial dK and dV of the splits of a group's heads (HeadSplit).
@@ -74,8 +76,13 @@ struct Workspace {
     float* v_squares;   // [batch, heads_kv]: likewise of V
     PartialSums partial;
     int query_parts = 1;  // of any sequence, at most
+    // Of a ragged call (cuda/backward/host/work_list.hpp):
+    ListedSequence* list = nullptr;  // [list_items]
+    std::int64_t list_items = 0;     // room in it
+    int* next_numbers = nullptr;     // [query_parts]: as Counters::next_cta
 
-    Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool splits_heads)
+    Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool splits_heads,
+              bool takes_blocks)
         : rows(arena.take<RowTile>(p.heads_q, counts.tiles_of_head)),
           dq(arena.take<float>(2, p.heads_q, counts.tiles_of_head, kBlockQ, padded_dim)),
           counters(arena.take<Counters>(1)),
@@ -87,16 +94,24 @@ struct Workspace {
                   .heads_kv = static_cast<int>(p.heads_kv),
                   .dim = padded_dim} {
         if (p.heads_q == 0) return;
+        // The bounds of a ragged call may lie far beyond its tensors.
+        const std::int64_t len_q = p.ragged ? std::min(p.len_q, p.total_q) : p.len_q;
+        const std::int64_t len_kv = p.ragged ? std::min(p.len_kv, p.total_kv) : p.len_kv;
         const auto group = static_cast<int>(p.heads_q / p.heads_kv);
         int heads = group;  // of a CTA, at most
         if (splits_heads && p.ragged) {
-            partial.max_splits = HeadSplit::max_splits(p.mask, p.len_q, p.len_kv, group);
+            partial.max_splits = HeadSplit::max_splits(p.mask, len_q, len_kv, group);
         } else if (splits_heads) {
             heads = HeadSplit::heads_per_split(p.mask.bind(p.len_q, p.len_kv), group);
             partial.max_splits = HeadSplit::num_splits(heads, group);
         }
         query_parts =
-            QueryParts(static_cast<int>(p.len_q), QueryParts::fitting(heads, QueryParts::max_terms(p.dtype))).count();
+            QueryParts(static_cast<int>(len_q), QueryParts::fitting(heads, QueryParts::max_terms(p.dtype))).count();
+        if (p.ragged && takes_blocks) {
+            list_items = counts.all_key_blocks * partial.max_splits;
+            list = arena.take<ListedSequence>(list_items);
+            next_numbers = arena.take<int>(query_parts);
+        }
         if (partial.max_splits == 1 && (query_parts == 1 || p.dtype == DType::fp32)) return;
         partial.data = arena.take<float>(2, partial.max_splits, p.heads_kv, partial.keys, padded_dim);
     }
@@ -111,7 +126,7 @@ struct DkdvReduceLaunch {
     PartialSums partial;
     bool splits_heads = false;  // some sequence has head splits
     int max_terms = 0;          // QueryParts::max_terms
-    int tiles = 0;              // key tiles of a head
+    int tiles = 0;              // key tiles of a head; ragged: of all its sequences
     bool vector_dk = false;     // written 16 bytes at a time
     bool vector_dv = false;
 };
@@ -136,13 +151,16 @@ struct Launch {
     bool vector_dq = false;  // rows are written 16 bytes at a time
     bool vector_dk = false;
     bool vector_dv = false;
-    Rows o_residual;               // low-order bits of O, a byte an element; null: delta is the sum of P dP
-    bool vector_residual = false;  // O, its residual and dO are read eight elements at a time
-    int segments = 1;              // segments of a head's key blocks (host/dq_order.hpp)
-    PartialSums partial;           // dK and dV of each split of a group's heads
-    int query_parts = 1;           // launches of the main kernel (cuda/host/query_parts.hpp)
-    int part = 0;                  // the part of the queries that this launch has
-    int max_terms = 0;             // QueryParts::max_terms
+    Rows o_residual;                 // low-order bits of O, a byte an element; null: delta is the sum of P dP
+    bool vector_residual = false;    // O, its residual and dO are read eight elements at a time
+    int segments = 1;                // segments of a head's key blocks (host/dq_order.hpp)
+    PartialSums partial;             // dK and dV of each split of a group's heads
+    int query_parts = 1;             // launches of the main kernel (cuda/host/query_parts.hpp)
+    int part = 0;                    // the part of the queries that this launch has
+    int max_terms = 0;               // QueryParts::max_terms
+    int* next_cta = nullptr;         // the counter of this launch
+    ListedSequence* list = nullptr;  // ragged: the list of its work, and room for items in it
+    int list_items = 0;
     // Dividers to decode the number of a CTA: by the key blocks of a segment; the splits of all heads; the splits of a
     // head; the kv heads.
     Divider block_divider, segment_divider, split_divider, kv_head_divider;
@@ -151,6 +169,7 @@ struct Launch {
     TESSERA_HOST_DEVICE std::int64_t kv_heads() const { return params.forward.batch * params.forward.heads_kv; }
     /// CTAs of the main kernel; some find no key block.
     TESSERA_HOST_DEVICE std::int64_t ctas() const {
+        if (list != nullptr) return std::int64_t{list_items} * params.forward.heads_kv;
         return kv_heads() * partial.max_splits * segments * segment_size(segments, key_blocks);
     }
     /// To be called when all of the above is set.

@@ -45,7 +45,7 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     const Problem& p = call.plan.problem;
     const Counts counts(p, extents.block_kv);
     Arena arena(call.workspace);
-    const Workspace workspace(arena, p, counts, extents.head_dim, extents.splits_heads);
+    const Workspace workspace(arena, p, counts, extents.head_dim, extents.splits_heads, extents.takes_blocks);
     Launch launch;
     launch.params = backward_params(call);
     const BackwardParams& params = launch.params;
@@ -64,6 +64,9 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     launch.query_parts = workspace.query_parts;
     launch.max_terms = QueryParts::max_terms(p.dtype);
     launch.segments = most_segments(p.mask, inputs.group, launch.partial.max_splits * counts.key_blocks);
+    launch.list = workspace.list;
+    launch.list_items = static_cast<int>(workspace.list_items);
+    launch.next_cta = launch.list != nullptr ? workspace.next_numbers : &workspace.counters->next_cta;
     launch.set_dividers();
     if (uses_o_residual(p)) launch.o_residual = rows_of(call.args.o_residual);
     launch.vector_residual = takes_vectors(inputs.o, inputs.head_dim_v) &&
@@ -89,6 +92,7 @@ void start_before(const Problem& p, const Launch& launch, const Extents& extents
     const auto bytes =
         static_cast<std::size_t>(reinterpret_cast<const char*>(end) - reinterpret_cast<char*>(launch.counters));
     check(cudaMemsetAsync(launch.counters, 0, bytes, stream), "counters of the backward");
+    if (launch.list != nullptr) check(start_list({launch, extents.block_kv}, stream), "the list of key blocks");
     if (launch.q_tiles == 0 || heads == 0) return;
     if (launch.o_residual.data != nullptr) {
         const bool bf16 = p.dtype == DType::bf16;
@@ -108,7 +112,8 @@ void start_dkdv_reduce(const Problem& p, const Launch& launch, cudaStream_t stre
         .partial = launch.partial,
         .splits_heads = launch.partial.max_splits > 1,
         .max_terms = launch.max_terms,
-        .tiles = static_cast<int>((p.len_kv + DkdvReduceLaunch::kKeys - 1) / DkdvReduceLaunch::kKeys),
+        .tiles = static_cast<int>(p.ragged ? p.total_kv / DkdvReduceLaunch::kKeys + p.batch
+                                           : (p.len_kv + DkdvReduceLaunch::kKeys - 1) / DkdvReduceLaunch::kKeys),
         .vector_dk = launch.vector_dk,
         .vector_dv = launch.vector_dv};
     const auto start =
@@ -135,7 +140,8 @@ bool uses_o_residual(const Problem& p) { return p.dtype != DType::fp32 && p.drop
 
 std::size_t workspace_bytes(const Problem& problem, const Extents& extents) {
     Arena arena;
-    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim, extents.splits_heads);
+    Workspace(arena, problem, Counts(problem, extents.block_kv), extents.head_dim, extents.splits_heads,
+              extents.takes_blocks);
     return arena.used();
 }
 
@@ -148,8 +154,9 @@ void run(const BackwardCall& call, const Extents& extents,
     start_before(p, launch, extents, stream);
     if (has_keys(p)) {
         for (; launch.part < launch.query_parts; ++launch.part) {
-            if (launch.part > 0) {
-                check(cudaMemsetAsync(&launch.counters->next_cta, 0, sizeof(int), stream), "counters of the backward");
+            if (launch.part > 0 && launch.list != nullptr) ++launch.next_cta;
+            else if (launch.part > 0) {
+                check(cudaMemsetAsync(launch.next_cta, 0, sizeof(int), stream), "counters of the backward");
             }
             check(start(p, launch, stream), name);
         }

@@ -17,6 +17,14 @@ cudaError_t start_delta(const Launch& launch, cudaStream_t stream);
 template <class T>
 cudaError_t start_delta_from_output(const Launch& launch, cudaStream_t stream);
 
+/// Arguments of list_kernel.
+struct ListLaunch {
+    Launch call;
+    int block_kv;
+};
+/// Lists the key blocks of a ragged call (cuda/backward/host/work_list.hpp).
+cudaError_t start_list(const ListLaunch& launch, cudaStream_t stream);
+
 /// fp16: scales of dS from bounds of |dS|.
 template <class T>
 cudaError_t start_fp16_scale(const Launch& launch, cudaStream_t stream);
@@ -48,6 +56,7 @@ struct Extents {
     int shared_bytes;
     bool general;               ///< as in Config
     bool splits_heads = false;  ///< a group's query heads may be split over CTAs (HeadSplit)
+    bool takes_blocks = false;  ///< a CTA takes one key block (take_key_block)
 };
 
 /// True if delta comes from O and its residual when the residual is given. In fp32 O has no residual. With dropout, dS

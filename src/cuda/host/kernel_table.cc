@@ -116,11 +116,11 @@ Refusal refuse_fa3_backward(const Problem& p, const AskedTile& tile, const Limit
     }
     if (auto reason = refuse_odd_dims(p)) return reason;
     constexpr std::int64_t kRows = fa3::backward::Config::kRows;  // rows of the smallest block
-    const std::int64_t rows_of_blocks =
-        p.ragged ? p.total_q / kRows + p.batch : p.batch * ((p.len_q + kRows - 1) / kRows);
-    const std::int64_t blocks =
-        std::max({2 * p.heads_q * rows_of_blocks,  // query blocks of both dQ accumulators
-                  tiles_of(p.batch, p.heads_q, p.len_q, kRows), tiles_of(p.batch, p.heads_kv, p.len_kv, kRows)});
+    const std::int64_t of_queries = p.ragged ? p.total_q / kRows + p.batch : p.batch * ((p.len_q + kRows - 1) / kRows);
+    const std::int64_t of_keys = p.ragged ? (p.total_kv / kRows + p.batch) * fa3::backward::head_splits(p)
+                                          : p.batch * ((p.len_kv + kRows - 1) / kRows);
+    const std::int64_t blocks = std::max(2 * p.heads_q * of_queries,  // query blocks of both dQ accumulators
+                                         p.heads_kv * of_keys);
     if (auto reason = refuse_counts(p, "blocks", blocks)) return reason;
     return refuse_tile(tile, fa3::backward::tile_of(p));
 }
@@ -152,9 +152,10 @@ Refusal refuse_gradient(const Problem& p, const AskedTile& tile, const Limits& l
     constexpr std::int64_t kQ = gradient::kBlockQ;
     const std::int64_t q_tiles = (p.len_q + kQ - 1) / kQ;
     const std::int64_t tiles_of_head = p.ragged ? p.total_q / kQ + 1 + p.batch : p.batch * q_tiles;
-    const std::int64_t tiles =
-        std::max({saturating_product(p.heads_q, tiles_of_head), tiles_of(p.batch, p.heads_q, p.len_q, kQ),
-                  tiles_of(p.batch, p.heads_kv, p.len_kv, own.block_kv)});
+    // Key blocks of a ragged call count once for each head split of a group.
+    const std::int64_t of_keys = p.ragged ? saturating_product(p.heads_q, p.total_kv / own.block_kv + p.batch)
+                                          : tiles_of(p.batch, p.heads_kv, p.len_kv, own.block_kv);
+    const std::int64_t tiles = std::max(saturating_product(p.heads_q, tiles_of_head), of_keys);
     if (auto reason = refuse_counts(p, "tiles", tiles)) return reason;
     constexpr int kDeclared = 6144;  // bytes: a bound on a kernel's static shared memory
     if (auto reason = refuse_shared(p, shared_bytes + kDeclared, limits)) return reason;

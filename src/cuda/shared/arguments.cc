@@ -10,6 +10,7 @@
 #include "core/batch.hpp"
 #include "core/dropout.hpp"
 #include "cuda/device.hpp"
+#include "cuda/host/typical_keys.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::cuda {
@@ -135,10 +136,12 @@ bool takes_byte_vectors(const Rows& rows, int dim) {
 }
 
 int heads_together(const Problem& p, std::int64_t l2_share) {
-    const Band band = p.mask.bind(p.len_q, p.len_kv);
-    if (band.high >= p.len_kv - 1) return 1;
+    const bool has_diagonal = p.ragged ? !p.mask.trivial() : p.mask.bind(p.len_q, p.len_kv).high < p.len_kv - 1;
+    if (!has_diagonal) return 1;
     constexpr std::int64_t kElementBytes = 2;
-    const std::int64_t kv_bytes = std::max<std::int64_t>(p.len_kv * (p.head_dim + p.head_dim_v) * kElementBytes, 1);
+    // Most of a varlen call's work is in sequences that are longer than the mean.
+    const std::int64_t keys = p.ragged ? std::min(2 * typical_keys(p), p.total_kv) : p.len_kv;
+    const std::int64_t kv_bytes = std::max<std::int64_t>(keys * (p.head_dim + p.head_dim_v) * kElementBytes, 1);
     const std::int64_t kv_heads = std::max<std::int64_t>(l2_share / kv_bytes, 1);
     return static_cast<int>(std::min(kv_heads * p.group(), query_heads(p)));
 }

@@ -20,39 +20,34 @@ using backward::Launch;
 
 constexpr int kStoredRows = 16;  // rows of a gradient that one warp stores by TMA
 
-/// Query blocks of one head, over all sequences (backward::first_block_q).
-std::int64_t blocks_q(const Problem& p, std::int64_t block) {
-    return p.ragged ? p.total_q / block + p.batch : p.batch * ((p.len_q + block - 1) / block);
-}
-
-/// Key blocks of one head, over all sequences (backward::first_block_kv).
-std::int64_t blocks_kv(const Problem& p, std::int64_t block) {
-    return p.ragged ? p.total_kv / block + p.batch : p.batch * ((p.len_kv + block - 1) / block);
-}
-
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
     return refusal(Schedule::fa3, Pass::backward, problem, tile, limits(device));
 }
 
 struct Memory {
     backward::Workspace workspace;
-    std::size_t cleared;  // bytes that are 0 before the first kernel
+    std::size_t cleared;  // bytes that are 0 before the first kernel that reads them
 };
 
 Memory lay_out(Arena& arena, const Problem& p) {
     const backward::Config& c = backward::config_of(p);
-    const std::int64_t blocks = p.heads_q * blocks_q(p, c.block_q);
+    const std::int64_t blocks = p.heads_q * backward::blocks_q(p);
     const std::int64_t accumulators = backward::dq_accumulators(p);
     const std::int64_t splits = backward::head_splits(p);
     backward::Workspace w{};
     w.state = arena.take<backward::CallState>(1);
+    w.next_numbers = arena.take<unsigned>(backward::query_parts(p));
     if (p.dtype == DType::fp16) w.ds_bounds = arena.take<backward::DsBounds>(p.batch, p.heads_kv, splits);
     const std::size_t cleared = arena.used();
+    if (p.ragged) {
+        w.list = arena.take<ListedSequence>(backward::list_items(p));
+        w.query_blocks = arena.take<backward::SequenceBlock>(backward::blocks_q(p));
+    }
     w.stats = arena.take<backward::RowStats>(blocks, c.row_stats());
     w.dq_semaphores = arena.take<int>(accumulators, blocks, backward::Config::kConsumers);
     w.dq = arena.take<float>(accumulators, blocks, std::int64_t{c.block_q}, std::int64_t{c.head_dim});
     if (splits > 1 || backward::query_parts(p) > 1) {
-        const std::int64_t keys = p.heads_kv * blocks_kv(p, c.block_kv) * c.block_kv;
+        const std::int64_t keys = p.heads_kv * backward::blocks_kv(p) * c.block_kv;
         w.split_dk = arena.take<float>(splits, keys, std::int64_t{c.head_dim});
         w.split_dv = arena.take<float>(splits, keys, std::int64_t{c.head_dim_v});
     }
@@ -117,30 +112,29 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
         gradients.vector_dq && params.dq.data != nullptr && has_queries(p) && has_keys(p) && backward::writes_dq(p);
     launch.key_blocks = backward::key_block_numbering(p);
     launch.query_tiles = backward::query_tile_numbering(p);
-    launch.schedule =
-        backward::ask_schedule(p, [](const auto& schedule) -> backward::SequenceSchedule { return schedule; });
+    if (p.ragged) launch.list_items = static_cast<int>(backward::list_items(p));
+    else
+        launch.schedule =
+            backward::ask_schedule(p, [](const auto& schedule) -> backward::SequenceSchedule { return schedule; });
     launch.part_queries = backward::part_queries(p);
+    launch.parts = backward::query_parts(p);
     launch.scale_log2 = c.general ? kLog2E : params.forward.scale * kLog2E;
     launch.dq_accumulators = backward::dq_accumulators(p);
-    launch.blocks_q = static_cast<int>(blocks_q(p, c.block_q));
-    launch.blocks_kv = static_cast<int>(blocks_kv(p, c.block_kv));
+    launch.blocks_q = static_cast<int>(backward::blocks_q(p));
+    launch.blocks_kv = static_cast<int>(backward::blocks_kv(p));
     launch.multiprocessors = properties(call.plan.device).multiprocessors;
     return launch;
 }
 
 /// Launches the main kernel, once for each part of the queries, and sums up dK and dV.
 template <class T, class Shape>
-cudaError_t launch_main(const Problem& p, const Launch& first, cudaStream_t stream) {
-    const int parts = backward::query_parts(p);
+cudaError_t launch_main(const Launch& first, cudaStream_t stream) {
     Launch launch = first;
     cudaError_t status = cudaSuccess;
-    for (launch.part = 0; launch.part < parts && status == cudaSuccess; ++launch.part) {
-        if (launch.part > 0) {
-            status = cudaMemsetAsync(&launch.workspace.state->next_number, 0, sizeof(unsigned), stream);
-        }
-        if (status == cudaSuccess) status = backward::launch_backward<T, Shape>(launch, stream);
+    for (launch.part = 0; launch.part < launch.parts && status == cudaSuccess; ++launch.part) {
+        status = backward::launch_backward<T, Shape>(launch, stream);
     }
-    if (status != cudaSuccess || (launch.key_blocks.splits == 1 && parts == 1)) return status;
+    if (status != cudaSuccess || (launch.key_blocks.splits == 1 && launch.parts == 1)) return status;
     launch.part = 0;
     return backward::launch_dkdv_reduce<T, Shape>(launch, stream);
 }
@@ -148,16 +142,18 @@ cudaError_t launch_main(const Problem& p, const Launch& first, cudaStream_t stre
 /// Launches the kernels of a call. Without queries, dK and dV are still set to 0, and without keys dQ.
 template <class T, class Shape>
 cudaError_t launch_all(const Problem& p, const Launch& launch, cudaStream_t stream) {
-    cudaError_t status = cudaSuccess;
-    if (has_queries(p) && launch.output.residual.data != nullptr) {
+    constexpr backward::Config kConfig = Shape::kConfig;
+    cudaError_t status =
+        p.ragged ? backward::launch_list<kConfig.block_q, kConfig.block_kv>(launch, stream) : cudaSuccess;
+    if (status == cudaSuccess && has_queries(p) && launch.output.residual.data != nullptr) {
         status = backward::launch_delta_from_output<T, Shape>(launch, stream);
     }
     if (status == cudaSuccess && has_queries(p)) status = backward::launch_delta<T, Shape>(launch, stream);
     if (status == cudaSuccess && has_keys(p) && !launch.gradients.only_dq) {
-        status = launch_main<T, Shape>(p, launch, stream);
+        status = launch_main<T, Shape>(launch, stream);
     }
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
-    if constexpr (Shape::kConfig.splits_dv_dk()) return backward::launch_dq_kernel<T, Shape>(launch, stream);
+    if constexpr (kConfig.splits_dv_dk()) return backward::launch_dq_kernel<T, Shape>(launch, stream);
     else return launch.gradients.writes_dq ? status : backward::launch_dq_convert<T, Shape>(launch, stream);
 }
 
@@ -167,7 +163,9 @@ void run(const BackwardCall& call) {
     Arena arena(call.workspace);
     const Memory memory = lay_out(arena, p);
     const Launch launch = make_launch(call, memory);
-    check(cudaMemsetAsync(memory.workspace.state, 0, memory.cleared, stream_of(call)), "cudaMemsetAsync");
+    if (!p.ragged || p.dtype == DType::fp16) {
+        check(cudaMemsetAsync(memory.workspace.state, 0, memory.cleared, stream_of(call)), "cudaMemsetAsync");
+    }
     const cudaError_t status = backward::Shapes::call(*backward::shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
         return p.dtype == DType::fp16 ? launch_all<__half, Shape>(p, launch, stream_of(call))

@@ -8,6 +8,7 @@
 
 #include "cuda/fa3/host/backward_config.h"
 #include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/fa3/host/key_block_list.hpp"
 #include "cuda/fa3/host/numbering.hpp"
 #include "cuda/tile/params.hpp"
 
@@ -26,10 +27,9 @@ struct alignas(16) RowStats {
     int unused[2];
 };
 
-/// State of the call. The memset before the first kernel sets it to 0.
+/// State of the call. The memset before the first kernel sets it to 0; in a ragged call, list_kernel does.
 struct CallState {
-    unsigned next_number;      ///< number of the next key block to start (KeyBlockNumbering)
-    int cu_seqlens_decreased;  ///< sequences overlap, so their CTAs would wait for each other forever
+    int cu_seqlens_decreased;  ///< sequences overlap, so their CTAs would wait for each other forever: nothing runs
     int some_large;            ///< with o_residual: some rows are left to the kernel that sums delta
     int nonfinite_keys;        ///< dV and dK split: the main kernel has met NaN or infinities in K
 };
@@ -45,15 +45,19 @@ struct DsBounds {
 
 /// Memory of a call, in its workspace. The query blocks of a head are counted over all sequences.
 struct Workspace {
-    CallState* state;     // [1]
-    DsBounds* ds_bounds;  // fp16: [batch, heads_kv, head splits]
-    RowStats* stats;      // [heads_q, query blocks, block_q / 64]
-    int* dq_semaphores;   // [accumulators, heads_q, query blocks, 2 halves]: key blocks that have added to this half of
-                          // dQ; with an order thread, the first one counts for both
-    float* dq;            // [accumulators, heads_q, query blocks, block_q * padded head_dim], in accumulator layout
-    float* split_dk;      // with head splits or parts of queries:
-                          // [head splits, heads_kv, key blocks, block_kv * padded head_dim], in accumulator layout
-    float* split_dv;      // like split_dk, with head_dim_v
+    CallState* state;        // [1]
+    unsigned* next_numbers;  // [parts of the queries]: number of the next key block to start. They start at 0, or, in a
+                             // ragged call, where list_kernel sets them
+    DsBounds* ds_bounds;     // fp16: [batch, heads_kv, head splits]
+    ListedSequence* list;    // ragged: [list_items()]
+    SequenceBlock* query_blocks;  // ragged: [query blocks], of one head
+    RowStats* stats;              // [heads_q, query blocks, block_q / 64]
+    int* dq_semaphores;  // [accumulators, heads_q, query blocks, 2 halves]: key blocks that have added to this half of
+                         // dQ; with an order thread, the first one counts for both
+    float* dq;           // [accumulators, heads_q, query blocks, block_q * padded head_dim], in accumulator layout
+    float* split_dk;     // with head splits or parts of queries:
+                         // [head splits, heads_kv, key blocks, block_kv * padded head_dim], in accumulator layout
+    float* split_dv;     // like split_dk, with head_dim_v
 };
 
 struct TensorMaps {
@@ -90,7 +94,14 @@ struct Launch {
     int multiprocessors;
     int part_queries;  ///< of a part in which a CTA has all heads of a group
     int part;          ///< the part of the queries that this launch of the main kernel has (cuda/host/query_parts.hpp)
+    int parts;         ///< such launches
+    int list_items;    ///< ragged: room for items in the list
 };
+
+/// The counter from which CTAs of the main kernel draw their numbers.
+TESSERA_HOST_DEVICE inline unsigned* next_number(const Launch& launch) {
+    return launch.workspace.next_numbers + launch.part;
+}
 
 /// Query blocks of the sequences before this one.
 TESSERA_HOST_DEVICE constexpr std::int64_t first_block_q(const ForwardParams& p, int block_q, std::int64_t batch,
@@ -107,6 +118,9 @@ TESSERA_HOST_DEVICE constexpr std::int64_t first_block_kv(const ForwardParams& p
 
 // The kernels of a call, in the order of their launches; instances/ has one instance of each.
 
+/// Lists the work of a ragged call: Workspace::list, query_blocks, next_numbers and state.
+template <int kBlockQ, int kBlockKv>
+cudaError_t launch_list(const Launch& launch, cudaStream_t stream);
 /// Computes delta from O and o_residual; launched only with o_residual.
 template <class T, class Shape>
 cudaError_t launch_delta_from_output(const Launch& launch, cudaStream_t stream);

@@ -10,6 +10,7 @@
 #include "cuda/fa3/host/backward_config.h"
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/fa3/host/numbering.hpp"
+#include "cuda/host/query_tiles.hpp"
 #include "cuda/host/scores.hpp"
 #include "tessera/kernel.hpp"
 
@@ -42,10 +43,28 @@ inline Tile tile_of(const Problem& p) {
     return {c.block_q, c.block_kv};
 }
 
-/// Key blocks of one head of one sequence, at most.
-inline std::int64_t max_key_blocks(const Problem& p) {
+/// Key blocks of a head of a dense call's sequence.
+inline std::int64_t key_blocks(const Problem& p) {
     const int block_kv = config_of(p).block_kv;
     return (p.len_kv + block_kv - 1) / block_kv;
+}
+
+/// The most queries and keys of a sequence. The bounds of a ragged call may lie far beyond its tensors.
+inline int most_queries(const Problem& p) {
+    return static_cast<int>(p.ragged ? std::min(p.len_q, p.total_q) : p.len_q);
+}
+inline int most_keys(const Problem& p) {
+    return static_cast<int>(p.ragged ? std::min(p.len_kv, p.total_kv) : p.len_kv);
+}
+
+/// Query blocks and key blocks of one head, over all sequences (first_block_q, first_block_kv). A ragged call counts as
+/// many as its rows can need, whatever the bound on the lengths.
+inline std::int64_t blocks_q(const Problem& p) {
+    const int block = config_of(p).block_q;
+    return p.ragged ? p.total_q / block + p.batch : p.batch * ((p.len_q + block - 1) / block);
+}
+inline std::int64_t blocks_kv(const Problem& p) {
+    return p.ragged ? p.total_kv / config_of(p).block_kv + p.batch : p.batch * key_blocks(p);
 }
 
 /// Queries of a part in which a CTA has all query heads of a group.
@@ -53,7 +72,7 @@ inline int part_queries(const Problem& p) {
     return QueryParts::fitting(static_cast<int>(p.group()), QueryParts::max_terms(p.dtype));
 }
 
-/// Returns ask(schedule) for the BlockSchedule of a Problem; of a ragged one, of its largest sequence.
+/// Returns ask(schedule) for the BlockSchedule of a dense Problem's sequences.
 template <class Ask>
 auto ask_schedule(const Problem& p, const Ask& ask) {
     const auto of = [&](auto schedule) {
@@ -68,7 +87,7 @@ auto ask_schedule(const Problem& p, const Ask& ask) {
 /// The most parts of queries of any sequence: launches of the main kernel.
 inline int query_parts(const Problem& p) {
     const auto parts = [&](int head_splits) {
-        return QueryParts(static_cast<int>(p.len_q), part_queries(p) * head_splits).count();
+        return QueryParts(most_queries(p), part_queries(p) * head_splits).count();
     };
     if (p.ragged) return parts(1);
     return ask_schedule(p, [&](const auto& schedule) { return parts(schedule.head_splits); });
@@ -88,28 +107,22 @@ inline int dq_accumulators(const Problem& p) {
 /// The most head splits of any sequence; 1 where a CTA has all query heads of a group.
 inline int head_splits(const Problem& p) {
     if (p.ragged) {
-        return EvenHeadSplit::max_splits(p.mask, static_cast<int>(p.group()), static_cast<int>(p.len_kv),
-                                         config_of(p).block_kv);
+        return EvenHeadSplit::max_splits(p.mask, static_cast<int>(p.group()), most_keys(p), config_of(p).block_kv);
     }
     return ask_schedule(p, [](const auto& schedule) { return schedule.head_splits; });
 }
 
-/// Are the longest key blocks of several heads launched before the shorter ones of any head? They are in the ascending
-/// order (in a ragged call, if any sequence has it), and under a causal mask if dQ has a kernel of its own.
+/// Dense: are the longest key blocks of several heads launched before the shorter ones of any head? They are in the
+/// ascending order, and under a causal mask if dQ has a kernel of its own.
 inline bool starts_longest_first(const Problem& p) {
     if (p.mask.causal == Causal::none) return false;
     constexpr int kShort = 512;  // head by head is 2 to 4 % faster up to here
     if (config_of(p).splits_dv_dk()) return p.len_kv > kShort;
-    if (p.ragged) return p.group() > 1;
     return ask_schedule(p, [](const auto& schedule) { return schedule.ascending; });
 }
 
-/// Are key blocks launched in segments (dq_order.hpp)? In a ragged call, those of some sequences may be.
+/// Dense: are key blocks launched in segments (dq_order.hpp)?
 inline bool uses_segments(const Problem& p) {
-    if (p.ragged) {
-        const std::int64_t max_blocks = (p.len_kv + 127) / 128;
-        return may_use_segments(p.mask, static_cast<int>(p.group()), static_cast<int>(max_blocks));
-    }
     return ask_schedule(p, [](const auto& schedule) { return schedule.segmented; });
 }
 
@@ -121,7 +134,7 @@ inline constexpr std::int64_t kMinBlocksToWriteDq = 1024;
 /// vectors.
 inline bool writes_dq(const Problem& p) {
     if (!config_of(p).may_write_dq() || p.ragged || uses_segments(p) || query_parts(p) > 1) return false;
-    if (p.batch * p.heads_kv * max_key_blocks(p) < kMinBlocksToWriteDq) return false;
+    if (p.batch * p.heads_kv * key_blocks(p) < kMinBlocksToWriteDq) return false;
     return ask_schedule(p, [](const auto& schedule) { return schedule.first_block_adds_last(); });
 }
 
@@ -139,21 +152,11 @@ inline std::int64_t cached_heads_of_many_blocks(const Problem& p, std::int64_t b
     return std::max(cached_heads(p), kMinBlocks / std::max<std::int64_t>(blocks, 1));
 }
 
-/// Heads of a round in which the longest key blocks come first. With few heads, more of the CTAs that run share the
-/// rows of Q and dO in the L2 cache; with many, the longest blocks are balanced better. If the heads have few blocks,
-/// all heads are one round.
-inline std::int64_t heads_longest_first(std::int64_t blocks, std::int64_t heads, bool splits_dv_dk) {
-    if (!splits_dv_dk && heads * blocks <= EvenHeadSplit::kMinBlocks) return heads;
-    const std::int64_t own = std::max<std::int64_t>(blocks, 1);
-    const std::int64_t few = splits_dv_dk ? 4 : std::clamp<std::int64_t>(1024 / own, 4, 8);
-    return std::max(few, 128 / own);
-}
-
-/// The rounds in which the key blocks of a call are launched.
+/// The rounds in which the key blocks of a dense call are launched.
 inline KeyBlockRounds key_block_rounds(const Problem& p) {
     const Config& c = config_of(p);
     const std::int64_t heads = p.batch * p.heads_kv * head_splits(p);
-    const std::int64_t blocks = max_key_blocks(p);
+    const std::int64_t blocks = key_blocks(p);
     const auto rounds = [&](std::int64_t segments, std::int64_t segment_size, std::int64_t heads_per_round) {
         return KeyBlockRounds{static_cast<int>(segments), static_cast<int>(segment_size),
                               static_cast<int>(std::min(heads_per_round, heads))};
@@ -167,29 +170,34 @@ inline KeyBlockRounds key_block_rounds(const Problem& p) {
                       blocks > kMaxBlocksInRounds ? heads : cached_heads_of_many_blocks(p, blocks));
     }
     // Few blocks that start together: heads take turns, so that few blocks wait for each other at their start.
-    if (!p.ragged && p.mask.trivial() && p.group() == 1 && blocks <= kMaxAlignedBlocks) {
+    if (p.mask.trivial() && p.group() == 1 && blocks <= kMaxAlignedBlocks) {
         return rounds(blocks, 1, cached_heads(p));
     }
     return rounds(1, blocks, heads);
 }
 
+/// Room for the items of a ragged call's list (key_block_list.hpp).
+inline std::int64_t list_items(const Problem& p) { return blocks_kv(p) * head_splits(p); }
+
 inline KeyBlockNumbering key_block_numbering(const Problem& p) {
+    if (p.ragged) return KeyBlockNumbering::of_list(list_items(p), p.heads_kv, head_splits(p));
     return {p.batch, p.heads_kv, head_splits(p), key_block_rounds(p)};
 }
 
-/// Query tiles of a head, in the kernels whose outer loop is over queries.
-inline std::int64_t query_tiles(const Problem& p) { return (p.len_q + Config::kQueryTile - 1) / Config::kQueryTile; }
+/// Query tiles of a head, in the kernels whose outer loop is over queries. In a ragged call, of all its sequences.
+inline std::int64_t query_tiles(const Problem& p) { return cuda::query_tiles(p, Config::kQueryTile); }
 
 /// Query heads that take turns in the dQ kernel, where the longest tiles come first; else 1: head by head.
 inline std::int64_t query_heads_per_round(const Problem& p) {
     constexpr std::int64_t kMinHeads = 16;
+    const std::int64_t heads = query_heads(p);
+    if (p.ragged) return p.mask.causal == Causal::none ? 1 : std::min(kMinHeads, heads);
     const bool longest_first = config_of(p).splits_dv_dk() && starts_longest_first(p);
-    return std::min(longest_first ? std::max(cached_heads_of_many_blocks(p, query_tiles(p)), kMinHeads) : 1,
-                    p.batch * p.heads_q);
+    return std::min(longest_first ? std::max(cached_heads_of_many_blocks(p, query_tiles(p)), kMinHeads) : 1, heads);
 }
 
 inline QueryTileNumbering query_tile_numbering(const Problem& p) {
-    return {p.batch * p.heads_q, query_tiles(p), query_heads_per_round(p)};
+    return {query_heads(p), query_tiles(p), query_heads_per_round(p)};
 }
 
 }  // namespace tessera::cuda::fa3::backward

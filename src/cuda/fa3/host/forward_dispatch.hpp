@@ -12,6 +12,7 @@
 #include "cuda/fa3/host/softcap.hpp"
 #include "cuda/host/query_tiles.hpp"
 #include "cuda/host/scores.hpp"
+#include "cuda/host/typical_keys.hpp"
 #include "tessera/kernel.hpp"
 
 namespace tessera::cuda::fa3 {
@@ -60,7 +61,7 @@ inline bool wants_fewer_tiles(const Problem& p) {
 inline bool wants_short(const Problem& p) {
     constexpr Config kShort = HeadDim64Short::kConfig;
     constexpr double kClearly = 0.9;  // a margin for the error of the two costs
-    if (p.len_kv <= (uneven(p) ? kShort.short_row : kShort.short_even_row)) return !wants_fewer_tiles(p);
+    if (typical_keys(p) <= (uneven(p) ? kShort.short_row : kShort.short_even_row)) return !wants_fewer_tiles(p);
     return makespan_decides(p, kTileOf192) && makespan(p, kTileOf128) < kClearly * makespan(p, kTileOf192);
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/backward/host/head_split.hpp"
 #include "cuda/host/divider.hpp"
 #include "tessera/mask.hpp"
 
@@ -15,11 +16,22 @@ namespace tessera::cuda::fa3::backward {
 /// A Divider by 1 at least, for counts that may be 0.
 inline Divider divider_by(std::int64_t count) { return Divider(static_cast<int>(std::max<std::int64_t>(count, 1))); }
 
+/// Heads of a round in which the longest key blocks come first. With few heads, more of the CTAs that run share the
+/// rows of Q and dO in the L2 cache; with many, the longest blocks are balanced better. If the heads have few blocks,
+/// all heads are one round.
+template <class Int>
+TESSERA_HOST_DEVICE constexpr Int heads_longest_first(Int blocks, Int heads, bool splits_dv_dk) {
+    if (!splits_dv_dk && heads * blocks <= EvenHeadSplit::kMinBlocks) return heads;
+    const Int own = std::max<Int>(blocks, 1);
+    const Int few = splits_dv_dk ? 4 : std::min<Int>(std::max<Int>(1024 / own, 4), 8);
+    return std::max<Int>(few, 128 / own);
+}
+
 /// The rounds in which the key blocks of all heads are launched. A head here is a head split of a kv head of a
 /// sequence.
 struct KeyBlockRounds {
     int segments = 1;      ///< segments of a head
-    int segment_size = 0;  ///< key blocks of a segment of the longest sequence
+    int segment_size = 0;  ///< key blocks of a segment
     int heads = 1;         ///< heads of a round
 };
 
@@ -36,8 +48,8 @@ struct KeyBlockNumber {
 ///             for head in the round:
 ///                 for index in 0 .. segment_size - 1:     one number
 ///
-/// Every head has segments * segment_size numbers; shorter sequences leave some without a key block
-/// (BlockSchedule::key_block).
+/// Every head has segments * segment_size numbers, some of which may be without a key block (BlockSchedule::key_block).
+/// A ragged call has the numbers of its list instead (key_block_list.hpp).
 struct KeyBlockNumbering {
     int heads = 0;  ///< sequences * kv heads * splits
     int heads_per_round = 1;
@@ -51,6 +63,7 @@ struct KeyBlockNumbering {
     Divider by_last_round_segment;  ///< likewise in the last round, which may have fewer heads
     Divider by_sequence;            ///< divides by the heads of a sequence
     Divider by_splits;
+    Divider by_listed_heads;  ///< ragged: divides by the kv heads, which are the numbers of an item of the list
 
     KeyBlockNumbering() = default;
     KeyBlockNumbering(std::int64_t batch, std::int64_t heads_kv, int head_splits, const KeyBlockRounds& rounds)
@@ -66,6 +79,14 @@ struct KeyBlockNumbering {
           by_last_round_segment(divider_by(heads % std::max(rounds.heads, 1) * std::int64_t{rounds.segment_size})),
           by_sequence(divider_by(heads_kv * head_splits)),
           by_splits(divider_by(head_splits)) {}
+    /// The numbers of a ragged call, whose list has room for so many items (key_block_list.hpp).
+    static KeyBlockNumbering of_list(std::int64_t items, std::int64_t heads_kv, int head_splits) {
+        KeyBlockNumbering numbering;
+        numbering.splits = head_splits;
+        numbering.count = static_cast<unsigned>(items * heads_kv);
+        numbering.by_listed_heads = divider_by(heads_kv);
+        return numbering;
+    }
 
     TESSERA_HOST_DEVICE KeyBlockNumber decode(unsigned number) const {
         const int own = static_cast<int>(number);
@@ -87,16 +108,17 @@ struct KeyBlockNumbering {
     }
 };
 
-/// A tile of queries of a query head of a sequence.
+/// A tile of queries of a query head of a sequence; ragged: of a query head of all sequences.
 struct QueryTileNumber {
     int batch_head, tile;
 };
 
 /// The numbers of the query tiles of a call. Under a causal mask a head's last tile takes longest, so tiles go from the
-/// last to the first, and heads_per_round heads take turns.
+/// last to the first, and heads_per_round heads take turns. In a ragged call a head has the tiles of all sequences
+/// (ragged_tile).
 struct QueryTileNumbering {
     int tiles = 0;                ///< query tiles of a head
-    int heads = 0;                ///< sequences * query heads
+    int heads = 0;                ///< sequences * query heads; ragged: query heads
     Divider by_heads;             ///< divides by the heads of a round
     Divider by_last_round_heads;  ///< divides by the heads of the last round, which may be fewer
     Divider by_round;             ///< divides by the tiles of a round

@@ -4,6 +4,9 @@
 // order, and rounds. The main kernel has added up the parts.
 #pragma once
 
+#include <algorithm>
+
+#include "cuda/backward/ragged_keys.cuh"
 #include "cuda/gradient/launch.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/shared/start.cuh"
@@ -13,18 +16,22 @@
 
 namespace tessera::cuda::gradient {
 
-/// A CTA has one tile of keys of one head, of dK or dV.
+/// One tile of keys of one head, of dK or dV.
 template <class T>
-__global__ void __launch_bounds__(DkdvReduceLaunch::kThreads)
-    dkdv_reduce_kernel(const __grid_constant__ DkdvReduceLaunch launch) {
+__device__ __forceinline__ void reduce_tile(const DkdvReduceLaunch& launch, unsigned number) {
     const ForwardParams& p = launch.params.forward;
-    const bool dv = blockIdx.x % 2 != 0;
+    const bool dv = number % 2 != 0;
     const Rows& rows = dv ? launch.params.dv : launch.params.dk;
     if (rows.data == nullptr) return;
     const auto tiles = static_cast<unsigned>(launch.tiles);
-    const unsigned pair = blockIdx.x / 2 / tiles;
-    const std::int64_t batch = pair / static_cast<unsigned>(p.heads_kv);
-    const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_kv));
+    const unsigned pair = number / 2 / tiles;
+    auto tile = static_cast<int>(number / 2 % tiles);
+    std::int64_t batch = pair / static_cast<unsigned>(p.heads_kv);
+    auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_kv));
+    if (p.cu_seqlens_kv != nullptr) {
+        const QueryTile of = ragged_key_tile(p, tile, DkdvReduceLaunch::kKeys);
+        batch = of.batch, head = static_cast<int>(pair), tile = of.block;
+    }
     const Sequence sequence = sequence_of(p, batch);
     const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
     const int heads = launch.splits_heads ? HeadSplit::heads_per_split(band, p.group) : p.group;
@@ -38,7 +45,8 @@ __global__ void __launch_bounds__(DkdvReduceLaunch::kThreads)
     const auto thread = static_cast<int>(threadIdx.x);
     const int column = thread % chunks * kChunk;
     if (column >= dim) return;
-    const int first = static_cast<int>(blockIdx.x / 2 % tiles) * DkdvReduceLaunch::kKeys;
+    const int first = tile * DkdvReduceLaunch::kKeys;
+    if (first < 0) return;
     const int end = min(first + DkdvReduceLaunch::kKeys, sequence.len_kv);
     const std::int64_t first_row = p.cu_seqlens_kv != nullptr ? sequence.first_kv : batch * p.len_kv;
     const std::int64_t split_stride = launch.partial.row(false, 1, 0, 0) - launch.partial.row(false, 0, 0, 0);
@@ -61,10 +69,26 @@ __global__ void __launch_bounds__(DkdvReduceLaunch::kThreads)
     }
 }
 
+/// Tiles of all heads, of dK and dV.
+__host__ __device__ __forceinline__ std::int64_t reduce_tiles(const DkdvReduceLaunch& launch) {
+    const ForwardParams& p = launch.params.forward;
+    return 2 * (p.cu_seqlens_kv != nullptr ? 1 : p.batch) * p.heads_kv * launch.tiles;
+}
+
+template <class T>
+__global__ void __launch_bounds__(DkdvReduceLaunch::kThreads)
+    dkdv_reduce_kernel(const __grid_constant__ DkdvReduceLaunch launch) {
+    const auto count = static_cast<unsigned>(reduce_tiles(launch));
+#pragma unroll 1
+    for (unsigned number = blockIdx.x; number < count; number += gridDim.x) reduce_tile<T>(launch, number);
+}
+
+/// In a ragged call few sequences may have partial sums, or none: it has no CTA for each tile.
 template <class T>
 cudaError_t start_dkdv_reduce(const DkdvReduceLaunch& launch, cudaStream_t stream) {
-    const ForwardParams& p = launch.params.forward;
-    const std::int64_t blocks = 2 * p.batch * p.heads_kv * launch.tiles;
+    constexpr std::int64_t kRaggedCtas = 1024;
+    const std::int64_t tiles = reduce_tiles(launch);
+    const std::int64_t blocks = launch.params.forward.cu_seqlens_kv != nullptr ? std::min(tiles, kRaggedCtas) : tiles;
     return start(dkdv_reduce_kernel<T>, blocks, DkdvReduceLaunch::kThreads, 0, launch, stream);
 }
 

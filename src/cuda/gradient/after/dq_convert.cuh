@@ -15,13 +15,9 @@ __global__ void __launch_bounds__(DqTile<kHeadDim>::kThreads) dq_kernel(const __
     using Tile = DqTile<kHeadDim>;
     __shared__ __align__(128) char rounded[kBlockQ * kHeadDim * 2];
     const ForwardParams& p = launch.params.forward;
-    const auto q_tiles = static_cast<unsigned>(launch.q_tiles);
-    const unsigned pair = blockIdx.x / q_tiles;
-    const auto tile = static_cast<int>(blockIdx.x % q_tiles);
-    const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
-    const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_q));
+    const auto [batch, head, tile] = head_tile_at(p, blockIdx.x, kBlockQ);
     const Sequence sequence = sequence_of(p, batch);
-    if (tile * kBlockQ >= sequence.len_q) return;
+    if (tile < 0 || tile * kBlockQ >= sequence.len_q) return;
 
     const std::int64_t index = first_tile(launch, sequence, batch, head) + tile;
     const auto thread = static_cast<int>(threadIdx.x);
@@ -63,7 +59,7 @@ __global__ void __launch_bounds__(DqTile<kHeadDim>::kThreads) dq_kernel(const __
 template <class T, int kHeadDim>
 cudaError_t start_dq(const Launch& launch, cudaStream_t stream) {
     if (launch.params.dq.data == nullptr) return cudaSuccess;
-    const std::int64_t blocks = launch.params.forward.batch * launch.params.forward.heads_q * launch.q_tiles;
+    const std::int64_t blocks = tiles_of_heads(launch.params.forward, kBlockQ);
     return start(dq_kernel<T, kHeadDim>, blocks, DqTile<kHeadDim>::kThreads, 0, launch, stream);
 }
 
@@ -71,12 +67,9 @@ cudaError_t start_dq(const Launch& launch, cudaStream_t stream) {
 template <int kHeadDim>
 __global__ void __launch_bounds__(256) dq_fp32_kernel(const __grid_constant__ Launch launch) {
     const ForwardParams& p = launch.params.forward;
-    const auto q_tiles = static_cast<unsigned>(launch.q_tiles);
-    const unsigned pair = blockIdx.x / q_tiles;
-    const auto tile = static_cast<int>(blockIdx.x % q_tiles);
-    const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
-    const auto head = static_cast<int>(pair % static_cast<unsigned>(p.heads_q));
+    const auto [batch, head, tile] = head_tile_at(p, blockIdx.x, kBlockQ);
     const Sequence sequence = sequence_of(p, batch);
+    if (tile < 0 || tile * kBlockQ >= sequence.len_q) return;
     const std::int64_t index = first_tile(launch, sequence, batch, head) + tile;
     const Rows& dq = launch.params.dq;
     auto* const to = reinterpret_cast<float*>(dq.data + head_offset(dq, batch, sequence.first_q, head, 4));
@@ -99,7 +92,7 @@ __global__ void __launch_bounds__(256) dq_fp32_kernel(const __grid_constant__ La
 template <int kHeadDim>
 cudaError_t start_dq_fp32(const Launch& launch, cudaStream_t stream) {
     if (launch.params.dq.data == nullptr) return cudaSuccess;
-    const std::int64_t blocks = launch.params.forward.batch * launch.params.forward.heads_q * launch.q_tiles;
+    const std::int64_t blocks = tiles_of_heads(launch.params.forward, kBlockQ);
     return start(dq_fp32_kernel<kHeadDim>, blocks, 256, 0, launch, stream);
 }
 

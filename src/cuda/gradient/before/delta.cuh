@@ -124,20 +124,17 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     const RowWork& work = *reinterpret_cast<const RowWork*>(work_memory);
     const ForwardParams& p = launch.params.forward;
     if (launch.o_residual.data != nullptr && launch.counters->rows_left == 0) return;
-    const auto tiles = static_cast<unsigned>((p.len_q + kConfig.block_q() - 1) / kConfig.block_q());
-    const unsigned count = static_cast<unsigned>(p.batch) * static_cast<unsigned>(p.heads_q) * tiles;
+    const auto count = static_cast<unsigned>(tiles_of_heads(p, kConfig.block_q()));
     __shared__ unsigned number;  // in shared memory, since registers are few
     if (threadIdx.x == 0) number = blockIdx.x;
     for (;;) {
         __syncthreads();
         if (number >= count) return;
         if (threadIdx.x == 0) {
-            const unsigned pair = number / tiles;
-            const auto tile = static_cast<int>(tiles - 1 - number % tiles);  // the longest of a causal mask first
-            const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
-            new (work_memory) RowWork(p, batch, static_cast<int>(pair % static_cast<unsigned>(p.heads_q)),
-                                      tile * kConfig.block_q(), kConfig.block_q(), kConfig.block_kv);
-            if (cu_seqlens_decrease(p, batch)) launch.counters->cu_seqlens_decrease = 1;
+            // The longest of a causal mask first.
+            const HeadTile of = head_tile_at<true>(p, number, kConfig.block_q());
+            new (work_memory)
+                RowWork(p, of.batch, of.head, of.tile * kConfig.block_q(), kConfig.block_q(), kConfig.block_kv);
         }
         __syncthreads();
         if (work.exists()) {
@@ -157,11 +154,9 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
 template <class T, class Shape>
 cudaError_t start_delta(const Launch& launch, cudaStream_t stream) {
     constexpr RowConfig kConfig = Shape::kConfig;
-    const ForwardParams& p = launch.params.forward;
-    const std::int64_t tiles = (p.len_q + kConfig.block_q() - 1) / kConfig.block_q();
     // With o_residual few rows are left, if any, and a few CTAs see that none is left sooner than many.
     constexpr std::int64_t kFew = 512;
-    const std::int64_t all = p.batch * p.heads_q * tiles;
+    const std::int64_t all = tiles_of_heads(launch.params.forward, kConfig.block_q());
     const std::int64_t blocks = launch.o_residual.data != nullptr ? std::min(all, kFew) : all;
     return start(delta_kernel<T, Shape>, blocks, kConfig.threads(), kConfig.shared_bytes(), launch, stream);
 }

@@ -96,13 +96,8 @@ __global__ void __launch_bounds__(256, 1) delta_fp32_kernel(const __grid_constan
     const RowWork& work = *reinterpret_cast<const RowWork*>(work_memory);
     const ForwardParams& p = launch.params.forward;
     if (threadIdx.x == 0) {
-        const auto tiles = static_cast<unsigned>(launch.q_tiles);
-        const unsigned pair = blockIdx.x / tiles;
-        const auto tile = static_cast<int>(tiles - 1 - blockIdx.x % tiles);
-        const std::int64_t batch = pair / static_cast<unsigned>(p.heads_q);
-        new (work_memory) RowWork(p, batch, static_cast<int>(pair % static_cast<unsigned>(p.heads_q)), tile * kBlockQ,
-                                  kBlockQ, Tile::kBlockKv);
-        if (cu_seqlens_decrease(p, batch)) launch.counters->cu_seqlens_decrease = 1;
+        const HeadTile of = head_tile_at<true>(p, blockIdx.x, kBlockQ);
+        new (work_memory) RowWork(p, of.batch, of.head, of.tile * kBlockQ, kBlockQ, Tile::kBlockKv);
     }
     __syncthreads();
     if (!work.exists()) return;
@@ -211,7 +206,7 @@ __global__ void __launch_bounds__(256, 1) bias_fp32_kernel(const __grid_constant
 template <class Shape>
 cudaError_t start_delta_fp32(const Launch& launch, cudaStream_t stream) {
     using Tile = TileFp32<Shape::kConfig>;
-    const std::int64_t blocks = launch.params.forward.batch * launch.params.forward.heads_q * launch.q_tiles;
+    const std::int64_t blocks = tiles_of_heads(launch.params.forward, kBlockQ);
     return start(delta_fp32_kernel<Shape>, blocks, Tile::kThreads, Tile::kFloats * 4, launch, stream);
 }
 

@@ -6,6 +6,7 @@
 
 #include "cuda/backward/fp16_scale.cuh"
 #include "cuda/backward/output_rows.cuh"
+#include "cuda/backward/ragged_keys.cuh"
 #include "cuda/gradient/before/delta.cuh"
 
 namespace tessera::cuda::gradient {
@@ -77,6 +78,11 @@ __device__ __forceinline__ float write_row(const Launch& launch, float dot, floa
 /// Rows of V of one CTA, if a thread has `chunks` chunks of a row. All are loaded at once.
 constexpr int value_rows(int chunks) { return 256 / chunks; }
 
+/// Tiles of so many rows of V of a head: over all sequences of a ragged call, or of one sequence.
+__host__ __device__ __forceinline__ std::int64_t value_tiles_of_head(const ForwardParams& p, int rows) {
+    return p.cu_seqlens_kv != nullptr ? p.total_kv / rows + p.batch : (p.len_kv + rows - 1) / rows;
+}
+
 /// fp16: the largest |row|^2 of V among the rows of one CTA that some query sees, since |dP| <= |dO| |V|.
 template <class T, int kChunks>
 __device__ __forceinline__ void bound_values(const Launch& launch, unsigned number) {
@@ -84,17 +90,22 @@ __device__ __forceinline__ void bound_values(const Launch& launch, unsigned numb
     constexpr int kTileRows = value_rows(kChunks);
     constexpr int kRowStride = kOutputThreads / kRowThreads;
     constexpr int kRows = kTileRows / kRowStride;
-    const auto tiles = static_cast<unsigned>((p.len_kv + kTileRows - 1) / kTileRows);
-    const std::int64_t head = number / tiles;
-    const std::int64_t batch = head / p.heads_kv;
-    const int kv_head = static_cast<int>(head % p.heads_kv);
+    const auto tiles = static_cast<unsigned>(value_tiles_of_head(p, kTileRows));
+    const unsigned pair = number / tiles;
+    auto tile = static_cast<int>(number % tiles);
+    std::int64_t batch = pair / static_cast<unsigned>(p.heads_kv);
+    auto kv_head = static_cast<int>(pair % static_cast<unsigned>(p.heads_kv));
+    if (p.cu_seqlens_kv != nullptr) {
+        const QueryTile of = ragged_key_tile(p, tile, kTileRows);
+        batch = of.batch, kv_head = static_cast<int>(pair), tile = of.block;
+    }
     const Sequence sequence = sequence_of(p, batch);
     const Band32 band(p.mask.bind(sequence.len_q, sequence.len_kv));
     const int begin = max(band.first(0), 0);
     const int end = band.last(sequence.len_q - 1) + 1;
     const HeadRows v(p.v, batch, sequence.first_kv, kv_head, sizeof(T));
     const int part = static_cast<int>(threadIdx.x) % kRowThreads;
-    const int first = static_cast<int>(number % tiles) * kTileRows + static_cast<int>(threadIdx.x) / kRowThreads;
+    const int first = tile * kTileRows + static_cast<int>(threadIdx.x) / kRowThreads;
     OutputChunk chunks[kRows][kChunks];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -114,7 +125,7 @@ __device__ __forceinline__ void bound_values(const Launch& launch, unsigned numb
         for (int c = 0; c < kChunks; ++c) chunks[r][c].template add_squares_to<T>(squares);
         largest = fmaxf(largest, finite_or_0(sum_of_row(squares)));
     }
-    raise_bound(launch.v_squares[head], largest);
+    raise_bound(launch.v_squares[batch * p.heads_kv + kv_head], largest);
 }
 
 template <class T, int kChunks>
@@ -122,22 +133,20 @@ __global__ void __launch_bounds__(kOutputThreads, kChunks > 2 ? 2 : 3)
     delta_from_output_kernel(const __grid_constant__ Launch launch) {
     using Output = OutputRows<T, kChunks>;
     const ForwardParams& p = launch.params.forward;
-    const unsigned blocks = static_cast<unsigned>(launch.q_tiles + Output::kTiles - 1) / Output::kTiles;  // per head
-    const unsigned pair = blockIdx.x / blocks;
+    constexpr int kQueries = Output::kTiles * kBlockQ;
     if constexpr (Output::kFp16) {
-        const unsigned heads = static_cast<unsigned>(p.batch) * static_cast<unsigned>(p.heads_q);
-        if (pair >= heads) {
-            bound_values<T, kChunks>(launch, blockIdx.x - heads * blocks);
+        const auto of_queries = static_cast<unsigned>(tiles_of_heads(p, kQueries));
+        if (blockIdx.x >= of_queries) {
+            bound_values<T, kChunks>(launch, blockIdx.x - of_queries);
             return;
         }
     }
-    const int tile = static_cast<int>(blockIdx.x - pair * blocks) * Output::kTiles;
-    const unsigned of_batch = pair / static_cast<unsigned>(p.heads_q);
-    const std::int64_t batch = of_batch;
-    const int head = static_cast<int>(pair - of_batch * static_cast<unsigned>(p.heads_q));
+    const HeadTile of = head_tile_at(p, blockIdx.x, kQueries);
+    const int tile = of.tile * Output::kTiles;
+    const std::int64_t batch = of.batch;
+    const int head = of.head;
     const Sequence sequence = sequence_of(p, batch);
-    if (threadIdx.x == 0 && cu_seqlens_decrease(p, batch)) launch.counters->cu_seqlens_decrease = 1;
-    if (tile * kBlockQ >= sequence.len_q) return;
+    if (tile < 0 || tile * kBlockQ >= sequence.len_q) return;
     const auto rows_of_head = [&](const Rows& rows, int size) {
         return HeadRows(rows, batch, sequence.first_q, head, size);
     };
@@ -170,8 +179,8 @@ __global__ void __launch_bounds__(kOutputThreads, kChunks > 2 ? 2 : 3)
         }
     }
     if constexpr (Output::kFp16) {
-        raise_bound(launch.ds_scales[pair], largest_delta);
-        raise_bound(launch.do_squares[pair], largest_squares);
+        raise_bound(launch.ds_scales[batch * p.heads_q + head], largest_delta);
+        raise_bound(launch.do_squares[batch * p.heads_q + head], largest_squares);
     }
 }
 
@@ -180,9 +189,11 @@ cudaError_t start_delta_from_output(const Launch& launch, cudaStream_t stream) {
     const ForwardParams& p = launch.params.forward;
     const int chunks = p.head_dim_v <= 64 ? 1 : p.head_dim_v <= 128 ? 2 : 4;
     const int tiles = chunks == 1 ? OutputRows<T, 1>::kTiles : 1;
-    std::int64_t blocks = p.batch * p.heads_q * ((launch.q_tiles + tiles - 1) / tiles);
-    const int rows = value_rows(chunks);
-    if (std::is_same_v<T, __half>) blocks += p.batch * p.heads_kv * ((p.len_kv + rows - 1) / rows);
+    std::int64_t blocks = tiles_of_heads(p, tiles * kBlockQ);
+    if (std::is_same_v<T, __half>) {
+        const std::int64_t heads = p.heads_kv * (p.cu_seqlens_kv != nullptr ? 1 : p.batch);
+        blocks += heads * value_tiles_of_head(p, value_rows(chunks));
+    }
     const auto kernel = chunks == 1   ? delta_from_output_kernel<T, 1>
                         : chunks == 2 ? delta_from_output_kernel<T, 2>
                                       : delta_from_output_kernel<T, 4>;

@@ -30,7 +30,7 @@ struct RowWork {
         band = Band32(bound);
         if (exists()) tiles = BlockRange(bound, q_begin, min(q_begin + block_q, sequence.len_q), block_kv);
     }
-    __device__ __forceinline__ bool exists() const { return q_begin < sequence.len_q; }
+    __device__ __forceinline__ bool exists() const { return q_begin >= 0 && q_begin < sequence.len_q; }
 };
 
 /// The two GEMMs of such a kernel, S = Q K^T and dP = dO V^T, with 16 queries a warp. Shared memory holds Q, dO, then K

@@ -11,6 +11,8 @@
 #include <cstdint>
 
 #include "cuda/backward/host/dq_order.hpp"
+#include "cuda/backward/host/head_split.hpp"
+#include "cuda/backward/host/work_list.hpp"
 #include "tessera/mask.hpp"
 
 namespace tessera::cuda::gradient {
@@ -70,6 +72,17 @@ struct KeyBlockOrder {
         own = DiagonalVisits(band, number, block_kv, log2_block_q);
         next = DiagonalVisits(band, number + 1, block_kv, log2_block_q);
     }
+    /// Sets a block of a sequence that has `blocks` of them; number `blocks` is none. `segmented`: the sequence is cut
+    /// into segments.
+    TESSERA_HOST_DEVICE void set_in_sequence(const Band& band, int number, int blocks, bool segmented, int block_kv,
+                                             int log2_block_q) {
+        set(band, number, block_kv, log2_block_q);
+        if (!segmented) return;
+        const int size = segment_size(kSegments, blocks);
+        const int segment = number / size;
+        if (number - segment * size == size - 1) next = DiagonalVisits();
+        if (segment > 0) earlier = (segment - 1) * size;
+    }
     /// Sets the block that starts as number `started` of `segment`. `blocks`: of this head; `most_blocks`: of any head
     /// of the call. Every head has CTAs for `most_blocks`, and those without a block get number `blocks`. `segmented`:
     /// the sequence is cut into segments; the blocks of others are numbered through, from the last segment to the
@@ -79,10 +92,7 @@ struct KeyBlockOrder {
         const int size = segment_size(segments, blocks);
         const int first = first_block_of_segment(segment, segments, size, segmented);
         const int index = segment_size(segments, most_blocks) - 1 - started;
-        set(band, index < size ? first + index : blocks, block_kv, log2_block_q);
-        if (!segmented) return;
-        if (index == size - 1) next = DiagonalVisits();
-        if (segment > 0) earlier = first - size;
+        set_in_sequence(band, index < size ? first + index : blocks, blocks, segmented, block_kv, log2_block_q);
     }
     /// Leaves only the query tiles of [first, last): those of a part of the queries (cuda/host/query_parts.hpp). The
     /// order in a tile stays what it is.
@@ -93,6 +103,26 @@ struct KeyBlockOrder {
     /// The block that adds to the accumulator before this one; -1: none, so this one stores.
     TESSERA_HOST_DEVICE int predecessor(int accumulator, int tile) const {
         return next.adds_to(accumulator, tile) ? block + 1 : earlier;
+    }
+};
+
+/// The key blocks of a sequence of a ragged call, and the order in which they start (cuda/backward/host/work_list.hpp).
+struct SequenceBlocks {
+    int count;       ///< key blocks
+    int splits;      ///< head splits of a group
+    bool segmented;  ///< the key blocks are cut into segments
+
+    /// `heads`: query heads of a split.
+    TESSERA_HOST_DEVICE SequenceBlocks(const Mask& mask, const Band& band, int group, int heads, int block_kv)
+        : count(static_cast<int>((band.len_kv + block_kv - 1) / block_kv)),
+          splits(HeadSplit::num_splits(heads, group)),
+          segmented(!mask.trivial() && is_causal_square(band) &&
+                    may_use_segments(group, std::int64_t{splits} * count)) {}
+    TESSERA_HOST_DEVICE int items() const { return count * splits; }
+    TESSERA_HOST_DEVICE PlacedKeyBlock place(int index, int heads_kv) const {
+        const int heads = heads_kv * splits;
+        return segmented ? place_in_segments(index, heads, count, segment_size(kSegments, count))
+                         : place_in_rounds(index, heads, count, 1, false);
     }
 };
 

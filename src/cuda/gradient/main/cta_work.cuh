@@ -12,6 +12,12 @@
 
 namespace tessera::cuda::gradient {
 
+/// Query heads of a CTA: those of a group, or of a split of them.
+__device__ __forceinline__ int heads_of_cta(const Launch& launch, const Band& band) {
+    const int group = launch.params.forward.group;
+    return launch.partial.max_splits > 1 ? HeadSplit::heads_per_split(band, group) : group;
+}
+
 /// A key block of one kv head, and the queries that see one of its keys: of all query heads of the group, or of one
 /// split of them (HeadSplit).
 struct CtaWork {
@@ -34,18 +40,27 @@ struct CtaWork {
 
     CtaWork() = default;
     __device__ CtaWork(const Launch& launch, int pair, int of_split = 0) : split(of_split) {
-        const ForwardParams& p = launch.params.forward;
         const int of_batch = launch.kv_head_divider.quotient(pair);
         batch = of_batch;
-        kv_head = pair - of_batch * p.heads_kv;
-        sequence = sequence_of(p, batch);
+        kv_head = pair - of_batch * launch.params.forward.heads_kv;
+        sequence = sequence_of(launch.params.forward, batch);
+        set_heads(launch);
+    }
+    /// A kv head and split of a ragged call's listed sequence.
+    __device__ CtaWork(const Launch& launch, const ListedSequence& listed, int of_kv_head, int of_split)
+        : sequence{listed.first_q, listed.first_kv, listed.len_q, listed.len_kv},
+          batch(listed.batch),
+          kv_head(of_kv_head),
+          split(of_split) {
+        set_heads(launch);
+    }
+    /// Sets what follows from the sequence, the kv head and the split.
+    __device__ void set_heads(const Launch& launch) {
+        const ForwardParams& p = launch.params.forward;
         band = p.mask.bind(sequence.len_q, sequence.len_kv);
         band32 = Band32(band);
-        heads = p.group;
-        if (launch.partial.max_splits > 1) {
-            heads = HeadSplit::heads_per_split(band, p.group);
-            num_splits = HeadSplit::num_splits(heads, p.group);
-        }
+        heads = heads_of_cta(launch, band);
+        num_splits = HeadSplit::num_splits(heads, p.group);
         parts = QueryParts(sequence.len_q, QueryParts::fitting(heads, launch.max_terms));
         part = launch.part;
         first_head = kv_head * p.group + split * heads;
@@ -67,6 +82,13 @@ struct CtaWork {
         order.set_started(band, segment, started, launch.segments, blocks, launch.key_blocks, segmented, block_kv,
                           log2_block_q());
         first_key = order.block * block_kv;
+        clamp_to_part();
+    }
+    /// Key block `number` of a ragged call's sequence.
+    __device__ void set_listed(int number, int blocks, bool segmented, int block_kv) {
+        sanitizes = false;
+        order.set_in_sequence(band, number, blocks, segmented, block_kv, log2_block_q());
+        first_key = number * block_kv;
         clamp_to_part();
     }
     /// Prepares the second run, in which a step has one tile of kBlockQ queries.
@@ -96,11 +118,29 @@ struct CtaWork {
     }
 };
 
+/// The key block of a number of a ragged call's list. Past the last number there is none.
+__device__ inline void set_listed_work(void* memory, const Launch& launch, int number, int block_kv, int query_tiles) {
+    if (number >= static_cast<int>(launch.ctas())) {
+        new (memory) CtaWork();
+        return;
+    }
+    const ForwardParams& p = launch.params.forward;
+    const ListedSequence listed = launch.list[launch.kv_head_divider.quotient(number)];
+    const int index = number - listed.first_item * p.heads_kv;
+    const Band band = p.mask.bind(listed.len_q, listed.len_kv);
+    const SequenceBlocks blocks(p.mask, band, p.group, heads_of_cta(launch, band), block_kv);
+    const PlacedKeyBlock placed = blocks.place(index, p.heads_kv);
+    const int kv_head = placed.head / blocks.splits;
+    auto* const work = new (memory) CtaWork(launch, listed, kv_head, placed.head - kv_head * blocks.splits);
+    work->query_tiles = query_tiles;
+    work->set_listed(placed.n, blocks.count, blocks.segmented, block_kv);
+}
+
 /// Takes the next key block from the launch's counter (host/dq_order.hpp has the order). One thread calls it;
 /// `memory` has room for a CtaWork.
 __device__ inline void take_key_block(void* memory, const Launch& launch, int block_kv, int query_tiles = 1) {
-    const bool waits = launch.counters->cu_seqlens_decrease == 0;  // loaded while the atomic is in flight
-    const int number = atomicAdd(&launch.counters->next_cta, 1);
+    const int number = atomicAdd(launch.next_cta, 1);
+    if (launch.list != nullptr) return set_listed_work(memory, launch, number, block_kv, query_tiles);
     const int run = launch.block_divider.quotient(number);  // counts (segment, head, split)
     const int segment = launch.segment_divider.quotient(run);
     const int head_and_split = run - segment * launch.segment_divider.divisor();
@@ -108,7 +148,6 @@ __device__ inline void take_key_block(void* memory, const Launch& launch, int bl
     auto* const work = new (memory) CtaWork(launch, pair, head_and_split - pair * launch.split_divider.divisor());
     work->query_tiles = query_tiles;
     work->set_started(launch, segment, number - run * launch.block_divider.divisor(), block_kv);
-    work->waits = waits;
 }
 
 /// One step: a query head of the group, one of its query tiles, and the dQ accumulator that the CTA adds to.

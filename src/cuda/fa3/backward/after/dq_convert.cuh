@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/fa3/backward/common/fp16_scale.cuh"
+#include "cuda/fa3/backward/common/query_tile.cuh"
 #include "cuda/fa3/backward/common/store_gradient.cuh"
 #include "cuda/fa3/backward/launch.hpp"
 #include "cuda/shared/start.cuh"
@@ -21,14 +22,12 @@ __global__ void __launch_bounds__(kConvertThreads, 2) dq_convert_kernel(const __
     constexpr int kColumns = kConfig.block_q == Config::kRows ? kConfig.head_dim / 2 : kConfig.head_dim;
     __shared__ __align__(16) T tile[kConfig.block_q][kConfig.head_dim + 8];
     const ForwardParams& p = launch.params.forward;
-    const int count = (p.len_q + kConfig.block_q - 1) / kConfig.block_q;
-    const int m = static_cast<int>(blockIdx.x) % count;
-    const int batch = static_cast<int>(blockIdx.x) / count / p.heads_q;
-    const int head = static_cast<int>(blockIdx.x) / count % p.heads_q;
+    if (launch.workspace.state->cu_seqlens_decreased != 0) return;
+    const auto [batch, head, m] = query_block_at<kConfig>(launch, static_cast<int>(blockIdx.x));
     const Sequence sequence = sequence_of(p, batch);
     ScheduleOf<kConfig> schedule;
     schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, sequence.len_q, sequence.len_kv, p.group);
-    if (m >= schedule.count_q || launch.workspace.state->cu_seqlens_decreased != 0) return;
+    if (m < 0 || m >= schedule.count_q) return;
 
     const int thread = static_cast<int>(threadIdx.x);
     const int half = thread / 128;
@@ -73,10 +72,7 @@ template <class T, class Shape>
 cudaError_t launch_dq_convert(const Launch& launch, cudaStream_t stream) {
     static_assert(ShapesAddingDq::kHas<Shape> && !Shape::kConfig.splits_dv_dk(),
                   "not in that list of backward_config.h");
-    const ForwardParams& p = launch.params.forward;
-    constexpr int kBlockQ = Shape::kConfig.block_q;
-    const std::int64_t count = (p.len_q + kBlockQ - 1) / kBlockQ;
-    return start(dq_convert_kernel<T, Shape>, p.batch * p.heads_q * count, kConvertThreads, 0, launch, stream);
+    return start(dq_convert_kernel<T, Shape>, query_block_count(launch), kConvertThreads, 0, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

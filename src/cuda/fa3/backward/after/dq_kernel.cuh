@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) dq_kernel(const __grid_co
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
     const QueryTile<kConfig> tile(launch, launch.query_tiles.decode(static_cast<int>(blockIdx.x)));
-    if (tile.query >= tile.schedule.len_q || state.cu_seqlens_decreased != 0) return;
+    if (!tile.exists() || state.cu_seqlens_decreased != 0) return;
     const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<Config::kProducerRegisters>();

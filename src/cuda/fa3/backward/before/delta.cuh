@@ -269,9 +269,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
         const QueryTile<kConfig> tile(launch, tile_by_head(launch, number));
         __syncthreads();
         if (thread == 0) shared.tile = number + static_cast<int>(gridDim.x);
-        if (thread == 0 && cu_seqlens_decrease(launch.params.forward, tile.batch))
-            launch.workspace.state->cu_seqlens_decreased = 1;
-        if (tile.query >= tile.schedule.len_q || delta_is_done(launch, tile)) continue;
+        if (!tile.exists() || delta_is_done(launch, tile)) continue;
         if (thread == 0) {
             shared.init_barriers();
             for (int w = 0; w < Config::kConsumers; ++w) shared.some_nonfinite[w] = shared.some_large[w] = 0;

@@ -9,6 +9,7 @@
 
 #include "cuda/backward/output_rows.cuh"
 #include "cuda/fa3/backward/common/fp16_scale.cuh"
+#include "cuda/fa3/backward/common/key_piece.cuh"
 #include "cuda/fa3/backward/common/query_tile.cuh"
 #include "cuda/host/constants.hpp"
 #include "cuda/ptx/math.cuh"
@@ -176,20 +177,10 @@ struct DeltaFromOutput {
     }
 };
 
-/// The most pieces of 64 queries that a query head of a sequence has: those of all its query blocks.
+/// Pieces of 64 queries: those of all query blocks.
 template <Config kConfig>
-__host__ __device__ constexpr int pieces_of_head(const ForwardParams& p) {
-    return static_cast<int>((p.len_q + kConfig.block_q - 1) / kConfig.block_q) * kConfig.row_stats();
-}
-/// Pieces of 64 queries of all query heads.
-template <Config kConfig>
-__host__ __device__ constexpr std::int64_t query_pieces(const ForwardParams& p) {
-    return std::int64_t{p.batch} * p.heads_q * pieces_of_head<kConfig>(p);
-}
-
-/// Pieces of 64 rows of V of a head of a sequence.
-__host__ __device__ constexpr int value_pieces(const ForwardParams& p) {
-    return static_cast<int>((p.len_kv + Config::kRows - 1) / Config::kRows);
+__host__ __device__ __forceinline__ std::int64_t query_pieces(const Launch& launch) {
+    return query_block_count(launch) * kConfig.row_stats();
 }
 
 /// fp16, one warp: raises max_v_squares to the largest row of piece `number` of V. It leaves out rows that no query
@@ -197,16 +188,13 @@ __host__ __device__ constexpr int value_pieces(const ForwardParams& p) {
 template <class T, Config kConfig>
 __device__ __forceinline__ void bound_v(const Launch& launch, int number) {
     const ForwardParams& p = launch.params.forward;
-    const int head = number / value_pieces(p);
-    const int batch = head / p.heads_kv;
-    const int kv_head = head - batch * p.heads_kv;
+    const auto [batch, kv_head, first] = key_piece_at<kConfig>(launch, number);
     const Sequence sequence = sequence_of(p, batch);
     ScheduleOf<kConfig> schedule;
     schedule.set(p.mask, sequence.len_q, sequence.len_kv, p.group);
     const int begin = max(schedule.low, 0);
     const int end = min(schedule.len_q + schedule.high, schedule.len_kv());
     const HeadRows v(p.v, p.cu_seqlens_q != nullptr ? 0 : batch, sequence.first_kv, kv_head, sizeof(T));
-    const int first = (number - head * value_pieces(p)) * Config::kRows;
     const int thread = static_cast<int>(threadIdx.x) % 32;
     float bound = 0;
 #pragma unroll 4
@@ -215,7 +203,8 @@ __device__ __forceinline__ void bound_v(const Launch& launch, int number) {
         const float part = counts ? squares_of_row<T>(v, row, p.head_dim_v, thread % kRowThreads, true) : 0.0F;
         bound = fmaxf(bound, finite_or_0(sum_of_row(part)));
     }
-    raise_bound(launch.workspace.ds_bounds[std::int64_t{head} * launch.key_blocks.splits].max_v_squares, bound);
+    const std::int64_t head = std::int64_t{batch} * p.heads_kv + kv_head;
+    raise_bound(launch.workspace.ds_bounds[head * launch.key_blocks.splits].max_v_squares, bound);
 }
 
 /// A warp goes through several pieces; in fp16 those of V come after those of O.
@@ -224,8 +213,9 @@ __global__ void __launch_bounds__(kOutputThreads, kOutputCtas)
     delta_from_output_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     const ForwardParams& p = launch.params.forward;
-    const int pieces = static_cast<int>(query_pieces<kConfig>(p));
-    const int of_values = kFp16Scaled<T> ? static_cast<int>(p.batch) * p.heads_kv * value_pieces(p) : 0;
+    if (p.cu_seqlens_q != nullptr && launch.workspace.state->cu_seqlens_decreased != 0) return;
+    const int pieces = static_cast<int>(query_pieces<kConfig>(launch));
+    const int of_values = kFp16Scaled<T> ? static_cast<int>(key_piece_count<kConfig>(launch)) : 0;
     const int step = static_cast<int>(gridDim.x) * (kOutputThreads / 32);
 #pragma unroll 1
     for (int number = static_cast<int>(blockIdx.x * kOutputThreads + threadIdx.x) / 32; number < pieces + of_values;
@@ -234,20 +224,17 @@ __global__ void __launch_bounds__(kOutputThreads, kOutputCtas)
             if constexpr (kFp16Scaled<T>) bound_v<T, kConfig>(launch, number - pieces);
             continue;
         }
-        const int batch_head = number / pieces_of_head<kConfig>(p);
-        const int batch = batch_head / p.heads_q;
-        const QueryRows<kConfig> queries(launch, batch, batch_head - batch * p.heads_q,
-                                         (number - batch_head * pieces_of_head<kConfig>(p)) * Config::kRows);
-        if (threadIdx.x % 32 == 0 && cu_seqlens_decrease(p, batch)) launch.workspace.state->cu_seqlens_decreased = 1;
+        const auto [batch, head, m] = query_block_at<kConfig>(launch, number / kConfig.row_stats());
+        const QueryRows<kConfig> queries(launch, batch, head,
+                                         m * kConfig.block_q + number % kConfig.row_stats() * Config::kRows);
         if (queries.exists()) DeltaFromOutput<T, kConfig>(launch, queries, p.cu_seqlens_q != nullptr ? 0 : batch).run();
     }
 }
 
 template <class T, class Shape>
 cudaError_t launch_delta_from_output(const Launch& launch, cudaStream_t stream) {
-    const ForwardParams& p = launch.params.forward;
     const std::int64_t pieces =
-        query_pieces<Shape::kConfig>(p) + (kFp16Scaled<T> ? std::int64_t{p.batch} * p.heads_kv * value_pieces(p) : 0);
+        query_pieces<Shape::kConfig>(launch) + (kFp16Scaled<T> ? key_piece_count<Shape::kConfig>(launch) : 0);
     const std::int64_t ctas = std::min<std::int64_t>((pieces + kOutputThreads / 32 - 1) / (kOutputThreads / 32),
                                                      std::int64_t{launch.multiprocessors} * kOutputCtas);
     return start(delta_from_output_kernel<T, Shape>, ctas, kOutputThreads, 0, launch, stream);

@@ -32,6 +32,33 @@ __device__ __forceinline__ DsBounds& ds_bounds_of(const Launch& launch, int batc
                                       split_of(launch, head, heads_per_split)];
 }
 
+/// A query block of a head.
+struct QueryBlock {
+    int batch, head;
+    int m;  ///< ragged: may be no block of the sequence
+};
+
+/// Query blocks of all heads.
+__host__ __device__ __forceinline__ std::int64_t query_block_count(const Launch& launch) {
+    return std::int64_t{launch.params.forward.heads_q} * launch.blocks_q;
+}
+
+/// The query block of a number in [0, query_block_count()): sequence by sequence, and head by head in each; ragged: the
+/// blocks of all sequences of a head after those of another.
+template <Config kConfig>
+__device__ __forceinline__ QueryBlock query_block_at(const Launch& launch, int number) {
+    const ForwardParams& p = launch.params.forward;
+    if (p.cu_seqlens_q != nullptr) {
+        const int head = number / launch.blocks_q;
+        const SequenceBlock own = launch.workspace.query_blocks[number - head * launch.blocks_q];
+        return {own.batch, head, own.m};
+    }
+    const int blocks = (p.len_q + kConfig.block_q - 1) / kConfig.block_q;
+    const int batch_head = number / blocks;
+    const int batch = batch_head / p.heads_q;
+    return {batch, batch_head - batch * p.heads_q, number - batch_head * blocks};
+}
+
 /// A tile of kQueryTile queries, one or two query blocks.
 template <Config kConfig>
 struct QueryTile {
@@ -44,10 +71,17 @@ struct QueryTile {
 
     __device__ __forceinline__ QueryTile(const Launch& launch, const QueryTileNumber& number) {
         const ForwardParams& p = launch.params.forward;
-        const int batch_head = number.batch_head;
-        query = number.tile * Config::kQueryTile;
-        batch = batch_head / p.heads_q;
-        head = batch_head - batch * p.heads_q;
+        int tile = number.tile;
+        if (p.cu_seqlens_q != nullptr) {
+            const cuda::QueryTile of = ragged_tile(p, tile, Config::kQueryTile);
+            batch = of.batch;
+            head = number.batch_head;
+            tile = of.block;
+        } else {
+            batch = number.batch_head / p.heads_q;
+            head = number.batch_head - batch * p.heads_q;
+        }
+        query = tile * Config::kQueryTile;
         const Sequence sequence = sequence_of(p, batch);
         first_q = static_cast<int>(sequence.first_q);
         first_kv = static_cast<int>(sequence.first_kv);
@@ -57,7 +91,7 @@ struct QueryTile {
         n_begin = 0;
         n_end = 0;
         for (int m = query / kConfig.block_q; m < (query + Config::kQueryTile) / kConfig.block_q; ++m) {
-            if (m >= schedule.count_q) break;
+            if (!exists() || m >= schedule.count_q) break;
             const Span keys = schedule.key_blocks_of(m);
             if (keys.begin >= keys.end) continue;
             n_begin = n_end == 0 ? keys.begin : min(n_begin, keys.begin);
@@ -65,6 +99,8 @@ struct QueryTile {
         }
     }
 
+    /// Has it queries? A ragged call numbers some tiles that no sequence has.
+    __device__ __forceinline__ bool exists() const { return query >= 0 && query < schedule.len_q; }
     __device__ __forceinline__ int split(const Launch& launch) const {
         return split_of(launch, head, schedule.heads_per_split);
     }
@@ -100,7 +136,7 @@ struct QueryRows {
     /// Their query block, among those of all heads.
     __device__ __forceinline__ std::int64_t block() const { return first_block_q + query / kConfig.block_q; }
     /// Does their query block exist? The last of them may be past the end of the sequence.
-    __device__ __forceinline__ bool exists() const { return query / kConfig.block_q < schedule.count_q; }
+    __device__ __forceinline__ bool exists() const { return query >= 0 && query / kConfig.block_q < schedule.count_q; }
     /// The index of their RowStats.
     __device__ __forceinline__ std::int64_t stats() const {
         return block() * kConfig.row_stats() + query % kConfig.block_q / Config::kRows;

@@ -69,16 +69,13 @@ __device__ __forceinline__ void produce(const Launch& launch, Shared<kConfig>& s
     }
 }
 
-/// One thread: sets the key block of this number, and starts its first loads as soon as the block is known. A call
-/// whose cu_seqlens decrease gets no key blocks.
+/// One thread: sets the key block of this number, and starts its first loads as soon as the block is known.
 template <class T, Config kConfig>
-__device__ __forceinline__ void begin(const Launch& launch, Shared<kConfig>& shared, unsigned number,
-                                      int cu_seqlens_decreased) {
+__device__ __forceinline__ void begin(const Launch& launch, Shared<kConfig>& shared, unsigned number) {
     shared.init_barriers();
     KeyBlock<kConfig>& block = shared.block;
     if constexpr (kConfig.persistent()) find_existing(launch, block, number);
     else block.decode(launch, number);
-    if (cu_seqlens_decreased != 0) block.n = block.schedule.count_kv;
     if (!block.exists()) return;
     if (block.schedule.ascending) load_first_tiles<kConfig, true>(launch, shared);
     else load_first_tiles<kConfig, false>(launch, shared);
@@ -122,13 +119,9 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) backward_kernel(c
     // CTAs that start earlier get smaller numbers, so none waits for one that has not started (dq_order.hpp).
     constexpr unsigned kFirstConsumer = 128;
     unsigned number = 0;
-    int cu_seqlens_decreased = 0;
-    if (threadIdx.x == kFirstConsumer) {
-        number = atomicAdd(&launch.workspace.state->next_number, 1);
-        cu_seqlens_decreased = launch.workspace.state->cu_seqlens_decreased;
-    }
+    if (threadIdx.x == kFirstConsumer) number = atomicAdd(next_number(launch), 1);
     ptx::setmaxnreg_inc<kConfig.consumer_registers()>();
-    if (threadIdx.x == kFirstConsumer) begin<T>(launch, shared, number, cu_seqlens_decreased);
+    if (threadIdx.x == kFirstConsumer) begin<T>(launch, shared, number);
     if (has_begun(shared)) consume<T>(launch, shared, warpgroup - 1);
 }
 

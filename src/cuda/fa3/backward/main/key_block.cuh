@@ -16,7 +16,7 @@ template <Config kConfig>
 struct KeyBlock {
     ScheduleOf<kConfig> schedule;
     int batch, kv_head, n;
-    int segment, index;                 ///< KeyBlockNumber's
+    int segment, index;                 ///< KeyBlockNumber's; ragged: `index` is that of the number in its sequence
     int split;                          ///< index of the head split (dq_order.hpp)
     int end_head;                       ///< one past the split's last query head
     int zeroed_do;                      ///< not 0: NaN or infinities may have been taken out of dO
@@ -29,6 +29,33 @@ struct KeyBlock {
 
     /// Sets which keys the block has. set_derived() sets the other members, after the first loads have been started.
     __device__ __forceinline__ void decode(const Launch& launch, unsigned number) {
+        if (number >= launch.key_blocks.count) n = schedule.count_kv = 0;
+        else if (launch.params.forward.cu_seqlens_q != nullptr) decode_listed(launch, number);
+        else decode_dense(launch, number);
+    }
+    /// The block of a number of a ragged call's list.
+    __device__ __forceinline__ void decode_listed(const Launch& launch, unsigned number) {
+        const ForwardParams& p = launch.params.forward;
+        const auto own = static_cast<int>(number);
+        const int item = launch.key_blocks.by_listed_heads.quotient(own);
+        const ListedSequence sequence = launch.workspace.list[item];
+        batch = sequence.batch;
+        index = own - sequence.first_item * p.heads_kv;
+        first_q = sequence.first_q;
+        first_kv = sequence.first_kv;
+        first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, sequence.first_q));
+        schedule.set(p.mask, sequence.len_q, sequence.len_kv, p.group);
+        reload_from_memory();
+        schedule.set_part(launch.part, launch.part_queries);
+        const PlacedKeyBlock placed = place_key_block(schedule, p.heads_kv * schedule.head_splits, index,
+                                                      !p.mask.trivial(), kConfig.splits_dv_dk());
+        n = placed.n;
+        kv_head = placed.head / schedule.head_splits;
+        split = placed.head - kv_head * schedule.head_splits;
+        end_head = kv_head * p.group + (split + 1) * schedule.heads_per_split;
+        if (schedule.is_past_last_part()) n = schedule.count_kv;
+    }
+    __device__ __forceinline__ void decode_dense(const Launch& launch, unsigned number) {
         const ForwardParams& p = launch.params.forward;
         const KeyBlockNumber key_block = launch.key_blocks.decode(number);
         segment = key_block.segment;
@@ -36,13 +63,9 @@ struct KeyBlock {
         batch = key_block.batch;
         kv_head = key_block.kv_head;
         split = key_block.split;
-        const Sequence sequence = sequence_of(p, batch);
-        first_q = static_cast<int>(sequence.first_q);
-        first_kv = static_cast<int>(sequence.first_kv);
-        first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, sequence.first_q));
-        const int len_q = sequence.len_q, len_kv = sequence.len_kv;
-        reload_from_memory();
-        schedule.set_of(launch.schedule, p.cu_seqlens_q != nullptr, p.mask, len_q, len_kv, p.group);
+        first_q = first_kv = 0;
+        first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, 0));
+        static_cast<SequenceSchedule&>(schedule) = launch.schedule;
         reload_from_memory();
         schedule.set_part(launch.part, launch.part_queries);
         end_head = kv_head * p.group + (split + 1) * schedule.heads_per_split;

@@ -23,13 +23,9 @@ namespace tessera::cuda::fa3::backward {
 template <Config kConfig>
 __device__ __forceinline__ void find_existing(const Launch& launch, KeyBlock<kConfig>& block, unsigned number) {
     while (true) {
-        if (number >= launch.key_blocks.count) {
-            block.n = block.schedule.count_kv = 0;
-            return;
-        }
         block.decode(launch, number);
-        if (block.exists()) return;
-        number = atomicAdd(&launch.workspace.state->next_number, 1);
+        if (block.exists() || number >= launch.key_blocks.count) return;
+        number = atomicAdd(next_number(launch), 1);
     }
 }
 
@@ -66,7 +62,7 @@ __device__ __forceinline__ void load_blocks(const Launch& launch, Shared<kConfig
         if (shared.block.schedule.ascending) load_steps<true>(launch, shared);
         else load_steps<false>(launch, shared);
         wait_for(shared.persistent.k_empty, at.parity);
-        const unsigned number = atomicAdd(&launch.workspace.state->next_number, 1);
+        const unsigned number = atomicAdd(next_number(launch), 1);
         wait_for(shared.persistent.block_ring.empty[0], at.parity);
         find_existing(launch, shared.block, number);
         if (!shared.block.exists()) break;
