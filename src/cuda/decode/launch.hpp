@@ -24,6 +24,13 @@ struct Cache {
     Divider page_size;
 };
 
+/// K or V.
+struct Loaded {
+    Rows rows;
+    int dim;
+    bool vector;  ///< read 16 bytes at a time
+};
+
 /// Arguments of both kernels. A row of the results is a query of a query head: number query * heads_q + head, where
 /// queries count over all sequences.
 struct Launch {
@@ -33,6 +40,8 @@ struct Launch {
     std::int64_t sinks_step = 0;
     float* o = nullptr;    ///< [rows, max_splits, head_dim]: sums of P V of a split
     float2* ml = nullptr;  ///< [rows, max_splits]: its largest score and its sum of P
+    /// One of each group of sequences: splits that CTAs have taken beyond their first. Null: each CTA takes every n-th.
+    int* taken = nullptr;
     int max_splits = 0;
     int groups = 1;               ///< of up to kMostMembers sequences, which CTAs take in turns
     Items items{{}, 0, 0, 1, 1};  ///< of a kv head of every sequence, unless they have own_lengths()
@@ -42,8 +51,7 @@ struct Launch {
     int right = 0;
     bool top_left = false;  ///< causal from the first query and key on
     bool vector_q = false;
-    bool vector_k = false;
-    bool vector_v = false;
+    Loaded loaded[2];       ///< K and V, by the number of the loading warp
     bool natural = false;   ///< scores are scaled before the softmax: they have a softcap or ALiBi
     bool overlaps = false;  ///< the second kernel may start beside the first (compute capability 9.0)
 

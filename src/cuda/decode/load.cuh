@@ -18,15 +18,26 @@ struct RowInfo {
     std::int64_t partial;  ///< its place in the workspace; negative: it has none, since it sees no key of the split
 };
 
-/// The static shared memory of a CTA: barriers, the splits on their way, sums of the warps.
+/// Splits that the first loading warp may be ahead of the second.
+inline constexpr int kNumbers = 2;
+
+/// What the four warps of 16 rows tell each other about a tile of keys.
+struct Exchange {
+    uint4 p[Config::kSlices][32];       ///< P as A fragments: [slice][lane]
+    float maxima[16][Config::kSlices];  ///< the largest score of a slice: [row][slice]
+    float sums[16][Config::kSlices];    ///< after the last tile of a split: the sum of P of a slice
+};
+
+/// The static shared memory of a CTA: barriers, the splits on their way, tiles on their way from warp to warp.
 template <class Shape>
 struct Shared {
-    CopyRing<Shape::kConfig.stages> k;
-    CopyRing<Shape::kConfig.stages> v;
+    CopyRing<Shape::kConfig.stages> kv[2];
     CopyRing<Shape::kConfig.works> works;
+    CopyRing<kNumbers> numbers;
+    int number[kNumbers];  ///< of splits: from the first loading warp to the second
     SplitWork work[Shape::kConfig.works];
     RowInfo rows[Shape::kConfig.works][Shape::kConfig.rows()];
-    float2 ml[Config::kKeyWarps][Shape::kConfig.rows()];  ///< maximum and sum of P of each warp
+    Exchange exchange[Shape::kConfig.row_groups][2];  ///< tiles with even and odd numbers in their split
     int ends[kMostMembers];  ///< own_lengths(): numbers of splits up to each sequence of the CTA's group
 };
 
@@ -36,15 +47,11 @@ struct Buffers {
     static constexpr Config kConfig = Shape::kConfig;
     char* memory;
 
-    __device__ __forceinline__ char* k(int stage) const { return memory + stage * kConfig.tile_bytes(); }
-    __device__ __forceinline__ char* v(int stage) const { return k(kConfig.stages + stage); }
-    __device__ __forceinline__ char* queries(int work) const {
-        return k(2 * kConfig.stages) + work * kConfig.query_bytes();
+    /// A tile of K (0) or V (1).
+    __device__ __forceinline__ char* kv(int which, int stage) const {
+        return memory + (which * kConfig.stages + stage) * kConfig.tile_bytes();
     }
-    /// O of a warp's rows, [rows][sum_pitch].
-    __device__ __forceinline__ float* sums(int key_warp) const {
-        return reinterpret_cast<float*>(queries(kConfig.works)) + key_warp * kConfig.rows() * kConfig.sum_pitch();
-    }
+    __device__ __forceinline__ char* queries(int work) const { return kv(2, 0) + work * kConfig.query_bytes(); }
 };
 
 /// Counts the splits of the sequences of a group, and sums them up. By all threads of the CTA.
@@ -73,20 +80,29 @@ __device__ __forceinline__ void count_items(int* ends, const Launch& launch, int
     __syncthreads();
 }
 
-/// The rows of K, or of V, of one kv head of a sequence, copied a tile at a time. A lane copies one chunk of every
-/// kRowsAtOnce-th row.
+/// How the lanes of a warp share rows of head_dim: a lane copies a chunk of every kRowsAtOnce-th row, or kParts of them,
+/// 8 chunks apart.
+template <int kHeadDim>
+struct Lanes {
+    static constexpr int kChunks = 32 % (kHeadDim / kChunk) == 0 ? kHeadDim / kChunk : 8;
+    static constexpr int kParts = kHeadDim / kChunk / kChunks;
+    static constexpr int kRowsAtOnce = 32 / kChunks;
+    static_assert(kParts * kChunks * kChunk == kHeadDim);
+};
+
+/// The rows of K, or of V, of one kv head of a sequence, copied a tile at a time.
 template <class Shape>
 class KeyCopies {
  public:
-    static constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
-    static constexpr int kRowsAtOnce = 32 / kChunks;
+    static constexpr int kHeadDim = Shape::kConfig.head_dim;
+    static constexpr int kChunks = Lanes<kHeadDim>::kChunks, kParts = Lanes<kHeadDim>::kParts;
+    static constexpr int kRowsAtOnce = Lanes<kHeadDim>::kRowsAtOnce;
 
-    /// `rows`, `dim`, `vector`: K or V.
-    __device__ __forceinline__ KeyCopies(const Launch& launch, const Rows& rows, int dim, bool vector, int lane)
+    __device__ __forceinline__ KeyCopies(const Launch& launch, const Loaded& loaded, int lane)
         : launch_(launch),
-          rows_(rows),
-          dim_(dim),
-          vector_(vector),
+          rows_(loaded.rows),
+          dim_(loaded.dim),
+          vector_(loaded.vector),
           lane_(lane),
           chunk_(lane % kChunks),
           row_(lane / kChunks) {
@@ -124,7 +140,7 @@ class KeyCopies {
 
     __device__ __forceinline__ bool paged() const { return launch_.cache.pages != nullptr; }
     /// Chunks past the end of the rows were set to 0 when the kernel began, and are never written.
-    __device__ __forceinline__ bool has_chunk() const { return chunk_ * kChunk < dim_; }
+    __device__ __forceinline__ bool has_chunk(int part) const { return (chunk_ + 8 * part) * kChunk < dim_; }
 
     /// Reads the page numbers of the tile's keys lane and lane + 32, ahead of their use. `tile`: its first key.
     __device__ __forceinline__ void read_pages(const SplitWork& work, int tile) {
@@ -155,7 +171,10 @@ class KeyCopies {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             const int row = batch * kBatch * kRowsAtOnce + i / kOffsets * 8;  // without the lane's own
-            ptx::cp_async_16_if(has_chunk(), to + offsets_[i % kOffsets] + row * kHeadDim * 2, from[i]);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+                ptx::cp_async_16_if(has_chunk(part), to + offsets_[i % kOffsets] + row * kHeadDim * 2 + part * 128,
+                                    from[i] + part * 128);
         }
     }
 
@@ -199,15 +218,17 @@ class KeyCopies {
                 place = row < 32 ? low : high;
                 inside = place >= 0;
             }
-            if (!has_chunk()) continue;
-            const int offset = chunk_offset<kHeadDim>(row, chunk_);
-            if (vector_) {
-                ptx::cp_async_16(ptx::shared_address(tile) + offset, inside ? head_ + place + chunk_ * 16 : rows_.data,
-                                 inside);
-                continue;
+#pragma unroll 1
+            for (int part = 0; part < kParts && has_chunk(part); ++part) {
+                const int chunk = chunk_ + 8 * part, offset = chunk_offset<kHeadDim>(row, chunk);
+                if (vector_) {
+                    ptx::cp_async_16(ptx::shared_address(tile) + offset,
+                                     inside ? head_ + place + chunk * 16 : rows_.data, inside);
+                    continue;
+                }
+                const Source source{head_ + place, 0, rows_.column * 2, 1, dim_, false};
+                *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
             }
-            const Source source{head_ + place, 0, rows_.column * 2, 1, dim_, false};
-            *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk_ * kChunk) : uint4{};
         }
     }
 
@@ -249,94 +270,135 @@ __device__ __forceinline__ void describe_rows(RowInfo* rows, int count, const La
 /// Copies the rows of Q of a split; rows and columns past the end become 0.
 template <class T, class Shape>
 __device__ __forceinline__ void load_queries(char* tile, const Launch& launch, const SplitWork& work, int lane) {
-    constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
+    constexpr int kHeadDim = Shape::kConfig.head_dim;
+    using Lanes = Lanes<kHeadDim>;
     const ForwardParams& p = launch.params;
     const std::uint32_t to = ptx::shared_address(tile);
-    const int chunk = lane % kChunks;
 #pragma unroll 1
-    for (int row = lane / kChunks; row < Shape::kConfig.rows(); row += 32 / kChunks) {
-        const bool inside = row < work.rows && chunk * kChunk < p.head_dim;
+    for (int row = lane / Lanes::kChunks; row < Shape::kConfig.rows(); row += Lanes::kRowsAtOnce) {
         const std::int64_t query = work.member.sequence.first_q + work.query(launch, row);
-        const char* from =
-            inside ? p.q.data + head_offset(p.q, work.batch, query, work.head(launch, row), sizeof(T)) : p.q.data;
-        const std::uint32_t offset = chunk_offset<kHeadDim>(row, chunk);
-        if (launch.vector_q) {
-            ptx::cp_async_16(to + offset, inside ? from + chunk * 16 : from, inside);
-        } else {
-            const Source source{from, 0, p.q.column * 2, 1, p.head_dim, false};
-            *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
+        const char* first = p.q.data;
+        if (row < work.rows) first += head_offset(p.q, work.batch, query, work.head(launch, row), sizeof(T));
+#pragma unroll
+        for (int part = 0; part < Lanes::kParts; ++part) {
+            const int chunk = lane % Lanes::kChunks + 8 * part;
+            const bool inside = row < work.rows && chunk * kChunk < p.head_dim;
+            const std::uint32_t offset = chunk_offset<kHeadDim>(row, chunk);
+            if (launch.vector_q) {
+                ptx::cp_async_16(to + offset, inside ? first + chunk * 16 : p.q.data, inside);
+            } else {
+                const Source source{first, 0, p.q.column * 2, 1, p.head_dim, false};
+                *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
+            }
         }
     }
 }
 
-/// Calls f for each split of this CTA.
-template <class Shape, class F>
-__device__ __forceinline__ void for_each_split(const Shared<Shape>& shared, const Launch& launch, const F& f) {
-    const ForwardParams& p = launch.params;
-    const int first = static_cast<int>(blockIdx.x) % launch.groups * kMostMembers;
-    const int members = min(static_cast<int>(p.batch) - first, kMostMembers);
-    const int ctas = static_cast<int>(gridDim.x) / launch.groups;
-    const int each = launch.items.tiles * launch.items.splits * p.heads_kv;
-    const int total = launch.own_lengths() ? shared.ends[members - 1] : each * members;
-    int member = 0;
-    for (int item = static_cast<int>(blockIdx.x) / launch.groups; item < total; item += ctas) {
-        int before;
-        if (launch.own_lengths()) {
-            while (shared.ends[member] <= item) ++member;
-            before = member == 0 ? 0 : shared.ends[member - 1];
-        } else {
-            member = item / each;
-            before = member * each;
-        }
-        const SplitWork work = SplitWork::find(launch, first + member, item - before, Shape::kConfig.rows());
-        if (work.exists) f(work);
-    }
-}
-
+/// The splits of this CTA, one after the other. The first loading warp takes them, and hands their numbers on to the
+/// second.
 template <class Shape>
-__device__ __forceinline__ void load_keys(Shared<Shape>& shared, const Buffers<Shape>& buffers, const Launch& launch,
-                                          int lane) {
-    KeyCopies<Shape> copies(launch, launch.params.k, launch.params.head_dim, launch.vector_k, lane);
-    Position<Shape::kConfig.stages> at;
-    for_each_split(shared, launch, [&](const SplitWork& work) {
-        copies.begin(work);
-        for (int i = work.tiles(); i > 0; --i) {
-            shared.k.wait_empty(at);
-            copies.copy_tile(buffers.k(at.stage), work, shared.k.full[at.stage]);
-            at.next();
-        }
-    });
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();
-}
+class Taken {
+ public:
+    __device__ __forceinline__ Taken(Shared<Shape>& shared, const Launch& launch, int warp, int lane)
+        : shared_(shared), launch_(launch), warp_(warp), lane_(lane) {
+        const int members = min(static_cast<int>(launch.params.batch) - first_member(), kMostMembers);
+        each_ = launch.items.tiles * launch.items.splits * launch.params.heads_kv;
+        total_ = launch.own_lengths() ? shared.ends[members - 1] : each_ * members;
+        item_ = static_cast<int>(blockIdx.x) / launch.groups;
+    }
 
-/// Loads V, and what the computing warps need to know about each split.
+    /// Finds the next split, unless there is none.
+    __device__ __forceinline__ bool next(SplitWork& work) {
+        do {
+            if (warp_ == 0) {
+                if (!first_) take();
+                first_ = false;
+                shared_.numbers.wait_empty(at_);
+                if (lane_ == 0) {
+                    shared_.number[at_.stage] = item_;
+                    ptx::mbarrier_arrive(shared_.numbers.full[at_.stage]);
+                }
+                at_.next();
+            } else {
+                shared_.numbers.wait_full(at_);
+                item_ = shared_.number[at_.stage];
+                shared_.numbers.release(at_, lane_);
+            }
+            if (item_ >= total_) return false;
+            int before;
+            if (launch_.own_lengths()) {
+                while (shared_.ends[member_] <= item_) ++member_;
+                before = member_ == 0 ? 0 : shared_.ends[member_ - 1];
+            } else {
+                member_ = item_ / each_;
+                before = member_ * each_;
+            }
+            work = SplitWork::find(launch_, first_member() + member_, item_ - before, Shape::kConfig.rows());
+        } while (!work.exists);
+        return true;
+    }
+
+ private:
+    __device__ __forceinline__ int group() const { return static_cast<int>(blockIdx.x) % launch_.groups; }
+    __device__ __forceinline__ int first_member() const { return group() * kMostMembers; }
+    __device__ __forceinline__ void take() {
+        const int ctas = static_cast<int>(gridDim.x) / launch_.groups;
+        if (launch_.taken == nullptr) {
+            item_ += ctas;
+            return;
+        }
+#if __CUDA_ARCH__ >= 900
+        ptx::griddepcontrol_wait();  // for reset_kernel
+#endif
+        if (lane_ == 0) item_ = ctas + atomicAdd(launch_.taken + group(), 1);
+        item_ = __shfl_sync(kAllLanes, item_, 0);
+    }
+
+    Shared<Shape>& shared_;
+    const Launch& launch_;
+    int warp_, lane_;
+    int each_, total_;  ///< splits of a sequence, unless they have own_lengths(), and of the group of sequences
+    int item_;
+    int member_ = 0;
+    bool first_ = true;
+    Position<kNumbers> at_;
+};
+
+/// A loading warp: K is loaded by the first, V by the second. That one also loads Q and what the computing warps need to
+/// know about each split.
 template <class T, class Shape>
-__device__ __forceinline__ void load_works_and_values(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                                      const Launch& launch, int lane) {
-    KeyCopies<Shape> copies(launch, launch.params.v, launch.params.head_dim_v, launch.vector_v, lane);
+__device__ __forceinline__ void load(Shared<Shape>& shared, const Buffers<Shape>& buffers, const Launch& launch,
+                                     int warp, int lane) {
+    KeyCopies<Shape> copies(launch, launch.loaded[warp], lane);
+    auto& ring = shared.kv[warp];
     Position<Shape::kConfig.stages> at;
     Position<Shape::kConfig.works> slot;
-    for_each_split(shared, launch, [&](const SplitWork& work) {
+    Taken<Shape> taken(shared, launch, warp, lane);
+    SplitWork work;
+    while (taken.next(work)) {
         copies.begin(work);
-        shared.works.wait_empty(slot);
-        load_queries<T, Shape>(buffers.queries(slot.stage), launch, work, lane);
-        if (lane == 0) shared.work[slot.stage] = work;
-        describe_rows(shared.rows[slot.stage], Shape::kConfig.rows(), launch, work, lane);
-        ptx::mbarrier_arrive(shared.works.full[slot.stage]);  // for the stores
-        if (launch.vector_q) ptx::cp_async_mbarrier_arrive(shared.works.full[slot.stage]);
-        else ptx::mbarrier_arrive(shared.works.full[slot.stage]);
-        slot.next();
+        if (warp == 1) {
+            shared.works.wait_empty(slot);
+            load_queries<T, Shape>(buffers.queries(slot.stage), launch, work, lane);
+            if (lane == 0) shared.work[slot.stage] = work;
+            describe_rows(shared.rows[slot.stage], Shape::kConfig.rows(), launch, work, lane);
+            ptx::mbarrier_arrive(shared.works.full[slot.stage]);  // for the stores
+            if (launch.vector_q) ptx::cp_async_mbarrier_arrive(shared.works.full[slot.stage]);
+            else ptx::mbarrier_arrive(shared.works.full[slot.stage]);
+            slot.next();
+        }
         for (int i = work.tiles(); i > 0; --i) {
-            shared.v.wait_empty(at);
-            copies.copy_tile(buffers.v(at.stage), work, shared.v.full[at.stage]);
+            ring.wait_empty(at);
+            copies.copy_tile(buffers.kv(warp, at.stage), work, ring.full[at.stage]);
             at.next();
         }
-    });
-    shared.works.wait_empty(slot);
-    if (lane == 0) shared.work[slot.stage].rows = 0;
-    ptx::mbarrier_arrive(shared.works.full[slot.stage]);
-    ptx::mbarrier_arrive(shared.works.full[slot.stage]);
+    }
+    if (warp == 1) {
+        shared.works.wait_empty(slot);
+        if (lane == 0) shared.work[slot.stage].rows = 0;
+        ptx::mbarrier_arrive(shared.works.full[slot.stage]);
+        ptx::mbarrier_arrive(shared.works.full[slot.stage]);
+    }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
 }
