@@ -15,19 +15,12 @@ cudaError_t start_decode(const Launch& launch, std::int64_t blocks, cudaStream_t
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     constexpr int kHeadDim = Shape::kConfig.head_dim;
     const ForwardParams& p = launch.params;
-    Start when = Start::behind;
-    const Start next = launch.overlaps ? Start::beside : Start::behind;
-    if (blocks > 0 && launch.taken != nullptr) {
-        const cudaError_t status = start(reset_kernel<T>, 1, 32, 0, launch, stream);
-        if (status != cudaSuccess) return status;
-        when = next;
-    }
     if (blocks > 0) {
-        const cudaError_t status = start(split_kernel<T, Shape>, blocks * launch.groups, Shape::kConfig.threads(),
-                                         Shape::kConfig.shared_bytes(), launch, stream, when);
+        const cudaError_t status = start(split_kernel<T, Shape>, blocks * launch.groups, Config::threads(),
+                                         Shape::kConfig.shared_bytes(), launch, stream);
         if (status != cudaSuccess) return status;
-        when = next;
     }
+    const Start when = blocks > 0 && launch.overlaps ? Start::beside : Start::behind;
     const std::int64_t rows = p.batch * p.len_q * p.heads_q;
     if (launch.max_splits > kSerialSplits)
         return start(combine_kernel<T, kHeadDim, true>, rows, 32 * kSegments, 0, launch, stream, when);

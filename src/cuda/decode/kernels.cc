@@ -18,23 +18,16 @@ namespace tessera::cuda::decode {
 namespace {
 
 constexpr const char* kName = "cuda.decode.forward";
-/// Splits of a CTA, from which on it takes them by a counter. Setting that to 0 takes about a microsecond.
-constexpr std::int64_t kItemsToCount = 3;
 constexpr std::int64_t kNoWindow = std::int64_t{1} << 30;  ///< more than any number of queries or keys
-
-/// Groups of sequences whose lengths a CTA can hold.
-std::int64_t member_groups(const Problem& p) { return (p.batch + kMostMembers - 1) / kMostMembers; }
 
 /// The partial results of all splits.
 struct Workspace {
     float* o;
     float2* ml;
-    int* taken;
 
     Workspace(Arena& arena, const Problem& p)
         : o(arena.take<float>(p.rows_q(), p.heads_q, max_splits(p), config_of(p).head_dim)),
-          ml(arena.take<float2>(p.rows_q(), p.heads_q, max_splits(p))),
-          taken(arena.take<int>(member_groups(p))) {}
+          ml(arena.take<float2>(p.rows_q(), p.heads_q, max_splits(p))) {}
 };
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
@@ -81,7 +74,7 @@ void forward(const ForwardCall& call) {
         .o = workspace.o,
         .ml = workspace.ml,
         .max_splits = max_splits(p),
-        .groups = static_cast<int>(member_groups(p)),
+        .groups = static_cast<int>((p.batch + kMostMembers - 1) / kMostMembers),
         .items = items_of(p),
         .group = Divider(params.group),
         .heads_kv = Divider(std::max(params.heads_kv, 1)),
@@ -91,10 +84,10 @@ void forward(const ForwardCall& call) {
         .vector_q = takes_vectors(params.q, params.head_dim),
         .loaded = {{params.k, params.head_dim, takes_vectors(params.k, params.head_dim)},
                    {params.v, params.head_dim_v, takes_vectors(params.v, params.head_dim_v)}},
+        .read_once = row_tiles(p) == 1,
         .natural = changes_scores(p) || !scale_can_wait(p),
         .overlaps = limits(call.plan.device).capability >= 90};
     const std::int64_t blocks = p.len_kv == 0 ? 0 : blocks_of(p, call.plan.device);
-    if (most_items(p) >= kItemsToCount * blocks) launch.taken = workspace.taken;
     const cudaError_t status = Shapes::call(shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_decode<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));

@@ -40,8 +40,6 @@ struct Launch {
     std::int64_t sinks_step = 0;
     float* o = nullptr;    ///< [rows, max_splits, head_dim]: sums of P V of a split
     float2* ml = nullptr;  ///< [rows, max_splits]: its largest score and its sum of P
-    /// One of each group of sequences: splits that CTAs have taken beyond their first. Null: each CTA takes every n-th.
-    int* taken = nullptr;
     int max_splits = 0;
     int groups = 1;               ///< of up to kMostMembers sequences, which CTAs take in turns
     Items items{{}, 0, 0, 1, 1};  ///< of a kv head of every sequence, unless they have own_lengths()
@@ -52,6 +50,7 @@ struct Launch {
     bool top_left = false;  ///< causal from the first query and key on
     bool vector_q = false;
     Loaded loaded[2];       ///< K and V, by the number of the loading warp
+    bool read_once = false;  ///< one tile of rows reads each key: it need not stay in the L2
     bool natural = false;   ///< scores are scaled before the softmax: they have a softcap or ALiBi
     bool overlaps = false;  ///< the second kernel may start beside the first (compute capability 9.0)
 

@@ -5,9 +5,11 @@
 // the one before is computed.
 #pragma once
 
+#include "cuda/decode/exchange.cuh"
 #include "cuda/decode/ring.cuh"
 #include "cuda/decode/work.cuh"
 #include "cuda/tile/chunks.cuh"
+#include "cuda/tile/swizzle_panel.cuh"
 
 namespace tessera::cuda::decode {
 
@@ -18,47 +20,36 @@ struct RowInfo {
     std::int64_t partial;  ///< its place in the workspace; negative: it has none, since it sees no key of the split
 };
 
-/// Splits that the first loading warp may be ahead of the second.
-inline constexpr int kNumbers = 2;
-
-/// What the four warps of 16 rows tell each other about a tile of keys.
-struct Exchange {
-    uint4 p[Config::kSlices][32];       ///< P as A fragments: [slice][lane]
-    float maxima[16][Config::kSlices];  ///< the largest score of a slice: [row][slice]
-    float sums[16][Config::kSlices];    ///< after the last tile of a split: the sum of P of a slice
-};
-
-/// The static shared memory of a CTA: barriers, the splits on their way, tiles on their way from warp to warp.
+/// The static shared memory of a CTA: barriers, the splits on their way, what warps tell each other.
 template <class Shape>
 struct Shared {
     CopyRing<Shape::kConfig.stages> kv[2];
     CopyRing<Shape::kConfig.works> works;
-    CopyRing<kNumbers> numbers;
-    int number[kNumbers];  ///< of splits: from the first loading warp to the second
     SplitWork work[Shape::kConfig.works];
-    RowInfo rows[Shape::kConfig.works][Shape::kConfig.rows()];
-    Exchange exchange[Shape::kConfig.row_groups][2];  ///< tiles with even and odd numbers in their split
+    RowInfo rows[Shape::kConfig.works][Shape::kConfig.rows];
+    Exchange<Shape::kConfig.rows> exchange;
     int ends[kMostMembers];  ///< own_lengths(): numbers of splits up to each sequence of the CTA's group
 };
 
-/// The buffers in dynamic shared memory.
+/// The buffers in dynamic shared memory. Rows lie in panels of 64 dims (swizzle_panel.cuh). Tiles of keys stand behind
+/// Q, since wgmma reads 64 rows of Q even if there are fewer.
 template <class Shape>
 struct Buffers {
     static constexpr Config kConfig = Shape::kConfig;
     char* memory;
 
+    __device__ __forceinline__ char* queries(int work) const { return memory + work * kConfig.query_bytes(); }
     /// A tile of K (0) or V (1).
     __device__ __forceinline__ char* kv(int which, int stage) const {
-        return memory + (which * kConfig.stages + stage) * kConfig.tile_bytes();
+        return queries(kConfig.works) + (which * kConfig.stages + stage) * kConfig.tile_bytes();
     }
-    __device__ __forceinline__ char* queries(int work) const { return kv(2, 0) + work * kConfig.query_bytes(); }
 };
 
 /// Counts the splits of the sequences of a group, and sums them up. By all threads of the CTA.
 template <class Shape>
 __device__ __forceinline__ void count_items(int* ends, const Launch& launch, int first, int count) {
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
-        const Items items = items_of(launch, member_of(launch, first + i).sequence, Shape::kConfig.rows());
+        const Items items = items_of(launch, member_of(launch, first + i).sequence, Shape::kConfig.rows);
         ends[i] = items.tiles * items.splits * launch.params.heads_kv;
     }
     __syncthreads();
@@ -90,6 +81,11 @@ struct Lanes {
     static_assert(kParts * kChunks * kChunk == kHeadDim);
 };
 
+/// Byte offset of a chunk in a tile of `rows` rows.
+__device__ __forceinline__ int chunk_in_panels(int rows, int row, int chunk) {
+    return chunk / 8 * rows * kPanelRowBytes + swizzled(row, chunk % 8);
+}
+
 /// The rows of K, or of V, of one kv head of a sequence, copied a tile at a time.
 template <class Shape>
 class KeyCopies {
@@ -103,11 +99,12 @@ class KeyCopies {
           rows_(loaded.rows),
           dim_(loaded.dim),
           vector_(loaded.vector),
+          policy_(launch.read_once ? ptx::CacheHint::evict_first : ptx::CacheHint::normal),
           lane_(lane),
           chunk_(lane % kChunks),
           row_(lane / kChunks) {
 #pragma unroll
-        for (int i = 0; i < kOffsets; ++i) offsets_[i] = chunk_offset<kHeadDim>(row_ + i * kRowsAtOnce, chunk_);
+        for (int i = 0; i < kOffsets; ++i) offsets_[i] = chunk_in_panels(Config::kKeys, row_ + i * kRowsAtOnce, chunk_);
     }
 
     __device__ __forceinline__ void begin(const SplitWork& work) {
@@ -173,8 +170,9 @@ class KeyCopies {
             const int row = batch * kBatch * kRowsAtOnce + i / kOffsets * 8;  // without the lane's own
 #pragma unroll
             for (int part = 0; part < kParts; ++part)
-                ptx::cp_async_16_if(has_chunk(part), to + offsets_[i % kOffsets] + row * kHeadDim * 2 + part * 128,
-                                    from[i] + part * 128);
+                ptx::cp_async_16_if(has_chunk(part),
+                                    to + offsets_[i % kOffsets] + (row + part * Config::kKeys) * kPanelRowBytes,
+                                    from[i] + part * 128, policy_);
         }
     }
 
@@ -220,7 +218,7 @@ class KeyCopies {
             }
 #pragma unroll 1
             for (int part = 0; part < kParts && has_chunk(part); ++part) {
-                const int chunk = chunk_ + 8 * part, offset = chunk_offset<kHeadDim>(row, chunk);
+                const int chunk = chunk_ + 8 * part, offset = chunk_in_panels(Config::kKeys, row, chunk);
                 if (vector_) {
                     ptx::cp_async_16(ptx::shared_address(tile) + offset,
                                      inside ? head_ + place + chunk * 16 : rows_.data, inside);
@@ -236,6 +234,7 @@ class KeyCopies {
     const Rows& rows_;
     int dim_;
     bool vector_;
+    ptx::CacheHint policy_;
     int lane_;
     int chunk_;
     int row_;
@@ -267,102 +266,68 @@ __device__ __forceinline__ void describe_rows(RowInfo* rows, int count, const La
     }
 }
 
-/// Copies the rows of Q of a split; rows and columns past the end become 0.
+/// Copies the rows of Q of a split. Rows and columns past the end become 0, up to a multiple of 16 rows.
 template <class T, class Shape>
 __device__ __forceinline__ void load_queries(char* tile, const Launch& launch, const SplitWork& work, int lane) {
-    constexpr int kHeadDim = Shape::kConfig.head_dim;
-    using Lanes = Lanes<kHeadDim>;
+    constexpr int kRows = Shape::kConfig.rows, kHeld = (kRows + 31) / 32;
+    using Lanes = Lanes<Shape::kConfig.head_dim>;
     const ForwardParams& p = launch.params;
     const std::uint32_t to = ptx::shared_address(tile);
-#pragma unroll 1
-    for (int row = lane / Lanes::kChunks; row < Shape::kConfig.rows(); row += Lanes::kRowsAtOnce) {
+    std::int64_t offsets[kHeld];  // of the rows lane, lane + 32
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+        const int row = lane + 32 * i;
         const std::int64_t query = work.member.sequence.first_q + work.query(launch, row);
-        const char* first = p.q.data;
-        if (row < work.rows) first += head_offset(p.q, work.batch, query, work.head(launch, row), sizeof(T));
+        offsets[i] = row < work.rows ? head_offset(p.q, work.batch, query, work.head(launch, row), sizeof(T)) : -1;
+    }
+    const int end = (work.rows + 15) / 16 * 16;
+#pragma unroll 4
+    for (int first = 0; first < end; first += Lanes::kRowsAtOnce) {
+        const int row = first + lane / Lanes::kChunks;
+        std::int64_t offset = __shfl_sync(kAllLanes, offsets[0], row % 32);
+        if (kHeld > 1) {
+            const std::int64_t other = __shfl_sync(kAllLanes, offsets[kHeld - 1], row % 32);
+            if (row >= 32) offset = other;
+        }
+        const char* from = p.q.data + max(offset, std::int64_t{0});
 #pragma unroll
         for (int part = 0; part < Lanes::kParts; ++part) {
             const int chunk = lane % Lanes::kChunks + 8 * part;
-            const bool inside = row < work.rows && chunk * kChunk < p.head_dim;
-            const std::uint32_t offset = chunk_offset<kHeadDim>(row, chunk);
+            const bool inside = offset >= 0 && chunk * kChunk < p.head_dim;
+            const std::uint32_t place = chunk_in_panels(kRows, row, chunk);
             if (launch.vector_q) {
-                ptx::cp_async_16(to + offset, inside ? first + chunk * 16 : p.q.data, inside);
+                ptx::cp_async_16(to + place, inside ? from + chunk * 16 : p.q.data, inside);
             } else {
-                const Source source{first, 0, p.q.column * 2, 1, p.head_dim, false};
-                *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
+                const Source source{from, 0, p.q.column * 2, 1, p.head_dim, false};
+                *reinterpret_cast<uint4*>(tile + place) = inside ? source.elements(0, chunk * kChunk) : uint4{};
             }
         }
     }
 }
 
-/// The splits of this CTA, one after the other. The first loading warp takes them, and hands their numbers on to the
-/// second.
-template <class Shape>
-class Taken {
- public:
-    __device__ __forceinline__ Taken(Shared<Shape>& shared, const Launch& launch, int warp, int lane)
-        : shared_(shared), launch_(launch), warp_(warp), lane_(lane) {
-        const int members = min(static_cast<int>(launch.params.batch) - first_member(), kMostMembers);
-        each_ = launch.items.tiles * launch.items.splits * launch.params.heads_kv;
-        total_ = launch.own_lengths() ? shared.ends[members - 1] : each_ * members;
-        item_ = static_cast<int>(blockIdx.x) / launch.groups;
-    }
-
-    /// Finds the next split, unless there is none.
-    __device__ __forceinline__ bool next(SplitWork& work) {
-        do {
-            if (warp_ == 0) {
-                if (!first_) take();
-                first_ = false;
-                shared_.numbers.wait_empty(at_);
-                if (lane_ == 0) {
-                    shared_.number[at_.stage] = item_;
-                    ptx::mbarrier_arrive(shared_.numbers.full[at_.stage]);
-                }
-                at_.next();
-            } else {
-                shared_.numbers.wait_full(at_);
-                item_ = shared_.number[at_.stage];
-                shared_.numbers.release(at_, lane_);
-            }
-            if (item_ >= total_) return false;
-            int before;
-            if (launch_.own_lengths()) {
-                while (shared_.ends[member_] <= item_) ++member_;
-                before = member_ == 0 ? 0 : shared_.ends[member_ - 1];
-            } else {
-                member_ = item_ / each_;
-                before = member_ * each_;
-            }
-            work = SplitWork::find(launch_, first_member() + member_, item_ - before, Shape::kConfig.rows());
-        } while (!work.exists);
-        return true;
-    }
-
- private:
-    __device__ __forceinline__ int group() const { return static_cast<int>(blockIdx.x) % launch_.groups; }
-    __device__ __forceinline__ int first_member() const { return group() * kMostMembers; }
-    __device__ __forceinline__ void take() {
-        const int ctas = static_cast<int>(gridDim.x) / launch_.groups;
-        if (launch_.taken == nullptr) {
-            item_ += ctas;
-            return;
+/// Calls f for each split of this CTA.
+template <class Shape, class F>
+__device__ __forceinline__ void for_each_split(const Shared<Shape>& shared, const Launch& launch, const F& f) {
+    const ForwardParams& p = launch.params;
+    const int first = static_cast<int>(blockIdx.x) % launch.groups * kMostMembers;
+    const int members = min(static_cast<int>(p.batch) - first, kMostMembers);
+    const int ctas = static_cast<int>(gridDim.x) / launch.groups;
+    const int each = launch.items.tiles * launch.items.splits * p.heads_kv;
+    const int total = launch.own_lengths() ? shared.ends[members - 1] : each * members;
+    int member = 0;
+    for (int item = static_cast<int>(blockIdx.x) / launch.groups; item < total; item += ctas) {
+        int before;
+        if (launch.own_lengths()) {
+            while (shared.ends[member] <= item) ++member;
+            before = member == 0 ? 0 : shared.ends[member - 1];
+        } else {
+            member = item / each;
+            before = member * each;
         }
-#if __CUDA_ARCH__ >= 900
-        ptx::griddepcontrol_wait();  // for reset_kernel
-#endif
-        if (lane_ == 0) item_ = ctas + atomicAdd(launch_.taken + group(), 1);
-        item_ = __shfl_sync(kAllLanes, item_, 0);
+        const SplitWork work = SplitWork::find(launch, first + member, item - before, Shape::kConfig.rows);
+        if (work.exists) f(work);
     }
-
-    Shared<Shape>& shared_;
-    const Launch& launch_;
-    int warp_, lane_;
-    int each_, total_;  ///< splits of a sequence, unless they have own_lengths(), and of the group of sequences
-    int item_;
-    int member_ = 0;
-    bool first_ = true;
-    Position<kNumbers> at_;
-};
+}
 
 /// A loading warp: K is loaded by the first, V by the second. That one also loads Q and what the computing warps need to
 /// know about each split.
@@ -373,15 +338,13 @@ __device__ __forceinline__ void load(Shared<Shape>& shared, const Buffers<Shape>
     auto& ring = shared.kv[warp];
     Position<Shape::kConfig.stages> at;
     Position<Shape::kConfig.works> slot;
-    Taken<Shape> taken(shared, launch, warp, lane);
-    SplitWork work;
-    while (taken.next(work)) {
+    for_each_split(shared, launch, [&](const SplitWork& work) {
         copies.begin(work);
         if (warp == 1) {
             shared.works.wait_empty(slot);
             load_queries<T, Shape>(buffers.queries(slot.stage), launch, work, lane);
             if (lane == 0) shared.work[slot.stage] = work;
-            describe_rows(shared.rows[slot.stage], Shape::kConfig.rows(), launch, work, lane);
+            describe_rows(shared.rows[slot.stage], Shape::kConfig.rows, launch, work, lane);
             ptx::mbarrier_arrive(shared.works.full[slot.stage]);  // for the stores
             if (launch.vector_q) ptx::cp_async_mbarrier_arrive(shared.works.full[slot.stage]);
             else ptx::mbarrier_arrive(shared.works.full[slot.stage]);
@@ -392,7 +355,7 @@ __device__ __forceinline__ void load(Shared<Shape>& shared, const Buffers<Shape>
             copies.copy_tile(buffers.kv(warp, at.stage), work, ring.full[at.stage]);
             at.next();
         }
-    }
+    });
     if (warp == 1) {
         shared.works.wait_empty(slot);
         if (lane == 0) shared.work[slot.stage].rows = 0;
