@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A split by mma.sync, on any GPU from sm_80 on. Each of the four computing warps has a slice of 16 of the 64 keys of a
+// A split by mma.sync. Each of the four computing warps has a slice of 16 of the 64 keys of a
 // tile, for which it computes S and P of all rows, and a quarter of the dims, for which it computes O. A tile goes
 // through three steps, with a barrier of the warps between them: (1) S of the slice and its largest score; (2) the
 // maximum of all slices, and P of the slice; (3) O. Between two barriers a warp does step 1 of a tile, step 2 of the one
@@ -12,28 +12,24 @@
 
 namespace tessera::cuda::decode {
 
-inline constexpr int kBarrier = 1;
-
 /// Addresses in a panel of 64 dims.
 using PanelAddress = MatrixAddress<kPanelColumns>;
 
-/// S = Q K^T of 16 rows and a warp's 16 keys. Even and odd steps of 16 dims have sums of their own, which halves the
-/// chain of MMAs that wait for each other. `panel_q`: bytes of a panel of Q.
+/// S = Q K^T of 16 rows and a warp's 16 keys. `panel_q`: bytes of a panel of Q.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void multiply_qk(float (&s)[2][4], const PanelAddress& q, int panel_q,
                                             const PanelAddress& k) {
     constexpr int kPanel = Config::kKeys * kPanelRowBytes;
-    float sums[2][2][4] = {};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) s[i / 4][i % 4] = 0;
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
         std::uint32_t a[4], b[4];  // A and B fragments: 16 rows x 16 dims, 16 keys x 16 dims
         ptx::ldmatrix_x4(a, q.at(0, 2 * (step % 4)) + step / 4 * panel_q);
         ptx::ldmatrix_x4(b, k.at(0, 2 * (step % 4)) + step / 4 * kPanel);
-        ptx::mma<T>(sums[step % 2][0], a, b[0], b[1]);
-        ptx::mma<T>(sums[step % 2][1], a, b[2], b[3]);
+        ptx::mma<T>(s[0], a, b[0], b[1]);
+        ptx::mma<T>(s[1], a, b[2], b[3]);
     }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) s[i / 4][i % 4] = __fadd_rn(sums[0][i / 4][i % 4], sums[1][i / 4][i % 4]);
 }
 
 /// O of a warp: 16 rows, and of every 64 dims the 16 of its slice. o[2 * i], o[2 * i + 1]: 8 dims each of the i-th 64.
@@ -149,8 +145,7 @@ __device__ __forceinline__ void write_partials(const Output<kHeadDim>& o, const 
         for (int n = 0; n < kHeadDim / 32; ++n)
             *reinterpret_cast<float2*>(to + 64 * (n / 2) + 8 * (n % 2)) = {o[n][2 * r], o[n][2 * r + 1]};
         if (slice != 0 || lane % 4 != 0) continue;
-        const float4 sums = *reinterpret_cast<const float4*>(exchange.sums[row]);
-        launch.ml[at] = {softmax.max[r], __fadd_rn(__fadd_rn(sums.x, sums.y), __fadd_rn(sums.z, sums.w))};
+        launch.ml[at] = {softmax.max[r], sum_of_slices(exchange.sums[row])};
     }
 }
 
@@ -158,7 +153,7 @@ __device__ __forceinline__ void write_partials(const Output<kHeadDim>& o, const 
 /// holds, waits for no copy and writes no result: while the first copies are on their way, it brings the instructions
 /// into the cache, which few keys would otherwise wait for.
 template <class T, class Shape>
-__device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffers<Shape>& buffers,
+__device__ __forceinline__ void compute_by_mma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
                                               Positions<Shape>& at, const Launch& launch, const SplitWork& work,
                                               bool real, int slice, int lane) {
     constexpr int kHeadDim = Shape::kConfig.head_dim, kTiles = Shape::kConfig.rows / 16;

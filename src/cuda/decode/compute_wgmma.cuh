@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A split on Hopper: the four computing warps are a warpgroup, which has up to 64 rows. With fewer, the tensor cores
-// compute on whatever lies behind Q, and warps without rows have no softmax; reading K and V takes longer anyway. O += P
-// V of a tile runs beside S = Q K^T of the next.
+// A split by wgmma: the four computing warps are a warpgroup, which has up to 64 rows. With fewer, the tensor cores
+// compute on whatever lies behind Q, and warps without rows have no softmax. O += P V of a tile runs beside S = Q K^T of
+// the next.
 #pragma once
 
 #include "cuda/decode/scores.cuh"
@@ -20,7 +20,6 @@ __device__ __forceinline__ void take_nonfinite(char* v, Exchange<Shape::kConfig.
                                                const std::uint32_t (&p)[Config::kKeys / 16][4], const RowInfo* rows,
                                                int key, int warp, int lane) {
     constexpr int kThreads = 32 * Config::kWarps, kWords = 4;
-    constexpr int kBarrier = 1;
     auto* const chunks = reinterpret_cast<uint4*>(v);
     const int thread = 32 * warp + lane;
     bool any = false;
@@ -67,20 +66,51 @@ __device__ __forceinline__ void take_nonfinite(char* v, Exchange<Shape::kConfig.
     ptx::named_barrier_sync(kBarrier, kThreads);
 }
 
+/// The online softmax of a warp's 16 rows. Each 16 keys of a tile have sums of their own, as in compute_mma.cuh.
+template <class T>
+struct SlicedSoftmax {
+    static constexpr int kSlices = Config::kKeys / 16;
+    OnlineSoftmax<T> of_slice[kSlices];  ///< the maxima are those of the first
+
+    /// Scores become P. `rescale`: the factors of O.
+    __device__ __forceinline__ void update(float (&s)[2 * kSlices][4], const Scale& scale, float (&rescale)[2]) {
+        Rescaling rescaling = of_slice[0].update_max(of_slice[0].maxima(s), scale);
+        if (any_lane(rescaling.any_large())) of_slice[0].subtract(s, scale, rescaling);
+#pragma unroll
+        for (int i = 0; i < kSlices; ++i) {
+            of_slice[i].rescale(rescaling);
+            float part[2] = {0, 0};
+            of_slice[i].exponentiate(s[2 * i], rescaling, part);
+            of_slice[i].exponentiate(s[2 * i + 1], rescaling, part);
+            of_slice[i].add(part);
+        }
+        rescale[0] = rescaling.rescale[0];
+        rescale[1] = rescaling.rescale[1];
+    }
+    /// After the last tile: maximum and sum of the thread's two rows.
+    __device__ __forceinline__ float2 result(int r) {
+        float sums[kSlices];
+#pragma unroll
+        for (int i = 0; i < kSlices; ++i) sums[i] = quad_sum(of_slice[i].sum[r]);
+        return {of_slice[0].max[r], sum_of_slices(sums)};
+    }
+};
+
 /// Writes O, maximum and sum of the warp's rows to their places in the workspace.
 template <class T, int kHeadDim>
-__device__ __forceinline__ void write_partials(const float (&o)[kHeadDim / 2], const OnlineSoftmax<T>& softmax,
+__device__ __forceinline__ void write_partials(const float (&o)[kHeadDim / 2], SlicedSoftmax<T>& softmax,
                                                const Launch& launch, const RowInfo* rows, int count, int lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int row = 8 * r + lane / 4;
+        const float2 ml = softmax.result(r);
         const std::int64_t at = row < count ? rows[row].partial : -1;
         if (at < 0) continue;
         float* to = launch.o + at * kHeadDim + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n)
             *reinterpret_cast<float2*>(to + 8 * n) = {o[4 * n + 2 * r], o[4 * n + 2 * r + 1]};
-        if (lane % 4 == 0) launch.ml[at] = {softmax.max[r], softmax.sum[r]};
+        if (lane % 4 == 0) launch.ml[at] = ml;
     }
 }
 
@@ -88,7 +118,7 @@ __device__ __forceinline__ void write_partials(const float (&o)[kHeadDim / 2], c
 /// waits for no copy and writes no result: while the first copies are on their way, it brings the instructions into
 /// the cache, which few keys would otherwise wait for.
 template <class T, class Shape>
-__device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffers<Shape>& buffers,
+__device__ __forceinline__ void compute_by_wgmma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
                                               Positions<Shape>& at, const Launch& launch, const SplitWork& work,
                                               bool real, int warp, int lane) {
     constexpr int kHeadDim = Shape::kConfig.head_dim;
@@ -100,7 +130,7 @@ __device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffe
     const std::uint64_t queries = row_descriptor(real ? buffers.queries(at.work.stage) : buffers.memory);
     AttentionGemms<T, Config::kKeys, kHeadDim, kHeadDim, Shape::kConfig.rows> gemms;
     float(&s)[Config::kKeys / 8][4] = reinterpret_cast<float(&)[Config::kKeys / 8][4]>(gemms.s);
-    OnlineSoftmax<T> softmax;
+    SlicedSoftmax<T> softmax;
 #pragma unroll
     for (float& element : gemms.o) element = 0;
     if (real) shared.kv[0].wait_full(at.k);
@@ -144,7 +174,6 @@ __device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffe
         shared.kv[1].release(at.v, lane);
         if (!more) break;
     }
-    softmax.finish();
     write_partials<T, kHeadDim>(gemms.o, softmax, launch, rows, real ? count : 0, lane);
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the computing warps tell each other by shared memory. On Hopper they compute by wgmma (compute_wgmma.cuh), and
-// elsewhere by mma.sync (compute_mma.cuh).
+// What the computing warps tell each other by shared memory. Up to 16 rows are computed by mma.sync (compute_mma.cuh).
+// More rows are computed by wgmma on Hopper (compute_wgmma.cuh), and by mma.sync elsewhere. On Hopper both have the same
+// bits: the same sums in the same order, 16 products at a time.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +24,18 @@ struct SliceExchange {
     float sums[16][Config::kWarps];    ///< after the last tile of a split: the sum of P of a slice
 };
 
-#if TESSERA_DECODE_WGMMA
-/// P of a tile of keys of which a row does not see all, where V has NaN or infinity: [row][two keys].
-template <int kRows>
-struct Exchange {
-    std::uint32_t p[kRows][Config::kKeys / 2];
-};
-#else
-/// [16 rows][tiles with even and odd numbers in their split]
-template <int kRows>
+/// Are `rows` rows of a CTA computed by wgmma?
+constexpr bool by_wgmma(int rows) { return TESSERA_DECODE_WGMMA && rows > 16; }
+
+/// By mma.sync: [16 rows][tiles with even and odd numbers in their split].
+template <int kRows, bool kByWgmma = by_wgmma(kRows)>
 struct Exchange {
     SliceExchange of_rows[kRows / 16][2];
 };
-#endif
+/// By wgmma: P of a tile of keys of which a row does not see all, where V has NaN or infinity: [row][two keys].
+template <int kRows>
+struct Exchange<kRows, true> {
+    std::uint32_t p[kRows][Config::kKeys / 2];
+};
 
 }  // namespace tessera::cuda::decode

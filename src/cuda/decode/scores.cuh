@@ -49,6 +49,14 @@ __device__ __forceinline__ void mask_scores(float (&s)[kTiles][4], const RowInfo
     }
 }
 
+/// The named barrier of the computing warps.
+inline constexpr int kBarrier = 1;
+
+/// The sum of P over the slices of 16 keys of each tile, each of which has a sum of its own.
+__device__ __forceinline__ float sum_of_slices(const float (&sums)[Config::kKeys / 16]) {
+    return __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
+}
+
 /// The positions of a computing warp in the rings.
 template <class Shape>
 struct Positions {

@@ -4,18 +4,32 @@
 // Two warps load (load.cuh), four compute.
 #pragma once
 
-#include "cuda/decode/exchange.cuh"
+#include "cuda/decode/compute_mma.cuh"
 #if TESSERA_DECODE_WGMMA
 #include "cuda/decode/compute_wgmma.cuh"
-#else
-#include "cuda/decode/compute_mma.cuh"
 #endif
 
 namespace tessera::cuda::decode {
 
+/// One split, by a computing warp.
+template <class T, class Shape>
+__device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffers<Shape>& buffers,
+                                              Positions<Shape>& at, const Launch& launch, const SplitWork& work,
+                                              bool real, int warp, int lane) {
+#if TESSERA_DECODE_WGMMA
+    if constexpr (by_wgmma(Shape::kConfig.rows)) {
+        compute_by_wgmma<T, Shape>(shared, buffers, at, launch, work, real, warp, lane);
+        return;
+    }
+#endif
+    if constexpr (!by_wgmma(Shape::kConfig.rows))
+        compute_by_mma<T, Shape>(shared, buffers, at, launch, work, real, warp, lane);
+}
+
 /// CTAs of a multiprocessor whose registers suffice. By mma.sync, each warp has all rows.
 template <class Shape>
-inline constexpr int kLeastCtas = TESSERA_DECODE_WGMMA || Shape::kConfig.rows == 16 ? Shape::kConfig.ctas : 1;
+inline constexpr int kLeastCtas =
+    by_wgmma(Shape::kConfig.rows) || Shape::kConfig.rows == 16 ? Shape::kConfig.ctas : 1;
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(Config::threads(), kLeastCtas<Shape>)
