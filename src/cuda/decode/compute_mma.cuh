@@ -3,8 +3,8 @@
 // A split by mma.sync. Each of the four computing warps has a slice of 16 of the 64 keys of a
 // tile, for which it computes S and P of all rows, and a quarter of the dims, for which it computes O. A tile goes
 // through three steps, with a barrier of the warps between them: (1) S of the slice and its largest score; (2) the
-// maximum of all slices, and P of the slice; (3) O. Between two barriers a warp does step 1 of a tile, step 2 of the one
-// before and step 3 of the one before that.
+// maximum of all slices, and P of the slice; (3) O. Between two barriers a warp does step 1 of a tile, step 2 of the
+// one before and step 3 of the one before that.
 #pragma once
 
 #include "cuda/decode/scores.cuh"
@@ -92,8 +92,7 @@ __device__ __forceinline__ void multiply_pv(Output<kHeadDim>& o, const uint4 (&p
 __device__ __forceinline__ void write_maxima(SliceExchange& exchange, const float (&s)[2][4], int slice, int lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const float largest =
-            quad_max(fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1])));
+        const float largest = quad_max(fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1])));
         if (lane % 4 == 0) exchange.maxima[8 * r + lane / 4][slice] = largest;
     }
 }
@@ -154,8 +153,8 @@ __device__ __forceinline__ void write_partials(const Output<kHeadDim>& o, const 
 /// into the cache, which few keys would otherwise wait for.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_by_mma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                              Positions<Shape>& at, const Launch& launch, const SplitWork& work,
-                                              bool real, int slice, int lane) {
+                                               Positions<Shape>& at, const Launch& launch, const SplitWork& work,
+                                               bool real, int slice, int lane) {
     constexpr int kHeadDim = Shape::kConfig.head_dim, kTiles = Shape::kConfig.rows / 16;
     const int tiles = real ? work.tiles() : 1, first = real ? work.tile : 0;
     const int rows_of_work = real ? work.rows : 16 * kTiles;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A split by wgmma: the four computing warps are a warpgroup, which has up to 64 rows. With fewer, the tensor cores
-// compute on whatever lies behind Q, and warps without rows have no softmax. O += P V of a tile runs beside S = Q K^T of
-// the next.
+// compute on whatever lies behind Q, and warps without rows have no softmax. O += P V of a tile runs beside S = Q K^T
+// of the next.
 #pragma once
 
 #include "cuda/decode/scores.cuh"
@@ -119,8 +119,8 @@ __device__ __forceinline__ void write_partials(const float (&o)[kHeadDim / 2], S
 /// the cache, which few keys would otherwise wait for.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_by_wgmma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                              Positions<Shape>& at, const Launch& launch, const SplitWork& work,
-                                              bool real, int warp, int lane) {
+                                                 Positions<Shape>& at, const Launch& launch, const SplitWork& work,
+                                                 bool real, int warp, int lane) {
     constexpr int kHeadDim = Shape::kConfig.head_dim;
     const int tiles = real ? work.tiles() : 1, first = real ? work.tile : 0, first_row = 16 * warp;
     const int count = (real ? work.rows : Shape::kConfig.rows) - first_row;  // rows of this warp

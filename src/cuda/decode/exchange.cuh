@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the computing warps tell each other by shared memory. Up to 16 rows are computed by mma.sync (compute_mma.cuh).
-// More rows are computed by wgmma on Hopper (compute_wgmma.cuh), and by mma.sync elsewhere. On Hopper both have the same
-// bits: the same sums in the same order, 16 products at a time.
+// More rows are computed by wgmma on Hopper (compute_wgmma.cuh), and by mma.sync elsewhere. On Hopper both have the
+// same bits: the same sums in the same order, 16 products at a time.
 #pragma once
 
 #include <cstdint>

@@ -71,8 +71,8 @@ __device__ __forceinline__ void count_items(int* ends, const Launch& launch, int
     __syncthreads();
 }
 
-/// How the lanes of a warp share rows of head_dim: a lane copies a chunk of every kRowsAtOnce-th row, or kParts of them,
-/// 8 chunks apart.
+/// How the lanes of a warp share rows of head_dim: a lane copies a chunk of every kRowsAtOnce-th row, or kParts of
+/// them, 8 chunks apart.
 template <int kHeadDim>
 struct Lanes {
     static constexpr int kChunks = 32 % (kHeadDim / kChunk) == 0 ? kHeadDim / kChunk : 8;
@@ -309,19 +309,20 @@ __device__ __forceinline__ void load_queries(char* tile, const Launch& launch, c
 template <class Shape, class F>
 __device__ __forceinline__ void for_each_split(const Shared<Shape>& shared, const Launch& launch, const F& f) {
     const ForwardParams& p = launch.params;
-    const int first = static_cast<int>(blockIdx.x) % launch.groups * kMostMembers;
+    const int cta = launch.groups.quotient(static_cast<int>(blockIdx.x));
+    const int first = (static_cast<int>(blockIdx.x) - cta * launch.groups.divisor()) * kMostMembers;
     const int members = min(static_cast<int>(p.batch) - first, kMostMembers);
-    const int ctas = static_cast<int>(gridDim.x) / launch.groups;
-    const int each = launch.items.tiles * launch.items.splits * p.heads_kv;
+    const int ctas = launch.groups.quotient(static_cast<int>(gridDim.x));
+    const int each = launch.of_member.divisor();
     const int total = launch.own_lengths() ? shared.ends[members - 1] : each * members;
     int member = 0;
-    for (int item = static_cast<int>(blockIdx.x) / launch.groups; item < total; item += ctas) {
+    for (int item = cta; item < total; item += ctas) {
         int before;
         if (launch.own_lengths()) {
             while (shared.ends[member] <= item) ++member;
             before = member == 0 ? 0 : shared.ends[member - 1];
         } else {
-            member = item / each;
+            member = launch.of_member.quotient(item);
             before = member * each;
         }
         const SplitWork work = SplitWork::find(launch, first + member, item - before, Shape::kConfig.rows);
@@ -329,8 +330,8 @@ __device__ __forceinline__ void for_each_split(const Shared<Shape>& shared, cons
     }
 }
 
-/// A loading warp: K is loaded by the first, V by the second. That one also loads Q and what the computing warps need to
-/// know about each split.
+/// A loading warp: K is loaded by the first, V by the second. That one also loads Q and what the computing warps need
+/// to know about each split.
 template <class T, class Shape>
 __device__ __forceinline__ void load(Shared<Shape>& shared, const Buffers<Shape>& buffers, const Launch& launch,
                                      int warp, int lane) {

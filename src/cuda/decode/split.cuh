@@ -28,8 +28,7 @@ __device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffe
 
 /// CTAs of a multiprocessor whose registers suffice. By mma.sync, each warp has all rows.
 template <class Shape>
-inline constexpr int kLeastCtas =
-    by_wgmma(Shape::kConfig.rows) || Shape::kConfig.rows == 16 ? Shape::kConfig.ctas : 1;
+inline constexpr int kLeastCtas = by_wgmma(Shape::kConfig.rows) || Shape::kConfig.rows == 16 ? Shape::kConfig.ctas : 1;
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(Config::threads(), kLeastCtas<Shape>)
@@ -38,6 +37,7 @@ __global__ void __launch_bounds__(Config::threads(), kLeastCtas<Shape>)
     extern __shared__ __align__(1024) char memory[];
     __shared__ __align__(16) char of_struct[sizeof(Shared<Shape>)];
     auto& shared = *reinterpret_cast<Shared<Shape>*>(of_struct);
+    static_assert(sizeof(Shared<Shape>) <= kConfig.static_bytes());
     const Buffers<Shape> buffers{memory};
 #if __CUDA_ARCH__ >= 900
     ptx::griddepcontrol_launch_dependents();
@@ -52,13 +52,12 @@ __global__ void __launch_bounds__(Config::threads(), kLeastCtas<Shape>)
     // Columns past the end of K and V stay 0: no copy writes them.
     const ForwardParams& p = launch.params;
     if (p.head_dim != kConfig.head_dim || p.head_dim_v != kConfig.head_dim) {
-        for (int i = static_cast<int>(threadIdx.x) * 16; i < kConfig.shared_bytes();
-             i += Config::threads() * 16)
+        for (int i = static_cast<int>(threadIdx.x) * 16; i < kConfig.shared_bytes(); i += Config::threads() * 16)
             *reinterpret_cast<uint4*>(memory + i) = uint4{};
     }
     __syncthreads();
     if (launch.own_lengths()) {
-        const int first = static_cast<int>(blockIdx.x) % launch.groups * kMostMembers;
+        const int first = static_cast<int>(blockIdx.x) % launch.groups.divisor() * kMostMembers;
         count_items<Shape>(shared.ends, launch, first, min(static_cast<int>(p.batch) - first, kMostMembers));
     }
     if (warp >= Config::kWarps) {
