@@ -41,6 +41,7 @@ NEEDS = [
     (r"gradient::(delta|bias)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"gradient::dq_(fp32_)?kernel<.*>", set()),
     (r"gradient::(dkdv_reduce|fp16_scale)_kernel<.*>", set()),
+    (r"decode::split_kernel<.*(Rows32|Rows64|HeadDim192)> on 90", {"HGMMA", "LDGSTS", "MUFU"}),
     (r"decode::split_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"decode::combine_kernel<.*>", {"MUFU"}),
     (r"append_rows::append_kernel<.*>", set()),
@@ -84,7 +85,7 @@ WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax"
     f"gradient::delta_from_output_kernel<{dtype}, {chunks}>" for dtype in ("bf16", "fp16") for chunks in (1, 2, 4)} | {
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
     for dim in (64, 128, 256)} | {
-    f"decode::combine_kernel<{dtype}, {dim}, {parallel}>" for dtype in ("bf16", "fp16") for dim in (64, 128, 256)
+    f"decode::combine_kernel<{dtype}, {dim}, {parallel}>" for dtype in ("bf16", "fp16") for dim in (64, 128, 192, 256)
     for parallel in (0, 1)} | {f"append_rows::append_kernel<{dtype}>" for dtype in ("bf16", "fp16", "float")}
 
 
@@ -112,7 +113,8 @@ MESSAGE = re.compile(r"\((C75\d\d)\)\s*(.*)")
 
 
 def problems_of(kernel, needs, local_memory):
-    row = next((instructions for name, instructions in needs if re.fullmatch(name, kernel.name)), None)
+    names = kernel.name, f"{kernel.name} on {kernel.architecture}"
+    row = next((instructions for name, instructions in needs if any(re.fullmatch(name, n) for n in names)), None)
     if row is None:
         yield "is not listed in NEEDS (tools/check_kernels.py)"
     for instruction in sorted(row or ()):

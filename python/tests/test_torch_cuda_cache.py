@@ -99,10 +99,10 @@ def test_ragged_queries_have_the_bits_of_dense_ones():
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("page", [0, 16])
 def test_append_is_that_of_the_cpu(page, interleaved):
-    """Rotary embedding, a sequence of length -1 whose table is -1, and one whose row is past the capacity."""
+    """Rotary embedding, a sequence that ends at 0 keys and whose table is -1, and one whose row is past the capacity."""
     torch.manual_seed(5)
     batch, capacity, heads_k, dim = 4, 64, 2, 64
-    lengths = torch.tensor([5, -1, 63, 40], dtype=torch.int32)
+    lengths = torch.tensor([5, -2, 63, 40], dtype=torch.int32)
     angles = torch.rand(80, 16) * 6
     shape = (batch * capacity // 16, 16, heads_k, dim) if page else (batch, capacity, heads_k, dim)
     k_cache, v_cache = torch.randn(shape).half(), torch.randn(shape).half()
@@ -122,7 +122,7 @@ def test_append_is_that_of_the_cpu(page, interleaved):
     (o, lse, kc, vc), (got, got_lse, got_k, got_v) = results
     assert torch.equal(got_v, vc)
     torch.testing.assert_close(got_k, kc, atol=2e-3, rtol=2e-3)
-    rows = [0, 3]  # sequence 1 has 1 key after the call; sequence 2 is past its capacity, and its last row is not there
+    rows = [0, 1, 3]  # sequence 2 is past its capacity, and its last row is not there
     torch.testing.assert_close(got[rows], o[rows], atol=5e-3, rtol=5e-3)
     torch.testing.assert_close(got_lse[rows], lse[rows], atol=5e-3, rtol=5e-3)
 

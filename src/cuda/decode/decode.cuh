@@ -16,7 +16,7 @@ cudaError_t start_decode(const Launch& launch, std::int64_t blocks, cudaStream_t
     constexpr int kHeadDim = Shape::kConfig.head_dim;
     const ForwardParams& p = launch.params;
     if (blocks > 0) {
-        const cudaError_t status = start(split_kernel<T, Shape>, blocks * launch.groups, Shape::kConfig.threads(),
+        const cudaError_t status = start(split_kernel<T, Shape>, blocks * launch.groups.divisor(), Config::threads(),
                                          Shape::kConfig.shared_bytes(), launch, stream);
         if (status != cudaSuccess) return status;
     }

@@ -74,7 +74,8 @@ void forward(const ForwardCall& call) {
         .o = workspace.o,
         .ml = workspace.ml,
         .max_splits = max_splits(p),
-        .groups = static_cast<int>((p.batch + kMostMembers - 1) / kMostMembers),
+        .groups = Divider(static_cast<int>((p.batch + kMostMembers - 1) / kMostMembers)),
+        .of_member = Divider(std::max(items_of(p).tiles * items_of(p).splits * static_cast<int>(p.heads_kv), 1)),
         .items = items_of(p),
         .group = Divider(params.group),
         .heads_kv = Divider(std::max(params.heads_kv, 1)),
@@ -82,8 +83,9 @@ void forward(const ForwardCall& call) {
         .right = p.mask.causal == Causal::bottom_right ? 0 : static_cast<int>(std::min(p.mask.window_right, kNoWindow)),
         .top_left = p.mask.causal == Causal::top_left,
         .vector_q = takes_vectors(params.q, params.head_dim),
-        .vector_k = takes_vectors(params.k, params.head_dim),
-        .vector_v = takes_vectors(params.v, params.head_dim_v),
+        .loaded = {{params.k, params.head_dim, takes_vectors(params.k, params.head_dim)},
+                   {params.v, params.head_dim_v, takes_vectors(params.v, params.head_dim_v)}},
+        .read_once = row_tiles(p) == 1,
         .natural = changes_scores(p) || !scale_can_wait(p),
         .overlaps = limits(call.plan.device).capability >= 90};
     const std::int64_t blocks = p.len_kv == 0 ? 0 : blocks_of(p, call.plan.device);
@@ -112,7 +114,7 @@ std::vector<Kernel> kernels() {
                   .dtypes = {DType::bf16, DType::fp16},
                   .summary = "few queries, caches and sinks: the keys are split among thread blocks, partial results "
                              "are combined in a fixed order; memory O(len)",
-                  .limits = "sm_80 or later, with 106 to 212 KiB of shared memory; up to 8 queries a sequence where "
+                  .limits = "sm_80 or later, with 105 to 217 KiB of shared memory; up to 8 queries a sequence where "
                             "there is no cache and no sink; no bias, no dropout"},
          .refuse = refuse,
          .default_tile = tile_of,

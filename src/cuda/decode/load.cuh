@@ -5,9 +5,11 @@
 // the one before is computed.
 #pragma once
 
+#include "cuda/decode/exchange.cuh"
 #include "cuda/decode/ring.cuh"
 #include "cuda/decode/work.cuh"
 #include "cuda/tile/chunks.cuh"
+#include "cuda/tile/swizzle_panel.cuh"
 
 namespace tessera::cuda::decode {
 
@@ -18,32 +20,28 @@ struct RowInfo {
     std::int64_t partial;  ///< its place in the workspace; negative: it has none, since it sees no key of the split
 };
 
-/// The static shared memory of a CTA: barriers, the splits on their way, sums of the warps.
+/// The static shared memory of a CTA: barriers, the splits on their way, what warps tell each other.
 template <class Shape>
 struct Shared {
-    CopyRing<Shape::kConfig.stages> k;
-    CopyRing<Shape::kConfig.stages> v;
+    CopyRing<Shape::kConfig.stages> kv[2];
     CopyRing<Shape::kConfig.works> works;
     SplitWork work[Shape::kConfig.works];
-    RowInfo rows[Shape::kConfig.works][Shape::kConfig.rows()];
-    float2 ml[Config::kKeyWarps][Shape::kConfig.rows()];  ///< maximum and sum of P of each warp
+    RowInfo rows[Shape::kConfig.works][Shape::kConfig.rows];
+    Exchange<Shape::kConfig.rows> exchange;
     int ends[kMostMembers];  ///< own_lengths(): numbers of splits up to each sequence of the CTA's group
 };
 
-/// The buffers in dynamic shared memory.
+/// The buffers in dynamic shared memory. Rows lie in panels of 64 dims (swizzle_panel.cuh). Tiles of keys stand behind
+/// Q, since wgmma reads 64 rows of Q even if there are fewer.
 template <class Shape>
 struct Buffers {
     static constexpr Config kConfig = Shape::kConfig;
     char* memory;
 
-    __device__ __forceinline__ char* k(int stage) const { return memory + stage * kConfig.tile_bytes(); }
-    __device__ __forceinline__ char* v(int stage) const { return k(kConfig.stages + stage); }
-    __device__ __forceinline__ char* queries(int work) const {
-        return k(2 * kConfig.stages) + work * kConfig.query_bytes();
-    }
-    /// O of a warp's rows, [rows][sum_pitch].
-    __device__ __forceinline__ float* sums(int key_warp) const {
-        return reinterpret_cast<float*>(queries(kConfig.works)) + key_warp * kConfig.rows() * kConfig.sum_pitch();
+    __device__ __forceinline__ char* queries(int work) const { return memory + work * kConfig.query_bytes(); }
+    /// A tile of K (0) or V (1).
+    __device__ __forceinline__ char* kv(int which, int stage) const {
+        return queries(kConfig.works) + (which * kConfig.stages + stage) * kConfig.tile_bytes();
     }
 };
 
@@ -51,7 +49,7 @@ struct Buffers {
 template <class Shape>
 __device__ __forceinline__ void count_items(int* ends, const Launch& launch, int first, int count) {
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
-        const Items items = items_of(launch, member_of(launch, first + i).sequence, Shape::kConfig.rows());
+        const Items items = items_of(launch, member_of(launch, first + i).sequence, Shape::kConfig.rows);
         ends[i] = items.tiles * items.splits * launch.params.heads_kv;
     }
     __syncthreads();
@@ -73,25 +71,40 @@ __device__ __forceinline__ void count_items(int* ends, const Launch& launch, int
     __syncthreads();
 }
 
-/// The rows of K, or of V, of one kv head of a sequence, copied a tile at a time. A lane copies one chunk of every
-/// kRowsAtOnce-th row.
+/// How the lanes of a warp share rows of head_dim: a lane copies a chunk of every kRowsAtOnce-th row, or kParts of
+/// them, 8 chunks apart.
+template <int kHeadDim>
+struct Lanes {
+    static constexpr int kChunks = 32 % (kHeadDim / kChunk) == 0 ? kHeadDim / kChunk : 8;
+    static constexpr int kParts = kHeadDim / kChunk / kChunks;
+    static constexpr int kRowsAtOnce = 32 / kChunks;
+    static_assert(kParts * kChunks * kChunk == kHeadDim);
+};
+
+/// Byte offset of a chunk in a tile of `rows` rows.
+__device__ __forceinline__ int chunk_in_panels(int rows, int row, int chunk) {
+    return chunk / 8 * rows * kPanelRowBytes + swizzled(row, chunk % 8);
+}
+
+/// The rows of K, or of V, of one kv head of a sequence, copied a tile at a time.
 template <class Shape>
 class KeyCopies {
  public:
-    static constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
-    static constexpr int kRowsAtOnce = 32 / kChunks;
+    static constexpr int kHeadDim = Shape::kConfig.head_dim;
+    static constexpr int kChunks = Lanes<kHeadDim>::kChunks, kParts = Lanes<kHeadDim>::kParts;
+    static constexpr int kRowsAtOnce = Lanes<kHeadDim>::kRowsAtOnce;
 
-    /// `rows`, `dim`, `vector`: K or V.
-    __device__ __forceinline__ KeyCopies(const Launch& launch, const Rows& rows, int dim, bool vector, int lane)
+    __device__ __forceinline__ KeyCopies(const Launch& launch, const Loaded& loaded, int lane)
         : launch_(launch),
-          rows_(rows),
-          dim_(dim),
-          vector_(vector),
+          rows_(loaded.rows),
+          dim_(loaded.dim),
+          vector_(loaded.vector),
+          policy_(launch.read_once ? ptx::CacheHint::evict_first : ptx::CacheHint::normal),
           lane_(lane),
           chunk_(lane % kChunks),
           row_(lane / kChunks) {
 #pragma unroll
-        for (int i = 0; i < kOffsets; ++i) offsets_[i] = chunk_offset<kHeadDim>(row_ + i * kRowsAtOnce, chunk_);
+        for (int i = 0; i < kOffsets; ++i) offsets_[i] = chunk_in_panels(Config::kKeys, row_ + i * kRowsAtOnce, chunk_);
     }
 
     __device__ __forceinline__ void begin(const SplitWork& work) {
@@ -124,7 +137,7 @@ class KeyCopies {
 
     __device__ __forceinline__ bool paged() const { return launch_.cache.pages != nullptr; }
     /// Chunks past the end of the rows were set to 0 when the kernel began, and are never written.
-    __device__ __forceinline__ bool has_chunk() const { return chunk_ * kChunk < dim_; }
+    __device__ __forceinline__ bool has_chunk(int part) const { return (chunk_ + 8 * part) * kChunk < dim_; }
 
     /// Reads the page numbers of the tile's keys lane and lane + 32, ahead of their use. `tile`: its first key.
     __device__ __forceinline__ void read_pages(const SplitWork& work, int tile) {
@@ -155,7 +168,11 @@ class KeyCopies {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             const int row = batch * kBatch * kRowsAtOnce + i / kOffsets * 8;  // without the lane's own
-            ptx::cp_async_16_if(has_chunk(), to + offsets_[i % kOffsets] + row * kHeadDim * 2, from[i]);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+                ptx::cp_async_16_if(has_chunk(part),
+                                    to + offsets_[i % kOffsets] + (row + part * Config::kKeys) * kPanelRowBytes,
+                                    from[i] + part * 128, policy_);
         }
     }
 
@@ -199,15 +216,17 @@ class KeyCopies {
                 place = row < 32 ? low : high;
                 inside = place >= 0;
             }
-            if (!has_chunk()) continue;
-            const int offset = chunk_offset<kHeadDim>(row, chunk_);
-            if (vector_) {
-                ptx::cp_async_16(ptx::shared_address(tile) + offset, inside ? head_ + place + chunk_ * 16 : rows_.data,
-                                 inside);
-                continue;
+#pragma unroll 1
+            for (int part = 0; part < kParts && has_chunk(part); ++part) {
+                const int chunk = chunk_ + 8 * part, offset = chunk_in_panels(Config::kKeys, row, chunk);
+                if (vector_) {
+                    ptx::cp_async_16(ptx::shared_address(tile) + offset,
+                                     inside ? head_ + place + chunk * 16 : rows_.data, inside);
+                    continue;
+                }
+                const Source source{head_ + place, 0, rows_.column * 2, 1, dim_, false};
+                *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
             }
-            const Source source{head_ + place, 0, rows_.column * 2, 1, dim_, false};
-            *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk_ * kChunk) : uint4{};
         }
     }
 
@@ -215,6 +234,7 @@ class KeyCopies {
     const Rows& rows_;
     int dim_;
     bool vector_;
+    ptx::CacheHint policy_;
     int lane_;
     int chunk_;
     int row_;
@@ -246,25 +266,41 @@ __device__ __forceinline__ void describe_rows(RowInfo* rows, int count, const La
     }
 }
 
-/// Copies the rows of Q of a split; rows and columns past the end become 0.
+/// Copies the rows of Q of a split. Rows and columns past the end become 0, up to a multiple of 16 rows.
 template <class T, class Shape>
 __device__ __forceinline__ void load_queries(char* tile, const Launch& launch, const SplitWork& work, int lane) {
-    constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
+    constexpr int kRows = Shape::kConfig.rows, kHeld = (kRows + 31) / 32;
+    using Lanes = Lanes<Shape::kConfig.head_dim>;
     const ForwardParams& p = launch.params;
     const std::uint32_t to = ptx::shared_address(tile);
-    const int chunk = lane % kChunks;
-#pragma unroll 1
-    for (int row = lane / kChunks; row < Shape::kConfig.rows(); row += 32 / kChunks) {
-        const bool inside = row < work.rows && chunk * kChunk < p.head_dim;
+    std::int64_t offsets[kHeld];  // of the rows lane, lane + 32
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+        const int row = lane + 32 * i;
         const std::int64_t query = work.member.sequence.first_q + work.query(launch, row);
-        const char* from =
-            inside ? p.q.data + head_offset(p.q, work.batch, query, work.head(launch, row), sizeof(T)) : p.q.data;
-        const std::uint32_t offset = chunk_offset<kHeadDim>(row, chunk);
-        if (launch.vector_q) {
-            ptx::cp_async_16(to + offset, inside ? from + chunk * 16 : from, inside);
-        } else {
-            const Source source{from, 0, p.q.column * 2, 1, p.head_dim, false};
-            *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
+        offsets[i] = row < work.rows ? head_offset(p.q, work.batch, query, work.head(launch, row), sizeof(T)) : -1;
+    }
+    const int end = (work.rows + 15) / 16 * 16;
+#pragma unroll 4
+    for (int first = 0; first < end; first += Lanes::kRowsAtOnce) {
+        const int row = first + lane / Lanes::kChunks;
+        std::int64_t offset = __shfl_sync(kAllLanes, offsets[0], row % 32);
+        if (kHeld > 1) {
+            const std::int64_t other = __shfl_sync(kAllLanes, offsets[kHeld - 1], row % 32);
+            if (row >= 32) offset = other;
+        }
+        const char* from = p.q.data + max(offset, std::int64_t{0});
+#pragma unroll
+        for (int part = 0; part < Lanes::kParts; ++part) {
+            const int chunk = lane % Lanes::kChunks + 8 * part;
+            const bool inside = offset >= 0 && chunk * kChunk < p.head_dim;
+            const std::uint32_t place = chunk_in_panels(kRows, row, chunk);
+            if (launch.vector_q) {
+                ptx::cp_async_16(to + place, inside ? from + chunk * 16 : p.q.data, inside);
+            } else {
+                const Source source{from, 0, p.q.column * 2, 1, p.head_dim, false};
+                *reinterpret_cast<uint4*>(tile + place) = inside ? source.elements(0, chunk * kChunk) : uint4{};
+            }
         }
     }
 }
@@ -273,70 +309,60 @@ __device__ __forceinline__ void load_queries(char* tile, const Launch& launch, c
 template <class Shape, class F>
 __device__ __forceinline__ void for_each_split(const Shared<Shape>& shared, const Launch& launch, const F& f) {
     const ForwardParams& p = launch.params;
-    const int first = static_cast<int>(blockIdx.x) % launch.groups * kMostMembers;
+    const int cta = launch.groups.quotient(static_cast<int>(blockIdx.x));
+    const int first = (static_cast<int>(blockIdx.x) - cta * launch.groups.divisor()) * kMostMembers;
     const int members = min(static_cast<int>(p.batch) - first, kMostMembers);
-    const int ctas = static_cast<int>(gridDim.x) / launch.groups;
-    const int each = launch.items.tiles * launch.items.splits * p.heads_kv;
+    const int ctas = launch.groups.quotient(static_cast<int>(gridDim.x));
+    const int each = launch.of_member.divisor();
     const int total = launch.own_lengths() ? shared.ends[members - 1] : each * members;
     int member = 0;
-    for (int item = static_cast<int>(blockIdx.x) / launch.groups; item < total; item += ctas) {
+    for (int item = cta; item < total; item += ctas) {
         int before;
         if (launch.own_lengths()) {
             while (shared.ends[member] <= item) ++member;
             before = member == 0 ? 0 : shared.ends[member - 1];
         } else {
-            member = item / each;
+            member = launch.of_member.quotient(item);
             before = member * each;
         }
-        const SplitWork work = SplitWork::find(launch, first + member, item - before, Shape::kConfig.rows());
+        const SplitWork work = SplitWork::find(launch, first + member, item - before, Shape::kConfig.rows);
         if (work.exists) f(work);
     }
 }
 
-template <class Shape>
-__device__ __forceinline__ void load_keys(Shared<Shape>& shared, const Buffers<Shape>& buffers, const Launch& launch,
-                                          int lane) {
-    KeyCopies<Shape> copies(launch, launch.params.k, launch.params.head_dim, launch.vector_k, lane);
-    Position<Shape::kConfig.stages> at;
-    for_each_split(shared, launch, [&](const SplitWork& work) {
-        copies.begin(work);
-        for (int i = work.tiles(); i > 0; --i) {
-            shared.k.wait_empty(at);
-            copies.copy_tile(buffers.k(at.stage), work, shared.k.full[at.stage]);
-            at.next();
-        }
-    });
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();
-}
-
-/// Loads V, and what the computing warps need to know about each split.
+/// A loading warp: K is loaded by the first, V by the second. That one also loads Q and what the computing warps need
+/// to know about each split.
 template <class T, class Shape>
-__device__ __forceinline__ void load_works_and_values(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                                      const Launch& launch, int lane) {
-    KeyCopies<Shape> copies(launch, launch.params.v, launch.params.head_dim_v, launch.vector_v, lane);
+__device__ __forceinline__ void load(Shared<Shape>& shared, const Buffers<Shape>& buffers, const Launch& launch,
+                                     int warp, int lane) {
+    KeyCopies<Shape> copies(launch, launch.loaded[warp], lane);
+    auto& ring = shared.kv[warp];
     Position<Shape::kConfig.stages> at;
     Position<Shape::kConfig.works> slot;
     for_each_split(shared, launch, [&](const SplitWork& work) {
         copies.begin(work);
-        shared.works.wait_empty(slot);
-        load_queries<T, Shape>(buffers.queries(slot.stage), launch, work, lane);
-        if (lane == 0) shared.work[slot.stage] = work;
-        describe_rows(shared.rows[slot.stage], Shape::kConfig.rows(), launch, work, lane);
-        ptx::mbarrier_arrive(shared.works.full[slot.stage]);  // for the stores
-        if (launch.vector_q) ptx::cp_async_mbarrier_arrive(shared.works.full[slot.stage]);
-        else ptx::mbarrier_arrive(shared.works.full[slot.stage]);
-        slot.next();
+        if (warp == 1) {
+            shared.works.wait_empty(slot);
+            load_queries<T, Shape>(buffers.queries(slot.stage), launch, work, lane);
+            if (lane == 0) shared.work[slot.stage] = work;
+            describe_rows(shared.rows[slot.stage], Shape::kConfig.rows, launch, work, lane);
+            ptx::mbarrier_arrive(shared.works.full[slot.stage]);  // for the stores
+            if (launch.vector_q) ptx::cp_async_mbarrier_arrive(shared.works.full[slot.stage]);
+            else ptx::mbarrier_arrive(shared.works.full[slot.stage]);
+            slot.next();
+        }
         for (int i = work.tiles(); i > 0; --i) {
-            shared.v.wait_empty(at);
-            copies.copy_tile(buffers.v(at.stage), work, shared.v.full[at.stage]);
+            ring.wait_empty(at);
+            copies.copy_tile(buffers.kv(warp, at.stage), work, ring.full[at.stage]);
             at.next();
         }
     });
-    shared.works.wait_empty(slot);
-    if (lane == 0) shared.work[slot.stage].rows = 0;
-    ptx::mbarrier_arrive(shared.works.full[slot.stage]);
-    ptx::mbarrier_arrive(shared.works.full[slot.stage]);
+    if (warp == 1) {
+        shared.works.wait_empty(slot);
+        if (lane == 0) shared.work[slot.stage].rows = 0;
+        ptx::mbarrier_arrive(shared.works.full[slot.stage]);
+        ptx::mbarrier_arrive(shared.works.full[slot.stage]);
+    }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
 }

@@ -87,8 +87,8 @@ Refusal refuse_decode(const Problem& p, const AskedTile& tile, const Limits& lim
     if (auto reason = refuse_counts(p, "splits", decode::most_items(p))) return reason;
     const std::int64_t rows = saturating_product(saturating_product(p.batch, p.len_q), p.heads_q);
     if (auto reason = refuse_counts(p, "rows", rows)) return reason;
-    if (auto reason = refuse_shared(p, decode::Shapes::kConfigs[decode::shape_of(p)].shared_bytes(), limits))
-        return reason;
+    const decode::Config& config = decode::config_of(p);
+    if (auto reason = refuse_shared(p, config.shared_bytes() + config.static_bytes(), limits)) return reason;
     return refuse_tile(tile, decode::tile_of(p));
 }
 

@@ -10,13 +10,21 @@
 
 namespace tessera::cuda::ptx {
 
+/// Eviction priority of loaded lines in L2 (createpolicy encodings).
+enum class CacheHint : std::uint64_t {
+    normal = 0x1000000000000000,
+    evict_first = 0x12F0000000000000,
+    evict_last = 0x14F0000000000000,
+};
+
 /// cp.async.cg, 16 bytes past the L1; nothing unless `copies`.
-__device__ __forceinline__ void cp_async_16_if(bool copies, std::uint32_t to, const void* from) {
+__device__ __forceinline__ void cp_async_16_if(bool copies, std::uint32_t to, const void* from, CacheHint hint) {
     const int wanted = copies ? 1 : 0;
     asm volatile(
-        "{\n.reg .pred copies;\nsetp.ne.s32 copies, %0, 0;\n@copies cp.async.cg.shared.global [%1], [%2], 16;\n}\n"
+        "{\n.reg .pred copies;\nsetp.ne.s32 copies, %0, 0;\n"
+        "@copies cp.async.cg.shared.global.L2::cache_hint [%1], [%2], 16, %3;\n}\n"
         :
-        : "r"(wanted), "r"(to), "l"(from)
+        : "r"(wanted), "r"(to), "l"(from), "l"(static_cast<std::uint64_t>(hint))
         : "memory");
 }
 

@@ -9,15 +9,9 @@
 #include <cstdint>
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/copy.cuh"
 
 namespace tessera::cuda::ptx {
-
-/// Eviction priority of loaded lines in L2 (createpolicy encodings).
-enum class CacheHint : std::uint64_t {
-    normal = 0x1000000000000000,
-    evict_first = 0x12F0000000000000,
-    evict_last = 0x14F0000000000000,
-};
 
 /// prefetch.tensormap
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {

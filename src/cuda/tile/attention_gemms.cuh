@@ -15,15 +15,17 @@ namespace tessera::cuda {
 /// 64 queries of a warpgroup and their operands in registers, in wgmma's layout (ptx/wgmma.cuh). GEMMs run in the order
 /// in which they are started. From the start of a GEMM to the wait for it, no other code may touch its registers: S of
 /// the scores, O and P of the output.
-template <class T, int kBlockKv, int kHeadDim, int kHeadDimV>
+///
+/// kRowsQ: rows of Q in shared memory. With fewer than 64, the other rows of S and O are those of whatever lies behind.
+template <class T, int kBlockKv, int kHeadDim, int kHeadDimV, int kRowsQ = 64>
 struct AttentionGemms {
     float s[kBlockKv / 2];              ///< scores, then probabilities: [64][kBlockKv] of the warpgroup
     std::uint32_t p[kBlockKv / 16][4];  ///< probabilities in 16 bits: [64][kBlockKv]
     float o[kHeadDimV / 2];             ///< [64][kHeadDimV]
 
-    /// Starts S = Q K^T. `q`, `k`: [64][kHeadDim] and [kBlockKv][kHeadDim] in panels (row_descriptor).
+    /// Starts S = Q K^T. `q`, `k`: [kRowsQ][kHeadDim] and [kBlockKv][kHeadDim] in panels (row_descriptor).
     __device__ __forceinline__ void start_scores(std::uint64_t q, std::uint64_t k) {
-        constexpr int kQPanel = 64 * kPanelRowBytes >> 4;
+        constexpr int kQPanel = kRowsQ * kPanelRowBytes >> 4;
         constexpr int kKPanel = kBlockKv * kPanelRowBytes >> 4;
         ptx::warpgroup_fence_operand(s);
         ptx::wgmma_fence();

@@ -9,52 +9,51 @@
 
 namespace tessera::cuda::decode {
 
-/// One compiled shape. head_dim and head_dim_v of a Problem are padded with zeros to `head_dim`. A CTA has `rows()`
-/// rows: queries of the heads of a group. Four warps share a tile of keys: each has 16 keys of it, for 16 * row_tiles
-/// rows. Two more warps load.
+/// One compiled shape. head_dim and head_dim_v of a Problem are padded with zeros to `head_dim`. A CTA has up to `rows`
+/// rows, queries of the heads of a group, four warps that compute and two that load.
 struct Config {
     static constexpr int kKeys = 64;      ///< keys of a tile
-    static constexpr int kKeyWarps = 4;   ///< warps that share a tile of keys
+    static constexpr int kWarps = 4;      ///< that compute
     static constexpr int kMostShift = 9;  ///< the most keys of a split are 2^9
 
     int head_dim;
-    int row_warps;  ///< groups of kKeyWarps warps: each has rows of its own
-    int row_tiles;  ///< of 16 rows, of a warp
-    int stages;     ///< tiles of K in shared memory, and of V
-    int works;      ///< splits whose Q is in shared memory: the loading warps are ahead
-    int ctas;       ///< of a multiprocessor
+    int rows;
+    int stages;  ///< tiles of K in shared memory, and of V
+    int works;   ///< splits whose Q is in shared memory: the loading warps are ahead
+    int ctas;    ///< of a multiprocessor
 
-    constexpr int rows() const { return 16 * row_warps * row_tiles; }
-    constexpr int warps() const { return kKeyWarps * row_warps; }  ///< without the loading ones
-    constexpr int threads() const { return 32 * warps() + 64; }
+    static constexpr int threads() { return 32 * kWarps + 64; }
     constexpr int tile_bytes() const { return kKeys * head_dim * 2; }
-    constexpr int query_bytes() const { return rows() * head_dim * 2; }
-    /// Numbers from row to row of O in shared memory. 8 more than head_dim keep off bank conflicts.
-    constexpr int sum_pitch() const { return head_dim + 8; }
-    /// O of four warps for each row.
-    constexpr int sums_bytes() const { return kKeyWarps * rows() * sum_pitch() * 4; }
-    constexpr int shared_bytes() const { return 2 * stages * tile_bytes() + works * query_bytes() + sums_bytes(); }
+    constexpr int query_bytes() const { return rows * head_dim * 2; }
+    constexpr int shared_bytes() const { return 2 * stages * tile_bytes() + works * query_bytes(); }
+    /// At least what a CTA has in static shared memory: lengths, rows of the splits on their way, what warps tell each
+    /// other.
+    constexpr int static_bytes() const { return 3072 + works * rows * 16 + rows * 320; }
 };
 
 struct HeadDim64Rows16 {
-    static constexpr Config kConfig{.head_dim = 64, .row_warps = 1, .row_tiles = 1, .stages = 5, .works = 4, .ctas = 2};
+    static constexpr Config kConfig{.head_dim = 64, .rows = 16, .stages = 6, .works = 3, .ctas = 2};
 };
 struct HeadDim64Rows64 {
-    static constexpr Config kConfig{.head_dim = 64, .row_warps = 2, .row_tiles = 2, .stages = 5, .works = 2, .ctas = 1};
+    static constexpr Config kConfig{.head_dim = 64, .rows = 64, .stages = 4, .works = 2, .ctas = 2};
 };
 struct HeadDim128Rows16 {
-    static constexpr Config kConfig{
-        .head_dim = 128, .row_warps = 1, .row_tiles = 1, .stages = 2, .works = 2, .ctas = 2};
+    static constexpr Config kConfig{.head_dim = 128, .rows = 16, .stages = 3, .works = 2, .ctas = 2};
 };
-struct HeadDim128Rows32 {
-    static constexpr Config kConfig{
-        .head_dim = 128, .row_warps = 2, .row_tiles = 1, .stages = 4, .works = 2, .ctas = 1};
+struct HeadDim128Rows64 {
+    static constexpr Config kConfig{.head_dim = 128, .rows = 64, .stages = 2, .works = 2, .ctas = 2};
 };
-struct HeadDim256 {
-    static constexpr Config kConfig{
-        .head_dim = 256, .row_warps = 1, .row_tiles = 1, .stages = 2, .works = 2, .ctas = 1};
+struct HeadDim192 {
+    static constexpr Config kConfig{.head_dim = 192, .rows = 32, .stages = 3, .works = 2, .ctas = 1};
 };
-using Shapes = ShapeList<HeadDim64Rows16, HeadDim64Rows64, HeadDim128Rows16, HeadDim128Rows32, HeadDim256>;
+struct HeadDim256Rows16 {
+    static constexpr Config kConfig{.head_dim = 256, .rows = 16, .stages = 3, .works = 2, .ctas = 1};
+};
+struct HeadDim256Rows32 {
+    static constexpr Config kConfig{.head_dim = 256, .rows = 32, .stages = 2, .works = 2, .ctas = 1};
+};
+using Shapes = ShapeList<HeadDim64Rows16, HeadDim64Rows64, HeadDim128Rows16, HeadDim128Rows64, HeadDim192,
+                         HeadDim256Rows16, HeadDim256Rows32>;
 
 /// The most splits of a tile whose rows have splits of two lengths. With up to 64 queries, rows with the shorter ones
 /// see up to 16 of them and the tile 63 keys more. These touch 18 splits, and 10 of the longer ones.

@@ -25,16 +25,16 @@ inline std::size_t shape_of(const Problem& p) {
         if (dim > c.head_dim) continue;
         found = i;
         const bool last = i + 1 == Shapes::kConfigs.size() || Shapes::kConfigs[i + 1].head_dim != c.head_dim;
-        if (rows_of(p) <= c.rows() || last) break;
+        if (rows_of(p) <= c.rows || last) break;
     }
     return found;
 }
 inline const Config& config_of(const Problem& p) { return Shapes::kConfigs[shape_of(p)]; }
 
-inline Tile tile_of(const Problem& p) { return {config_of(p).rows(), Config::kKeys}; }
+inline Tile tile_of(const Problem& p) { return {config_of(p).rows, Config::kKeys}; }
 
 /// Tiles of rows of a kv head of a sequence.
-inline std::int64_t row_tiles(const Problem& p) { return (rows_of(p) + config_of(p).rows() - 1) / config_of(p).rows(); }
+inline std::int64_t row_tiles(const Problem& p) { return (rows_of(p) + config_of(p).rows - 1) / config_of(p).rows; }
 
 /// The most splits of a row. A cache has as many as its capacity may need.
 inline int max_splits(const Problem& p) { return most_splits(static_cast<int>(p.len_kv)); }
@@ -43,7 +43,7 @@ inline int max_splits(const Problem& p) { return most_splits(static_cast<int>(p.
 inline Items items_of(const Problem& p) {
     const Band32 band(p.mask.bind(p.len_q, p.len_kv));
     return {band, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
-            config_of(p).rows()};
+            config_of(p).rows};
 }
 
 /// The most splits of all rows.

@@ -6,7 +6,9 @@ namespace tessera::cuda::decode {
 template cudaError_t start_decode<__half, HeadDim64Rows16>(const Launch&, std::int64_t, cudaStream_t);
 template cudaError_t start_decode<__half, HeadDim64Rows64>(const Launch&, std::int64_t, cudaStream_t);
 template cudaError_t start_decode<__half, HeadDim128Rows16>(const Launch&, std::int64_t, cudaStream_t);
-template cudaError_t start_decode<__half, HeadDim128Rows32>(const Launch&, std::int64_t, cudaStream_t);
-template cudaError_t start_decode<__half, HeadDim256>(const Launch&, std::int64_t, cudaStream_t);
+template cudaError_t start_decode<__half, HeadDim128Rows64>(const Launch&, std::int64_t, cudaStream_t);
+template cudaError_t start_decode<__half, HeadDim192>(const Launch&, std::int64_t, cudaStream_t);
+template cudaError_t start_decode<__half, HeadDim256Rows16>(const Launch&, std::int64_t, cudaStream_t);
+template cudaError_t start_decode<__half, HeadDim256Rows32>(const Launch&, std::int64_t, cudaStream_t);
 
 }  // namespace tessera::cuda::decode
