@@ -95,7 +95,7 @@ DecodeWork work_of(const Question& q, const Config& config, std::int64_t blocks)
     std::vector<HeadWork> heads;
     for (std::size_t i = 0; i < lengths.size(); ++i) {
         const bool as_before = i > 0 && lengths[i] == lengths[i - 1];
-        heads.push_back(as_before ? heads.back() : work_of_head(p, lengths[i].first, lengths[i].second, config.rows()));
+        heads.push_back(as_before ? heads.back() : work_of_head(p, lengths[i].first, lengths[i].second, config.rows));
         for (const auto& tiles : heads.back()) {
             const auto splits = static_cast<std::int64_t>(tiles.size());
             work.splits += splits * p.heads_kv;
@@ -111,7 +111,7 @@ DecodeWork work_of(const Question& q, const Config& config, std::int64_t blocks)
     for (std::size_t i = 0; i < lengths.size(); ++i) {
         const auto [len_q, len_kv] = lengths[i];
         const Items items(Band32(p.mask.bind(len_q, len_kv)), static_cast<int>(len_q), static_cast<int>(len_kv),
-                          static_cast<int>(p.group()), config.rows());
+                          static_cast<int>(p.group()), config.rows);
         for_each_split(heads[i], p.heads_kv, items.splits, [&](std::int64_t tiles) {
             DecodeWork::Block& block = work.blocks[next];
             next = (next + 1) % work.blocks.size();
