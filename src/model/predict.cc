@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/host/kernel_table.hpp"
+#include "model/error_bar.hpp"
 #include "model/family.hpp"
 #include "model/live_keys.hpp"
 #include "model/parts.hpp"
@@ -225,6 +226,7 @@ Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const M
     if (on_gpu) model::predict_gpu(question, prediction);
     else model::predict_cpu(question, prediction);
     if (problem.kv_lengths) prediction.memory.tensors += model::bytes_of_free_slots(problem, on_live);
+    prediction.error = model::error_bar(problem, prediction, machine);
     return prediction;
 }
 
