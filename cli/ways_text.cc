@@ -121,6 +121,9 @@ std::string none_faster(const Ways& ways) {
         compared = compared || way.gain.call_factor > 0;
         if (missing.empty()) missing = way.gain.missing;
     }
+    if (ways.baseline.ms <= 0 && !ways.baseline.source.empty())
+        return fmt::format("Whether another backend would be faster can't be said: what runs is {}.",
+                           ways.baseline.source);
     if (compared) return "By tessera's model no other backend of PyTorch is faster by more than the model's error.";
     if (!missing.empty())
         return fmt::format("Whether another backend would be faster can't be predicted: {}.", missing);

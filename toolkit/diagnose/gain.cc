@@ -196,7 +196,10 @@ Baseline baseline_of(const Call& call, SdpBackend ran, Pass pass, const Measured
     } else if (ran == SdpBackend::math) {
         bound_math(call, pass, baseline);
     }
-    if (measured.call_ms <= 0) return baseline;
+    if (measured.call_ms <= 0) {
+        if (baseline.ms <= 0) baseline.source = "not predicted: " + answer.missing;
+        return baseline;
+    }
     baseline.ms = measured.call_ms;
     baseline.error = 0;
     baseline.at_least = false;

@@ -26,7 +26,7 @@ struct Baseline {
     double ms = 0;            ///< 0: not known
     double error = 0;         ///< its error bar; 0 for a measured time
     bool at_least = false;    ///< `ms` is a lower bound
-    std::string source{};     ///< "measured", "predicted as fa2 of flash-attention", ...
+    std::string source{};     ///< "measured", "predicted as fa2 of flash-attention", "not predicted: ...", ...
     double predicted_ms = 0;  ///< beside a measured time, the model's own; 0: the model has no such kernel
     double predicted_error = 0;
 };
