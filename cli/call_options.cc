@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "device_option.hpp"
 #include "diagnose/rules.hpp"
 #include "model/machine.hpp"
 #include "parse.hpp"
@@ -65,14 +66,15 @@ void parse_gpu(const std::string& text, diagnose::Gpu& gpu) {
         if (text.starts_with("gfx")) gpu.gfx = text.substr(0, text.find(':'));  // "gfx942:sramecc+:xnack-"
         return diagnose::recognise_amd(gpu);
     }
-    const model::Machine* machine = model::find_machine(text);
+    const model::Machine* machine = model::find_machine(usual_name(text));
     if (machine == nullptr) machine = model::machine_of_device(text);
     if (machine != nullptr && machine->capability > 0) {
         gpu.name = machine->title;
         gpu.capability = static_cast<int>(machine->capability * 10 + 0.5);
     } else {
-        constexpr const char* kExpected =
-            "a compute capability (9.0, sm90) or a GPU that tessera list knows, or one of AMD's (gfx942)";
+        const std::string expected =
+            fmt::format("a compute capability (9.0, sm90), one of AMD's (gfx942), or one of {}", gpu_names());
+        const char* kExpected = expected.c_str();
         const bool sm = text.starts_with("sm");
         const auto numbers = parse_dotted("--gpu", sm ? text.substr(2) : text, kExpected);
         const int major = sm ? numbers[0] / 10 : numbers[0];
@@ -132,7 +134,7 @@ void CallOptions::declare(CLI::App& command) {
         command.add_option(name, value, description)->type_name(type)->group(kGroup);
     };
     add("--torch", torch, "VERSION", "PyTorch's version, 2.4 to 2.15");
-    add("--gpu", gpu, "GPU", "h200, a100, ... (tessera list), a compute capability: 9.0, sm90; or AMD's: gfx942");
+    add("--gpu", gpu, "GPU", "h200, a100, ..., a compute capability: 9.0, sm90; or AMD's: gfx942");
     add("--shape", shape, "B,H,L,D", "Shape of q; /k and /v behind it if they differ: 2,32,1,128/2,8,4096,128");
     add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8: dtype of q; /k and /v behind it if they differ");
     add("--mask", mask, "MASK",

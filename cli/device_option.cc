@@ -16,12 +16,29 @@ std::string machine_names() {
     return names;
 }
 
+std::string gpu_names() {
+    std::string names;
+    for (const model::Machine& machine : model::machines()) {
+        if (machine.kind == model::MachineKind::gpu) names += (names.empty() ? "" : ", ") + machine.name;
+    }
+    return names;
+}
+
+std::string perhaps_machine(const std::string& text) {
+    std::vector<std::string> names;
+    for (const model::Machine& machine : model::machines()) names.push_back(machine.name);
+    const std::string nearest = nearest_of(text, names);
+    return nearest.empty() ? "" : ", perhaps " + nearest;
+}
+
 model::Machine machine_of_option(const std::string& text) {
-    if (const model::Machine* machine = model::find_machine(text)) return *machine;
+    if (const model::Machine* machine = model::find_machine(usual_name(text))) return *machine;
     const bool names_a_file = text.find('/') != std::string::npos || text.find('.') != std::string::npos;
     std::error_code ignored;
     if (!names_a_file && !std::filesystem::exists(text, ignored))
-        unexpected("--device", fmt::format("a machine file of tessera calibrate, or one of {}", machine_names()), text);
+        throw UsageError("--device",
+                         fmt::format("expected a machine file of tessera calibrate, or one of {}, got \"{}\"{}",
+                                     machine_names(), text, perhaps_machine(text)));
     return measure::read_machine(text);
 }
 

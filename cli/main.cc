@@ -2,16 +2,17 @@
 //
 // The command `tessera`: parses, calls the subcommand, and turns every failure into one line and an exit code.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <new>
-#include <numeric>
 #include <string_view>
 #include <vector>
 
 #include "commands.hpp"
 #include "commit.hpp"
 #include "help.hpp"
+#include "parse.hpp"
 #include "signals.hpp"
 #include "tessera/error.hpp"
 
@@ -102,21 +103,6 @@ std::string message_of(const CLI::ParseError& error) {
     return message;
 }
 
-/// The edit distance: the least number of insertions, deletions and changes.
-std::size_t distance(const std::string& a, const std::string& b) {
-    std::vector<std::size_t> row(b.size() + 1);
-    std::iota(row.begin(), row.end(), std::size_t{0});
-    for (std::size_t i = 0; i < a.size(); ++i) {
-        std::size_t before = row[0]++;
-        for (std::size_t j = 0; j < b.size(); ++j) {
-            const std::size_t change = before + (a[i] == b[j] ? 0 : 1);
-            before = row[j + 1];
-            row[j + 1] = std::min({change, row[j] + 1, before + 1});
-        }
-    }
-    return row.back();
-}
-
 /// Throws for an argument that no option takes, with its name and the most similar option.
 [[noreturn]] void throw_unknown_argument(const CLI::App& command) {
     const auto unknown = command.remaining();
@@ -124,26 +110,22 @@ std::size_t distance(const std::string& a, const std::string& b) {
     const auto option =
         std::find_if(unknown.rbegin(), unknown.rend(), [](const auto& x) { return x.starts_with("-"); });
     const std::string got = option == unknown.rend() ? unknown.back() : option->substr(0, option->find('='));
-    std::string nearest;
-    constexpr std::size_t kMostLetters = 2, kShortest = 5;  // "--dev" suffices for "--device"
-    std::size_t least = kMostLetters + 1;
-    for (const CLI::Option* known : command.get_options()) {
-        for (const std::string& name : known->get_lnames()) {
-            const bool begun = got.size() >= kShortest && ("--" + name).starts_with(got);
-            const std::size_t letters = begun ? 0 : distance(got, "--" + name);
-            if (letters < least) least = letters, nearest = "--" + name;
-        }
+    std::vector<std::string> known;
+    for (const CLI::Option* of_command : command.get_options()) {
+        for (const std::string& name : of_command->get_lnames()) known.push_back("--" + name);
     }
+    constexpr std::size_t kShortest = 5;  // "--dev" suffices for "--device"
+    const std::string nearest = got.size() < kShortest ? "" : nearest_of(got, known);
     throw UsageError(got, fmt::format("expected an option of tessera {}{}", command.get_name(),
                                       nearest.empty() ? "" : ", perhaps " + nearest));
 }
 
 [[noreturn]] void throw_no_command(const CLI::App& app, const std::string& got) {
-    std::string names;
-    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-        names += (names.empty() ? "" : ", ") + command->get_name();
-    }
-    throw UsageError("COMMAND", fmt::format("expected one of {}, got {}", names, got));
+    std::vector<std::string> names;
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+        names.push_back(command->get_name());
+    if (!got.empty()) expected_one_of("COMMAND", names, got);
+    throw UsageError("COMMAND", fmt::format("expected one of {}, got nothing", fmt::join(names, ", ")));
 }
 
 void parse(CLI::App& app, int argc, char** argv) {
@@ -156,9 +138,9 @@ void parse(CLI::App& app, int argc, char** argv) {
         if (unknown.empty()) throw;
         const auto named = std::find_if(unknown.begin(), unknown.end(), [](const auto& x) { return x != "help"; });
         if (named == unknown.end()) throw CLI::CallForHelp();  // for the command behind it
-        throw_no_command(app, "\"" + *named + "\"");
+        throw_no_command(app, *named);
     }
-    if (app.get_subcommands().empty()) throw_no_command(app, "nothing");
+    if (app.get_subcommands().empty()) throw_no_command(app, "");
 }
 
 int run(CLI::App& app, Session& session, int argc, char** argv) {

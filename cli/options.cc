@@ -47,6 +47,7 @@ void parse_window(const std::string& text, Mask& mask) {
 }
 
 std::vector<std::int64_t> parse_sizes(const std::string& option, const std::string& text) {
+    expect_no_thousands(option, text);
     std::vector<std::int64_t> sizes;
     for (const std::string& part : parse_list(option, text)) sizes.push_back(parse_size(option, part));
     expect_each_once(option, text, sizes);

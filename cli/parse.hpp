@@ -22,13 +22,26 @@ namespace tessera::cli {
     throw UsageError(option, fmt::format("expected {}, got \"{}\"", expected, got));
 }
 
-/// Parses a whole number >= 0 without sign or suffix.
+/// Parses a whole number >= 0: 8192, 8_192, 8k (8 * 1024), 1M (2^20), 1e4.
 std::int64_t parse_size(const std::string& option, std::string_view text);
 std::uint64_t parse_seed(const std::string& option, std::string_view text);
 double parse_number(const std::string& option, std::string_view text);
 
 /// Splits "a,b,c" into its parts; an empty part is an error.
 std::vector<std::string> parse_list(const std::string& option, std::string_view text);
+
+/// Throws for a list of sizes that may be one number with thousands separators: "8,192".
+void expect_no_thousands(const std::string& option, std::string_view text);
+
+/// The name that people also write for a value: "bfloat16" is bf16, "fwd" is forward, "H100" is h100.
+std::string usual_name(std::string_view text);
+
+/// The name that is nearest to a mistyped text, by at most two letters; empty: none.
+std::string nearest_of(std::string_view text, const std::vector<std::string>& names);
+
+/// Throws for a value that is none of these names, and names the nearest.
+[[noreturn]] void expected_one_of(const std::string& option, const std::vector<std::string>& names,
+                                  std::string_view got);
 
 /// Throws if a value of the list `text` came before, because its answer would appear twice.
 template <class T>
@@ -46,12 +59,12 @@ std::pair<std::int64_t, std::int64_t> parse_pair(const std::string& option, std:
 template <class T>
 T parse_choice(const std::string& option, std::string_view text,
                const std::vector<std::pair<const char*, T>>& choices) {
-    std::string names;
+    std::vector<std::string> names;
     for (const auto& [name, value] : choices) {
-        if (text == name) return value;
-        names += (names.empty() ? "" : ", ") + std::string(name);
+        if (text == name || usual_name(text) == name) return value;
+        names.emplace_back(name);
     }
-    unexpected(option, "one of " + names, text);
+    expected_one_of(option, names, text);
 }
 
 /// Parses the name of a schedule; `choices` are further values, such as "auto".

@@ -263,6 +263,7 @@ Json json_of(const model::Prediction& p) {
               {"not_modelled", p.not_modelled},
               {"tile", {p.tile.block_q, p.tile.block_kv}},
               {"ms", p.ms},
+              {"error", p.error},
               {"tflops", p.tflops},
               {"clock_ghz", p.clock_ghz},
               {"bound", p.bound},

@@ -5,23 +5,16 @@
 #include <fmt/ranges.h>
 
 #include "table.hpp"
+#include "ways_text.hpp"
 
 namespace tessera::cli {
 namespace {
 
 using diagnose::Explanation;
-using diagnose::Gain;
 using diagnose::Rule;
 using diagnose::SdpBackend;
 using diagnose::Standing;
 using diagnose::Verdict;
-
-const Verdict* verdict_of(const Explanation& explanation, SdpBackend backend) {
-    for (const Verdict& verdict : explanation.verdicts) {
-        if (verdict.backend == backend) return &verdict;
-    }
-    return nullptr;
-}
 
 std::string lines(const std::string& text, int width) {
     std::string result;
@@ -35,10 +28,10 @@ std::string names(const std::vector<SdpBackend>& backends) {
     return text;
 }
 
-/// PyTorch's text in quotes, its meaning, and the change that avoids the refusal.
+/// PyTorch's text in quotes, and its meaning.
 std::string reason(const Rule& rule) {
     const std::string words = rule.text[0] == '\0' ? "" : fmt::format("\"{}\": ", rule.text);
-    return fmt::format("{}{}. Cure: {}.", words, rule.meaning, rule.cure);
+    return fmt::format("{}{}.", words, rule.meaning);
 }
 
 /// True if the backend is FA3 or FA4, which replace flash and share its checks.
@@ -47,6 +40,7 @@ bool replaces_flash(SdpBackend backend) { return backend == SdpBackend::fa3 || b
 std::string because(const Explanation& explanation, const Verdict& verdict) {
     switch (verdict.standing) {
         case Standing::taken:
+            if (explanation.raises) return "PyTorch chooses it, and it raises";
             return verdict.backend == explanation.verdicts.front().backend
                        ? "the first in the order, and its checks pass"
                        : "its checks pass, and PyTorch refuses those before it";
@@ -81,49 +75,38 @@ void add_rows(Table& table, const Explanation& explanation, const Verdict& verdi
     }
 }
 
-/// The Python call that selects a backend that PyTorch's order puts behind others.
-std::string how_to_select(SdpBackend backend) {
-    switch (backend) {
-        case SdpBackend::flash: return "sdpa_kernel([SDPBackend.FLASH_ATTENTION])";
-        case SdpBackend::efficient: return "sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION])";
-        case SdpBackend::cudnn: return "sdpa_kernel([SDPBackend.CUDNN_ATTENTION])";
-        case SdpBackend::math: return "sdpa_kernel([SDPBackend.MATH])";
-        case SdpBackend::fa3:
-            return "activate_flash_attention_impl(\"FA3\") and sdpa_kernel([SDPBackend.FLASH_ATTENTION])";
-        case SdpBackend::fa4:
-            return "activate_flash_attention_impl(\"FA4\") and sdpa_kernel([SDPBackend.FLASH_ATTENTION])";
-    }
-    return "";
-}
-
-std::string times(double factor) { return fmt::format("{:.2f}x", factor); }
-
 }  // namespace
 
-std::string verdict_sentence(const Explanation& explanation, const diagnose::Call& call) {
-    if (explanation.aborts) return "PyTorch aborts: every backend refuses this call (\"No available kernel\").";
-    if (!explanation.taken) return "The options do not determine which backend PyTorch takes.";
-    const std::string text = fmt::format("PyTorch takes {}.", name_of(*explanation.taken));
-    const Verdict* refused = nullptr;
-    const Verdict* could = nullptr;
-    for (const SdpBackend faster : faster_than(*explanation.taken, call.gpu)) {
-        const Verdict* verdict = verdict_of(explanation, faster);
-        if (!verdict) continue;
-        if (verdict->standing == Standing::could_run && !could) could = verdict;
-        if (verdict->standing == Standing::refused && !refused && !replaces_flash(faster)) refused = verdict;
+std::string verdict_sentence(const Explanation& explanation, const diagnose::Ways& ways) {
+    std::string text;
+    if (explanation.raises) {
+        const std::string& error = explanation.raises->error;
+        text = fmt::format("PyTorch raises a RuntimeError{}: {}.", error.empty() ? "" : fmt::format(" (\"{}\")", error),
+                           explanation.raises->meaning);
+    } else if (explanation.aborts) {
+        text = "PyTorch raises: every backend refuses this call (\"No available kernel. Aborting execution.\").";
+    } else if (!explanation.taken) {
+        return "The options do not determine which backend PyTorch takes.";
+    } else {
+        return fmt::format("PyTorch takes {}. {}", name_of(*explanation.taken), ways_sentences(ways));
     }
-    if (could) {
-        return fmt::format("{} {}, which is usually faster here, could run: {}.", text, name_of(could->backend),
-                           how_to_select(could->backend));
+    const diagnose::Way* least = nullptr;
+    for (const diagnose::Way& way : ways.all) {
+        if (way.cure.found && (least == nullptr || way.effort() < least->effort())) least = &way;
     }
-    if (!refused) return text;
-    const Rule& rule = *refused->refusals.front();
-    return fmt::format("{} {}, which is usually faster here, is refused: {}. To get it: {}.", text,
-                       name_of(refused->backend), rule.meaning, rule.cure);
+    if (least == nullptr) return text + " No change that is known makes a backend take it.";
+    std::string changes;
+    for (const diagnose::Change& change : least->cure.changes) changes += (changes.empty() ? "" : "; ") + change.text;
+    return fmt::format("{} The smallest change after which it runs, by {}: {}.", text, name_of(least->cure.backend),
+                       changes);
 }
 
-std::string verdict_text(const Explanation& explanation, const diagnose::Call& call, int width) {
-    std::string text = lines(verdict_sentence(explanation, call), width) + "\n";
+diagnose::Ways ways_for(const Explanation& explanation, const diagnose::Call& call, Pass pass) {
+    return diagnose::ways_of(call, explanation.raises ? std::nullopt : explanation.taken, pass, {});
+}
+
+std::string verdict_text(const Explanation& explanation, const diagnose::Ways& ways, int width) {
+    std::string text = lines(verdict_sentence(explanation, ways), width) + "\n";
     if (explanation.order.empty())
         text += lines(fmt::format("Order of the backends: {}.", explanation.order_because), width);
     else
@@ -139,36 +122,14 @@ std::string verdict_text(const Explanation& explanation, const diagnose::Call& c
     return text;
 }
 
-std::vector<Gain> gains_of(const Explanation& explanation, const diagnose::Call& call, Pass pass,
-                           const diagnose::Measured& measured) {
-    std::vector<Gain> gains;
-    if (!explanation.taken) return gains;
-    for (const SdpBackend better : faster_than(*explanation.taken, call.gpu))
-        gains.push_back(diagnose::gain(call, better, pass, measured));
-    return gains;
-}
-
-std::string gain_text(const std::vector<Gain>& gains, int width) {
-    if (gains.empty()) return "";
-    Table table({{"instead"}, {"one call"}, {"gain"}, {"step"}, {"note"}});
-    for (const Gain& gain : gains) {
-        if (!gain.missing.empty()) {
-            table.add({name_of(gain.backend), "-", "-", "-", "no prediction: " + gain.missing});
-            continue;
-        }
-        const std::string caveats = fmt::format("{}", fmt::join(gain.caveats, "; "));
-        table.add({name_of(gain.backend), milliseconds_text(gain.predicted_ms),
-                   gain.call_factor > 0 ? times(gain.call_factor) : "-",
-                   gain.step_factor > 0 ? times(gain.step_factor) : "-",
-                   fmt::format("predicted as {}{}{}", gain.kernel, caveats.empty() ? "" : "; ", caveats)});
-    }
-    return table.text(width);
-}
-
 Json json_of(const Explanation& explanation) {
     Json json;
     json["taken"] = explanation.taken ? Json(name_of(*explanation.taken)) : Json(nullptr);
     json["aborts"] = explanation.aborts;
+    json["raises"] = explanation.raises ? Json{{"name", explanation.raises->name},
+                                               {"error", explanation.raises->error},
+                                               {"meaning", explanation.raises->meaning}}
+                                        : Json(nullptr);
     json["order"] = Json::array();
     for (const SdpBackend backend : explanation.order) json["order"].push_back(name_of(backend));
     json["order_because"] = explanation.order_because;
@@ -177,11 +138,8 @@ Json json_of(const Explanation& explanation) {
         Json row{{"backend", name_of(verdict.backend)}, {"verdict", name_of(verdict.standing)}};
         row["refusals"] = Json::array();
         for (const Rule* rule : verdict.refusals) {
-            row["refusals"].push_back({{"rule", rule->name},
-                                       {"text", rule->text},
-                                       {"meaning", rule->meaning},
-                                       {"cure", rule->cure},
-                                       {"source", rule->source}});
+            row["refusals"].push_back(
+                {{"rule", rule->name}, {"text", rule->text}, {"meaning", rule->meaning}, {"source", rule->source}});
         }
         row["missing_fields"] = verdict.missing_fields;
         json["backends"].push_back(row);
@@ -189,17 +147,6 @@ Json json_of(const Explanation& explanation) {
     json["remarks"] = explanation.remarks;
     json["assumed"] = explanation.assumed;
     return json;
-}
-
-Json json_of(const Gain& gain) {
-    const auto known = [](double value) { return value > 0 ? Json(value) : Json(nullptr); };
-    return {{"backend", name_of(gain.backend)},
-            {"kernel", gain.kernel},
-            {"predicted_ms", known(gain.predicted_ms)},
-            {"call_factor", known(gain.call_factor)},
-            {"step_factor", known(gain.step_factor)},
-            {"missing", gain.missing},
-            {"caveats", gain.caveats}};
 }
 
 }  // namespace tessera::cli

@@ -8,6 +8,7 @@
 #include "diagnose/family_tree.hpp"
 #include "table.hpp"
 #include "verdict_text.hpp"
+#include "ways_text.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -59,17 +60,16 @@ void answer_call(const CallOptions& options, const Session& session) {
     const diagnose::Call call = diagnose::assume_defaults(given, assumed);
     diagnose::Explanation explanation = diagnose::explain(call);
     explanation.assumed = assumed;
-    const auto gains = gains_of(explanation, call, Pass::forward, {});
+    const diagnose::Ways ways = ways_for(explanation, call, Pass::forward);
     if (session.json) {
         Json document = json_of(explanation);
-        document["sentence"] = verdict_sentence(explanation, call);
-        document["gains"] = Json::array();
-        for (const diagnose::Gain& gain : gains) document["gains"].push_back(json_of(gain));
+        document["sentence"] = verdict_sentence(explanation, ways);
+        document.update(json_of(ways));
         return session.print_json(document);
     }
     const int width = terminal_width(STDOUT_FILENO);
-    std::string text = verdict_text(explanation, call, width);
-    if (!gains.empty()) text.append("\nPredicted time of the forward\n\n").append(gain_text(gains, width));
+    std::string text = verdict_text(explanation, ways, width);
+    text.append("\nWays to another backend, with the predicted time of the forward\n\n").append(ways_text(ways, width));
     session.print(text);
 }
 

@@ -56,6 +56,8 @@ template <>
 inline constexpr std::size_t kFirstSize<tessera_problem> = offsetof(tessera_problem, page_size);
 template <>
 inline constexpr std::size_t kFirstSize<tessera_plan_info> = offsetof(tessera_plan_info, o_residual);
+template <>
+inline constexpr std::size_t kFirstSize<tessera_prediction> = offsetof(tessera_prediction, error);
 
 /// Checks struct_size before all bytes of the struct are read or set: an uninitialised one must not lead far beyond it.
 /// `name` is that of the struct, or "".

@@ -132,6 +132,7 @@ void write_prediction(const Prediction& from, const Machine& on, tessera_predict
     to->percent_of_bound = from.percent_of_bound;
     copy_text(to->bound, from.bound);
     copy_text(to->machine, on.name);
+    if (to->struct_size >= sizeof(*to)) to->error = from.error;
 }
 
 void expect_prediction(const tessera_prediction* prediction, std::int32_t pass) {

@@ -65,6 +65,9 @@ struct Prediction {
     std::string not_modelled;
     Tile tile{};
     double ms = 0;
+    /// The error bar: nine of ten measured times of such calls lie between ms / (1 + error) and ms * (1 + error), by
+    /// rows that no constant was fitted on (docs/model.md, section 6).
+    double error = 0;
     double tflops = 0;     ///< visible pairs only
     double clock_ghz = 0;  ///< the clock that the power limit allows for this kernel
     std::string bound;     ///< the roof that is nearest, or "launch", "idle cores" when most of the time is that

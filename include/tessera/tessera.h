@@ -296,6 +296,7 @@ typedef struct tessera_prediction {
     double percent_of_bound; /* the nearest roof in percent of `ms` */
     char bound[64];          /* that roof, or what takes most of the time */
     char machine[64];        /* name of the machine */
+    double error; /* nine of ten measured times lie between ms / (1 + error) and ms * (1 + error) (docs/model.md) */
 } tessera_prediction;
 
 /* Predicts by the cost model (docs/model.md) how long a call takes on a machine; nothing is run. `machine` is one that

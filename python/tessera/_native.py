@@ -73,7 +73,7 @@ class Refusal(ctypes.Structure):
 class Prediction(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("schedule", ctypes.c_int32), ("reserved", ctypes.c_int32),
                 ("ms", ctypes.c_double), ("tflops", ctypes.c_double), ("percent_of_bound", ctypes.c_double),
-                ("bound", ctypes.c_char * 64), ("machine", ctypes.c_char * 64)]
+                ("bound", ctypes.c_char * 64), ("machine", ctypes.c_char * 64), ("error", ctypes.c_double)]
 
 
 def library_dir() -> pathlib.Path:

@@ -25,6 +25,7 @@ class Prediction(typing.NamedTuple):
     tflops: float  # counting visible pairs only
     bound: str  # the nearest roof, or the part that takes most of the time
     percent_of_bound: float
+    error: float = 0.0  # nine of ten measured times lie between ms / (1 + error) and ms * (1 + error)
 
 
 class Plan(typing.NamedTuple):
@@ -103,7 +104,7 @@ def _predict(call: Call, machine, schedule, tile=(0, 0), threads=None) -> Predic
         None if machine is None else machine.encode(), ctypes.byref(result)))
     names = {code: name for name, code in _native.SCHEDULES.items()}
     return Prediction(result.machine.decode(), names[result.schedule], result.ms, result.tflops,
-                      result.bound.decode(), result.percent_of_bound)
+                      result.bound.decode(), result.percent_of_bound, result.error)
 
 
 def _prediction_of(call: Call, kernel, info):

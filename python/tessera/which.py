@@ -94,7 +94,9 @@ class Explanation:
                              else f"flash refuses this call, so {self.taken} is taken.")]
         for backend in self.table["backends"]:
             lines.append(f"{backend['backend']}: {backend['verdict']}")
-            lines += [f"    {rule['meaning']}. Cure: {rule['cure']}." for rule in backend["refusals"]]
+            lines += [f"    {rule['meaning']}." for rule in backend["refusals"]]
+            lines += [f"    To get it: {'; '.join(change['text'] for change in way['changes'])}."
+                      for way in self.table.get("ways", []) if way["backend"] == backend["backend"] and way["changes"]]
             for text in (self.asked or {}).get(backend["backend"], (True, []))[1][:1]:
                 lines.append(f"    PyTorch: {text}")
         if self.asked is None:

@@ -47,6 +47,7 @@ def test_cuda_plans_or_says_why_not():
 def test_predict():
     forward = tessera.predict(HALF, HALF, HALF, machine="h200", causal="bottom-right")
     assert forward.machine == "h200" and forward.schedule == "fa3" and 0 < forward.ms < 1
+    assert 0 < forward.error < 0.5
     standard = tessera.predict(HALF, HALF, HALF, machine="h200", causal="bottom-right", schedule="standard")
     backward = tessera.predict(HALF, HALF, HALF, machine="h200", causal="bottom-right", backward=True)
     assert standard.schedule == "standard" and standard.ms > forward.ms and backward.ms > forward.ms

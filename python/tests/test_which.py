@@ -30,7 +30,7 @@ class Profile:
 def test_read_a_file():
     report = which.read(TRACES / "padding.json", torch="2.11.0+cu130")
     assert report.families == ["mem-efficient"] and report.kinds[0]["calls"] == 4
-    assert "mask" in report.paragraph and report.paragraph in str(report)
+    assert "cuDNN attention" in report.paragraph and report.paragraph in str(report)
     assert "mem-efficient forward: 4 calls, 7.600 ms (certain)" in str(report)
     assert report.kinds[0]["why_not_faster"]["ran"] == "memory-efficient"
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/host/kernel_table.hpp"
+#include "model/error_bar.hpp"
 #include "model/family.hpp"
 #include "model/gpu.hpp"
 #include "model/live_keys.hpp"
@@ -261,6 +262,7 @@ Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const M
     else model::predict_cpu(question, prediction);
     if (problem.kv_lengths) prediction.memory.tensors += model::bytes_of_free_slots(problem, question.problem);
     if (question.options.kernel == model::kDecodeKernel) prediction.memory.workspace = model::decode_workspace(problem);
+    prediction.error = model::error_bar(problem, prediction, machine);
     return prediction;
 }
 

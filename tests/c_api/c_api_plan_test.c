@@ -86,6 +86,12 @@ static void test_predict(void) {
     /* 4 * 16 * 4096^2 * 128 FLOP in that time. */
     CHECK(fabs(best.tflops * best.ms / (4e-9 * 16 * 4096 * 4096 * 128) - 1) < 1e-6);
     CHECK(best.tflops < 989.5);
+    CHECK(best.error > 0 && best.error < 0.5);
+    /* A caller whose header has no `error` yet. */
+    tessera_prediction older = {.struct_size = offsetof(tessera_prediction, error)};
+    older.error = -1;
+    CHECK(tessera_predict(&p, NULL, TESSERA_FORWARD, "h200", &older) == TESSERA_OK && older.ms == best.ms);
+    CHECK(older.error == -1);
     tessera_options options = {.struct_size = sizeof options, .schedule = TESSERA_SCHEDULE_STANDARD};
     CHECK(tessera_predict(&p, &options, TESSERA_FORWARD, "h200", &one) == TESSERA_OK);
     CHECK(one.schedule == TESSERA_SCHEDULE_STANDARD && one.ms > best.ms);

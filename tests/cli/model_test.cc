@@ -59,7 +59,7 @@ TEST_F(ModelCommandsTest, roofline_of_one_problem) {
     expect_fits(run_ok("roofline --len 4096 --amdahl 0.4"));
     expect_says(run_ok("roofline --len 4096 --pass both"), "forward + backward");
     expect_says(run_ok("roofline --len 4096"), "standard of tessera (win counts from it; S in fp32)");
-    expect_says(run_ok("roofline --len 4096 --schedule standard"), "held-out rows of standard (forward)");
+    expect_says(run_ok("roofline --len 4096 --schedule standard"), "held-out rows of such calls (");
     expect_error("roofline --device v100 --len 1024", 69, "needs compute capability 8.0, v100 has 7.0");
     expect_says(run_ok("roofline --device a100 --len 1024"), "fa3 needs wgmma");
     expect_says(run_ok("roofline --device xeon-16 --len 1024"), "fp32");

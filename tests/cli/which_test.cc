@@ -30,10 +30,14 @@ TEST_F(WhichTest, says_what_ran_and_what_kept_the_faster_one_out) {
         for (const auto& rule : backend.at("refusals")) mask = mask || rule.at("rule") == "flash-mask";
     }
     EXPECT_TRUE(mask) << why.dump(1);
-    const auto& gain = why.at("gains").at(0);
-    EXPECT_GT(gain.at("predicted_ms"), 0.1);
-    EXPECT_LT(gain.at("predicted_ms"), 1.9);
-    EXPECT_GT(gain.at("step_factor"), 1);
+    EXPECT_EQ(why.at("now").at("source"), "measured");
+    const auto& way = why.at("ways").at(0);
+    EXPECT_EQ(way.at("backend"), "cuDNN");
+    EXPECT_EQ(way.at("changes").at(0).at("name"), "leave-context") << "it was pinned, since the rules say cuDNN";
+    EXPECT_TRUE(way.at("faster"));
+    EXPECT_GT(way.at("kernel_ms"), 0.1);
+    EXPECT_LT(way.at("kernel_ms"), 1.9);
+    EXPECT_GT(way.at("step_factor"), 1);
 }
 
 /// Kernel names contain no call, so options that describe a call would change nothing.

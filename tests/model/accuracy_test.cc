@@ -69,30 +69,62 @@ TEST(Accuracy, held_out) {
         if (a.kernels.empty()) continue;
         EXPECT_LE(a.median, 0.12) << a.kernels << " " << a.pass;
     }
-    // The error bar holds nine of ten rows of a kind. Short calls are kinds of their own.
-    std::map<std::tuple<std::string, Pass, bool>, std::vector<double>> kinds, plain;
-    for (const measure::Comparison& row : held_out.rows) {
-        const bool simple = row.record.schedule == "standard" || row.record.schedule == "fa1";
-        const Pass pass = row.prediction.pass;
-        const bool small = measure::is_short(row.prediction) && row.kind != "decode";
-        auto& errors = simple ? plain[{row.record.schedule, pass, small}] : kinds[{row.kind, pass, small}];
-        errors.push_back(std::abs(row.error()));
-    }
-    const auto expect_told = [](std::vector<double>& errors, double told, const std::string& what) {
-        if (errors.size() < 20) return;
-        std::sort(errors.begin(), errors.end());
-        EXPECT_NEAR(errors[errors.size() * 9 / 10], told, 0.2 * told + 0.01) << what;
+    // Nine of ten rows lie inside of the error bars: of every library, schedule and pass, and of every cell of the
+    // table that has rows enough. tools/error_bars.py --check makes the bars from other shapes than it counts.
+    struct Count {
+        int rows = 0, inside = 0;
     };
-    for (auto& [kind, errors] : kinds) {
-        const auto& [name, pass, small] = kind;
-        expect_told(errors, measure::expected_error(name, pass, small), name + (small ? ", short" : ""));
+    std::map<std::tuple<std::string, Pass>, Count> kernels;
+    std::map<std::tuple<std::string, Pass, std::string, bool>, Count> cells;
+    for (const measure::Comparison& row : held_out.rows) {
+        const Prediction& p = row.prediction;
+        const bool few = row.kind == "decode";
+        const bool inside = std::max(p.ms / row.record.ms, row.record.ms / p.ms) <= 1 + p.error;
+        const std::string kind = few && row.record.len_q > 1 ? "few queries" : row.kind;
+        for (Count* count : {&kernels[{row.kernels, p.pass}], &cells[{row.kernels, p.pass, kind, !few && is_short(p)}]})
+            ++count->rows, count->inside += inside ? 1 : 0;
     }
-    for (auto& [kind, errors] : plain) {
-        const auto& [name, pass, small] = kind;
-        const Schedule schedule = name == "fa1" ? Schedule::fa1 : Schedule::standard;
-        expect_told(errors, measure::expected_error_of_standard_and_fa1(schedule, pass, small),
-                    name + (small ? ", short" : ""));
+    for (const auto& [key, count] : kernels)
+        EXPECT_GE(count.inside, 0.9 * count.rows) << std::get<0>(key) << " " << name_of(std::get<1>(key));
+    for (const auto& [key, count] : cells) {
+        if (count.rows < 20) continue;
+        EXPECT_GE(count.inside, 0.88 * count.rows)
+            << std::get<0>(key) << " " << name_of(std::get<1>(key)) << " " << std::get<2>(key) << count.rows;
     }
+}
+
+/// Rows of an H100, on which no constant was fitted, lie inside of its bars.
+TEST(Accuracy, error_bars_of_an_h100) {
+    std::map<std::string, std::pair<int, int>> kernels;
+    const auto rows = measure::compare(kept("h100", {"forward_beside_fa3.jsonl", "backward.jsonl"})).rows;
+    EXPECT_GE(rows.size(), 340U);
+    for (const measure::Comparison& row : rows) {
+        const Prediction& p = row.prediction;
+        auto& [all, inside] = kernels[row.kernels + " " + row.record.pass];
+        ++all;
+        inside += std::max(p.ms / row.record.ms, row.record.ms / p.ms) <= 1 + p.error;
+    }
+    for (const auto& [name, count] : kernels) EXPECT_GE(count.second, 0.9 * count.first) << name;
+}
+
+/// Published tables of cards that no constant was fitted on lie inside of the bars of such cards, and a card that
+/// nobody measured has a wider one.
+TEST(Accuracy, error_bars_of_other_cards) {
+    int rows = 0, inside = 0;
+    for (const measure::Comparison& row : measure::compare(kept("published", {"others.jsonl"})).rows) {
+        ++rows;
+        inside +=
+            std::max(row.prediction.ms / row.record.ms, row.record.ms / row.prediction.ms) <= 1 + row.prediction.error;
+    }
+    EXPECT_EQ(rows, 28);
+    EXPECT_GE(inside, 26);
+    const Problem problem{
+        .dtype = DType::fp16, .batch = 4, .len_q = 4096, .len_kv = 4096, .heads_q = 16, .heads_kv = 16};
+    const auto bar = [&](const char* name) {
+        return predict(problem, Schedule::fa2, Pass::forward, *find_machine(name), {.by = "flash-attention"}).error;
+    };
+    EXPECT_LT(bar("h200"), bar("rtxa5000"));
+    EXPECT_LT(bar("rtxa5000"), bar("rtx4090"));
 }
 
 /// Drawn shapes with an even number of keys are fitted, and the others are not, whatever the kernel and the file.

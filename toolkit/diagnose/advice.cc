@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diagnose/advice.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "tessera/error.hpp"
@@ -38,16 +41,68 @@ bool bypasses_sdpa(const AttentionKind& kind) {
     return packed && kind.asked_by.find("scaled_dot_product") == std::string::npos;
 }
 
+/// True if PyTorch's SDPA chose the kernel, as its operators say.
+bool asks_sdpa(const AttentionKind& kind) {
+    return kind.reading.family != Family::eager && kind.asked_by.find("scaled_dot_product") != std::string::npos;
+}
+
 /// Fills in a call of attention by hand, whose trace gives only shapes and dtypes.
 void complete_by_hand(Call& call) {
     if (!call.mask_kind) call.mask_kind = MaskKind::none;
     if (!call.is_causal) call.is_causal = false;
 }
 
-const Verdict* verdict_of(const Explanation& explanation, SdpBackend backend) {
-    const auto found = std::find_if(explanation.verdicts.begin(), explanation.verdicts.end(),
-                                    [&](const Verdict& verdict) { return verdict.backend == backend; });
-    return found == explanation.verdicts.end() ? nullptr : &*found;
+/// The change that brings a call to PyTorch's SDPA at all; `call` is the call that it makes.
+Change calls_sdpa(const Call& call) {
+    return {.name = "call-sdpa",
+            .text = "call torch.nn.functional.scaled_dot_product_attention",
+            .caveat = "",
+            .effort = 4,
+            .after = call};
+}
+
+const char* name_in_sdpa_kernel(SdpBackend backend) {
+    switch (backend) {
+        case SdpBackend::flash:
+        case SdpBackend::fa3:
+        case SdpBackend::fa4: return "FLASH_ATTENTION";
+        case SdpBackend::efficient: return "EFFICIENT_ATTENTION";
+        case SdpBackend::cudnn: return "CUDNN_ATTENTION";
+        case SdpBackend::math: return "MATH";
+    }
+    return "?";
+}
+
+/// The call with everything but `ran` switched off, if PyTorch then takes `ran`; else nothing.
+std::optional<Call> pinned_to(Call call, SdpBackend ran) {
+    call.enabled = Enabled{.flash = ran == SdpBackend::flash || ran == SdpBackend::fa3 || ran == SdpBackend::fa4,
+                           .efficient = ran == SdpBackend::efficient,
+                           .math = ran == SdpBackend::math,
+                           .cudnn = ran == SdpBackend::cudnn};
+    if (ran == SdpBackend::fa3) call.flash_implementation = FlashImplementation::fa3;
+    if (ran == SdpBackend::fa4) call.flash_implementation = FlashImplementation::fa4;
+    return takes(call, ran) ? std::optional(call) : std::nullopt;
+}
+
+/// Explains why `ran` ran although the rules say another one, and makes `call` the call that it must have been.
+/// `old_cudnn`: an older cuDNN would explain it too.
+std::string explain_surprise(Call& call, SdpBackend taken, SdpBackend ran, bool& old_cudnn) {
+    std::string text = fmt::format("By its rules PyTorch would have taken {}", name_of(taken));
+    std::vector<std::string> reasons;
+    const std::optional<Call> pinned = pinned_to(call, ran);
+    if (pinned)
+        reasons.push_back(
+            fmt::format("sdpa_kernel([SDPBackend.{}]) or switches such as enable_cudnn_sdp(False) pinned it",
+                        name_in_sdpa_kernel(ran)));
+    Call older = call;
+    older.cudnn = 90100;
+    old_cudnn = call.cudnn && takes(older, ran);
+    if (old_cudnn)
+        reasons.emplace_back("cuDNN on the library path is older than 9.15.1 (torch.backends.cudnn.version() says)");
+    if (reasons.empty()) return text + ": an assumption is wrong, or another PyTorch ran";
+    text += fmt::format(": {}", fmt::join(reasons, ", or "));
+    if (pinned) call = *pinned;
+    return text;
 }
 
 }  // namespace
@@ -85,14 +140,12 @@ std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& ki
     const Measured measured{
         .call_ms = advice.shape.us / 1000 / count, .calls = count, .step_ms = diagnosis.gpu_us / 1000};
     const Pass pass = kind.reading.pass == KernelPass::backward ? Pass::backward : Pass::forward;
-    for (const SdpBackend backend : faster_than(*ran, call.gpu)) {
-        Faster faster{.gain = gain(call, backend, pass, measured)};
-        faster.verdict.backend = backend;
-        faster.verdict.standing = Standing::unknown;
-        if (const Verdict* verdict = verdict_of(advice.explanation, backend)) faster.verdict = *verdict;
-        advice.faster.push_back(faster);
-    }
     advice.shape.call = call;
+    std::vector<Change> before;
+    if (!asks_sdpa(kind)) before.push_back(calls_sdpa(call));
+    else if (advice.explanation.taken && *advice.explanation.taken != *ran)
+        advice.surprise = explain_surprise(call, *advice.explanation.taken, *ran, advice.cudnn_may_be_old);
+    advice.ways = ways_of(call, *ran, pass, measured, before);
     return advice;
 }
 

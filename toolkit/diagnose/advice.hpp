@@ -8,26 +8,20 @@
 #include <vector>
 
 #include "diagnose/diagnosis.hpp"
-#include "diagnose/gain.hpp"
 #include "diagnose/rules.hpp"
+#include "diagnose/ways.hpp"
 
 namespace tessera::diagnose {
 
-/// A backend that is usually faster than the one that ran.
-struct Faster {
-    Verdict verdict{};
-    Gain gain{};  ///< for the calls with the shape that took the longest
-};
-
 struct Advice {
     SdpBackend ran{};
-    bool by_hand = false;  ///< no backend ran: the model computes attention itself, about as slowly as `ran`
-    ShapeSum shape{};      ///< the calls that the advice is about
-    Explanation explanation{};
-    std::vector<Faster> faster{};  ///< the fastest first
-
-    /// PyTorch's rules predict another backend than the one that ran: it was switched off, or the call was another one.
-    bool surprising() const { return !by_hand && explanation.taken && *explanation.taken != ran; }
+    bool by_hand = false;       ///< no backend ran: the model computes attention itself, about as slowly as `ran`
+    ShapeSum shape{};           ///< the calls that the advice is about
+    Explanation explanation{};  ///< by the rules, with every backend that the user did not switch off
+    /// Why another backend ran than the rules say; empty if they agree. The ways start from a call that was pinned.
+    std::string surprise{};
+    bool cudnn_may_be_old = false;  ///< an older cuDNN than that of the wheel would explain the surprise too
+    Ways ways{};
 };
 
 /// Applies PyTorch's rules to a kind of calls. `stated` has PyTorch's version, the GPU and other fields that the trace

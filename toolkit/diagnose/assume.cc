@@ -34,16 +34,9 @@ void set(std::optional<T>& field, const T& value, const std::string& words, std:
     if (!words.empty()) assumed.push_back(words);
 }
 
-/// The strides of a packed tensor of this shape.
-Sizes packed(const Sizes& shape) {
-    Sizes strides(shape.size(), 1);
-    for (std::size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
-    return strides;
-}
-
 void assume_layout(Operand& tensor, bool& any) {
     if (tensor.shape && !tensor.strides) {
-        tensor.strides = packed(*tensor.shape);
+        tensor.strides = packed_strides(*tensor.shape);
         any = true;
     }
     if (!tensor.storage_offset) tensor.storage_offset = 0;

@@ -66,6 +66,7 @@ struct Call {
     Operand mask{};  ///< attn_mask, if there is one: broadcastable to [batch, heads_q, len_q, len_kv]
     std::optional<MaskKind> mask_kind{};
     std::optional<bool> is_causal{};
+    bool causal_lower_right = false;  ///< attn_mask is torch.nn.attention.bias.causal_lower_right, not a tensor
     std::optional<double> dropout{};  ///< probability
     std::optional<double> scale{};    ///< unknown means the default, 1 / sqrt(head_dim)
     std::optional<bool> enable_gqa{};
@@ -78,5 +79,19 @@ struct Call {
     std::optional<FlashImplementation> flash_implementation{};
     std::optional<bool> prefers_ck{};  ///< on ROCm: torch.backends.cuda.preferred_rocm_fa_library("ck")
 };
+
+/// The strides of a packed tensor of this shape.
+inline Sizes packed_strides(const Sizes& shape) {
+    Sizes strides(shape.size(), 1);
+    for (std::size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
+    return strides;
+}
+
+/// Adds a dimension of one in front of a tensor whose shape is known.
+inline void unsqueeze(Operand& tensor) {
+    tensor.shape->insert(tensor.shape->begin(), 1);
+    if (std::optional<Sizes>& strides = tensor.strides)
+        strides->insert(strides->begin(), strides->empty() ? 1 : strides->front());
+}
 
 }  // namespace tessera::diagnose

@@ -21,20 +21,29 @@ struct Measured {
     double step_ms = 0;  ///< GPU time of everything in the trace, these calls included
 };
 
+/// The time that a gain is counted from: that of the kernel which runs, without its launch.
+struct Baseline {
+    double ms = 0;            ///< 0: not known
+    double error = 0;         ///< its error bar; 0 for a measured time
+    bool at_least = false;    ///< `ms` is a lower bound
+    std::string source{};     ///< "measured", "predicted as fa2 of flash-attention", "not predicted: ...", ...
+    double predicted_ms = 0;  ///< beside a measured time, the model's own; 0: the model has no such kernel
+    double predicted_error = 0;
+};
+
 struct Gain {
     SdpBackend backend{};
     std::string kernel{};     ///< "fa3 of flash-attention"; empty: the model has none
-    double predicted_ms = 0;  ///< for one call
-    double call_factor = 0;   ///< measured / predicted; 0 when nothing was measured
+    double predicted_ms = 0;  ///< for one call with its launches
+    double kernel_ms = 0;     ///< without them, as a profiler shows a kernel
+    double error = 0;         ///< the prediction's error bar
+    double call_factor = 0;   ///< baseline / kernel_ms, a lower bound if the baseline is; 0: no baseline
+    bool faster = false;      ///< by more than the errors of both
     /// the time of the whole step divided by its predicted time (Amdahl); 0: not measured
     double step_factor = 0;
     std::string missing{};               ///< why there is no prediction; empty if there is one
     std::vector<std::string> caveats{};  ///< limits of the prediction, in words
 };
-
-/// Backends that are usually faster than `taken` on such a GPU, the fastest first. The order comes from the Records of
-/// an H200 and from the architectures that the kernels are compiled for. gain() predicts a single shape.
-std::vector<SdpBackend> faster_than(SdpBackend taken, const Gpu& gpu);
 
 /// The model's machine for a GPU, found by its name; null if the model knows none.
 const model::Machine* machine_of(const Gpu& gpu);
@@ -43,6 +52,10 @@ const model::Machine* machine_of(const Gpu& gpu);
 /// cannot count it. A mask tensor counts as one that hides nothing.
 std::optional<Problem> problem_of(const Call& call, std::string& missing);
 
-Gain gain(const Call& call, SdpBackend better, Pass pass, const Measured& measured);
+/// The time of `ran` for this call: measured, predicted, by the table of an H200, or a bound for the math path.
+Baseline baseline_of(const Call& call, SdpBackend ran, Pass pass, const Measured& measured);
+
+/// The gain of running `call` by `backend`, which must take it.
+Gain gain(const Call& call, SdpBackend backend, Pass pass, const Baseline& baseline, const Measured& measured);
 
 }  // namespace tessera::diagnose

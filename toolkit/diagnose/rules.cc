@@ -33,10 +33,6 @@ Call with_batch(Call c) {
     const auto three = [](const Operand& t) { return t.shape && t.shape->size() == 3; };
     const bool knows = c.torch && *c.torch >= kTakesUnbatched;
     if (!knows || !three(c.q) || !three(c.k) || !three(c.v)) return c;
-    const auto unsqueeze = [](Operand& t) {
-        t.shape->insert(t.shape->begin(), 1);
-        if (t.strides) t.strides->insert(t.strides->begin(), t.strides->empty() ? 1 : t.strides->front());
-    };
     unsqueeze(c.q), unsqueeze(c.k), unsqueeze(c.v);
     while (c.mask.shape && c.mask.shape->size() < 4) unsqueeze(c.mask);
     return c;
@@ -87,9 +83,8 @@ std::set<Version> releases() {
     return found;
 }
 
-/// The verdict on a backend. Without a release it is the one that all releases share, with the texts of the newest.
-Verdict verdict_of(const Call& call, SdpBackend backend) {
-    if (call.torch) return verdict_in_release(call, backend);
+/// The verdict that all releases share, with the texts of the newest.
+Verdict verdict_in_all_releases(const Call& call, SdpBackend backend) {
     std::optional<Verdict> newest;
     for (const Version& version : releases()) {
         Call in_release = call;
@@ -160,7 +155,7 @@ void take_without_order(Explanation& explanation) {
 }
 
 void add_remarks(const Call& call, Explanation& explanation) {
-    if (explanation.taken == kMath) {
+    if (explanation.taken == kMath && !explanation.raises) {
         explanation.remarks.emplace_back(
             "The math path writes the whole [len_q, len_kv] scores to memory, and multiplies in fp32 unless "
             "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) is set.");
@@ -226,6 +221,23 @@ Fact prefers_cudnn(const Call& c) {
     return in_2_5_0 || since_2_10;
 }
 
+Verdict verdict_of(const Call& given, SdpBackend backend) {
+    const Call call = with_batch(given);
+    return call.torch ? verdict_in_release(call, backend) : verdict_in_all_releases(call, backend);
+}
+
+bool takes(const Call& call, SdpBackend backend) {
+    const Explanation explanation = explain(call);
+    if (explanation.raises) return false;
+    const auto active = call.flash_implementation.value_or(FlashImplementation::own);
+    if (backend == SdpBackend::fa3 || backend == SdpBackend::fa4) {
+        const auto wanted = backend == SdpBackend::fa3 ? FlashImplementation::fa3 : FlashImplementation::fa4;
+        return active == wanted && explanation.taken == kFlash &&
+               verdict_of(call, backend).standing == Standing::could_run;
+    }
+    return explanation.taken == backend && (backend != kFlash || active == FlashImplementation::own);
+}
+
 Explanation explain(const Call& given) {
     require_in_table(given);
     const Call call = with_batch(given);
@@ -237,6 +249,7 @@ Explanation explain(const Call& given) {
     ordered.order.empty() ? take_without_order(explanation) : take_first(explanation);
     for (const SdpBackend backend : {SdpBackend::fa3, SdpBackend::fa4})
         explanation.verdicts.push_back(verdict_of(call, backend));
+    explanation.raises = raise_of(call, explanation.taken == kMath);
     add_remarks(call, explanation);
     return explanation;
 }

@@ -5,6 +5,7 @@
 // 2.15), with a second table for ROCm.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,9 +33,20 @@ struct Rule {
     Fact (*refuses)(const Call& call);
     const char* text;     ///< the beginning of PyTorch's warning; "": PyTorch prints none
     const char* meaning;  ///< in plain words
-    const char* cure;     ///< the change that would unblock the backend
     const char* source;
 };
+
+/// A call that PyTorch does not compute: it raises before it asks a backend, or in the math path, which is the last
+/// one.
+struct Raise {
+    const char* name;     ///< "heads-do-not-broadcast"
+    std::string error;    ///< the text of PyTorch's RuntimeError
+    const char* meaning;  ///< in plain words
+};
+
+/// PyTorch's error for this call, if the math path computes it (or, before any backend, if dtypes differ); nothing if
+/// there is none or it can't be known.
+std::optional<Raise> raise_of(const Call& call, bool by_math);
 
 /// All rules; those of a backend are in the order in which PyTorch checks.
 std::span<const Rule> rules();
@@ -66,9 +78,17 @@ struct Explanation {
     /// The backend that is taken; empty if it is unknown, or if there is none (`aborts`).
     std::optional<SdpBackend> taken{};
     bool aborts = false;                 ///< every backend refuses: "No available kernel. Aborting execution."
+    std::optional<Raise> raises{};       ///< `taken` is PyTorch's choice, but the call ends in this error
     std::vector<std::string> assumed{};  ///< added by assume_defaults()
     std::vector<std::string> remarks{};
 };
+
+/// The verdict on one backend alone, which is never `taken`.
+Verdict verdict_of(const Call& call, SdpBackend backend);
+
+/// True if PyTorch computes the call by this backend: by fa3 or fa4 if that implementation is active and flash is
+/// taken.
+bool takes(const Call& call, SdpBackend backend);
 
 /// True if cuDNN stands before flash in the default order.
 Fact prefers_cudnn(const Call& call);

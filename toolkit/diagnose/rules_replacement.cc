@@ -14,20 +14,15 @@ Fact with_dropout(const Call& c) { return dropout(c) > 0.0; }
 
 constexpr Rule kRules[] = {
     {"fa3-release", SdpBackend::fa3, kFirstRelease, k211, [](const Call&) { return Fact(true); }, "",
-     "activate_flash_attention_impl(\"FA3\") came with 2.11", "PyTorch 2.11 and the package flash_attn_interface",
-     kFa3},
+     "activate_flash_attention_impl(\"FA3\") came with 2.11", kFa3},
     {"fa3-gpu", SdpBackend::fa3, k211, kEnd, checks::gpu_outside<90, 99>, "FA3 requires compute capability 9.0",
-     "FA3 is compiled for Hopper", "no other GPU has it", kFa3},
-    {"fa3-dropout", SdpBackend::fa3, k211, kEnd, with_dropout, "dropout_p must be 0", "FA3 has no dropout",
-     "leave dropout out of the attention", kFa3},
+     "FA3 is compiled for Hopper", kFa3},
+    {"fa3-dropout", SdpBackend::fa3, k211, kEnd, with_dropout, "dropout_p must be 0", "FA3 has no dropout", kFa3},
     {"fa4-release", SdpBackend::fa4, kFirstRelease, k210, [](const Call&) { return Fact(true); }, "",
-     "activate_flash_attention_impl(\"FA4\") came with 2.10", "PyTorch 2.10 or later and the package flash-attn-4",
-     kFa4},
+     "activate_flash_attention_impl(\"FA4\") came with 2.10", kFa4},
     {"fa4-gpu", SdpBackend::fa4, k210, kEnd, checks::gpu_outside<90, 109>,
-     "FA4 requires compute capability 9.0 or 10.0", "FA4 is offered on compute capability 9.x and 10.x",
-     "no other GPU has it here", kFa4},
-    {"fa4-dropout", SdpBackend::fa4, k210, kEnd, with_dropout, "dropout_p must be 0", "FA4 has no dropout",
-     "leave dropout out of the attention", kFa4},
+     "FA4 requires compute capability 9.0 or 10.0", "FA4 is offered on compute capability 9.x and 10.x", kFa4},
+    {"fa4-dropout", SdpBackend::fa4, k210, kEnd, with_dropout, "dropout_p must be 0", "FA4 has no dropout", kFa4},
 };
 
 }  // namespace

@@ -318,18 +318,6 @@ Comparisons compare(std::span<const Record> records, const model::Machine* machi
     return result;
 }
 
-std::string kind_of(const Problem& p) {
-    constexpr std::int64_t kFewQueries = 16, kTile = 128, kHalfOfThem = 66;
-    const auto dim = std::max(p.head_dim, p.head_dim_v);
-    if (p.ragged) return "ragged";
-    if (p.len_q <= kFewQueries && p.len_kv > kFewQueries) return "decode";
-    if (p.mask.window_left != unbounded || p.mask.window_right != unbounded) return "window";
-    if (p.len_q != p.len_kv) return "cross lengths";
-    if (p.batch * p.heads_q * ((p.len_q + kTile - 1) / kTile) < kHalfOfThem) return "few heads";
-    if (dim != 64 && dim != 128 && dim != 256) return "head_dim";
-    return p.heads_q != p.heads_kv ? "grouped heads" : "prefill";
-}
-
 namespace {
 
 /// Returns one entry for each (device, pass, name_of(row)), and one more for all rows of a device.

@@ -8,9 +8,13 @@
 #include <vector>
 
 #include "measure/record.hpp"
+#include "model/error_bar.hpp"
 #include "model/predict.hpp"
 
 namespace tessera::measure {
+
+using model::is_short;
+using model::kind_of;
 
 /// Returns the Problem that a Record is about; "causal" alone is bottom-right. Throws Error(bad_data) for an unknown
 /// dtype, mask or feature, or for a ragged Record without the lengths of its sequences.
@@ -35,21 +39,6 @@ struct Comparison {
     std::string kind;       ///< kind of problem: kind_of()
     double error() const { return predicted_ms / record.ms - 1; }
 };
-
-/// Returns the kind of a problem, the first of these that fits: "ragged", "decode" (up to 16 queries), "window", "cross
-/// lengths", "grouped heads", "few heads" (tiles of 128 queries for less than half of 132 multiprocessors), "head_dim"
-/// (neither 64, 128 nor 256), "prefill".
-std::string kind_of(const Problem& problem);
-
-/// Returns the relative error that nine of ten held-out rows of fa2, fa3 and cuDNN of this kind stay within on an H200.
-/// Tests check it against the Records.
-double expected_error(const std::string& kind, Pass pass, bool is_short);
-
-/// True for up to 2e10 FLOP. Fixed costs of a call matter there, so such calls have their own error bars.
-bool is_short(const model::Prediction& prediction);
-
-/// Returns the expected error of standard and fa1 over all kinds together, because few of each were measured.
-double expected_error_of_standard_and_fa1(Schedule schedule, Pass pass, bool is_short);
 
 /// Describes the error bar of a prediction: its kind and the error of that kind. It also says whether the device, or a
 /// CPU's kernels of that kind, were ever measured.

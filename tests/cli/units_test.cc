@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Numbers with units, other names of values, and suggestions for mistyped ones.
+#include "process.hpp"
+
+namespace tessera::units_test {
+namespace {
+
+using UnitsTest = CommandTest;
+
+TEST_F(UnitsTest, a_length_may_be_written_as_people_write_it) {
+    const auto len = [&](const std::string& text) {
+        return run_ok("roofline --schedule fa2 --json --len " + text).json().at("rows").at(0).at("problem").at("len_q");
+    };
+    for (const char* text : {"8192", "8k", "8K", "8_192"}) EXPECT_EQ(len(text), 8192) << text;
+    EXPECT_EQ(len("1e4"), 10000);
+    for (const char* text : {"8kk", "k", "1e", "e4", "_8", "8_", "8__1", "1e99", "9999999999999999k"})
+        expect_error(std::string("roofline --len ") + text, 2, "--len: expected a whole number");
+}
+
+/// A list of lengths is a list, unless it may as well be one number with separators.
+TEST_F(UnitsTest, thousands_are_refused_and_lists_are_not) {
+    for (const char* text : {"8,192", "16,384", "1,024", "131,072", "12,288", "10,000"})
+        expect_error(std::string("roofline --len ") + text, 2, "--len: expected one number without separators");
+    for (const char* text : {"128,256", "64,128,256", "512,1024", "64,512", "192,8"})
+        run_ok(std::string("roofline --schedule fa2 --len ") + text);
+}
+
+TEST_F(UnitsTest, other_names_of_values_are_understood) {
+    const auto said = [&](const std::string& options) { return run_ok("roofline --schedule fa3 " + options).out; };
+    EXPECT_EQ(said("--device H100 --dtype bfloat16"), said("--device h100 --dtype bf16"));
+    EXPECT_EQ(said("--dtype float16 --pass bwd"), said("--dtype fp16 --pass backward"));
+    EXPECT_EQ(said("--dtype half"), run_ok("roofline --schedule FA3 --dtype fp16").out);
+}
+
+TEST_F(UnitsTest, mistyped_names_get_a_suggestion) {
+    expect_error("rooflin --len 4096", 2, "got \"rooflin\", perhaps roofline");
+    expect_error("roofline --device h10", 2, "got \"h10\", perhaps h100");
+    expect_error("roofline --dtype bf61", 2, "got \"bf61\", perhaps bf16");
+    expect_error("roofline --schedule standrad", 2, "perhaps standard");
+    expect_error("which --torch 2.11 --gpu l40s --shape 1,8,512,64 --dtype bf16", 2, "or one of v100, t4");
+}
+
+}  // namespace
+}  // namespace tessera::units_test
