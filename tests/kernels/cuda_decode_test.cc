@@ -124,8 +124,9 @@ TEST_F(CudaDecode, a_row_has_the_same_bits_beside_any_queries_and_members) {
     const KernelInfo kernel = decode_kernel();
     for (const std::int64_t len : {700, 1028, 2052, 4099, 9000}) {
         for (const std::int64_t heads : {2, 8, 32}) {
-            for (const std::int64_t dim : {64, 128, 256}) {
-                Problem p = make_problem(1, kQueries, len, heads, 2, dim, DType::bf16);
+            for (const std::int64_t dim : {64, 128, 192, 256}) {
+                const DType dtype = heads == 8 || len == 700 ? DType::fp16 : DType::bf16;
+                Problem p = make_problem(1, kQueries, len, heads, 2, dim, dtype);
                 p.mask.causal = Causal::bottom_right;
                 Attention whole(p);
                 ASSERT_TRUE(whole.forward(kernel)) << p.describe();
@@ -154,7 +155,7 @@ TEST_F(CudaDecode, a_window_moves_with_the_queries) {
 /// The first tile of n queries has 28 splits: from key 127 on, its first row sees 1,023 + n keys in splits of 128, and
 /// its last row 1,024 in splits of 64.
 TEST_F(CudaDecode, a_tile_has_all_splits_of_two_lengths) {
-    for (const auto& [dim, n] : {std::pair(64, 64), std::pair(128, 32), std::pair(256, 16)}) {
+    for (const auto& [dim, n] : {std::pair(64, 64), std::pair(128, 64), std::pair(192, 32), std::pair(256, 32)}) {
         Case c{.id = std::to_string(dim), .seed = kSeed};
         c.problem = make_problem(1, 128, 1150 + n, 1, 1, dim, DType::bf16);
         c.problem.mask.window_left = 895 + n;
@@ -163,6 +164,31 @@ TEST_F(CudaDecode, a_tile_has_all_splits_of_two_lengths) {
         const Outcome outcome = runner.run(decode_kernel());
         EXPECT_FALSE(outcome.refusal) << c.describe() << "\n" << *outcome.refusal;
         EXPECT_TRUE(outcome.pass()) << c.describe() << "\n" << outcome.report.describe();
+    }
+}
+
+/// NaN and infinity of V in keys that only some rows of a tile see, by mma.sync (few heads) and wgmma. Rows that do not
+/// see them have the bits that they have alone.
+TEST_F(CudaDecode, nonfinite_values_reach_the_rows_that_see_them) {
+    constexpr std::int64_t kQueries = 8, kLen = 1000;
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    const KernelInfo kernel = decode_kernel();
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+        for (const std::int64_t heads : {2, 16}) {
+            for (const std::int64_t dim : {64, 128, 192, 256}) {
+                Problem p = make_problem(1, kQueries, kLen, heads, 2, dim, dtype);
+                p.mask.causal = Causal::bottom_right;
+                Attention whole(p);
+                whole.v.set(kInfinity, 0, kLen - 2, 0, 3);
+                whole.v.set(std::numeric_limits<double>::quiet_NaN(), 0, kLen - 4, 1, dim - 2);
+                whole.v.set(-kInfinity, 0, 3, 1, 5);
+                ASSERT_TRUE(whole.forward(kernel)) << p.describe();
+                const Report report = whole.check_forward();
+                EXPECT_TRUE(report.pass()) << p.describe() << "\n" << report.describe();
+                for (std::int64_t first = 0; first < kQueries - 4; ++first)
+                    expect_same_rows(whole, kernel, {first, 1, kLen - kQueries + first + 1}, 2);
+            }
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A split by mma.sync. Each of the four computing warps has a slice of 16 of the 64 keys of a
-// tile, for which it computes S and P of all rows, and a quarter of the dims, for which it computes O. A tile goes
-// through three steps, with a barrier of the warps between them: (1) S of the slice and its largest score; (2) the
-// maximum of all slices, and P of the slice; (3) O. Between two barriers a warp does step 1 of a tile, step 2 of the
-// one before and step 3 of the one before that.
+// A split by mma.sync. Each of the four computing warps has a slice of 16 of the 64 keys of a tile, for which it
+// computes S and P of all rows, and a quarter of the dims, for which it computes O. A tile goes through three steps,
+// with a barrier of the warps between them: (1) S of the slice and its largest score; (2) the maximum of all slices,
+// and P of the slice; (3) O. Between two barriers a warp does step 1 of a tile, step 2 of the one before and step 3 of
+// the one before that.
 #pragma once
 
 #include "cuda/decode/scores.cuh"

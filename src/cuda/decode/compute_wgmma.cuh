@@ -10,8 +10,9 @@
 
 namespace tessera::cuda::decode {
 
-/// A key that a row does not see adds nothing to it, whatever its V holds. Where a tile has such keys, and V NaN or
-/// infinity, these are added here to O of the rows that see them, and become 0 in shared memory. By all four warps.
+/// A key that a row does not see adds nothing to it, whatever its V holds. If a tile has such keys and V has NaN or
+/// infinity there, these are added here to O of the rows that see them, and become 0 in shared memory. By all four
+/// warps.
 ///
 /// `p`: P as A fragments; `rows`: the warp's 16.
 template <class T, class Shape>

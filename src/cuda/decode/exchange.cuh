@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the computing warps tell each other by shared memory. Up to 16 rows are computed by mma.sync (compute_mma.cuh).
-// More rows are computed by wgmma on Hopper (compute_wgmma.cuh), and by mma.sync elsewhere. On Hopper both have the
-// same bits: the same sums in the same order, 16 products at a time.
+// Shared memory through which the computing warps exchange maxima, sums and P. CTAs of 16 rows compute by mma.sync
+// (compute_mma.cuh). CTAs of more rows compute by wgmma on Hopper (compute_wgmma.cuh), and by mma.sync elsewhere. On
+// Hopper both have the same bits: the same sums in the same order, 16 products at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace tessera::cuda::decode {
 
-/// What the four warps tell each other about 16 rows and a tile of keys. Each warp has a slice of 16 keys.
+/// Data of four warps on 16 rows and a tile of keys. Each warp has a slice of 16 keys.
 struct SliceExchange {
     uint4 p[Config::kWarps][32];       ///< P as A fragments: [slice][lane]
     float maxima[16][Config::kWarps];  ///< the largest score of a slice: [row][slice]

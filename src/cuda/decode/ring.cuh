@@ -57,11 +57,6 @@ struct CopyRing {
         if (lane == 0) ptx::mbarrier_arrive(empty[at.stage]);
         at.next();
     }
-    /// By a computing warp that needs nothing of this stage.
-    __device__ __forceinline__ void skip(Position<kStages>& at, int lane) {
-        wait_full(at);
-        release(at, lane);
-    }
 };
 
 }  // namespace tessera::cuda::decode

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to scores between the MMA and the softmax, and where the results of a split go. A warp has 16 rows of
-// accumulators, in 8 keys or dims each: s[kTiles][4].
+// Scaling and masking of scores between the MMA and the softmax. A warp has 16 rows of accumulators, in 8 keys each:
+// s[kTiles][4].
 #pragma once
 
 #include <cfloat>

@@ -10,7 +10,7 @@
 
 namespace tessera::cuda::ptx {
 
-/// Eviction priority of loaded lines in L2 (createpolicy encodings).
+/// Eviction priority of loaded lines in L2, as createpolicy and CUTLASS encode it.
 enum class CacheHint : std::uint64_t {
     normal = 0x1000000000000000,
     evict_first = 0x12F0000000000000,

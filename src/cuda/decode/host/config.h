@@ -26,9 +26,8 @@ struct Config {
     constexpr int tile_bytes() const { return kKeys * head_dim * 2; }
     constexpr int query_bytes() const { return rows * head_dim * 2; }
     constexpr int shared_bytes() const { return 2 * stages * tile_bytes() + works * query_bytes(); }
-    /// At least what a CTA has in static shared memory: lengths, rows of the splits on their way, what warps tell each
-    /// other.
-    constexpr int static_bytes() const { return 3072 + works * rows * 16 + rows * 320; }
+    /// An upper bound of a CTA's static shared memory: lengths, rows of the splits on their way, exchange of the warps.
+    constexpr int static_bytes() const { return (3072 + works * rows * 16 + rows * 320 + 1023) / 1024 * 1024; }
 };
 
 struct HeadDim64Rows16 {
