@@ -4,6 +4,7 @@
 // without a GPU.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <random>
 #include <tuple>
 
