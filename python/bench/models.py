@@ -9,8 +9,8 @@ Rows: model, way (compiled: torch.compile(fullgraph=True)) and batch. plain: row
 between half and all of a row, on the side where the model's tokenizer pads, with an attention_mask. packed: documents
 in one row, by position_ids, exponential lengths with a mean of an eighth of a row; "as rows" is the peer on such
 documents as padded rows. Thousands of tokens a second count no padding. Medians of rounds in which the implementations
-take turns; memory is the peak of a round in MiB (CUDA only). `form` is what the first attention call of a step was:
-causal, window, ragged, bias, or full.
+take turns; memory is the peak of a round in MiB (CUDA only). `form` is what the first attention call of a step (in the
+compiled graph, where there is one) was: causal, window, ragged, bias, or full.
 """
 import argparse
 import json
@@ -101,25 +101,36 @@ def batch_of(kind, name, options, device, dtype):
     return packed, ids.numel(), dict(padded_rows(alone, lengths, True), **cache)
 
 
-class Forms(torch.utils._python_dispatch.TorchDispatchMode):
+def form_of(schema, args, kwargs):
+    """What a call of an operator of tessera was, or "" for a call of another one or of a backward pass."""
+    if not schema.name.startswith("tessera::") or "backward" in schema.name:
+        return ""
+    given = {a.name: a.default_value for a in schema.arguments}
+    given.update(zip(given, args), **kwargs)
+    words = [word for word, there in (("causal", given["causal"]), ("window", given["window_left"] >= 0),
+                                      ("ragged", given.get("cu_seqlens_q") is not None),
+                                      ("bias", given.get("bias") is not None)) if there]
+    return "+".join(words) or "full"
+
+
+class EagerForm(torch.utils._python_dispatch.TorchDispatchMode):
     """What the first attention call of tessera was."""
     found = ""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name.startswith("tessera::") and "backward" not in func._schema.name and not self.found:
-            given = {a.name: a.default_value for a in func._schema.arguments}
-            given.update(zip(given, args), **(kwargs or {}))
-            words = [word for word, there in (("causal", given["causal"]), ("window", given["window_left"] >= 0),
-                                              ("ragged", given.get("cu_seqlens_q") is not None),
-                                              ("bias", given.get("bias") is not None)) if there]
-            self.found = "+".join(words) or "full"
+        self.found = self.found or form_of(func._schema, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
-def form_of(model, arguments):
-    with torch.no_grad(), Forms() as forms:
-        model(**arguments)
-    return forms.found
+class CompiledForm:
+    """torch.compile's own backend, which keeps what the first attention call in the graph was that it compiled last."""
+    found = ""
+
+    def __call__(self, graph, inputs):
+        calls = ((node.target._schema, node.args, node.kwargs) for node in graph.graph.nodes
+                 if hasattr(node.target, "_schema"))
+        self.found = next(filter(None, (form_of(*call) for call in calls)), "")
+        return torch._dynamo.lookup_backend("inductor")(graph, inputs)
 
 
 def step(model, arguments, kind):
@@ -158,17 +169,22 @@ def rows_of(name, way, options, device, dtype):
         if name == "vit" and kind != "plain" or name in ("bert", "gpt_oss") and kind == "packed":
             continue  # transformers infers documents for neither
         arguments, tokens, alone = batch_of(kind, name, options, device, dtype)
-        form = form_of(models["tessera"], arguments)
         torch._dynamo.reset()
-        compiled = way == "compiled"
-        runs = {a: torch.compile(m, fullgraph=True, dynamic=False) if compiled else m for a, m in models.items()}
+        form = CompiledForm() if way == "compiled" else EagerForm()
+        runs = models
+        if way == "compiled":
+            backends = dict(tessera=form, peer="inductor")
+            runs = {a: torch.compile(m, fullgraph=True, dynamic=False, backend=backends[a]) for a, m in models.items()}
+        else:
+            with torch.no_grad(), form:
+                models["tessera"](**arguments)
         for passes in options.passes:
             steps = {a: lambda m=m: step(m, arguments, passes) for a, m in runs.items()}
             if alone is not None and way == "eager":
                 steps["as rows"] = lambda: step(runs["peer"], alone, passes)
             found = measured(steps, device, options.rounds)
             rate = {a: tokens / 1e3 / seconds for a, (seconds, _) in found.items()}
-            yield dict(model=name, way=way, batch=kind, passes=passes, form=form, tokens=tokens,
+            yield dict(model=name, way=way, batch=kind, passes=passes, form=form.found, tokens=tokens,
                        rate=rate, ratio=rate["tessera"] / rate["peer"],
                        mib={a: round(peak / 2**20) for a, (_, peak) in found.items()})
 

@@ -9,6 +9,7 @@ of other functions are those of sdpa_mask.
 from __future__ import annotations
 
 import inspect
+import operator
 import warnings
 from typing import NamedTuple
 
@@ -169,10 +170,13 @@ class _Graph:
 
 
 def _operation(node):
-    """The name of what a node computes and its arguments."""
+    """The name of what a node computes, as in the module operator, and its arguments."""
     if not isinstance(node, torch.fx.Node) or node.op not in ("call_function", "call_method"):
         return "", ()
-    return node.target if node.op == "call_method" else node.target.__name__, node.args
+    name = node.target if node.op == "call_method" else node.target.__name__
+    if name.startswith("__"):  # Dynamo of PyTorch 2.11 has a call of the method __eq__ for ==
+        name = getattr(getattr(operator, name, None), "__name__", name)
+    return name, node.args
 
 
 def _depends_on_input(node):

@@ -272,6 +272,27 @@ def test_mask_functions_that_are_not_known_stay_masks_and_say_so_once(compiled):
     assert torch.equal(got.bool(), sdpa_mask(**call)) and len(warned) == 1
 
 
+@pytest.mark.parametrize("as_methods", [False, True])
+def test_comparisons_of_a_graph_may_be_methods(as_methods):
+    """Dynamo of PyTorch 2.11 leaves == as a call of __eq__, later ones as one of operator.eq."""
+    import operator
+
+    from tessera._mask_functions import Pattern, _Graph
+    graph = torch.fx.Graph()
+    batch, head, query, key, table = (graph.placeholder(name) for name in ("batch", "head", "query", "key", "table"))
+    table.meta["example_value"] = POSITIONS
+
+    def call(name, *arguments):
+        if as_methods:
+            return graph.call_method(f"__{name.strip('_')}__", arguments)
+        return graph.call_function(getattr(operator, name), arguments)
+    causal = call("le", key, query)
+    same = call("eq", *(graph.call_function(operator.getitem, (table, (batch, side))) for side in (query, key)))
+    window = call("gt", key, call("sub", query, 3))
+    seen = call("and_", call("and_", causal, window), same)
+    assert _Graph(batch, head, query, key).pattern(seen, 3) == Pattern(True, "window", 3, "given")
+
+
 def structured(**call):
     from tessera._mask_functions import layer_mask
     return layer_mask(**{**dict(batch_size=2, q_length=9, kv_length=9), **call})
