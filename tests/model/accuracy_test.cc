@@ -195,11 +195,12 @@ TEST(Accuracy, decoding_of_each_kernel) {
     }
 }
 
-/// cuda.decode.forward: fitted on the shapes of `cuda_decode.py --set short`, judged on the others.
+/// cuda.decode.forward: fitted on the shapes of `cuda_decode.py --set short` of an earlier form of the kernel, judged on
+/// all Records of the present one.
 TEST(Accuracy, decode_kernel) {
     const auto fitted = measure::compare(kept("h200", {"now/decode_fitted.jsonl"}));
     const auto held_out = measure::compare(kept("h200", {"now/decode_held_out.jsonl"}));
-    EXPECT_GE(fitted.rows.size(), 15U);
+    EXPECT_GE(fitted.rows.size(), 14U);
     EXPECT_GE(held_out.rows.size(), 20U);
     for (const measure::Comparison& row : fitted.rows) EXPECT_FALSE(row.held_out);
     std::vector<double> errors;
@@ -208,14 +209,14 @@ TEST(Accuracy, decode_kernel) {
         EXPECT_EQ(row.kernels, "tessera decode");
         errors.push_back(std::abs(row.error()));
     }
-    EXPECT_LE(measure::summarise(fitted).front().median, 0.03);
+    EXPECT_LE(measure::summarise(fitted).front().median, 0.06);
     EXPECT_LE(measure::summarise(held_out).front().median, 0.05);
     EXPECT_GE(measure::summarise(held_out).front().within, 0.8);
     std::sort(errors.begin(), errors.end());
     EXPECT_LE(errors[errors.size() * 9 / 10], 0.21);
     const measure::Comparison& row = held_out.rows.front();
     EXPECT_TRUE(measure::error_bar_text(measure::problem_of(row.record), row.prediction, *model::find_machine("h200"))
-                    .starts_with("+-20 %, which nine of ten held-out rows of cuda.decode.forward"));
+                    .starts_with("+-20 %, which nine of ten held-out rows of such calls (decode, forward)"));
 }
 
 /// Calibrated hosts, on drawn calls of new seeds. rounds_95001 is an exception: the task counts of the CPU's kernels
