@@ -43,7 +43,9 @@ class Numbers {
 
 void set_ragged(Case& c, const Numbers& numbers) {
     const Problem& p = c.problem;
-    c.set_lengths({1, 0, p.len_q, numbers.between(10, 2, p.len_q)}, {numbers.between(11, 1, p.len_kv), 7, p.len_kv, 0});
+    const bool is_long = p.len_kv > 2048;  // in the mean too, by which fa3 takes a tile
+    c.set_lengths({1, 0, p.len_q, numbers.between(10, 2, p.len_q)},
+                  {numbers.between(11, 1, p.len_kv), 7, p.len_kv, is_long ? 2 * p.len_kv : 0});
     c.cu_seqlens_dtype = numbers.between(12, 0, 1) == 0 ? DType::int32 : DType::int64;
 }
 
