@@ -142,7 +142,7 @@ TEST_F(OutputsTest, options_without_effect_are_refused) {
 }
 
 TEST_F(OutputsTest, a_value_that_is_asked_for_twice_is_refused) {
-    for (const char* twice : {"--len 64,64", "--len 64,064", "--len-q 4,4", "--heads 8,8/8", "--head-dim 64,64/64",
+    for (const char* twice : {"--len 64,64", "--len 64,128,64", "--len-q 4,4", "--heads 8,8/8", "--head-dim 64,64/64",
                               "--dtype bf16,bf16", "--causal none,none", "--schedule fa2,fa2"}) {
         const std::string option = std::string(twice).substr(0, std::string(twice).find(' '));
         expect_error(fmt::format("roofline {}", twice), 2, option + ": expected each value once, got");
