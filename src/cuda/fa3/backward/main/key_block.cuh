@@ -25,7 +25,7 @@ struct KeyBlock {
     int segment_begin, segment_last;    ///< first and last key block of n's segment
     int first_q, first_kv;              ///< rows where a ragged sequence begins
     int first_block_q;                  ///< query blocks before the sequence's first one
-    Span unmasked[Config::kConsumers];  ///< query blocks that see all keys of a warpgroup
+    Span unmasked[Config::kConsumers];  ///< unmasked_by(); for ConsumerThread::lacks_keys() it ends at -1
 
     /// Sets which keys the block has. set_derived() sets the other members, after the first loads have been started.
     __device__ __forceinline__ void decode(const Launch& launch, unsigned number) {
@@ -57,10 +57,12 @@ struct KeyBlock {
         segment_begin = schedule.segment_begin(n);
         writes_dq = launch.gradients.writes_dq && n == segment_begin;
         segment_last = schedule.segment_last(n);
-        for (int w = 0; w < Config::kConsumers; ++w) {
-            unmasked[w] = schedule.unmasked_query_blocks(n * kConfig.block_kv + kConfig.first_row(w), Config::kRows);
-        }
+        for (int w = 0; w < Config::kConsumers; ++w) unmasked[w] = unmasked_by(w);
         if constexpr (kFp16Scaled<T>) ds_factor = ds_scale<T>(launch, batch, kv_head, split) / kPScale<T>;
+    }
+    /// The query blocks that see all keys of a warpgroup.
+    __device__ __forceinline__ Span unmasked_by(int warpgroup) const {
+        return schedule.unmasked_query_blocks(n * kConfig.block_kv + kConfig.first_row(warpgroup), Config::kRows);
     }
     __device__ __forceinline__ bool exists() const { return n < schedule.count_kv; }
     /// The index of block m of a query head among all query blocks.
