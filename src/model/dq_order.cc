@@ -154,7 +154,8 @@ std::vector<std::size_t> listed_order(std::span<const std::pair<std::int64_t, st
         return cuda::length_class(static_cast<int>(lengths[sequence].first),
                                   static_cast<int>(lengths[sequence].second));
     };
-    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return class_of(a) > class_of(b); });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return class_of(a) > class_of(b); });
     return order;
 }
 

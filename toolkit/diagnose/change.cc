@@ -19,9 +19,9 @@ using enum SdpBackend;
 constexpr int kArgument = 1, kContext = 2, kView = 3, kCast = 4, kOtherMask = 5, kCopy = 6, kOtherTraining = 10,
               kInference = 12, kLibrary = 14, kPackage = 15, kRelease = 20;
 
-constexpr std::int64_t kWidest = 256;     // head_dim of flash and cuDNN
-constexpr std::int64_t kLargest = 65535;  // batch, or heads
-constexpr std::int64_t kHalfRow = 8;      // elements of 16 bytes in 16 bits
+constexpr std::int64_t kWidestHead = 256;  // head_dim of flash and cuDNN
+constexpr std::int64_t kLargest = 65535;   // batch, or heads
+constexpr std::int64_t kHalfRow = 8;       // elements of 16 bytes in 16 bits
 constexpr double kDropoutSteps = 16;
 
 std::array<Operand*, 3> tensors(Call& c) { return {&c.q, &c.k, &c.v}; }
@@ -237,7 +237,7 @@ void Changes::head_dims() {
     const auto up = [](std::int64_t size) { return (size + kHalfRow - 1) / kHalfRow * kHalfRow; };
     pad("pad-to-8", up(d), up(dv));
     if (d != dv) pad("pad-alike", up(std::max(d, dv)), up(std::max(d, dv)));
-    if (std::max(d, dv) < kWidest) pad("pad-to-256", kWidest, kWidest, 1);
+    if (std::max(d, dv) < kWidestHead) pad("pad-to-256", kWidestHead, kWidestHead, 1);
 }
 
 /// is_causal aligns the diagonal at the first key; flash only has the one at the last key.
