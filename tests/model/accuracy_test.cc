@@ -195,8 +195,8 @@ TEST(Accuracy, decoding_of_each_kernel) {
     }
 }
 
-/// cuda.decode.forward: fitted on the shapes of `cuda_decode.py --set short` of an earlier form of the kernel, judged on
-/// all Records of the present one.
+/// cuda.decode.forward: fitted on the shapes of `cuda_decode.py --set short` of an earlier form of the kernel, judged
+/// on all Records of the present one.
 TEST(Accuracy, decode_kernel) {
     const auto fitted = measure::compare(kept("h200", {"now/decode_fitted.jsonl"}));
     const auto held_out = measure::compare(kept("h200", {"now/decode_held_out.jsonl"}));
