@@ -228,11 +228,11 @@ TEST(LabelledTraces, surprise_the_rules_only_where_a_backend_was_asked_for) {
             if (kind.reading.pass != KernelPass::forward) continue;
             const auto advice = advise(d, kind, said);
             ASSERT_TRUE(advice.has_value()) << row.name;
-            EXPECT_FALSE(advice->surprising()) << row.name;
+            EXPECT_TRUE(advice->surprise.empty()) << row.name;
         }
     }
     const Diagnosis asked_for = diagnosis_of("math_mask");
-    EXPECT_TRUE(advise(asked_for, only_kind(asked_for), said)->surprising());
+    EXPECT_FALSE(advise(asked_for, only_kind(asked_for), said)->surprise.empty());
 }
 
 }  // namespace
