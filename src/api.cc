@@ -111,7 +111,7 @@ void clear_rows_of_no_sequence(const Problem& p, const BackwardArgs& args) {
     clear_rows(args.dv, cu_seqlen(args.cu_seqlens_kv, p.batch));
 }
 
-/// What the kernel of a plan says about the tensors.
+/// The checks that the kernel of a plan makes of the tensors.
 void check_kernel(const Plan& plan, const ForwardArgs& args) {
     const Kernel& kernel = kernel_of(*plan.kernel);
     if (args.o_residual.given() && !knows_o_residual(kernel, plan.problem)) {

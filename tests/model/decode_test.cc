@@ -66,7 +66,7 @@ TEST(Decode, sequences_have_their_own_keys) {
     const auto with = [](std::vector<std::pair<std::int64_t, std::int64_t>> sequences) {
         return on_h200(cache(2, 65536), {.sequences = std::move(sequences)});
     };
-    // As many bytes: the long row has more splits to combine.
+    // The bytes are equal; the long row has more splits to combine.
     EXPECT_GT(with({{1, 65000}, {1, 536}}).ms, with({{1, 32768}, {1, 32768}}).ms);
     EXPECT_EQ(with({{1, 65000}, {1, 536}}).cost.work.bytes.dram, with({{1, 32768}, {1, 32768}}).cost.work.bytes.dram);
     EXPECT_LT(with({{1, 0}, {1, 0}}).ms, 0.02);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a user can change about a call of attention, or about the software that it runs on.
+// Changes that a user can make to a call of attention, or to the software that it runs on.
 #pragma once
 
 #include <string>

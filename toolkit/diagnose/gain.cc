@@ -67,7 +67,7 @@ double without_launch(const model::Prediction& prediction) {
     return ms;
 }
 
-/// What the model says of a backend's kernel for a call.
+/// The model's prediction of a backend's kernel for a call.
 struct Answer {
     std::string kernel{};
     std::optional<model::Prediction> prediction{};

@@ -12,7 +12,7 @@ namespace tessera::cuda {
 
 inline constexpr int kListThreads = 1024;
 
-/// What a sequence adds to the list.
+/// A sequence's part of the list.
 struct ListedWork {
     int items;
     int parts;  ///< parts of its queries (cuda/host/query_parts.hpp)
@@ -69,7 +69,7 @@ __device__ __forceinline__ int start_classes(int (&items)[kLengthClasses], int e
 }
 
 /// All threads: lists the sequences. `room`: items that the list has room for; work(sequence) returns the ListedWork of
-/// a Sequence. Where sequences of one class stand depends on the run; no bit does.
+/// a Sequence. The order within a class depends on the run; no bit does.
 template <class Work>
 __device__ __forceinline__ Listing list_sequences(const ForwardParams& p, ListedSequence* list, int room,
                                                   const Work& work) {

@@ -76,7 +76,7 @@ struct Workspace {
     float* v_squares;   // [batch, heads_kv]: likewise of V
     PartialSums partial;
     int query_parts = 1;  // of any sequence, at most
-    // Of a ragged call (cuda/backward/host/work_list.hpp):
+    // Ragged calls only (cuda/backward/host/work_list.hpp):
     ListedSequence* list = nullptr;  // [list_items]
     std::int64_t list_items = 0;     // room in it
     int* next_numbers = nullptr;     // [query_parts]: as Counters::next_cta

@@ -29,7 +29,8 @@ __device__ __forceinline__ Sequence sequence_of(const ForwardParams& p, std::int
 }
 
 /// Does this sequence begin past its end? Then cu_seqlens_q is invalid and sequences overlap. CTAs that add to dQ in a
-/// fixed order would wait for each other forever, so a backward that finds such a sequence waits for nothing.
+/// fixed order would wait for each other forever, so a backward that finds such a sequence lists no key block, or (fa1)
+/// waits for nothing.
 __device__ __forceinline__ bool cu_seqlens_decrease(const ForwardParams& p, std::int64_t batch) {
     if (p.cu_seqlens_q == nullptr) return false;
     return cu_seqlens_at(p.cu_seqlens_q, (batch + 1) * p.cu_stride_q, p.cu_q_is_64, p.total_q) <

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The work of a ragged call's main kernel: a list that a kernel makes on the device from cu_seqlens
-// (cuda/backward/work_list.cuh). So the host reads no lengths, and no CTA starts for a key block that no sequence has.
+// (cuda/backward/work_list.cuh). So the host reads no lengths. CTAs past the end of the list, if any, exit at once.
 // Plain C++.
 //
 //     item     a key block of a head split, of all kv heads: each of these has a number in it
