@@ -189,8 +189,9 @@ class _Call:
             self._borrowed[name] = borrow(self._names.get(name, name), tensor)
             setattr(self._args, name, self._borrowed[name].tensor())
 
-    def check(self):
-        """Raises what run() would, before the caller writes to a tensor."""
+    def check(self, **changed):
+        """Raises what run() with these arguments would, so that the caller can refuse before it writes to a tensor."""
+        self._set(**changed)
         status = _native.library().tessera_check_forward(*self._planned, ctypes.byref(self._args))
         _native.check(status, self._names)
 
@@ -229,10 +230,6 @@ def _expect_rows(name, x, cu_seqlens, batch, device):
 def _append(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, cu_seqlens_q, cu_seqlens_k,
             moves):
     """Appends k and v, and returns q, turned if there is a rotary embedding."""
-    if cu_seqlens_k is not None:
-        cu_seqlens_k = offsets("cu_seqlens_k_new", cu_seqlens_k, cache.batch)
-    for name, x, cu_seqlens in (("k", k, cu_seqlens_k), ("v", v, cu_seqlens_k), ("q", q, cu_seqlens_q)):
-        _expect_rows(name, x, cu_seqlens, cache.batch, cache.k.device)
     places = dict(kv_lengths=cache.lengths, page_table=cache.table, cache_batch_index=cache.slots,
                   cu_seqlens_k=cu_seqlens_k)
     turn = {}
@@ -258,7 +255,6 @@ def _append(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_s
         names = {**_names_of(cache._names), "k": "k", "v": "v", "cu_seqlens_k": "cu_seqlens_k_new",
                  "positions": "rotary_cos", "q_positions": "rotary_cos"}
         raise ValueError(names.get(name, name) + colon + text) from None
-    cache.lengths = cache.lengths + (k.shape[1] if cu_seqlens_k is None else cu_seqlens_k.diff())
     return turned if turn else q
 
 
@@ -278,9 +274,14 @@ def with_kvcache(q, cache, k=None, v=None, rotary_cos=None, rotary_sin=None, rot
                 raise ValueError(f"{name}: expected None without {'rotary_cos' if k is not None else 'new k and v'}")
     if k is None:
         return cache.attend(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **scores)
+    if cu_seqlens_k_new is not None:
+        cu_seqlens_k_new = offsets("cu_seqlens_k_new", cu_seqlens_k_new, cache.batch)
+    for name, x, cu_seqlens in (("k", k, cu_seqlens_k_new), ("v", v, cu_seqlens_k_new), ("q", q, cu_seqlens_q)):
+        _expect_rows(name, x, cu_seqlens, cache.batch, cache.k.device)
+    added = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
     call = cache.call(q, cu_seqlens_q, max_seqlen_q=max_seqlen_q, **scores)
-    call.check()  # before a row is written
+    call.check(kv_lengths=cache.lengths + added)  # the whole call, before a row is written
     moves = scores.get("causal") or max(scores.get("window", (-1, -1))) >= 0
     q = _append(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, cu_seqlens_q,
                 cu_seqlens_k_new, moves)
-    return call.run(q=without_gradient("q", q), kv_lengths=cache.lengths)
+    return call.run(q=without_gradient("q", q))

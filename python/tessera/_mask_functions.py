@@ -180,11 +180,11 @@ def _operation(node):
 
 
 def _depends_on_input(node):
-    """Whether a tensor that the graph is given takes part in a node: otherwise the model made it of sizes."""
+    """Whether the values of a tensor that the graph is given take part in a node. A model makes the others from sizes."""
     pending, seen = [node], set()
     while pending:
         node = pending.pop()
-        if node in seen:
+        if node in seen or node.op == "call_method" and node.target in ("size", "numel", "dim"):
             continue
         seen.add(node)
         if node.op in ("placeholder", "get_attr") and isinstance(node.meta.get("example_value"), Tensor):
