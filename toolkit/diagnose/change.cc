@@ -19,9 +19,9 @@ using enum SdpBackend;
 constexpr int kArgument = 1, kContext = 2, kView = 3, kCast = 4, kOtherMask = 5, kCopy = 6, kOtherTraining = 10,
               kInference = 12, kLibrary = 14, kPackage = 15, kRelease = 20;
 
-constexpr std::int64_t kWidestHead = 256;  // head_dim of flash and cuDNN
-constexpr std::int64_t kLargest = 65535;   // batch, or heads
-constexpr std::int64_t kHalfRow = 8;       // elements of 16 bytes in 16 bits
+constexpr std::int64_t kWidestHead = 256;     // head_dim of flash and cuDNN
+constexpr std::int64_t kMostMembers = 65535;  // batch, or heads
+constexpr std::int64_t kHalfRow = 8;          // elements of 16 bytes in 16 bits
 constexpr double kDropoutSteps = 16;
 
 std::array<Operand*, 3> tensors(Call& c) { return {&c.q, &c.k, &c.v}; }
@@ -194,9 +194,9 @@ void Changes::batch() {
         add("expand-batch", kView, fmt::format("expand q, k and v to the batch of {}", most), "", [&](Call& c) {
             for (Operand* t : tensors(c)) view_with_size(*t, 0, most);
         });
-    if (q == k && q == v && q > kLargest && !call_.mask.shape)
-        add("split-batch", kView, fmt::format("cut the batch into calls of at most {}", kLargest), "", [](Call& c) {
-            for (Operand* t : tensors(c)) view_with_size(*t, 0, kLargest);
+    if (q == k && q == v && q > kMostMembers && !call_.mask.shape)
+        add("split-batch", kView, fmt::format("cut the batch into calls of at most {}", kMostMembers), "", [](Call& c) {
+            for (Operand* t : tensors(c)) view_with_size(*t, 0, kMostMembers);
         });
 }
 
