@@ -8,7 +8,8 @@ namespace {
 
 class CacheOptionsTest : public CommandTest {};
 
-const std::string kSizes = " --heads 4/2 --head-dim 16 --dtype bf16";
+const std::string kHeads = " --heads 4/2 --head-dim 16";
+const std::string kSizes = kHeads + " --dtype bf16";
 
 TEST_F(CacheOptionsTest, make_a_cache_of_the_problem) {
     expect_says(run_ok("plan --kv-lengths 40,17,5 --pages 16" + kSizes), "len 1 x 48");
@@ -55,7 +56,10 @@ TEST_F(CacheOptionsTest, run_and_walk_read_its_tensors) {
     expect_says(checked, "cache in pages of 16");
     expect_says(checked, "within the contract");
     expect_says(run_ok("walk " + file + pages + " --sequence 1"), "17 keys of a capacity of 48, in pages 5, 4 of 16");
-    expect_says(run_ok("walk " + file + pages + " --sequence 1"), "bit for bit");
+    // In fp32 a call runs the path that walk shows, on every processor.
+    const std::string fp32 = path("fp32.safetensors");
+    run_ok("gen --kv-lengths 40,17,5 --pages 16 -o " + fp32 + kHeads + " --dtype fp32");
+    expect_says(run_ok("walk " + fp32 + pages + " --sequence 1"), "bit for bit");
     expect_error("run " + file + " --page-table page_table", 2, "--page-table: expected --kv-lengths with it");
     expect_error("run " + file + pages + " --backward", 2, "--kv-lengths: expected a forward with it");
     run_ok("gen --kv-lengths 40,17,5 -o " + path("slots.safetensors") + kSizes);
@@ -65,7 +69,8 @@ TEST_F(CacheOptionsTest, run_and_walk_read_its_tensors) {
 TEST_F(CacheOptionsTest, sinks_reach_walk) {
     run_ok("gen --len 48 --sinks -o " + path("sinks.safetensors") + kSizes);
     expect_says(run_ok("run " + path("sinks.safetensors") + " --sinks sinks --check"), "within the contract");
-    expect_says(run_ok("walk " + path("sinks.safetensors") + " --sinks sinks"), "bit for bit");
+    run_ok("gen --len 48 --sinks -o " + path("fp32.safetensors") + kHeads + " --dtype fp32");
+    expect_says(run_ok("walk " + path("fp32.safetensors") + " --sinks sinks"), "bit for bit");
 }
 
 }  // namespace
