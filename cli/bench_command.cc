@@ -128,7 +128,7 @@ bool refused(const Result& result) {
 void run_set(const BenchOptions& options, const model::Machine* machine, const Work& work, BenchRun& run,
              Session& session, Progress& progress, std::vector<Record>& records) {
     const BenchTable table(work.plans, run.host, machine);
-    if (!session.json) session.print(table.head());
+    if (!session.json && !session.csv) session.print(table.head());
     for (const Plan& plan : work.plans) {
         progress.step(fmt::format("{}, len {} x {}", plan.kernel->name, plan.problem.len_q, plan.problem.len_kv));
         const Result result = result_of(plan, measure_case(plan, work.set, run, progress), machine);
@@ -139,7 +139,7 @@ void run_set(const BenchOptions& options, const model::Machine* machine, const W
         std::vector<Record> lines = {result.measured};
         if (result.predicted) lines.push_back(*result.predicted);
         if (!options.output.empty()) measure::append_records(options.output, lines);
-        if (!session.json) session.print(table.row(result.measured, result.predicted));
+        if (!session.json && !session.csv) session.print(table.row(result.measured, result.predicted));
         records.insert(records.end(), lines.begin(), lines.end());
     }
 }
@@ -178,7 +178,7 @@ void print_suites(const Session& session) {
     if (session.json) {
         Json json = Json::array();
         for (const Suite& suite : suites) json.push_back({{"name", suite.name}, {"about", suite.about}});
-        return session.print_json(json);
+        return session.print_json(json, "suites");
     }
     Table table({{"suite"}, {"about"}});
     for (const Suite& suite : suites) table.add({suite.name, suite.about});
@@ -234,7 +234,7 @@ void execute(const BenchOptions& options, Session& session) {
 
     note_unknown_machine(options, run.host, works);
     note_oversubscription(run.host, works);
-    if (!session.json) session.print(bench_method_text(run.host, run.method));
+    if (!session.json && !session.csv) session.print(bench_method_text(run.host, run.method));
     if (options.roofs) machine = measured_machine();
     std::int64_t cases = 0;
     for (const Work& work : works) cases += static_cast<std::int64_t>(work.plans.size());
@@ -243,10 +243,11 @@ void execute(const BenchOptions& options, Session& session) {
     for (const Work& work : works)
         run_set(options, machine ? &*machine : nullptr, work, run, session, progress, records);
     note_noise(records);
-    if (!session.json) return;
+    if (!session.json && !session.csv) return;
     Json document = Json::array();
     for (const Record& record : records) document.push_back(measure::to_json(record));
-    session.print_json(document);
+    if (session.csv) session.print_csv(document);
+    else session.print_json(document);
 }
 
 }  // namespace
@@ -267,6 +268,9 @@ void add_bench_command(CLI::App& app, Session& session) {
     const auto add_text = [&](const char* name, std::string& value, const char* type, const char* description) {
         return command->add_option(name, value, description)->type_name(type);
     };
+    command->get_option("--dtype")->description(
+        "fp32 (default), or bf16 (default with --backend cuda), fp16, fp64 (reference only); a list gives several "
+        "problems");
     options->set.pass.declare(*command, "forward (default), backward or both, which is forward,backward",
                               "Short for --pass backward");
     add_text("--suite", options->suite, "NAME", "Cases of a suite, by name or from a file, instead of those options");
@@ -279,11 +283,13 @@ void add_bench_command(CLI::App& app, Session& session) {
              "Machine to predict with: a file of tessera calibrate, or a name; default: this one, if it is known");
     command->add_flag("--roofs", options->roofs, "Measure the roofs of this CPU first, and predict and judge by them");
     command->add_flag("--resume", options->resume, "Skip cases that the output holds from this commit and device");
+    add_csv_flag(*command, session);
     command->callback([options, command, &session] {
         if (options->list_suites) {
             expect_only(*command, "--list-suites", {});
             return print_suites(session);
         }
+        if (command->count("--dtype") == 0 && options->set.how.backend == "cuda") options->set.shape.dtype = "bf16";
         if (!options->suite.empty())
             expect_only(*command, "--suite", {"--repeat", "--warm-up", "--output", "--device", "--roofs", "--resume"});
         execute(*options, session);

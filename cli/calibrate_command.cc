@@ -83,9 +83,7 @@ model::Machine calibrate(const CalibrateOptions& options) {
 
 void execute(const CalibrateOptions& options, const Session& session) {
     // An error must come before the measurement, which takes seconds.
-    const auto is_control = [](char c) { return static_cast<unsigned char>(c) < ' '; };
-    if (std::any_of(options.name.begin(), options.name.end(), is_control))
-        throw UsageError("--name", "expected text on one line");
+    expect_one_line("--name", options.name);
     expect_own_output(options.output, OutputKind::machine);
     if (!options.output.empty()) const io::AtomicFile can_be_made(options.output);
     model::Machine machine = calibrate(options);

@@ -72,8 +72,9 @@ void parse_gpu(const std::string& text, diagnose::Gpu& gpu) {
         gpu.name = machine->title;
         gpu.capability = static_cast<int>(machine->capability * 10 + 0.5);
     } else {
-        const std::string expected =
-            fmt::format("a compute capability (9.0, sm90), one of AMD's (gfx942), or one of {}", gpu_names());
+        const std::string expected = fmt::format(
+            "a compute capability (9.0, sm90), one of AMD's (gfx942), or one of {} (tessera machine describes them)",
+            gpu_names());
         const char* kExpected = expected.c_str();
         const bool sm = text.starts_with("sm");
         const auto numbers = parse_dotted("--gpu", sm ? text.substr(2) : text, kExpected);

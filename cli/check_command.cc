@@ -205,6 +205,7 @@ void print_json(const Session& session, const CheckOptions& options, const Check
         else row["error"] = f.error;
         failures.push_back(row);
     }
+    if (session.csv) return session.print_csv(rows);
     session.print_json(Json{{"pass", result.failures.empty() && ran_any(result)},
                             {"seed", parse_seed("--seed", options.seed)},
                             {"cases", result.cases},
@@ -255,7 +256,7 @@ void print_text(const Session& session, const CheckResult& result) {
 
 void execute(const CheckOptions& options, Session& session) {
     const CheckResult result = run_all(options);
-    if (session.json) print_json(session, options, result);
+    if (session.json || session.csv) print_json(session, options, result);
     else print_text(session, result);
     if (!result.failures.empty() || !ran_any(result)) session.exit_code = kCheckFailed;
 }
@@ -292,6 +293,7 @@ void add_check_command(CLI::App& app, Session& session) {
         ->type_name("ID");
     command->add_flag("--shapes", options->shapes,
                       "Add cases for every compiled shape of the kernels with every feature and dtype that it takes");
+    add_csv_flag(*command, session);
     command->callback([options, command, &session] {
         if (!options->only.empty())
             expect_only(*command, "--case", {"--seed", "--backend", "--schedule", "--pass", "--backward", "--kernel"});

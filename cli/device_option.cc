@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "measure/machine_file.hpp"
 #include "parse.hpp"
@@ -24,6 +25,11 @@ std::string gpu_names() {
     return names;
 }
 
+std::string default_dtype(const model::Machine& machine) {
+    if (machine.kind == model::MachineKind::cpu) return "fp32";
+    return machine.supports(DType::bf16) ? "bf16" : "fp16";
+}
+
 std::string perhaps_machine(const std::string& text) {
     std::vector<std::string> names;
     for (const model::Machine& machine : model::machines()) names.push_back(machine.name);
@@ -31,15 +37,19 @@ std::string perhaps_machine(const std::string& text) {
     return nearest.empty() ? "" : ", perhaps " + nearest;
 }
 
-model::Machine machine_of_option(const std::string& text) {
+model::Machine machine_of_option(const std::string& text, const std::string& option) {
     if (const model::Machine* machine = model::find_machine(usual_name(text))) return *machine;
     const bool names_a_file = text.find('/') != std::string::npos || text.find('.') != std::string::npos;
     std::error_code ignored;
     if (!names_a_file && !std::filesystem::exists(text, ignored))
-        throw UsageError("--device",
-                         fmt::format("expected a machine file of tessera calibrate, or one of {}, got \"{}\"{}",
+        throw UsageError(option,
+                         fmt::format("expected a machine file of tessera calibrate, or one of {}, got \"{}\"{}; "
+                                     "tessera machine describes them, and writes one as a file to edit",
                                      machine_names(), text, perhaps_machine(text)));
-    return measure::read_machine(text);
+    model::Machine machine = measure::read_machine(text);
+    const model::Machine* known = model::find_machine(machine.name);
+    if (known != nullptr && measure::to_json(*known) != measure::to_json(machine)) machine.name += "-edited";
+    return machine;
 }
 
 }  // namespace tessera::cli

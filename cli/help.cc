@@ -60,7 +60,8 @@ std::string usage_text(const CLI::App& app) {
     text += app.get_name();
     if (!app.get_subcommands([](const CLI::App*) { return true; }).empty()) text += " COMMAND";
     for (const CLI::Option* option : app.get_options()) {
-        if (option->get_positional()) text += " " + option->get_name(true, false) + "...";
+        if (!option->get_positional()) continue;
+        text += " " + option->get_name(true, false) + (option->get_expected_max() > 1 ? "..." : "");
     }
     return text + " [OPTIONS]\n\n";
 }
@@ -88,7 +89,7 @@ std::string examples_text(const std::vector<Example>& examples) {
 void expect_only(const CLI::App& command, const std::string& mode, const std::vector<std::string>& allowed) {
     for (const CLI::Option* option : command.get_options()) {
         const std::string name = option->get_positional() ? option->get_name(true) : option->get_name(false, false);
-        const bool known = name == mode || name == "--json" || name == "--help" ||
+        const bool known = name == mode || name == "--json" || name == "--csv" || name == "--help" ||
                            std::find(allowed.begin(), allowed.end(), name) != allowed.end();
         if (!known && option->count() > 0)
             throw UsageError(name, "has no effect with " + mode + ": expected without it");
@@ -110,8 +111,18 @@ CLI::App* add_command(CLI::App& app, Session& session, const std::string& name, 
     command->set_help_flag("-h,--help", "Print this help and exit")->group(kCommonGroup);
     command->add_flag("--json", session.json, "Print the result as one JSON document")->group(kCommonGroup);
     command->footer(examples_text(examples));
-    command->parse_complete_callback([command] { expect_no_empty_values(*command); });
+    command->parse_complete_callback([command, name, &session] {
+        session.command = name;
+        expect_no_empty_values(*command);
+        if (session.csv && session.json)
+            throw UsageError("--csv", "expected without --json, which is another form of the same answer");
+    });
     return command;
+}
+
+void add_csv_flag(CLI::App& command, Session& session) {
+    command.add_flag("--csv", session.csv, "Print the result as comma-separated values, a line for each row")
+        ->group(kCommonGroup);
 }
 
 }  // namespace tessera::cli

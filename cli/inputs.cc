@@ -9,6 +9,7 @@
 
 #include "core/arguments.hpp"
 #include "core/batch.hpp"
+#include "input_names.hpp"
 #include "io/npy.hpp"
 #include "io/safetensors.hpp"
 #include "session.hpp"
@@ -68,8 +69,8 @@ class Reader {
         const io::TensorFile& file = inputs_.files.front();
         const io::NamedTensor* tensor = file.find(name);
         if (tensor == nullptr) {
-            bad_data(file.origin(), fmt::format("expected a tensor {} ({}), the file has {}", io::printable(name), role,
-                                                listed(file)));
+            bad_data(file.origin(), fmt::format("expected a tensor {} ({}), the file has {}{}", io::printable(name),
+                                                role, listed(file), naming_text(file, options_.names)));
         }
         return file.view(*tensor);
     }

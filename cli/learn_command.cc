@@ -57,7 +57,8 @@ void take(const ExerciseId& id, const learn::Exercise& exercise, const std::stri
     const learn::Grade grade = learn::grade_answer(exercise, answer);
     if (!grade.right) session.exit_code = kCheckFailed;
     if (session.json) {
-        session.print_json({{"exercise", id.text()}, {"answer", answer}, {"right", grade.right}, {"text", grade.text}});
+        session.print_json({{"exercise", id.text()}, {"answer", answer}, {"right", grade.right}, {"text", grade.text}},
+                           "answer");
     } else {
         session.print(wrapped_lines(grade.text));
     }
@@ -73,7 +74,7 @@ void print_solution(const ExerciseId& id, const learn::Exercise& exercise, const
                                                    learn::kMissesBeforeSolution, id.text(), standing.misses));
     }
     const std::string text = learn::solution_of(exercise);
-    if (session.json) session.print_json({{"exercise", id.text()}, {"solution", text}});
+    if (session.json) session.print_json({{"exercise", id.text()}, {"solution", text}}, "solution");
     else session.print(wrapped_lines(text));
     if (judged && !standing.done) save(id, learn::kShown, false);
 }
@@ -171,7 +172,7 @@ void print_exercises(const Choice& choice, const learn::ModelShape& model, const
         Json document = {{"exercises", list}};
         if (choice.lesson != nullptr)
             document["lesson"] = choice.lesson->number, document["title"] = choice.lesson->title;
-        return session.print_json(document);
+        return session.print_json(document, "exercises");
     }
     for (const ExerciseId& id : choice.exercises)
         session.print((id == choice.exercises.front() ? "" : "\n") + exercise_text(id, learn::exercise_for(id, model)));
@@ -256,7 +257,7 @@ void write_picture(const Lesson& lesson, const std::string& path, const Session&
     io::AtomicFile file(path);
     file.write(std::as_bytes(std::span(svg)));
     file.commit();
-    if (session.json) session.print_json({{"lesson", lesson.number}, {"picture", path}});
+    if (session.json) session.print_json({{"lesson", lesson.number}, {"picture", path}}, "picture");
 }
 
 /// The options that were given and exclude each other, in the order in which errors name them.
@@ -273,7 +274,7 @@ std::vector<const char*> actions_of(const LearnOptions& options, bool answered) 
 void answer_one(const LearnOptions& options, const ExerciseId& id, Session& session) {
     const learn::Exercise exercise = learn::exercise_for(id, model_of(options));
     if (options.hint) {
-        if (session.json) return session.print_json({{"exercise", id.text()}, {"hint", exercise.hint}});
+        if (session.json) return session.print_json({{"exercise", id.text()}, {"hint", exercise.hint}}, "hint");
         return session.print(wrapped_lines(exercise.hint));
     }
     if (options.solution) return print_solution(id, exercise, session);

@@ -96,7 +96,8 @@ void print_list(const Session& session) {
                                {"title", quiz.title},
                                {"exercises", standings_json(given, learn::exercises_of(quiz))}});
         }
-        return session.print_json({{"lessons", list}, {"quizzes", quizzes}, {"kept_in", path ? Json(*path) : Json()}});
+        return session.print_json({{"lessons", list}, {"quizzes", quizzes}, {"kept_in", path ? Json(*path) : Json()}},
+                                  "list");
     }
     std::string text;
     int part = 0;

@@ -19,7 +19,7 @@ std::vector<std::string> dtype_names(const KernelInfo& kernel) {
     return names;
 }
 
-void print_json(const Session& session) {
+void print_rows(const Session& session) {
     Json rows = Json::array();
     for (const KernelInfo& kernel : kernels()) {
         rows.push_back({{"name", kernel.name},
@@ -30,6 +30,7 @@ void print_json(const Session& session) {
                         {"summary", kernel.summary},
                         {"limits", kernel.limits}});
     }
+    if (session.csv) return session.print_csv(rows);
     session.print_json(Json{{"version", TESSERA_VERSION}, {"commit", TESSERA_COMMIT}, {"kernels", rows}});
 }
 
@@ -55,7 +56,8 @@ void add_list_command(CLI::App& app, Session& session) {
         add_command(app, session, "list", "List every kernel of this build and its limits, in order of preference",
                     {{"tessera list", "as a table"},
                      {"tessera list --json | jq -r '.kernels[].name'", "the names, for a program"}});
-    command->callback([&session] { session.json ? print_json(session) : print_table(session); });
+    add_csv_flag(*command, session);
+    command->callback([&session] { session.json || session.csv ? print_rows(session) : print_table(session); });
 }
 
 }  // namespace tessera::cli

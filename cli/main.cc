@@ -11,6 +11,7 @@
 
 #include "commands.hpp"
 #include "commit.hpp"
+#include "exit_codes.hpp"
 #include "help.hpp"
 #include "parse.hpp"
 #include "signals.hpp"
@@ -36,6 +37,12 @@ int exit_code_of(ErrorCode code) {
     return kInternal;
 }
 
+std::string exit_codes_text() {
+    std::string text = "\nExit codes:\n";
+    for (const ExitMeaning& exit : kExitMeanings) text += fmt::format("  {:<15}{}\n", exit.code, exit.meaning);
+    return text;
+}
+
 void add_commands(CLI::App& app, Session& session) {
     app.name("tessera");
     app.description(
@@ -54,17 +61,20 @@ void add_commands(CLI::App& app, Session& session) {
     add_which_command(app, session);
     add_plan_command(app, session);
     add_roofline_command(app, session);
+    add_machine_command(app, session);
     add_calibrate_command(app, session);
     add_list_command(app, session);
     add_gen_command(app, session);
     add_learn_command(app, session);
+    add_completion_command(app, session);
+    add_man_command(app, session);
     app.footer(examples_text({{"tessera run qkv.safetensors --causal bottom-right -o out.safetensors",
                                "compute attention of the tensors q, k and v of a file"},
                               {"tessera plan --len 4096 --heads 32/8 --head-dim 128",
                                "which kernel would run, at what cost, and why no other"},
                               {"tessera roofline --device h200 --len 512:65536 --head-dim 128",
                                "what each schedule would cost on a GPU"}}) +
-               "\nEach command teaches by example: tessera COMMAND --help\n");
+               "\nEach command teaches by example: tessera COMMAND --help\n" + exit_codes_text());
 }
 
 /// The command in which parsing failed, for "see tessera run --help".

@@ -139,6 +139,11 @@ std::vector<std::string> parse_list(const std::string& option, std::string_view 
     }
 }
 
+void expect_one_line(const std::string& option, std::string_view text) {
+    const auto is_control = [](char c) { return static_cast<unsigned char>(c) < ' '; };
+    if (std::any_of(text.begin(), text.end(), is_control)) throw UsageError(option, "expected text on one line");
+}
+
 std::pair<std::int64_t, std::int64_t> parse_pair(const std::string& option, std::string_view text, char separator) {
     const std::size_t at = text.find(separator);
     if (at == 0 || at + 1 == text.size()) unexpected(option, fmt::format("N or N{}N", separator), text);

@@ -52,6 +52,9 @@ void expect_each_once(const std::string& option, std::string_view text, const st
     }
 }
 
+/// Throws for a text with control characters, such as a newline.
+void expect_one_line(const std::string& option, std::string_view text);
+
 /// Parses "A/B" or "A" as a pair; the second value defaults to the first.
 std::pair<std::int64_t, std::int64_t> parse_pair(const std::string& option, std::string_view text, char separator);
 

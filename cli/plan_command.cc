@@ -23,7 +23,16 @@ struct PlanCommandOptions {
     HowOptions how;
     PassOptions pass;
     std::string device;
+    bool dtype_given = false;
 };
+
+/// The Problem; without --dtype in the dtype of `machine`, or if that is null, of the backend.
+Problem problem_of(const PlanCommandOptions& options, const model::Machine* machine) {
+    ShapeOptions shape = options.shape;
+    if (!options.dtype_given && machine != nullptr) shape.dtype = default_dtype(*machine);
+    else if (!options.dtype_given && options.how.backend == "cuda") shape.dtype = "bf16";
+    return shape.problem(options.scores);
+}
 
 /// Predictions for kernels on this machine, if the model knows it.
 class Predictor {
@@ -66,7 +75,8 @@ void print_json(const Session& session, const Plan& plan, const Predictor& predi
     }
     Json document{{"problem", json_of(plan.problem)}, {"chosen", chosen}, {"refused", refused}};
     if (predict.machine()) document["device"] = predict.machine()->name;
-    session.print_json(document);
+    if (session.csv) session.print_csv(plan_rows(document));
+    else session.print_json(document);
 }
 
 void print_text(const Session& session, const Plan& plan, const Predictor& predict) {
@@ -92,18 +102,19 @@ void print_text(const Session& session, const Plan& plan, const Predictor& predi
 }
 
 void execute(const PlanCommandOptions& options, const Session& session) {
-    const Problem problem = options.shape.problem(options.scores);
     const Pass pass = options.pass.one();
     if (!options.device.empty()) {
         const model::Machine machine = machine_of_option(options.device);
         expect_for_machine(options.how, machine);
+        const Problem problem = problem_of(options, &machine);
         const PlanOn plan = plan_on_with(machine, problem, options.how.plan_options(pass, options.how.schedule),
                                          options.shape.sequences());
         return show_plan_on(machine, problem, pass, plan, session);
     }
+    const Problem problem = problem_of(options, nullptr);
     const Plan plan = plan_with(problem, options.how.plan_options(pass, options.how.schedule));
     const Predictor predict(options, plan);
-    if (session.json) print_json(session, plan, predict);
+    if (session.json || session.csv) print_json(session, plan, predict);
     else print_text(session, plan, predict);
 }
 
@@ -130,7 +141,12 @@ void add_plan_command(CLI::App& app, Session& session) {
         ->add_option("--device", options->device,
                      "Plan for another machine: a file of tessera calibrate, or one of " + machine_names())
         ->type_name("NAME");
-    command->callback([options, &session] { execute(*options, session); });
+    add_csv_flag(*command, session);
+    command->get_option("--dtype")->description(kDefaultDtype);
+    command->callback([options, command, &session] {
+        options->dtype_given = command->count("--dtype") > 0;
+        execute(*options, session);
+    });
 }
 
 }  // namespace tessera::cli

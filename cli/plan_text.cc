@@ -65,11 +65,29 @@ void print_json(const model::Machine& machine, const Problem& problem, Pass pass
         entry["capable"] = c.capable;
         refused.push_back(entry);
     }
-    session.print_json(
-        Json{{"problem", json_of(problem)}, {"chosen", chosen}, {"refused", refused}, {"device", machine.name}});
+    const Json document{
+        {"problem", json_of(problem)}, {"chosen", chosen}, {"refused", refused}, {"device", machine.name}};
+    if (session.csv) session.print_csv(plan_rows(document));
+    else session.print_json(document);
 }
 
 }  // namespace
+
+Json plan_rows(const Json& document) {
+    Json rows = Json::array();
+    const auto add = [&](const Json& entry, bool chosen) {
+        Json row{{"kernel", entry.at("kernel")}, {"chosen", chosen}};
+        if (entry.contains("predicted")) {
+            row["ms"] = entry.at("predicted").at("ms");
+            row["error"] = entry.at("predicted").at("error");
+        }
+        if (entry.contains("reason")) row["reason"] = entry.at("reason");
+        rows.push_back(row);
+    };
+    add(document.at("chosen"), true);
+    for (const Json& entry : document.at("refused")) add(entry, false);
+    return rows;
+}
 
 void show_plan_on(const model::Machine& machine, const Problem& problem, Pass pass, const PlanOn& plan,
                   const Session& session) {
@@ -81,7 +99,7 @@ void show_plan_on(const model::Machine& machine, const Problem& problem, Pass pa
                     fmt::format("no kernel takes this {} ({}) on {}:{}", name_of(pass), problem.describe(),
                                 machine.name, reasons));
     }
-    if (session.json) return print_json(machine, problem, pass, plan, session);
+    if (session.json || session.csv) return print_json(machine, problem, pass, plan, session);
     const int width = terminal_width(STDOUT_FILENO);
     std::string runs = fmt::format("tile {} x {}, workspace {}", chosen->tile.block_q, chosen->tile.block_kv,
                                    bytes_text(static_cast<double>(chosen->workspace_bytes)));

@@ -26,4 +26,7 @@ void expect_for_machine(const HowOptions& how, const model::Machine& machine);
 void show_plan_on(const model::Machine& machine, const Problem& problem, Pass pass, const PlanOn& plan,
                   const Session& session);
 
+/// Returns the document of `tessera plan --json` as rows of a table: the chosen kernel, then the others.
+Json plan_rows(const Json& document);
+
 }  // namespace tessera::cli

@@ -18,7 +18,9 @@
 #include "plot/png.hpp"
 #include "plot/svg.hpp"
 #include "records.hpp"
+#include "report.hpp"
 #include "roofline_options.hpp"
+#include "roofline_questions.hpp"
 #include "roofline_text.hpp"
 #include "roofline_views.hpp"
 #include "table.hpp"
@@ -53,7 +55,7 @@ void show_accuracy(const RooflineOptions& options, const Session& session) {
     std::optional<model::Machine> machine;
     if (options.device_given) machine = machine_of_option(options.device);
     const measure::Comparisons comparisons = measure::compare(records, machine ? &*machine : nullptr);
-    if (session.json) session.print_json(json_of(comparisons));
+    if (session.json) session.print_json(json_of(comparisons), "accuracy");
     else session.print(accuracy_text(comparisons, terminal_width(STDOUT_FILENO)));
 }
 
@@ -159,7 +161,7 @@ Problem one_problem(const RooflineOptions& options, const model::Machine& machin
 
 void show_tile(const RooflineOptions& options, const model::Machine& machine, const Session& session) {
     const schedule::Workload w{.problem = one_problem(options, machine), .tile = *options.own_tile()};
-    if (session.json) session.print_json(tile_json(w, machine));
+    if (session.json) session.print_json(tile_json(w, machine), "tile");
     else session.print(tile_text(w, machine, terminal_width(STDOUT_FILENO)));
 }
 
@@ -188,13 +190,47 @@ void show_timeline(const RooflineOptions& options, const model::Machine& machine
     };
     if (tiles(w.problem.len_q, w.tile.block_q) * tiles(w.problem.len_kv, w.tile.block_kv) > kMostTiles)
         unexpected("--len", "at most 1,024 tiles with --timeline", count_text(w.problem.len_kv));
-    if (session.json) session.print_json(timeline_json(w, machine));
+    if (session.json) session.print_json(timeline_json(w, machine), "timeline");
     else session.print(timeline_text(w, machine, terminal_width(STDOUT_FILENO)));
+}
+
+/// A line for each length, schedule and pass.
+Json csv_rows(const model::Machine& machine, std::span<const measure::SweepRow> rows) {
+    Json list = Json::array();
+    for (const measure::SweepRow& row : rows) {
+        for (const measure::SweepCell& cell : row.cells) {
+            Json line{{"device", machine.name}};
+            const Json problem = json_of(row.problem);
+            for (const auto& [key, value] : problem.items()) line[key] = value;
+            line["schedule"] = name_of(cell.schedule);
+            if (!cell.known()) {
+                line["refusal"] = cell.refusal;
+                list.push_back(line);
+            }
+            for (const model::Prediction& pass : cell.passes) {
+                Json one = line;
+                one["pass"] = name_of(pass.pass);
+                one["by"] = pass.by;
+                one["ms"] = pass.ms;
+                one["error"] = pass.error;
+                one["tflops"] = pass.tflops;
+                one["bound"] = pass.bound;
+                one["percent_of_bound"] = pass.percent_of_bound;
+                one["dram_bytes"] = pass.cost.work.bytes.dram;
+                one["memory_bytes"] = pass.memory.total();
+                one["fits"] = cell.fits;
+                list.push_back(one);
+            }
+        }
+    }
+    return list;
 }
 
 void execute(const RooflineOptions& options, const Session& session) {
     if (options.accuracy) return show_accuracy(options, session);
     if (!options.records.empty()) throw UsageError("--records", "expected --accuracy with it");
+    if (!options.model.empty()) return show_model(options, session);
+    if (!options.compare.empty()) return show_comparison(options, session);
     const model::Machine machine = machine_of_option(options.device);
     if (options.timeline) return show_timeline(options, machine, session);
     if (!options.tile.empty()) return show_tile(options, machine, session);
@@ -216,11 +252,29 @@ void execute(const RooflineOptions& options, const Session& session) {
     const bool any = std::any_of(rows.begin(), rows.end(), [](const auto& row) { return row.best() != nullptr; });
     if (!any) throw Error(ErrorCode::unsupported, "", "no schedule can be predicted:" + reasons.text());
     draw(options, machine, rows);
+    if (session.csv) return session.print_csv(csv_rows(machine, rows));
     if (!session.json) return print_text(options, question, rows, session);
     Json document = Json::array();
     const auto fraction = options.attention_fraction();
     for (const measure::SweepRow& row : rows) document.push_back(json_of(row, fraction));
     session.print_json(Json{{"device", machine.name}, {"rows", document}});
+}
+
+/// Throws for options that have no effect beside --model, --compare or --csv.
+void expect_of_question(const RooflineOptions& options, const CLI::App& command, const Session& session) {
+    const bool no_table = options.accuracy || options.timeline || !options.tile.empty() || options.worksheet;
+    if (session.csv && no_table)
+        throw UsageError("--csv",
+                         "has no effect with --accuracy, --timeline, --tile or --worksheet: expected without it");
+    if (!options.model.empty()) {
+        expect_only(command, "--model",
+                    {"--device", "--compare", "--batch", "--len", "--dtype", "--schedule", "--by", "--threads"});
+    } else if (!options.compare.empty()) {
+        for (const char* other : {"--svg", "--png", "--tile", "--timeline", "--worksheet", "--amdahl", "--accuracy"})
+            if (command.count(other) > 0) throw UsageError(other, "has no effect with --compare: expected without it");
+    }
+    if (!options.compare.empty() && command.count("--device") > 0)
+        throw UsageError("--device", "expected --compare or --device, got both");
 }
 
 }  // namespace
@@ -232,6 +286,9 @@ void add_roofline_command(CLI::App& app, Session& session) {
           "how time and win grow with the length"},
          {"tessera roofline --device a100 --tokens 16384 --len 512:16384 --pass both --svg a.svg",
           "the sizes of the papers, drawn"},
+         {"tessera roofline --compare h100,h200,b200 --len 8192 --heads 32/8 --head-dim 128",
+          "which GPU for this call"},
+         {"tessera roofline --model config.json --device h200 --batch 4 --len 8k", "attention in a whole model"},
          {"tessera roofline --device h200 --len 4096 --schedule fa3 --worksheet", "the calculation, line by line"},
          {"tessera roofline --device l4 --len 8192 --amdahl 0.4", "the speed-up of a whole model"},
          {"tessera roofline --device a100 --head-dim 128 --tile 128,64", "what fits the memory of a core"},
@@ -239,11 +296,13 @@ void add_roofline_command(CLI::App& app, Session& session) {
          {"tessera roofline --accuracy", "how far the model is from measurements"}});
     auto options = std::make_shared<RooflineOptions>();
     options->declare(*command);
+    add_csv_flag(*command, session);
     command->callback([options, command, &session] {
         options->dtype_given = command->count("--dtype") > 0;
         if (options->accuracy) expect_only(*command, "--accuracy", {"--records", "--device"});
         if (options->accuracy && command->count("--device") > 0 && options->records.empty())
             throw UsageError("--device", "expected --records with it: the Records of that machine");
+        expect_of_question(*options, *command, session);
         if (options->worksheet && !options->amdahl.empty())
             throw UsageError("--amdahl", "has no effect with --worksheet: expected without it");
         if (options->timeline)

@@ -25,17 +25,27 @@ std::string expanded(const std::string& option, const std::string& text) {
     return list;
 }
 
+/// Throws for sizes of 0: a call without work has no time to predict.
+void expect_work(const Problem& problem) {
+    const std::pair<const char*, std::int64_t> sizes[] = {
+        {"--batch", problem.batch}, {"--len", std::min(problem.len_q, problem.len_kv)}, {"--heads", problem.heads_q}};
+    for (const auto& [option, size] : sizes)
+        if (size == 0) unexpected(option, "1 or more, since a call without work takes no time", "0");
+}
+
 }  // namespace
 
 void RooflineOptions::declare(CLI::App& command) {
     shape.declare(command, true);
     scores.declare(command);
-    command.get_option("--dtype")->description(
-        "bf16 (default on GPUs that have it), fp16 (on others), fp32 (on CPUs), fp64; a list gives several problems");
+    command.get_option("--dtype")->description(fmt::format("{}; a list gives several problems", kDefaultDtype));
     const auto add = [&](const char* name, std::string& value, const char* type, const std::string& text) {
         command.add_option(name, value, text)->type_name(type);
     };
     add("--device", device, "NAME", "Machine: a file of tessera calibrate, or " + machine_names() + "; default h200");
+    add("--compare", compare, "NAMES", "Several machines in one table, the first as the measure: h100,h200,b200");
+    add("--model", model, "FILE",
+        "config.json of a model (Hugging Face): attention in a prefill, a training step and a decode step of it");
     add("--schedule", schedules, "NAME", "all (default), or a list of " + schedule_names());
     pass.declare(command, "forward (default), backward, or both: their sum", "Short for --pass backward");
     add("--by", by, "NAME",
@@ -117,16 +127,26 @@ std::optional<double> RooflineOptions::attention_fraction() const {
     return fraction;
 }
 
+std::vector<std::int64_t> RooflineOptions::model_lengths() const {
+    const std::string text = expanded("--len", shape.len.empty() ? "1024" : shape.len);
+    expect_no_thousands("--len", text);
+    std::vector<std::int64_t> lengths;
+    for (const std::string& part : parse_list("--len", text)) lengths.push_back(parse_size("--len", part));
+    expect_each_once("--len", text, lengths);
+    constexpr std::int64_t kMost = std::int64_t{1} << 24;
+    for (const std::int64_t len : lengths)
+        if (len < 1 || len > kMost) unexpected("--len", "1..2^24", std::to_string(len));
+    return lengths;
+}
+
 std::vector<Problem> RooflineOptions::problems(const model::Machine& machine) const {
     ShapeOptions asked = shape;
     asked.len = expanded("--len", shape.len);
     asked.len_q = expanded("--len-q", shape.len_q);
     asked.len_kv = expanded("--len-kv", shape.len_kv);
-    if (!dtype_given)
-        asked.dtype = machine.kind == model::MachineKind::gpu && machine.supports(DType::bf16) ? "bf16"
-                      : machine.kind == model::MachineKind::gpu                                ? "fp16"
-                                                                                               : "fp32";
+    if (!dtype_given) asked.dtype = default_dtype(machine);
     std::vector<Problem> list = asked.problems(scores);
+    for (const Problem& problem : list) expect_work(problem);
     if (tokens.empty()) return list;
     if (!shape.batch.empty() || !shape.ragged.empty() || !shape.kv_lengths.empty())
         throw UsageError("--tokens", "gives the batch: expected none of --batch, --ragged, --kv-lengths with it");

@@ -24,6 +24,8 @@ struct RooflineOptions {
     std::string png;
     std::string amdahl;
     std::string tile;
+    std::string compare;
+    std::string model;
     bool timeline = false;
     bool worksheet = false;
     bool accuracy = false;
@@ -41,8 +43,10 @@ struct RooflineOptions {
     std::optional<Tile> own_tile() const;
     /// Returns the fraction of attention, if --amdahl is given.
     std::optional<double> attention_fraction() const;
-    /// Returns every problem, with lengths in the given order; "512:65536" doubles. The default dtype is bf16 on GPUs
-    /// and fp32 on CPUs.
+    /// Returns the lengths of --len with --model, each at least 1.
+    std::vector<std::int64_t> model_lengths() const;
+    /// Returns every problem, each with a query and a sequence, with lengths in the given order; "512:65536" doubles.
+    /// The default dtype is bf16 on GPUs and fp32 on CPUs.
     std::vector<Problem> problems(const model::Machine& machine) const;
 };
 

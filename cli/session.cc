@@ -8,7 +8,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "csv.hpp"
 #include "progress.hpp"
+#include "schema.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::cli {
@@ -105,7 +107,11 @@ static std::string json_text(const Json& document) {
     return document.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
 }
 
-void Session::print_json(const Json& document) const { print(json_text(document)); }
+void Session::print_json(const Json& document, const std::string& variant) const {
+    print(json_text(with_schema(document, command, variant)));
+}
+
+void Session::print_csv(const Json& rows) const { print(csv_text(rows)); }
 
 void print_error(std::string_view message) { print_lines("error", message.empty() ? "unknown" : message); }
 
@@ -120,7 +126,7 @@ void print_error_json(std::string_view message, int code) {
         else if (!line.empty()) notes.push_back(std::string(line));
         begin = end + 1;
     }
-    Json document{{"error", first}, {"notes", notes}, {"exit_code", code}};
+    Json document{{"schema", "tessera.error/1"}, {"error", first}, {"notes", notes}, {"exit_code", code}};
     [[maybe_unused]] const bool written = write_all(STDOUT_FILENO, json_text(document));  // stderr has the error too
 }
 

@@ -38,19 +38,27 @@ class ReaderGone : public std::exception {};
 
 struct Session {
     bool json = false;    ///< --json: exactly one JSON document goes to stdout
+    bool csv = false;     ///< --csv: a table of comma-separated values goes to stdout
+    std::string command;  ///< the subcommand, by which its JSON documents are called
     int exit_code = kOk;  ///< exit code of the process if nothing throws; a failed check sets kCheckFailed
 
     /// Writes a result to stdout at once. Throws Error(cannot_write), or ReaderGone.
     void print(std::string_view text) const;
 
-    /// Writes the one JSON document of a command, indented. Text that is not UTF-8 is replaced and causes no error.
-    void print_json(const Json& document) const;
+    /// Writes the one JSON document of a command, indented. Text that is not UTF-8 is replaced and causes no error. Its
+    /// first field is "schema": "tessera.COMMAND/1", or "tessera.COMMAND.VARIANT/1" for another form of answer; in a
+    /// list each object has it. A document that has a schema keeps it.
+    void print_json(const Json& document, const std::string& variant = "") const;
+
+    /// Writes objects as a table (csv_text()).
+    void print_csv(const Json& rows) const;
 };
 
 /// Writes one line to stderr: "tessera: error: message". Control characters are escaped, so that a hostile file name
 /// cannot control the terminal. Further lines of `message` become lines "tessera: note: ...".
 void print_error(std::string_view message);
-/// Writes the error as a --json document to stdout: {"error": first line, "notes": the others, "exit_code": code}.
+/// Writes the error as a --json document to stdout: {"schema": "tessera.error/1", "error": first line, "notes": the
+/// others, "exit_code": code}.
 void print_error_json(std::string_view message, int code);
 void print_note(std::string_view message);
 

@@ -307,7 +307,7 @@ void execute_by_hand(const WalkOptions& options, Session& session) {
         if (error.argument() != "numbers") throw;
         throw UsageError("--numbers", std::string(error.what()).substr(error.argument().size() + 2));
     }
-    if (session.json) session.print_json(json_of(hand, options.backward));
+    if (session.json) session.print_json(json_of(hand, options.backward), "by_hand");
     else session.print(hand_text(hand, options.backward, terminal_width(STDOUT_FILENO)));
 }
 

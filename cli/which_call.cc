@@ -65,7 +65,7 @@ void answer_call(const CallOptions& options, const Session& session) {
         Json document = json_of(explanation);
         document["sentence"] = verdict_sentence(explanation, ways);
         document.update(json_of(ways));
-        return session.print_json(document);
+        return session.print_json(document, "call");
     }
     const int width = terminal_width(STDOUT_FILENO);
     std::string text = verdict_text(explanation, ways, width);
@@ -90,7 +90,7 @@ void answer_family(const Session& session) {
         document["libraries"].push_back(
             {{"name", c.name}, {"since", c.since}, {"ends_in", c.ends_in}, {"how", c.how}, {"source", c.source}});
     }
-    session.print_json(document);
+    session.print_json(document, "family");
 }
 
 }  // namespace tessera::cli

@@ -50,6 +50,16 @@ if(TESSERA_INSTALL)
         install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT command)
         # The command looks for them at ../share/tessera/suites from where it lies.
         install(DIRECTORY bench/suites DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera COMPONENT command)
+        if(NOT CMAKE_CROSSCOMPILING)
+            install(FILES ${TESSERA_COMPLETIONS}/tessera.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT command
+                    OPTIONAL)
+            install(FILES ${TESSERA_COMPLETIONS}/bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
+                    RENAME tessera COMPONENT command OPTIONAL)
+            install(FILES ${TESSERA_COMPLETIONS}/zsh DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions
+                    RENAME _tessera COMPONENT command OPTIONAL)
+            install(FILES ${TESSERA_COMPLETIONS}/fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d
+                    RENAME tessera.fish COMPONENT command OPTIONAL)
+        endif()
         # So for the Records that roofline --accuracy reads.
         install(DIRECTORY bench/results DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera COMPONENT command)
     endif()

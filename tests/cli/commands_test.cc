@@ -48,12 +48,28 @@ TEST_F(CommandsTest, every_one_gives_one_json_document) {
     std::string known = run("frobnicate").err;
     known = known.substr(0, known.find(", got"));
     for (const char* arguments :
-         {"run a.safetensors --backward --check", "check --kernel cpu.fa1.forward --case causal_square",
-          "bench --len 8 --repeat 1 --warm-up 0", "bench --list-suites", "report r.jsonl -o r.html",
-          "walk a.safetensors", "walk --by-hand", "which names.txt", "which --family", "plan", "roofline --len 64",
-          "roofline --timeline --len 64", "roofline --accuracy --records r.jsonl",
-          "calibrate --device h200 --micro " TESSERA_SOURCE_DIR "/bench/results/h200/micro.jsonl", "list",
-          "gen --len 8 -o b.safetensors", "learn", "learn 6"}) {
+         {"run a.safetensors --backward --check",
+          "check --kernel cpu.fa1.forward --case causal_square",
+          "bench --len 8 --repeat 1 --warm-up 0",
+          "bench --list-suites",
+          "report r.jsonl -o r.html",
+          "walk a.safetensors",
+          "walk --by-hand",
+          "which names.txt",
+          "which --family",
+          "plan",
+          "roofline --len 64",
+          "roofline --timeline --len 64",
+          "roofline --accuracy --records r.jsonl",
+          "machine",
+          "machine h200",
+          "calibrate --device h200 --micro " TESSERA_SOURCE_DIR "/bench/results/h200/micro.jsonl",
+          "list",
+          "gen --len 8 -o b.safetensors",
+          "completion bash",
+          "man",
+          "learn",
+          "learn 6"}) {
         const Outcome outcome = run(std::string(arguments) + " --json", "export XDG_STATE_HOME=$PWD;", "</dev/null");
         EXPECT_EQ(outcome.code, 0) << arguments << "\n" << outcome.err;
         EXPECT_TRUE(nlohmann::json::accept(outcome.out)) << arguments << "\n" << outcome.out;

@@ -5,15 +5,29 @@
 
 #include <algorithm>
 #include <csignal>
+#include <map>
 #include <thread>
 
 #include "device/device_copy.hpp"
+#include "io/safetensors.hpp"
 #include "process.hpp"
 
 namespace tessera::errors_test {
 namespace {
 
-class ErrorsTest : public CommandTest {};
+class ErrorsTest : public CommandTest {
+ protected:
+    /// Gives tensors of a file in the work folder other names.
+    void rename_tensors(const std::string& file, const std::map<std::string, std::string>& names) const {
+        const io::TensorFile read = io::read_safetensors(path(file));
+        std::vector<std::pair<std::string, TensorView>> views;
+        for (const io::NamedTensor& tensor : read.tensors()) {
+            const auto other = names.find(tensor.name);
+            views.emplace_back(other == names.end() ? tensor.name : other->second, read.view(tensor));
+        }
+        io::write_safetensors(path(file), views);
+    }
+};
 
 using Names = std::set<std::string>;
 
@@ -74,6 +88,12 @@ TEST_F(ErrorsTest, bad_data_is_65) {
     expect_error("run garbage.safetensors", 65, "garbage.safetensors");
     expect_error("run " + kSampleOptions + " --q nope", 65,
                  "expected a tensor \"nope\" (q), the file has \"do\", \"k\", \"o\", \"q\", \"v\"");
+    expect_error("run garbage.safetensors", 65, "it is text that begins with \"not a tensor file");
+    run_ok("gen --len 8 --heads 2 --head-dim 4 -o named.safetensors");
+    rename_tensors("named.safetensors", {{"q", "layers.0.query"}, {"k", "layers.0.key"}, {"v", "w"}});
+    expect_error("run named.safetensors", 65, "; name the tensors by --q layers.0.query --k layers.0.key --v NAME");
+    run_ok("run named.safetensors --q layers.0.query --k layers.0.key --v w");
+    std::filesystem::remove(path("named.safetensors"));
     expect_error("run " + kSampleOptions + " --k o --v do --bias q", 65, "bias: expected [1, 4, 1500, 1500]");
     expect_error("run " + kSample + " --cu-seqlens-q q --cu-seqlens-kv q", 65, "rank 3");
     run_ok("gen --len 8 --heads 2 --head-dim 4 -o a.safetensors");

@@ -321,7 +321,7 @@ TEST_F(ModelCommandsTest, errors_name_the_option) {
     expect_error("plan --device xeon-16 --tile 0,0", 2, "--tile: expected 1..4096, got 0");
     expect_error("plan --device h200 --tile 64,5000", 2, "--tile: expected 1..4096, got 5000");
     expect_error("roofline --device t4 --len 64", 69, "standard, fa1: needs compute capability 8.0");
-    expect_error("plan --device h200 --bias --len 200000", 69, "1054 GiB too much");
+    expect_error("plan --device h200 --dtype fp32 --bias --len 200000", 69, "1054 GiB too much");
     run_ok("plan --device h200 --bias --len 20000");
     expect_error("roofline --seed 3 --len 64", 2, "--seed: has no effect without --dropout");
     expect_error("plan --seed 3", 2, "--seed: has no effect without --dropout\n");

@@ -101,6 +101,30 @@ TEST(Npy, bytes_are_read_but_not_viewed) {
     expect_error(ErrorCode::bad_data, "rank <= 4", [&] { deep.view("array"); });
 }
 
+TEST(Npy, big_endian_data_is_swapped) {
+    const auto read = [](const std::string& descr, const std::string& payload) {
+        return parse_npy(to_bytes("\x93NUMPY\1" + std::string(1, '\0') + little_endian(dict(descr, "(2,)").size(), 2) +
+                                  dict(descr, "(2,)") + payload),
+                         kBf16);
+    };
+    const TensorFile singles = read(">f4", std::string("\x3f\x80\0\0\xc0\x20\0\0", 8));
+    EXPECT_EQ(singles.tensors()[0].file_dtype, ">f4");
+    EXPECT_EQ(*singles.view("array").at<float>(0), 1.0F);
+    EXPECT_EQ(*singles.view("array").at<float>(1), -2.5F);
+    EXPECT_EQ(*read(">f8", std::string("\x40\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1", 16)).view("array").at<double>(0), 2.0);
+    EXPECT_EQ(*read(">i8", std::string(15, '\0') + '\7').view("array").at<std::int64_t>(1), 7);
+    const TensorFile bf16 = read(">u2", "\x3f\x80\x40\x20");
+    EXPECT_EQ(bf16.view("array").dtype, DType::bf16);
+    EXPECT_EQ(*bf16.view("array").at<std::uint16_t>(1), 0x4020);
+    const TensorFile half = read(">f2", std::string("\x3c\0\x40\0", 4));
+    EXPECT_EQ(*half.view("array").at<std::uint16_t>(0), 0x3c00);
+}
+
+TEST(Npy, python_2_writes_sizes_with_an_l) {
+    EXPECT_EQ(parse_npy(file_of(dict("<f4", "(2L,)"), 8)).view("array").size(), 2);
+    EXPECT_EQ(parse_npy(file_of(dict("<f4", "(1L, 2L)"), 8)).view("array").describe(), "fp32 [1, 2] strides [2, 1]");
+}
+
 TEST(Npy, versions_2_and_3_have_a_longer_length_field) {
     for (const int version : {1, 2, 3}) {
         EXPECT_EQ(parse_npy(file_of(dict("<f4", "(2,)"), 8, version)).view("array").size(), 2);
@@ -118,9 +142,9 @@ TEST(Npy, the_grammar_takes_every_spelling_of_the_dict) {
 }
 
 TEST(Npy, check_magic_and_version) {
-    expect_bad("magic", Bytes{});
+    expect_bad("expected a .npy file, it is an empty file", Bytes{});
     expect_bad("magic", to_bytes("\x93NUMP"));
-    expect_bad("magic", to_bytes("PK\3\4 an npz archive"));
+    expect_bad("expected a .npy file, it is a zip archive", to_bytes("PK\3\4 an npz archive"));
     for (const int version : {0, 4, 255})
         expect_bad("version 1.0, 2.0 or 3.0", file_of(dict("<f4", "(2,)"), 8, version));
     expect_bad("came 1.1", to_bytes(std::string("\x93NUMPY\1\1", 8) + "  "));
@@ -153,9 +177,9 @@ TEST(Npy, check_keys) {
 }
 
 TEST(Npy, check_shape) {
-    for (const char* shape :
-         {"(2)", "(,)", "(2,,)", "(2 2)", "[2]", "2", "(2,", "(-2,)", "(+2,)", "(02,)", "(2.0,)", "(2e0,)", "(2L,)",
-          "(0x2,)", "(2_0,)", "('2',)", "((2,),)", "(None,)", "(9223372036854775808,)"}) {
+    for (const char* shape : {"(2)",   "(,)",    "(2,,)",  "(2 2)",  "[2]",     "2",       "(2,",
+                              "(-2,)", "(+2,)",  "(02,)",  "(2.0,)", "(2e0,)",  "(L,)",    "(2LL,)",
+                              "(2l,)", "(0x2,)", "(2_0,)", "('2',)", "((2,),)", "(None,)", "(9223372036854775808,)"}) {
         expect_bad("header: expected", dict("<f4", shape), 8);
     }
     expect_bad("rank <= 8", dict("<f4", "(1, 1, 1, 1, 1, 1, 1, 1, 1)"), 4);
@@ -164,7 +188,7 @@ TEST(Npy, check_shape) {
 
 TEST(Npy, check_dtype) {
     for (const char* descr :
-         {"", ">f4", "=f4", "f4", "<f16", "<c8", "|b1", "<U4", "|S4", "<M8[ns]", "|V4", "<f4 ", "<i2"}) {
+         {"", ">f3", "=f4", "f4", "<f16", "<c8", "|b1", "<U4", "|S4", "<M8[ns]", "|V4", "<f4 ", "<i2"}) {
         expect_bad("dtype: expected", dict(descr, "(2,)"), 8);
     }
     expect_bad("dtype: expected", dict(std::string("<f4\0", 4), "(2,)"), 8);

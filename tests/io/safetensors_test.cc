@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/safetensors.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -172,17 +173,17 @@ TEST(Safetensors, views_of_missing_names_and_high_ranks_are_refused) {
 }
 
 TEST(Safetensors, check_length_of_file) {
-    expect_bad("at least 8 bytes, came 0", Bytes{});
+    expect_bad("it is an empty file", Bytes{});
     expect_bad("at least 8 bytes, came 7", Bytes(7));
 }
 
 TEST(Safetensors, check_header_length) {
     const std::string rest = "{}";
-    expect_bad("at most 16777216 bytes, came 16777217", to_bytes(little_endian((16 << 20) + 1, 8) + rest));
-    expect_bad("the rest of the file, came 3", to_bytes(little_endian(3, 8) + rest));
+    expect_bad("at most 100000000 bytes, came 100000001", to_bytes(little_endian(100'000'001, 8) + rest));
+    expect_bad("the rest of the file, came 3: the file was cut off", to_bytes(little_endian(3, 8) + rest));
     // 8 + n wraps to 0 and to 1.
-    expect_bad("at most 16777216 bytes", to_bytes(little_endian(~std::uint64_t{7}, 8) + rest));
-    expect_bad("at most 16777216 bytes", to_bytes(little_endian(~std::uint64_t{6}, 8) + rest));
+    expect_bad("at most 100000000 bytes", to_bytes(little_endian(~std::uint64_t{7}, 8) + rest));
+    expect_bad("at most 100000000 bytes", to_bytes(little_endian(~std::uint64_t{6}, 8) + rest));
     const auto bytes = file_of(one("F32", "[2]", "[0,8]"), 8);
     expect_error(ErrorCode::bad_data, "at most 10 bytes", [&] { parse_safetensors(bytes, "x", {.header_bytes = 10}); });
     const auto hard = to_bytes(little_endian(100'000'001, 8) + rest);
@@ -303,6 +304,17 @@ TEST(Safetensors, a_hostile_name_is_printed_escaped_and_cut) {
     }
 }
 
+TEST(Safetensors, more_than_65536_tensors_are_read) {
+    constexpr int kTensors = 70'000;
+    std::string header = "{";
+    for (int i = 0; i < kTensors; ++i)
+        header += fmt::format("{}\"{}\":{{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[{},{}]}}", i == 0 ? "" : ",",
+                              i, i, i + 1);
+    const TensorFile file = parse_safetensors(file_of(header + "}", kTensors));
+    ASSERT_EQ(file.tensors().size(), static_cast<std::size_t>(kTensors));
+    EXPECT_EQ(std::to_integer<int>(file.bytes(*file.find("69999"))[0]), 69'999 % 256);
+}
+
 // The failures of other readers; the numbers are those of their issue trackers.
 
 TEST(Safetensors, bug_litert_9255_product_wraps_to_zero) {
@@ -369,7 +381,7 @@ TEST(Safetensors, the_writer_refuses_what_the_reader_would) {
     expect_invalid("host memory", {{"a", dense_view(&value, DType::fp32, {1}, {DeviceType::cuda, 0})}});
     expect_invalid("fewer than 2^60 bytes",
                    {{"a", strided_view(&value, DType::fp32, {std::int64_t{1} << 40, std::int64_t{1} << 40}, {0, 0})}});
-    expect_invalid("at most 16777216 bytes", {{"a", view}}, {{"k", std::string(17 << 20, 'x')}});
+    expect_invalid("at most 100000000 bytes", {{"a", view}}, {{"k", std::string(100'000'000, 'x')}});
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "io/memory.hpp"
+#include "io/other_format.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::io {
@@ -76,7 +77,8 @@ InputFile::InputFile(const std::string& path) : path_(path) {
     if (!S_ISREG(info.st_mode)) {
         ::close(descriptor_);
         throw Error(ErrorCode::cannot_open, "",
-                    fmt::format("{}: expected a regular file, it is {}", path, kind_of(info.st_mode)));
+                    fmt::format("{}: expected a regular file, it is {}{}", path, kind_of(info.st_mode),
+                                S_ISDIR(info.st_mode) ? folder_text(path) : ""));
     }
     size_ = static_cast<std::uint64_t>(info.st_size);
 }

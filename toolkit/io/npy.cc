@@ -17,12 +17,13 @@
 
 #include "io/atomic_file.hpp"
 #include "io/npy_header.hpp"
+#include "io/other_format.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::io {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "only little-endian data is read and written as it is");
+static_assert(std::endian::native == std::endian::little, "big-endian data is swapped, little-endian data is not");
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::uint64_t kMaxHeaderBytes = 64 * 1024;
@@ -45,16 +46,21 @@ constexpr std::array<NpyDtype, 10> kDtypes{{{"<f2", 2, DType::fp16},
                                             {"<V2", 2, DType::bf16, true},
                                             {"<u2", 2, DType::bf16, true}}};
 
+bool is_big_endian(const std::string& descr) { return descr.starts_with('>'); }
+
 const NpyDtype& find_dtype(const std::string& descr, const NpyOptions& options, const std::string& origin) {
+    std::string name = descr;
+    if (is_big_endian(descr)) name.front() = '<';
     for (const NpyDtype& dtype : kDtypes) {
-        if (dtype.name != descr) continue;
+        if (dtype.name != name) continue;
         if (dtype.bf16 && !options.bf16) {
             bad_data(origin, fmt::format("dtype: {} may be bf16; expected the option that says so (--dtype bf16)",
                                          printable(descr)));
         }
         return dtype;
     }
-    bad_data(origin, fmt::format("dtype: expected <f2, <f4, <f8, <i4, <i8, |u1 or |i1, came {}", printable(descr)));
+    bad_data(origin, fmt::format("dtype: expected <f2, <f4, <f8, <i4, <i8 (or these with >), |u1 or |i1, came {}",
+                                 printable(descr)));
 }
 
 std::string_view dtype_name(DType dtype) {
@@ -74,7 +80,8 @@ HeaderText read_header_text(const ByteSource& source) {
     std::array<char, 12> start{};  // magic, version, header length
     const std::uint64_t available = std::min<std::uint64_t>(source.size(), start.size());
     source.read(0, std::as_writable_bytes(std::span(start)).first(available));
-    if (std::string_view(start.data(), kMagic.size()) != kMagic) bad_data(origin, "expected the magic bytes of .npy");
+    if (std::string_view(start.data(), kMagic.size()) != kMagic)
+        bad_data(origin, not_wanted_text(source, "a .npy file", "expected the magic bytes of .npy"));
     const auto expect_bytes = [&](std::uint64_t least) {
         if (available < least)
             bad_data(origin, fmt::format("expected at least {} bytes, came {}", least, source.size()));
@@ -125,7 +132,8 @@ TensorFile parse(const ByteSource& source, const NpyOptions& options) {
     tensor.shape = std::move(header.shape);
     tensor.bytes = static_cast<std::size_t>(bytes);
     std::vector<TensorSource> tensors;
-    tensors.push_back({std::move(tensor), text.data_offset});
+    const std::size_t swapped = is_big_endian(header.descr) ? static_cast<std::size_t>(dtype.bytes) : 1;
+    tensors.push_back({std::move(tensor), text.data_offset, swapped});
     return TensorFile(source, std::move(tensors), {});
 }
 

@@ -17,8 +17,8 @@ struct NpyOptions {
 };
 
 /// Reads a .npy file of format 1, 2 or 3 as a TensorFile of one tensor, named by the file's stem. Fortran order becomes
-/// a strided view. Pickled objects, structured dtypes and big-endian data are refused. Memory for the data is allocated
-/// only after the size of the file agrees with the header.
+/// a strided view, and big-endian data is swapped. Pickled objects and structured dtypes are refused. Memory for the
+/// data is allocated only after the size of the file agrees with the header.
 ///
 /// Throws Error(cannot_open), Error(bad_data) or Error(out_of_memory); the message names the file.
 TensorFile read_npy(const std::string& path, const NpyOptions& options = {});

@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "io/atomic_file.hpp"
+#include "io/other_format.hpp"
 #include "io/safetensors_header.hpp"
 #include "tessera/error.hpp"
 
@@ -24,19 +25,36 @@ static_assert(std::endian::native == std::endian::little, "the format is little 
 
 constexpr std::uint64_t kPrefix = 8;  // bytes before the header
 
+/// True if the file begins as the format does, so that a wrong length means a damaged file.
+bool begins_as_header(const ByteSource& source) {
+    if (source.size() <= kPrefix) return false;
+    std::uint64_t length = 0;
+    char first = '\0';
+    source.read(0, std::as_writable_bytes(std::span(&length, 1)));
+    source.read(kPrefix, std::as_writable_bytes(std::span(&first, 1)));
+    return length <= SafetensorsLimits::kHardHeaderBytes && first == '{';
+}
+
+/// Refuses a file that does not begin as the format does: names its own format if it has one, else says `otherwise`.
+[[noreturn]] void not_safetensors(const ByteSource& source, const std::string& otherwise) {
+    bad_data(source.origin(),
+             begins_as_header(source) ? otherwise : not_wanted_text(source, "a .safetensors file", otherwise));
+}
+
 /// Returns the bytes of the header, checked to be inside the file and under the limit.
 std::uint64_t read_header_length(const ByteSource& source, const SafetensorsLimits& limits) {
-    const std::string& origin = source.origin();
     if (source.size() < kPrefix) {
-        bad_data(origin, fmt::format("expected at least {} bytes, came {}", kPrefix, source.size()));
+        not_safetensors(source, fmt::format("expected at least {} bytes, came {}", kPrefix, source.size()));
     }
     std::uint64_t length = 0;
     source.read(0, std::as_writable_bytes(std::span(&length, 1)));
     const std::uint64_t limit = std::min(limits.header_bytes, SafetensorsLimits::kHardHeaderBytes);
-    if (length > limit) bad_data(origin, fmt::format("expected a header of at most {} bytes, came {}", limit, length));
+    if (length > limit)
+        not_safetensors(source, fmt::format("expected a header of at most {} bytes, came {}", limit, length));
     if (length > source.size() - kPrefix) {
-        bad_data(origin, fmt::format("expected a header of at most {} bytes, the rest of the file, came {}",
-                                     source.size() - kPrefix, length));
+        not_safetensors(source, fmt::format("expected a header of at most {} bytes, the rest of the file, came {}{}",
+                                            source.size() - kPrefix, length,
+                                            begins_as_header(source) ? ": the file was cut off" : ""));
     }
     return length;
 }
@@ -46,7 +64,7 @@ std::string read_header_text(const ByteSource& source, std::uint64_t length) {
     const std::string& origin = source.origin();
     std::string text(length, '\0');
     source.read(kPrefix, std::as_writable_bytes(std::span(text)));
-    if (text.empty() || text.front() != '{') bad_data(origin, "expected a header that starts with '{'");
+    if (text.empty() || text.front() != '{') not_safetensors(source, "expected a header that starts with '{'");
     // The JSON parser takes a NUL for the end of its input and ignores the rest.
     if (text.find('\0') != std::string::npos) bad_data(origin, "expected a header without NUL bytes");
     text.resize(text.find_last_not_of(' ') + 1);

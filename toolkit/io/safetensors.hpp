@@ -15,9 +15,10 @@ namespace tessera::io {
 struct SafetensorsLimits {
     static constexpr std::size_t kHardHeaderBytes = 100'000'000;  ///< the limit of the format's own implementation
 
-    std::size_t header_bytes = std::size_t{16} << 20;  ///< values over kHardHeaderBytes count as kHardHeaderBytes
-    std::size_t tensors = 65'536;
-    std::size_t metadata = 65'536;  ///< entries of __metadata__
+    std::size_t header_bytes = kHardHeaderBytes;  ///< values over kHardHeaderBytes count as kHardHeaderBytes
+    // A tensor takes 50 bytes of header or more, and an entry of __metadata__ 8, so that header_bytes bounds both.
+    std::size_t tensors = std::size_t{1} << 21;
+    std::size_t metadata = std::size_t{1} << 21;  ///< entries of __metadata__
     std::size_t name_bytes = 4'096;
 };
 

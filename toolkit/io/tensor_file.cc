@@ -66,6 +66,13 @@ bool is_packed(const TensorView& view) {
     return true;
 }
 
+/// Reverses the bytes of each element.
+void swap_elements(std::span<std::byte> bytes, std::size_t element) {
+    for (std::size_t at = 0; at + element <= bytes.size(); at += element)
+        std::reverse(bytes.begin() + static_cast<std::ptrdiff_t>(at),
+                     bytes.begin() + static_cast<std::ptrdiff_t>(at + element));
+}
+
 }  // namespace
 
 TensorFile::TensorFile(const ByteSource& source, std::vector<TensorSource> tensors,
@@ -78,7 +85,9 @@ TensorFile::TensorFile(const ByteSource& source, std::vector<TensorSource> tenso
     }
     data_ = allocate(total, origin_);
     for (TensorSource& entry : tensors) {
-        source.read(entry.file_offset, {data_.get() + entry.tensor.offset, entry.tensor.bytes});
+        const std::span<std::byte> into(data_.get() + entry.tensor.offset, entry.tensor.bytes);
+        source.read(entry.file_offset, into);
+        if (entry.swapped_bytes > 1) swap_elements(into, entry.swapped_bytes);
         index_.emplace(entry.tensor.name, tensors_.size());
         tensors_.push_back(std::move(entry.tensor));
     }

@@ -38,6 +38,7 @@ struct NamedTensor {
 struct TensorSource {
     NamedTensor tensor;             // its `offset` is not set yet
     std::uint64_t file_offset = 0;  // first byte in the file
+    std::size_t swapped_bytes = 1;  // bytes of an element that the file holds big-endian; 1: nothing to swap
 };
 
 /// The tensors of a file in their own memory. Every tensor is copied to a multiple of kAlignment, because both formats
@@ -65,7 +66,7 @@ class TensorFile {
     TensorView view(std::string_view name) const;
     TensorView view(const NamedTensor& tensor) const;
 
-    /// Returns the tensor's bytes as the file holds them.
+    /// Returns the tensor's bytes, little-endian.
     std::span<const std::byte> bytes(const NamedTensor& tensor) const {
         return {data_.get() + tensor.offset, tensor.bytes};
     }

@@ -9,12 +9,15 @@
 
 #include "io/atomic_file.hpp"
 #include "io/file.hpp"
+#include "io/other_format.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::measure {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr const char* kSchema = "tessera.machine/1";
 
 [[noreturn]] void bad(const std::string& field, const std::string& expected, const Json& got) {
     throw Error(ErrorCode::bad_data, field,
@@ -84,7 +87,8 @@ Json to_json(const MeasuredKernels& one) {
 }  // namespace
 
 Json to_json(const model::Machine& machine) {
-    Json json{{"name", machine.name},
+    Json json{{"schema", kSchema},
+              {"name", machine.name},
               {"title", machine.title},
               {"kind", machine.kind == model::MachineKind::gpu ? "gpu" : "cpu"}};
     for_each_quantity(machine, [&](const char* name, const char* unit, const model::Quantity& quantity) {
@@ -97,7 +101,9 @@ Json to_json(const model::Machine& machine) {
 model::Machine machine_from_json(const Json& json) {
     if (!json.is_object()) bad("machine", "a JSON object", json);
     model::Machine machine;
-    std::set<std::string> known{"name", "title", "kind", "kernels"};
+    std::set<std::string> known{"schema", "name", "title", "kind", "kernels"};
+    if (const Json& schema = member(json, "schema"); !schema.is_null() && schema != kSchema)
+        bad("schema", fmt::format("\"{}\"", kSchema), schema);
     machine.name = text_of(json, "name", "name");
     machine.title = text_of(json, "title", "title");
     const std::string kind = text_of(json, "kind", "kind");
@@ -119,7 +125,11 @@ model::Machine read_machine(const std::string& path) {
     const io::FileBytes bytes = io::read_file(path);
     const std::string_view text(reinterpret_cast<const char*>(bytes.data.get()), bytes.size);
     const Json json = Json::parse(text, nullptr, false);
-    if (json.is_discarded()) throw Error(ErrorCode::bad_data, path, "expected a machine file: one JSON object");
+    if (json.is_discarded()) {
+        const std::string what = io::other_format(io::MemorySource(bytes.span(), path)).what;
+        throw Error(ErrorCode::bad_data, path,
+                    "expected a machine file: one JSON object" + (what.empty() ? "" : ", it is " + what));
+    }
     if (json.is_string()) {
         if (const model::Machine* known = model::find_machine(json.get<std::string>())) return *known;
         throw Error(ErrorCode::bad_data, path,

@@ -11,10 +11,12 @@
 
 namespace tessera::measure {
 
-/// Returns {"name": ..., "title": ..., "kind": "gpu", "cores": {"value": 132, "unit": "", "source": "..."}, ...}.
+/// Returns {"schema": "tessera.machine/1", "name": ..., "title": ..., "kind": "gpu", "cores": {"value": 132, "unit":
+/// "", "source": "..."}, ...}.
 nlohmann::ordered_json to_json(const model::Machine& machine);
 
-/// Reads strictly: every quantity must be present with a number and a source, and nothing else may be. Throws
+/// Reads strictly: every quantity must be present with a number and a source, and nothing else may be; "schema" may be
+/// missing. Throws
 /// Error(bad_data) that names the field, what was expected and what came.
 model::Machine machine_from_json(const nlohmann::ordered_json& json);
 

@@ -4,9 +4,11 @@
 // shows nothing.
 #include "session.hpp"
 
+#include "csv.hpp"
 #include "output.hpp"
 #include "parallel.hpp"
 #include "progress.hpp"
+#include "schema.hpp"
 
 namespace tessera::web {
 
@@ -20,9 +22,10 @@ Output& output() {
 namespace tessera::cli {
 
 void Session::print(std::string_view text) const { web::output().text += text; }
-void Session::print_json(const Json& document) const {
-    print(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+void Session::print_json(const Json& document, const std::string& variant) const {
+    print(with_schema(document, command, variant).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
+void Session::print_csv(const Json& rows) const { print(csv_text(rows)); }
 void print_error(std::string_view message) { (web::output().errors += message) += '\n'; }
 void print_note(std::string_view message) { print_error(message); }
 

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Two further questions of `tessera roofline`: several machines (--compare), and a whole model (--model).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "roofline_options.hpp"
+#include "session.hpp"
+
+namespace tessera::cli {
+
+/// The machines of --compare, two or more of one kind.
+std::vector<model::Machine> machines_to_compare(const RooflineOptions& options);
+
+/// Prints a table of machines for each problem, each with its fastest schedule.
+void show_comparison(const RooflineOptions& options, const Session& session);
+
+/// Prints attention in the model of --model: prefill, training step and decode, on --device or each of --compare.
+void show_model(const RooflineOptions& options, const Session& session);
+
+/// The larger error bar of the passes.
+double error_of(const measure::SweepCell& cell);
+/// GB/s of device memory.
+double gigabytes_per_second(const measure::SweepCell& cell);
+/// "650 TFLOP/s", or "3900 GB/s" if memory bounds the call.
+std::string rate_text(const measure::SweepCell& cell);
+/// Adds "fa3 of flash-attention" if it is not there.
+void add_kernel(std::vector<std::string>& kernels, const measure::SweepCell& cell);
+/// "+-14 %".
+std::string error_percent_text(const measure::SweepCell& cell);
+
+}  // namespace tessera::cli
