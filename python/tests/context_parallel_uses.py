@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of test_context_parallel.py: sinks, documents, graphs, checkpointing, shards."""
+import torch
+import torch.distributed as dist
+
+import tessera.torch as tt
+import torch_reference as reference
+from context_parallel_support import both_passes, case, expect, inputs, one_process, ranks_part, reversed_chunks, rows_of
+
+
+@case
+def sinks_with_gradients(groups):
+    """Sinks go through the kernels that have them; the gradients of all ranks add up to that of one process."""
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.1])
+    whole = q, k, v, d_o = inputs()
+
+    def run(call, tensors, d_o):
+        leaves = [t.detach().clone().requires_grad_() for t in (*tensors, sinks)]
+        o = call(*leaves)
+        return o.detach(), *torch.autograd.grad(o, leaves, d_o)
+    want = run(lambda q, k, v, s: tt.attention(q, k, v, causal="bottom-right", sinks=s, kernel="cpu.fa1"), (q, k, v), d_o)
+    for ranks, group in groups.items():
+        q, k, v, d_o = (tt.shard_sequence(t, group) for t in whole)
+        got = run(lambda q, k, v, s: tt.context_parallel_attention(q, k, v, group, causal=True, sinks=s,
+                                                                   kernel="cpu.fa1", steps=2), (q, k, v), d_o)
+        for i in range(4):
+            reference.expect_close(got[i], tt.shard_sequence(want[i], group), 1e-6, f"{ranks} ranks: {i}")
+        assert torch.equal(got[0], tt.shard_sequence(want[0], group))
+        dist.all_reduce(got[4], group=group)
+        reference.expect_close(got[4], want[4], 1e-6, f"{ranks} ranks: gradient of the sinks")
+
+
+@case
+def documents_are_balanced(groups):
+    """balance_documents() gives all ranks equal rows and about equal pairs, and its order gives the bits of one
+    process, with the way of K and V that sends only what is needed."""
+    from tessera.torch._context_parallel import _order, _plan
+    offsets = [0, 5, 40, 41, 88, 150, 151, 192]
+    whole = inputs(total=192, head_dim=16)
+    want = one_process(*whole, {"causal": True, "cu_seqlens": offsets, "kernel": "cpu.fa1"})
+    pairs = _order.pairs_of_rows(offsets, 192, True)
+    for ranks, group in groups.items():
+        order = tt.balance_documents(offsets, ranks)
+        loads = pairs[order.view(ranks, -1)].sum(1)
+        assert loads.max() <= 1.15 * loads.float().mean(), loads
+        contiguous = pairs.view(ranks, -1).sum(1)
+        assert loads.max() <= contiguous.max()
+        got = ranks_part(whole, group, order, {"causal": True, "cu_seqlens": offsets, "kernel": "cpu.fa1"}, steps=2)
+        expect(got, rows_of(want, group, order), ("o", "lse", "dq"), 1e-6, f"{ranks} ranks")
+    many = list(range(0, 193, 12))
+    whole = inputs(total=192)
+    layout = _plan.Layout(192, 1, 4, "contiguous", tuple(many), True, -1, -1, 0)
+    assert _plan.plan(layout, 1).send is not None  # documents of 12 rows: few keys are needed
+    want = one_process(*whole, {"causal": True, "cu_seqlens": many, "kernel": "cpu.fa1"})
+    for ranks, group in groups.items():
+        got = ranks_part(whole, group, "contiguous", {"causal": True, "cu_seqlens": many, "kernel": "cpu.fa1"})
+        expect(got, rows_of(want, group, "contiguous"), ("o", "lse", "dq"), 1e-6, f"{ranks} ranks, many documents")
+
+
+@case
+def few_keys_in_batches(groups):
+    """The way of K and V that sends only what is needed, with two members of a batch: a window leaves most keys out."""
+    from tessera.torch._context_parallel import _plan
+    whole = inputs(batch=3)
+    options = {"window": (3, 0), "causal": True, "kernel": "cpu.fa1"}
+    want = one_process(*whole, options)
+    for ranks, group in groups.items():
+        for order in ("zigzag", "contiguous"):
+            got = ranks_part(whole, group, order, options)
+            expect(got, rows_of(want, group, order), ("o", "lse", "dq"), 1e-6, f"{ranks} ranks, {order}")
+    layout = _plan.Layout(96, 3, 4, "contiguous", None, True, -1, -1, 0)
+    assert _plan.plan(layout, 0).send is not None  # contiguous and causal: 0.625 of the keys
+
+
+@case
+def compiled(groups):
+    """A graph holds the operator, and gives the bits of an eager call."""
+    whole = inputs()
+
+    def call(q, k, v, group):
+        return tt.context_parallel_attention(q * 1.0, k, v, group, causal=True, return_lse=True)
+    graph = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for ranks, group in groups.items():
+        if ranks in (1, 2):
+            rows = [tt.shard_sequence(t, group) for t in whole]
+            longer = [torch.cat((t, t), 1) for t in rows]  # sizes become symbols
+            for given in (rows, longer):
+                want, got = (both_passes(lambda *t: f(*t, group), *given) for f in (call, graph))
+                assert all(torch.equal(g, w) for g, w in zip(got, want))
+
+
+@case
+def checkpointed(groups):
+    """Activation checkpointing makes the exchanges again in the backward."""
+    from torch.utils.checkpoint import checkpoint
+    whole = inputs()
+    for ranks, group in groups.items():
+        q, k, v, d_o = (tt.shard_sequence(t, group) for t in whole)
+
+        def call(q, k, v):
+            return tt.context_parallel_attention(q, k, v, group, causal=True, return_lse=True)
+        want = both_passes(call, q, k, v, d_o)
+        got = both_passes(lambda *t: checkpoint(call, *t, use_reentrant=False), q, k, v, d_o)
+        for g, w in zip(got, want):
+            assert torch.equal(g, w)
+
+
+@case
+def shards_and_back(groups):
+    for ranks, group in groups.items():
+        for order in ("zigzag", "contiguous", reversed_chunks(ranks)):
+            for dim in (0, 1, -1):
+                whole = reference.random((96, 96, 96)[:2] if dim == 0 else (2, 96), 3)
+                own = tt.shard_sequence(whole, group, dim=dim, order=order)
+                assert own.shape[dim] == 96 // ranks
+                assert torch.equal(tt.unshard_sequence(own, group, dim=dim, order=order), whole)
+        positions = tt.sequence_positions(96, group)
+        assert torch.equal(tt.shard_sequence(torch.arange(96), group, dim=0), positions)
+
+
+@case
+def no_batch_and_autocast(groups):
+    q, k, v, _ = inputs()
+    group = groups[2] if 2 in groups else groups[1]
+    q, k, v = (tt.shard_sequence(t, group) for t in (q, k, v))
+    want = tt.context_parallel_attention(q, k, v, group, return_lse=True)
+    got = tt.context_parallel_attention(q[0], k[0], v[0], group, return_lse=True)
+    assert all(torch.equal(g, w[0]) for g, w in zip(got, want))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert tt.context_parallel_attention(q, k, v, group).dtype == torch.bfloat16
