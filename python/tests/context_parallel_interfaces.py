@@ -2,6 +2,7 @@
 """Cases of test_context_parallel.py: the interfaces of others - PyTorch's context_parallel, ring_flash_attn,
 transformers - and a small Llama whose losses are those of one process."""
 import importlib.util
+import pathlib
 
 import torch
 import torch.distributed as dist
@@ -170,3 +171,17 @@ def a_llama_in_training(groups):
             with tt.context_parallel(group):
                 got = _trained("sdpa", group)
             torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+@case
+def the_example(groups):
+    """examples/context_parallel.py has the losses of one rank on 2 to 4."""
+    path = pathlib.Path(__file__).parents[2] / "examples" / "context_parallel.py"
+    spec = importlib.util.spec_from_file_location("example_of_context_parallel", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    want = example.train(groups[1], steps=4)
+    assert want[-1] < want[0] - 0.1
+    for ranks, group in groups.items():
+        got = example.train(group, steps=4)
+        torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-5, atol=1e-5, msg=f"{ranks} ranks")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import context_parallel_bits  # noqa: F401
 import context_parallel_interfaces  # noqa: F401
+import context_parallel_plans  # noqa: F401
 import context_parallel_uses  # noqa: F401
 import context_parallel_errors  # noqa: F401  isort: skip - its last case ends a process
 from context_parallel_support import CASES, ENDED, FOLDER, OUTCOMES, PROCESSES, write

@@ -128,3 +128,27 @@ def no_batch_and_autocast(groups):
     assert all(torch.equal(g, w[0]) for g, w in zip(got, want))
     with torch.autocast("cpu", torch.bfloat16):
         assert tt.context_parallel_attention(q, k, v, group).dtype == torch.bfloat16
+
+
+@case
+def counted_by_flop_counters(groups):
+    """The ranks' FLOPs add up to those of one process."""
+    from torch.utils.flop_counter import FlopCounterMode
+    offsets = torch.tensor([0, 13, 50, 61, 90])
+
+    def counted(call, tensors, d_o):
+        with FlopCounterMode(display=False) as counter:
+            both_passes(call, *tensors, d_o)
+        return counter.get_total_flops()
+    whole = inputs()
+    dense = counted(lambda *t: tt.attention(*t, return_lse=True), whole[:3], whole[3])
+    rows = [t[0, :90] for t in whole]
+    packed = counted(lambda *t: tt.varlen_attention(*t, offsets, offsets, return_lse=True), rows[:3], rows[3])
+    assert dense > packed > 0
+    for group in groups.values():
+        own = [tt.shard_sequence(t, group) for t in whole]
+        for want, more in ((dense, {}), (packed, {"cu_seqlens": offsets})):
+            total = torch.tensor(counted(lambda *t: tt.context_parallel_attention(*t, group, return_lse=True, **more),
+                                         own[:3], own[3]))
+            dist.all_reduce(total, group=group)
+            assert total == want, (total, want, more)

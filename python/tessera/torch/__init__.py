@@ -10,12 +10,13 @@
 """
 from . import _flops  # noqa: F401 - registers what FlopCounterMode counts
 from ._attention import attention, attention_weights, varlen_attention
-from ._context_parallel import (balance_documents, context_parallel, context_parallel_attention,
-                                context_parallel_unshard, replace_context_parallel, sequence_positions, shard_sequence,
-                                unshard_sequence)
+from ._context_parallel import (ContextParallelPlan, balance_documents, context_parallel, context_parallel_attention,
+                                context_parallel_plan, context_parallel_unshard, replace_context_parallel,
+                                sequence_positions, shard_sequence, unshard_sequence)
 from ._provider import register_provider
 from .sdpa import scaled_dot_product_attention
 
-__all__ = ["attention", "attention_weights", "balance_documents", "context_parallel", "context_parallel_attention",
-           "context_parallel_unshard", "register_provider", "replace_context_parallel", "scaled_dot_product_attention",
-           "sequence_positions", "shard_sequence", "unshard_sequence", "varlen_attention"]
+__all__ = ["ContextParallelPlan", "attention", "attention_weights", "balance_documents", "context_parallel",
+           "context_parallel_attention", "context_parallel_plan", "context_parallel_unshard", "register_provider",
+           "replace_context_parallel", "scaled_dot_product_attention", "sequence_positions", "shard_sequence",
+           "unshard_sequence", "varlen_attention"]

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from .. import _attention, _operators as _kernels, _sinks
 from .._tensors import expect_tensor, is_plain
-from . import _groups, _operators, _order
+from . import _flops, _groups, _operators, _order  # noqa: F401 - _flops registers what FlopCounterMode counts
 from ._order import balance_documents
+from ._report import ContextParallelPlan, plan_of as context_parallel_plan
 from ._sdpa import context_parallel, context_parallel_unshard, replace_context_parallel
 
 Group = typing.Union["dist.ProcessGroup", "dist.device_mesh.DeviceMesh", None]
@@ -38,8 +39,9 @@ if typing.TYPE_CHECKING:
         check: bool
 
 _CAUSAL = {None: False, False: False, True: True, "bottom-right": True, "top-left": True}
-__all__ = ["balance_documents", "context_parallel", "context_parallel_attention", "context_parallel_unshard",
-           "replace_context_parallel", "sequence_positions", "shard_sequence", "unshard_sequence"]
+__all__ = ["ContextParallelPlan", "balance_documents", "context_parallel", "context_parallel_attention",
+           "context_parallel_plan", "context_parallel_unshard", "replace_context_parallel", "sequence_positions",
+           "shard_sequence", "unshard_sequence"]
 
 
 @overload
@@ -67,8 +69,8 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
     group: a process group, a DeviceMesh of one dimension, or None for the default group. gloo and NCCL.
     order: which rows a rank holds. "zigzag": the sequence in 2 * ranks chunks, of which rank r has the chunks r and
         2 * ranks - 1 - r; "contiguous": one chunk each; or a permutation int64 [total], row i of rank r being the
-        position order[r * rows + i] (balance_documents() makes one). A rank makes small calls if its rows are not
-        consecutive.
+        position order[r * rows + i], best on the CPU (balance_documents() makes one). A rank makes small calls if its
+        rows are not consecutive.
     causal: None, or True, "bottom-right" or "top-left", which are one mask here.
     window, scale, softcap, sinks, kernel: as in attention(). Each rank gets the gradient of the sinks of its own rows.
     cu_seqlens: offsets of packed documents over the whole sequence, [documents + 1], the same on every rank, best on

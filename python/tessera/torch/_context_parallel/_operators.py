@@ -43,13 +43,15 @@ class Settings(typing.NamedTuple):
 
 class _Setup(typing.NamedTuple):
     plan: _plan.Plan
-    group: object
-    exchanges: _exchange.Exchanges
+    collectives: _exchange.Collectives
     heads: list  # (first, last) key heads of each step
 
 
 def _digest(values):
-    return None if values is None else [len(values), zlib.crc32(repr(values).encode())]
+    """What stands for long values in a message."""
+    if values is None:
+        return None
+    return [len(values), zlib.crc32(values if isinstance(values, bytes) else repr(values).encode())]
 
 
 def _checked(q, k, v):
@@ -73,11 +75,9 @@ def _checked(q, k, v):
         raise ValueError(f"k: expected head_dim {q.shape[3]}, as q has, got {k.shape[3]}")
 
 
-def _steps(k, v, wanted):
-    """The key heads of each step, (first, last)."""
-    heads = k.shape[2]
+def steps_of(heads, size, wanted):
+    """The key heads of each step, (first, last). size: the bytes of a rank's K and V on CUDA, 0 on the CPU."""
     if not wanted:
-        size = (k.numel() + v.numel()) * k.element_size() if k.is_cuda else 0
         wanted = next((steps for least, steps in _STEPS if size >= least), 1)
     count = min(wanted, heads)
     cuts = [heads * i // count for i in range(count + 1)]
@@ -95,7 +95,7 @@ def _setup(q, k, v, permutation, cu_seqlens, s: Settings, passing):
         offsets = None if cu_seqlens is None else tuple(_order.offsets_of(cu_seqlens, total))
         if offsets is not None and q.shape[0] != 1:
             raise ValueError(f"q: expected batch 1 with cu_seqlens, got {q.shape[0]}")
-        order = s.order if permutation is None else _bytes_of(permutation)
+        order = s.order if permutation is None else bytes_of(permutation)
         layout = _plan.Layout(total, q.shape[0], ranks, order, offsets, s.causal, s.left, s.right, s.blocks)
         plan = _plan.plan_on(layout, rank, q.device)
     except ValueError as found:
@@ -106,12 +106,14 @@ def _setup(q, k, v, permutation, cu_seqlens, s: Settings, passing):
         "error": error, "pass": passing, **shapes, "order": s.order or _digest(layout and layout.order),
         "cu_seqlens": _digest(layout and layout.offsets), "causal": s.causal, "window": [s.left, s.right],
         "scale": s.scale, "softcap": s.softcap, "kernel": s.kernel, "gradient_blocks": s.blocks, "steps": s.steps}
-    _groups.agree(s.group, message, s.limit, FUNCTION, s.check)
-    exchanges = _exchange.Exchanges(group, plan, q.device, s.limit, FUNCTION)
-    return _Setup(plan, group, exchanges, _steps(k, v, s.steps))
+    _groups.agree(s.group, message, s.limit, FUNCTION, s.check or q.device.type == "cpu")
+    collectives = _exchange.Collectives(group, q.device, s.limit, FUNCTION)
+    size = (k.numel() + v.numel()) * k.element_size() if k.is_cuda else 0
+    return _Setup(plan, collectives, steps_of(k.shape[2], size, s.steps))
 
 
-def _bytes_of(permutation):
+def bytes_of(permutation):
+    """A permutation as _plan.Layout has it. Raises ValueError."""
     if permutation.dtype not in (torch.int32, torch.int64) or permutation.dim() != 1:
         raise ValueError(f"order: expected int64 [total], got {permutation.dtype} {list(permutation.shape)}")
     return permutation.cpu().long().numpy().tobytes()
@@ -129,27 +131,14 @@ def _rows(tensor, call):
     return tensor if call.rows is None else tensor.index_select(0, call.rows)
 
 
-def _arguments(q, kv, call, k, heads, s: Settings):
-    """The Arguments of one ragged call. kv: the received rows."""
-    keys = kv.index_select(0, call.keys)
+def _arguments(q, keys, call, k, heads, s: Settings):
+    """The Arguments of one ragged call. keys: its rows of K and V."""
     k_call, v_call = _exchange.halves(keys, heads, k.shape[3])
     causal, left, right = _mask(s, call)
     return _operators.Arguments(
         _rows(q, call), k_call, v_call, cu_seqlens_q=call.cu_q, cu_seqlens_kv=call.cu_kv, max_len_q=call.max_q,
         max_len_kv=call.max_kv, causal=causal, window_left=left, window_right=right, scale=s.scale, softcap=s.softcap,
         kernel=s.kernel)
-
-
-def _each_step(setup, k_rows, v_rows):
-    """(first, last, received rows) of each step; the exchange of the next step has begun by then."""
-    pending = None
-    for index, (first, last) in enumerate(setup.heads):
-        pending = pending or setup.exchanges.keys(k_rows[:, first:last], v_rows[:, first:last])
-        received, pending = pending(), None
-        if index + 1 < len(setup.heads):
-            a, b = setup.heads[index + 1]
-            pending = setup.exchanges.keys(k_rows[:, a:b], v_rows[:, a:b])
-        yield first, last, received
 
 
 @torch.library.custom_op("tessera::context_parallel", mutates_args=())
@@ -165,10 +154,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permutatio
     o = q.new_empty((batch * rows, heads_q, v.shape[3]))
     lse = q.new_empty((heads_q, batch * rows), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     o_residual = torch.empty_like(o, dtype=torch.int8) if residual else o.new_empty((0,), dtype=torch.int8)
-    for first, last, received in _each_step(setup, k_rows, v_rows):
+    calls = setup.plan.forward
+    for first, last, keys_of in _exchange.Keys(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads):
         heads = slice(first * share, last * share)
-        for call in setup.plan.forward:
-            a = _arguments(q_rows[:, heads], received, call, k, last - first, s)
+        for index, call in enumerate(calls):
+            a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
             if sinks is not None:
                 found = _operators.attention_with_sinks(*a, sinks[heads].float())
             else:
@@ -214,11 +204,11 @@ def backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tenso
     dq = torch.empty_like(q_rows)
     dk, dv = torch.empty_like(k_rows), torch.empty_like(v_rows)
     dsinks = sinks.new_zeros(sinks.shape, dtype=torch.float32) if sinks is not None else q.new_empty((0,))
-    summing = None
-    for first, last, received in _each_step(setup, k_rows, v_rows):
+    summing, calls = None, setup.plan.backward
+    for first, last, keys_of in _exchange.Keys(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads):
         heads, parts = slice(first * share, last * share), []
-        for call in setup.plan.backward:
-            a = _arguments(q_rows[:, heads], received, call, k, last - first, s)
+        for index, call in enumerate(calls):
+            a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
             own = [None if t is None else _rows(t[:, heads], call) for t in (d_rows, o_rows, kept)]
             own_lse, own_dlse = [None if t is None else t[heads] if call.rows is None else t[heads][:, call.rows]
                                  for t in of_rows]
@@ -229,10 +219,9 @@ def backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tenso
             if of_sinks is not None:
                 dsinks[heads] += of_sinks
             del a
-        del received
         if summing is not None:
             _sum(setup.plan, summing, dk, dv, batch)
-        summing = first, last, setup.exchanges.gradients(parts)
+        summing = first, last, _exchange.Gradients(setup.collectives, setup.plan, parts)
     _sum(setup.plan, summing, dk, dv, batch)
     return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), dsinks
 
@@ -251,8 +240,8 @@ def _gradients(a, own, lse, dlse, sinks):
 
 def _sum(plan, summing, dk, dv, batch):
     """Adds the received rows of one step in the order of the plan and writes dK, dV of its heads."""
-    first, last, finish = summing
-    received = finish()
+    first, last, gradients = summing
+    received = gradients.finish()
     wide = torch.float64 if dk.dtype == torch.float64 else torch.float32
     total = torch.zeros((batch, plan.rows, received.shape[1]), dtype=wide, device=dk.device)
     for at, row, count in plan.sums:

@@ -2,8 +2,9 @@
 """What one rank does in a call: which rows of K and V it receives, which ragged calls it makes of them, and where the
 parts of dK and dV go. A plan depends on lengths alone, so every rank makes the plans of all.
 
-A segment is a run of rows of one document with the keys that they see, a sequence of a ragged call. Its keys begin
-where the document begins, so tiles of keys are cut as in a call on the whole document, and O and LSE have its bits."""
+A segment is a run of rows of one document with the keys that they see, a sequence of a ragged call; without a mask it
+is all of a rank's runs of a document. Its keys begin where the document begins, so tiles of keys are cut as in a call
+on the whole document, and O and LSE have its bits."""
 from __future__ import annotations
 
 import dataclasses
@@ -37,12 +38,15 @@ class Layout(typing.NamedTuple):
 
 class Segment(typing.NamedTuple):
     rank: int
-    row: int  # the first row, counted in the rank
-    start: int  # positions of the rows in the sequence
-    end: int
+    runs: tuple  # (first row, rows), counted in the rank
+    start: int  # the position of the first row in the sequence
     first: int  # positions of the keys
     last: int
     shift: int  # how far the keys go beyond the last row
+
+    @property
+    def rows(self):
+        return sum(rows for _, rows in self.runs)
 
 
 @dataclasses.dataclass
@@ -73,7 +77,6 @@ class Plan:
     parts_sent: list
     parts_received: list
     sums: list
-    most_rows: int  # the longest segment of all ranks
 
     def to(self, device):
         """The plan with its tensors on `device`."""
@@ -88,7 +91,8 @@ class Plan:
                                    backward=calls[1])
 
 
-def _positions(layout: Layout):
+def positions_of(layout: Layout) -> torch.Tensor:
+    """The positions of all ranks' rows, int64 [ranks, rows]."""
     order = layout.order
     if not isinstance(order, str):
         order = torch.frombuffer(bytearray(order), dtype=torch.int64)
@@ -117,14 +121,26 @@ def _segments(pieces, layout: Layout, blocks: int):
         for start, end in zip([piece.start, *inside], [*inside, piece.end]):
             row = piece.row + start - piece.start
             if start >= behind:
-                found.append(Segment(piece.rank, row, start, end, start, start, 0))
+                found.append(Segment(piece.rank, ((row, end - start),), start, start, start, 0))
                 continue
             document = int(torch.searchsorted(starts, start, right=True)) - 1
             first, stop = offsets[document], offsets[document + 1]
             right = 0 if layout.causal else layout.right
             last = stop if right < 0 else min(stop, end + right)
-            found.append(Segment(piece.rank, row, start, end, first, last, last - end))
-    return found
+            found.append(Segment(piece.rank, ((row, end - start),), start, first, last, last - end))
+    masked = layout.causal or layout.left >= 0 or layout.right >= 0
+    return found if masked or blocks else _joined(found)
+
+
+def _joined(segments):
+    """Segments in which all rows of a rank that see the same keys are one, which a call without a mask allows."""
+    joined = {}
+    for s in segments:
+        key = s.rank, s.first, s.last
+        before = joined.get(key)
+        joined[key] = s if before is None else before._replace(runs=before.runs + s.runs,
+                                                               start=min(before.start, s.start))
+    return list(joined.values())
 
 
 def _batches(segments, layout: Layout):
@@ -155,12 +171,12 @@ def _call(shift, segments, place, layout: Layout, rows: int):
     the next member follow `stride` later."""
     where, stride = place
     batch = layout.batch
-    own = _ranges([(s.row, s.row + s.end - s.start) for s in segments])
+    own = _ranges([(row, row + count) for s in segments for row, count in s.runs])
     keys = _ranges([(s.first, s.last) for s in segments], where)
     step = torch.arange(batch)[:, None]
     all_rows = (own + step * rows).flatten()
     whole = own.numel() == rows and bool((own == torch.arange(rows)).all())
-    lengths_q = [s.end - s.start for s in segments] * batch
+    lengths_q = [s.rows for s in segments] * batch
     lengths_kv = [s.last - s.first for s in segments] * batch
     offsets = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (lengths_q, lengths_kv)]
     of_keys = (keys + step * stride(keys)).flatten() if callable(stride) else (keys + step * stride).flatten()
@@ -244,12 +260,12 @@ def _parts(lists, pieces, layout: Layout, rank: int, segments, rows: int):
     return torch.cat(parts) if parts else torch.arange(0), sent, received, sums
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def plan(layout: Layout, rank: int) -> Plan:
     """The Plan of one rank. Raises ValueError naming the argument."""
     if layout.blocks and layout.total % layout.blocks:
         raise ValueError(f"gradient_blocks: expected a divisor of the {layout.total} rows, got {layout.blocks}")
-    positions = _positions(layout)
+    positions = positions_of(layout)
     pieces = _order.pieces_of(positions)
     rows = layout.total // layout.ranks
     segments = _segments(pieces, layout, 0)
@@ -260,10 +276,10 @@ def plan(layout: Layout, rank: int) -> Plan:
         lists = _batches([s for s in of_pass if s.rank == rank], layout)
         calls.append([_call(shift, some, place, layout, rows) for shift, some in lists])
     parts = _parts(lists, pieces, layout, rank, finer, rows)
-    return Plan(rows, send, sent, received, *calls, *parts, max(s.end - s.start for s in segments))
+    return Plan(rows, send, sent, received, *calls, *parts)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def plan_on(layout: Layout, rank: int, device: torch.device) -> Plan:
     """plan() with its tensors on a device."""
     return plan(layout, rank).to(device)
