@@ -70,8 +70,12 @@ def with_gradients(call, tensors, d_o):
     def both():
         for t in tensors:
             t.grad = None
-        call(*tensors).backward(d_o)
+        call(*tensors)[0].backward(d_o)
     return both
+
+
+def without_gradients(call, tensors, d_o):
+    return lambda: call(*tensors)
 
 
 def pytorchs(mesh, tensors, d_o, backward):
@@ -120,8 +124,8 @@ def measure(rows, heads, documents, options, device, mesh):
         tensors = [t.clone().requires_grad_(backward) for t in whole[:3]]
         parts = [t.clone().requires_grad_(backward) for t in own[:3]]
         with contextlib.nullcontext() if backward else torch.no_grad():
-            of_one, of_all = ((with_gradients(lambda *t: f(*t)[0], t, d_o) if backward else lambda: f(*t))
-                              for f, t, d_o in ((one, tensors, whole[3]), (spread, parts, own[3])))
+            make = with_gradients if backward else without_gradients
+            of_one, of_all = make(one, tensors, whole[3]), make(spread, parts, own[3])
             time_one, time_all = alone(of_one, device), milliseconds(of_all, device)
             found[name] = {"one": round(time_one, 3), "here": round(time_all, 3),
                            "share": round(time_one / ranks / time_all, 3)}
@@ -139,7 +143,7 @@ def main():
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--without-pytorch", action="store_true", help="leave PyTorch's context_parallel out")
     options = parser.parse_args()
-    device = torch.device(options.device, int(os.environ["LOCAL_RANK"]) if options.device == "cuda" else None)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if options.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -100,8 +100,8 @@ def of_documents(name: str, offsets: tuple, ranks: int) -> torch.Tensor:
     return torch.cat(parts, 1).flatten() if parts else torch.arange(0)
 
 
-def balance_documents(cu_seqlens, ranks: int, *, causal: bool = True, chunks: int = 8,
-                      total: int | None = None) -> torch.Tensor:
+def balance_documents(cu_seqlens: torch.Tensor | typing.Sequence[int], ranks: int, *, causal: bool = True,
+                      chunks: int = 8, total: int | None = None) -> torch.Tensor:
     """An order that gives each rank as many rows and about as many pairs of a query and a key as the others.
 
     cu_seqlens: offsets of the packed documents, [documents + 1]; ranks: how many; causal: whether a row sees the rows
