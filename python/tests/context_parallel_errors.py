@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import tessera.torch as tt
-from context_parallel_support import ENDED, OUTCOMES, case, inputs, raises, write
+from context_parallel_support import ENDED, OUTCOMES, PROCESSES, case, inputs, raises, write
 
 
 @case

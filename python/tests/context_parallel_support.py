@@ -93,7 +93,7 @@ def raises(kind, words, call):
     except kind as error:
         assert all(word in str(error) for word in words), error
         return str(error)
-    raise AssertionError(f"expected {kind.__name__} with {words}")
+    raise AssertionError(f"expected {kind} with {words}")
 
 
 def write(rank):

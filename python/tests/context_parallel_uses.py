@@ -5,7 +5,8 @@ import torch.distributed as dist
 
 import tessera.torch as tt
 import torch_reference as reference
-from context_parallel_support import both_passes, case, expect, inputs, one_process, ranks_part, reversed_chunks, rows_of
+from context_parallel_support import (both_passes, case, expect, inputs, one_process, raises, ranks_part,
+                                      reversed_chunks, rows_of)
 
 
 @case
@@ -58,18 +59,23 @@ def documents_are_balanced(groups):
 
 
 @case
-def few_keys_in_batches(groups):
-    """The way of K and V that sends only what is needed, with two members of a batch: a window leaves most keys out."""
+def several_members_of_a_batch(groups):
+    """Three members, where a window leaves most keys out (only what is needed is sent), and where a rank makes several
+    calls: runs whose keys end at different distances, blocks of rows."""
     from tessera.torch._context_parallel import _plan
     whole = inputs(batch=3)
-    options = {"window": (3, 0), "causal": True, "kernel": "cpu.fa1"}
-    want = one_process(*whole, options)
-    for ranks, group in groups.items():
-        for order in ("zigzag", "contiguous"):
-            got = ranks_part(whole, group, order, options)
-            expect(got, rows_of(want, group, order), ("o", "lse", "dq"), 1e-6, f"{ranks} ranks, {order}")
+    for options, more in (({"window": (3, 0), "causal": True}, {}), ({"window": (20, 9)}, {}),
+                          ({"causal": True}, {"gradient_blocks": 24})):
+        options = {**options, "kernel": "cpu.fa1"}
+        want = one_process(*whole, options)
+        for ranks, group in groups.items():
+            for order in ("zigzag", "contiguous"):
+                got = ranks_part(whole, group, order, options, **more)
+                expect(got, rows_of(want, group, order), ("o", "lse", "dq"), 1e-6, f"{options}, {ranks} ranks, {order}")
     layout = _plan.Layout(96, 3, 4, "contiguous", None, True, -1, -1, 0)
     assert _plan.plan(layout, 0).send is not None  # contiguous and causal: 0.625 of the keys
+    several = _plan.plan(_plan.Layout(96, 3, 4, "zigzag", None, False, 20, 9, 0), 0)
+    assert len(several.forward) == 2 and several.forward[0].rows is not None
 
 
 @case
@@ -103,6 +109,27 @@ def checkpointed(groups):
         got = both_passes(lambda *t: checkpoint(call, *t, use_reentrant=False), q, k, v, d_o)
         for g, w in zip(got, want):
             assert torch.equal(g, w)
+
+
+@case
+def other_derivatives_are_refused(groups):
+    group = groups[1]
+    q, k, v, _ = inputs(total=8)
+    q.requires_grad_()
+    first, = torch.autograd.grad(tt.context_parallel_attention(q, k, v, group).sum(), q, create_graph=True)
+    raises(NotImplementedError, ("no second derivatives",), lambda: first.sum().backward())
+    raises(NotImplementedError, ("forward mode",), lambda: torch.func.jvp(
+        lambda t: tt.context_parallel_attention(t, k, v, group), (q.detach(),), (q.detach(),)))
+
+
+@case
+def no_rows_in_documents(groups):
+    """Offsets that leave all rows behind the last document: O is 0, LSE -inf, and all gradients are 0."""
+    for ranks, group in groups.items():
+        q, k, v, d_o = (tt.shard_sequence(t, group) for t in inputs())
+        o, lse, *gradients = both_passes(
+            lambda *t: tt.context_parallel_attention(*t, group, cu_seqlens=[0], causal=True, return_lse=True), q, k, v, d_o)
+        assert not o.any() and (lse == float("-inf")).all() and not any(g.any() for g in gradients)
 
 
 @case

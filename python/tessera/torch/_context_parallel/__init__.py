@@ -91,6 +91,8 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
         expect_tensor(name, tensor)
         if not is_plain(tensor) and not torch.compiler.is_compiling() and hasattr(tensor, "placements"):
             raise ValueError(f"{name}: expected this rank's rows as a torch.Tensor, got a DTensor; to_local() gives them")
+    if not torch.compiler.is_compiling() and _attention._forward_mode():  # the operators would drop tangents
+        raise NotImplementedError(_kernels.NO_FORWARD_MODE)
     q, k, v, _ = _attention._cast(q, k, v)
     several = q.dim() == 4
     if not several:
