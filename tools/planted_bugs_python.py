@@ -8,6 +8,7 @@ FLASH = ("test_flash_attn.py", "test_compat.py", "test_every_argument.py")
 TRANSFORMERS = ("test_transformers.py", "test_transformers_masks.py", "test_every_argument.py")
 XFORMERS = ("test_xformers.py", "test_every_argument.py")
 JAX = ("test_jax.py", "test_jax_sharded.py", "test_every_argument.py")
+RANKS = ("test_context_parallel.py",)
 
 P = "python/tessera/"
 
@@ -132,4 +133,28 @@ BUGS = [
     ("jax_gradient_of_keys_not_summed", P + "_jax_sharding.py",
      "dk, dv = (_sum_over(d, (*split.shared, *rows), k.dtype) for d in (dk, dv))",
      "dk, dv = (_sum_over(d, split.shared, k.dtype) for d in (dk, dv))", JAX),
+    # Context parallelism.
+    ("ranks_keys_of_the_first_row", P + "torch/_context_parallel/_plan.py",
+     "last = stop if right < 0 else min(stop, end + right)",
+     "last = stop if right < 0 else min(stop, start + 1 + right)", RANKS),
+    ("ranks_window_not_moved", P + "torch/_context_parallel/_operators.py",
+     "left = s.left if s.left < 0 else s.left + call.shift", "left = s.left", RANKS),
+    ("ranks_sums_as_they_arrive", P + "torch/_context_parallel/_plan.py",
+     "for _, at, row, count in sorted(sums)]", "for _, at, row, count in sums]", RANKS),
+    ("ranks_chunks_not_mirrored", P + "torch/_context_parallel/_order.py",
+     "chunks[ranks:].flip(0)", "chunks[ranks:]", RANKS),
+    ("ranks_dlse_dropped", P + "torch/_context_parallel/_operators.py",
+     "_gradients(a, own, own_lse, own_dlse, None if sinks", "_gradients(a, own, own_lse, None, None if sinks", RANKS),
+    ("ranks_do_not_compare", P + "torch/_context_parallel/_groups.py",
+     "if len(by_value) > 1:", "if len(by_value) > 9:", RANKS),
+    ("ranks_members_of_the_batch_run_together", P + "torch/_context_parallel/_plan.py",
+     "all_rows = (own + step * rows).flatten()", "all_rows = (own + step * 0).flatten()", RANKS),
+    ("ranks_next_step_overwrites_keys", P + "torch/_context_parallel/_exchange.py",
+     "return self._buffer(self.received[step % len(self.received)], self.rows, step)",
+     "return self._buffer(self.received[0], self.rows, step)", RANKS),
+    ("ranks_parts_of_another_piece", P + "torch/_context_parallel/_plan.py",
+     "yield s, first, last, piece.row + first - piece.start", "yield s, first, last, piece.row", RANKS),
+    ("ranks_sinks_of_the_first_step", P + "torch/_context_parallel/_operators.py",
+     "found = _operators.attention_with_sinks(*a, sinks[heads].float())",
+     "found = _operators.attention_with_sinks(*a, sinks[:last * share - first * share].float())", RANKS),
 ]

@@ -28,11 +28,13 @@ PACKAGES = {
                  "xformers.ops": ("tessera.xformers", _PUBLIC),
                  "xformers.ops.fmha": ("tessera.xformers", _PUBLIC),
                  "xformers.ops.fmha.attn_bias": ("tessera._xformers_masks", _PUBLIC)},
+    "ring_flash_attn": {"ring_flash_attn": ("tessera.ring_flash_attn", _PUBLIC)},
 }
+_DEFAULT = ("flash_attn", "xformers")
 VERSION = "2.8.3"  # the flash-attn version whose functions these are
 XFORMERS_VERSION = "0.0.32"  # the xFormers version whose functions these are
 FOLDER = str(pathlib.Path(__file__).parent / "shim")  # for PYTHONPATH: flash_attn, and the metadata of flash-attn
-_VERSIONS = {"flash_attn": VERSION, "xformers": XFORMERS_VERSION}
+_VERSIONS = {"flash_attn": VERSION, "xformers": XFORMERS_VERSION, "ring_flash_attn": "0.1.8"}
 
 
 def _alias(name, source, names, package, is_package):
@@ -58,18 +60,18 @@ def install(*packages: str) -> None:
     """Makes imports of flash_attn, flash_attn_interface (version 3) and xformers.ops give tessera. A second call
     changes nothing. docs/python.md lists the names that are there.
 
-    packages: "flash_attn" (both versions) or "xformers"; default: all.
+    packages: "flash_attn" (both versions), "xformers" or "ring_flash_attn"; default: the first two.
     With flash_attn, FOLDER joins the end of sys.path, so that libraries that look for the distribution flash-attn, as
     transformers does, find version 2.8.3. They often look once, so call this before they are imported. There is no
     distribution of xformers. Raises RuntimeError when the real package is imported already."""
     for package in packages:
         if package not in PACKAGES:
             raise ValueError(f"packages: expected {' or '.join(map(repr, PACKAGES))}, got {package!r}")
-    wanted = [package for package in packages or PACKAGES if not installed(package)]
+    wanted = [package for package in packages or _DEFAULT if not installed(package)]
     for package in wanted:
         for name in PACKAGES[package]:
             if name in sys.modules:
-                others = ", ".join(f'"{other}"' for other in PACKAGES if other != package)
+                others = ", ".join(f'"{other}"' for other in _DEFAULT if other != package)
                 raise RuntimeError(f"{name} is imported already; call tessera.compat.install() before, or "
                                    f"tessera.compat.install({others}) without it")
     if "flash_attn" in wanted and FOLDER not in sys.path:

@@ -183,3 +183,19 @@ def register(name: str = NAME) -> None:
     from ._mask_functions import layer_mask
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, layer_mask)
+
+
+def register_context_parallel(group: Any = None, *, order: Any = "zigzag", name: str = "tessera_context_parallel") -> None:
+    """Registers `name` as attention over the ranks of a group, of which each runs the model on its own rows.
+
+    group, order: as in tessera.torch.context_parallel_attention(). input_ids, labels and position_ids of the model are
+    those of this rank (tessera.torch.shard_sequence), position_ids always given, since transformers would count from 0.
+    cu_seq_lens_q= of the model, if given, are offsets of packed documents over the whole sequence. Causal layers and
+    sliding windows are as with register(). A mask that hides keys, dropout and caches are refused. Raises ValueError."""
+    if "flash" in name:
+        raise ValueError(f"name: expected one without \"flash\", which transformers takes for flash-attn, got {name!r}")
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    from . import _context_parallel_layer
+    AttentionInterface.register(name, _context_parallel_layer.Layer(group, order))
+    AttentionMaskInterface.register(name, _context_parallel_layer.no_mask)

@@ -62,7 +62,7 @@ try: compat.install("einops")
 except ValueError as error: print(error)
 """)
     assert 'xformers is imported already' in said and 'install("flash_attn")' in said
-    assert "packages: expected 'flash_attn' or 'xformers', got 'einops'" in said
+    assert "packages: expected 'flash_attn' or 'xformers' or 'ring_flash_attn', got 'einops'" in said
 
 
 def test_every_name_of_a_module_is_in_the_table_of_docs(request):

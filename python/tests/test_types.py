@@ -16,7 +16,7 @@ import tessera
 
 MODULES = ("tessera", "tessera.compat", "tessera.vllm", "tessera.which", "tessera.torch", "tessera.flash_attn", "tessera.flash_attn_3",
            "tessera.flash_attn_cute", "tessera.transformers", "tessera.jax", "tessera.xformers", "tessera.bert_padding",
-           "tessera.rotary")
+           "tessera.rotary", "tessera.ring_flash_attn")
 
 
 def module(name):

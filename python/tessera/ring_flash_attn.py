@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of ring_flash_attn (zhuzilin) on tessera: K and V are gathered, and no ring runs.
+
+The names say which rows a rank holds. ring_*: consecutive ones. zigzag_ring_*: two of 2 * ranks chunks. In the varlen
+functions each document is cut in this way by itself, and cu_seqlens are those of this rank's rows. llama3_*: the packed
+documents are cut into consecutive parts wherever that falls; llama3_flash_attn_prepare_cu_seqlens() comes first.
+
+q: [batch, rows, heads, head_dim], varlen [rows, heads, head_dim]; kv and qkv have one more dimension, of 2 or 3, before
+heads. dropout_p and alibi_slopes are refused, deterministic changes nothing (every call is), and window_size, which
+ring_flash_attn does not have, is (left, right) with a negative side for no limit. group: None is the default group. With
+return_attn_probs the functions return (out, lse, None), lse [batch, heads, rows] or [heads, rows].
+They raise ValueError that names the argument. The functions stripe_* are left out: their rows are never consecutive."""
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .torch._context_parallel import _groups, _order, context_parallel_attention
+
+_PREPARED_AT_MOST = 256
+_prepared: collections.OrderedDict = collections.OrderedDict()  # what llama3_* gets of a rank -> the offsets of all
+
+
+def _attend(q, k, v, group, order, cu_seqlens, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
+            return_attn_probs):
+    if dropout_p:
+        raise ValueError(f"dropout_p: expected 0, got {dropout_p}")
+    if alibi_slopes is not None:
+        raise ValueError(f"alibi_slopes: expected None, got a {type(alibi_slopes).__name__}")
+    window = tuple(None if side < 0 else side for side in window_size)
+    o, lse = context_parallel_attention(q, k, v, group, order=order, cu_seqlens=cu_seqlens, scale=softmax_scale,
+                                        causal=bool(causal), window=None if window == (None, None) else window,
+                                        return_lse=True)
+    return (o, lse, None) if return_attn_probs else o
+
+
+def _dense(order):
+    def function(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+                 causal: bool = False, window_size: tuple[int, int] = (-1, -1), alibi_slopes: None = None,
+                 deterministic: bool = False, return_attn_probs: bool = False,
+                 group: dist.ProcessGroup | None = None) -> Any:
+        return _attend(q, k, v, group, order, None, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
+                       return_attn_probs)
+    return function
+
+
+def _varlen(order):
+    def function(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
+                 softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+                 alibi_slopes: None = None, deterministic: bool = False, return_attn_probs: bool = False,
+                 group: dist.ProcessGroup | None = None) -> Any:
+        ranks = dist.get_world_size(_groups.resolved(group))
+        offsets = tuple(offset * ranks for offset in _order.offsets_of(cu_seqlens))
+        own = _order.of_documents(order, offsets, ranks)
+        return _attend(q, k, v, group, own, offsets, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
+                       return_attn_probs)
+    return function
+
+
+def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens: Tensor, causal: bool, rank: int,
+                                         world_size: int) -> tuple[Tensor, Tensor, int, int, slice]:
+    """(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, local_k_slice) of one rank, for llama3_*.
+
+    cu_seqlens: offsets of the packed documents over the whole sequence, whose length world_size divides. The documents
+    are remembered by the results of this rank, since llama3_* gets no more than those. Raises ValueError."""
+    offsets = _order.offsets_of(cu_seqlens)
+    total = offsets[-1]
+    if world_size < 1 or total % world_size or not 0 <= rank < world_size:
+        raise ValueError(f"world_size: expected a divisor of the {total} rows and more than rank {rank}, got {world_size}")
+    first, last = rank * (total // world_size), (rank + 1) * (total // world_size)
+    own = [(a, b) for a, b in zip(offsets, offsets[1:]) if a < last and b > first]
+    lengths_q = [min(b, last) - max(a, first) for a, b in own]
+    lengths_k = [(min(b, last) if causal else b) - a for a, b in own]
+    cu_q, cu_k = ([0] + torch.tensor(lengths).cumsum(0).tolist() for lengths in (lengths_q, lengths_k))
+    begin = own[0][0] if own else first
+    keys = slice(begin, begin + cu_k[-1])
+    _prepared[_key(cu_q, keys, rank, world_size)] = tuple(offsets)
+    while len(_prepared) > _PREPARED_AT_MOST:
+        _prepared.popitem(last=False)
+    made = [torch.tensor(c, dtype=cu_seqlens.dtype, device=cu_seqlens.device) for c in (cu_q, cu_k)]
+    return *made, max(lengths_q, default=0), max(lengths_k, default=0), keys
+
+
+def _key(cu_seqlens_q, keys, rank, ranks):
+    return tuple(int(n) for n in cu_seqlens_q), keys.start, keys.stop, rank, ranks
+
+
+def llama3_flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+                                  max_seqlen_q: int, max_seqlen_k: int, heads_k_stride: int, local_k_slice: slice,
+                                  dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+                                  window_size: tuple[int, int] = (-1, -1), alibi_slopes: None = None,
+                                  deterministic: bool = False, return_attn_probs: bool = False,
+                                  group: dist.ProcessGroup | None = None) -> Any:
+    """Attention over packed documents that are cut into consecutive parts. The lengths and local_k_slice are those of
+    llama3_flash_attn_prepare_cu_seqlens(); heads_k_stride changes no result. Raises ValueError."""
+    resolved = _groups.resolved(group)
+    rank, ranks = dist.get_rank(resolved), dist.get_world_size(resolved)
+    offsets = _prepared.get(_key(cu_seqlens_q.tolist(), local_k_slice, rank, ranks))
+    if offsets is None:
+        raise ValueError("cu_seqlens_q: expected what llama3_flash_attn_prepare_cu_seqlens() of tessera gave for "
+                         f"rank {rank} of {ranks}, which knows the documents of all ranks, got another tensor or slice")
+    return _attend(q, k, v, group, "contiguous", offsets, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
+                   return_attn_probs)
+
+
+def _named(name, function, text):
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = text
+    return function
+
+
+def _with_kv(function, name):
+    def of_packed(q: Tensor, kv: Tensor, *rest: Any, **options: Any) -> Any:
+        return function(q, *kv.unbind(-3), *rest, **options)
+    return _named(name, of_packed, f"{function.__name__}() with k and v in one tensor, and its other arguments.")
+
+
+def _with_qkv(function, name):
+    def of_packed(qkv: Tensor, *rest: Any, **options: Any) -> Any:
+        return function(*qkv.unbind(-3), *rest, **options)
+    return _named(name, of_packed, f"{function.__name__}() with q, k and v in one tensor, and its other arguments.")
+
+
+def _variants(name, function, text):
+    base = _named(name + "_func", function, text) if text else function
+    return base, _with_kv(base, name + "_kvpacked_func"), _with_qkv(base, name + "_qkvpacked_func")
+
+
+(ring_flash_attn_func, ring_flash_attn_kvpacked_func, ring_flash_attn_qkvpacked_func) = _variants(
+    "ring_flash_attn", _dense("contiguous"), "Attention over ranks that hold consecutive rows.")
+(zigzag_ring_flash_attn_func, zigzag_ring_flash_attn_kvpacked_func, zigzag_ring_flash_attn_qkvpacked_func) = _variants(
+    "zigzag_ring_flash_attn", _dense("zigzag"), "Attention over ranks that hold two of 2 * ranks chunks.")
+(ring_flash_attn_varlen_func, ring_flash_attn_varlen_kvpacked_func, ring_flash_attn_varlen_qkvpacked_func) = _variants(
+    "ring_flash_attn_varlen", _varlen("contiguous"), "Attention over documents, each cut into consecutive parts.")
+(zigzag_ring_flash_attn_varlen_func, zigzag_ring_flash_attn_varlen_kvpacked_func,
+ zigzag_ring_flash_attn_varlen_qkvpacked_func) = _variants(
+    "zigzag_ring_flash_attn_varlen", _varlen("zigzag"), "Attention over documents, each cut in zig-zag.")
+(_, llama3_flash_attn_varlen_kvpacked_func, llama3_flash_attn_varlen_qkvpacked_func) = _variants(
+    "llama3_flash_attn_varlen", llama3_flash_attn_varlen_func, None)
+
+__all__ = ["llama3_flash_attn_prepare_cu_seqlens", "llama3_flash_attn_varlen_func",
+           "llama3_flash_attn_varlen_kvpacked_func", "llama3_flash_attn_varlen_qkvpacked_func", "ring_flash_attn_func",
+           "ring_flash_attn_kvpacked_func", "ring_flash_attn_qkvpacked_func", "ring_flash_attn_varlen_func",
+           "ring_flash_attn_varlen_kvpacked_func", "ring_flash_attn_varlen_qkvpacked_func",
+           "zigzag_ring_flash_attn_func", "zigzag_ring_flash_attn_kvpacked_func",
+           "zigzag_ring_flash_attn_qkvpacked_func", "zigzag_ring_flash_attn_varlen_func",
+           "zigzag_ring_flash_attn_varlen_kvpacked_func", "zigzag_ring_flash_attn_varlen_qkvpacked_func"]

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators tessera::context_parallel and its backward, which graphs of torch.compile contain.
+
+A call runs for one group of key heads after another: K and V of the next group travel while the kernels of this one
+run. Heads are independent, so no bit depends on the number of groups. Each rank computes its own rows against all keys
+that they see; dK and dV of each segment of rows travel to the ranks that hold the keys, which add them in the order of
+the segments' rows, in fp32."""
+from __future__ import annotations
+
+import typing
+import zlib
+from typing import Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _operators
+from . import _exchange, _groups, _order, _plan
+
+FUNCTION = "context_parallel_attention"
+# Groups of key heads on CUDA, by the bytes of a rank's K and V. Not measured: more groups hide more and need less memory,
+# and make smaller calls.
+_STEPS = ((64 << 20, 8), (4 << 20, 4))
+
+
+class Settings(typing.NamedTuple):
+    """The arguments of the operators after the tensors."""
+    group: str  # the name of _groups.name_of()
+    order: str  # "" with a permutation
+    causal: bool
+    left: int
+    right: int
+    scale: Optional[float]
+    softcap: float
+    kernel: Optional[str]
+    blocks: int
+    steps: int
+    limit: float
+    check: bool
+    residual: bool  # whether the forward keeps the residual of O
+
+
+class _Setup(typing.NamedTuple):
+    plan: _plan.Plan
+    collectives: _exchange.Collectives
+    heads: list  # (first, last) key heads of each step
+
+
+def _digest(values):
+    """What stands for long values in a message."""
+    if values is None:
+        return None
+    return [len(values), zlib.crc32(values if isinstance(values, bytes) else repr(values).encode())]
+
+
+def _checked(q, k, v):
+    """Raises ValueError naming the tensor whose shape or dtype does not fit the others."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name}: expected [batch, rows of this rank, heads, head_dim], got {list(tensor.shape)}")
+        if tensor.shape[:2] != q.shape[:2]:
+            raise ValueError(f"{name}: expected as many rows as q, {list(q.shape[:2])} (batch, rows of this rank), got "
+                             f"{list(tensor.shape[:2])}")
+        if tensor.dtype != q.dtype:
+            raise ValueError(f"{name}: expected {q.dtype}, the dtype of q, got {tensor.dtype}")
+        if tensor.device != q.device:
+            raise ValueError(f"{name}: expected a tensor on {q.device}, where q is, got one on {tensor.device}")
+    if q.shape[1] == 0:
+        raise ValueError(f"q: expected rows on every rank, got {list(q.shape)}")
+    if k.shape[2] != v.shape[2] or k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(f"k: expected as many heads as v and a divisor of the {q.shape[2]} heads of q, got {k.shape[2]} "
+                         f"heads, and {v.shape[2]} of v")
+    if k.shape[3] != q.shape[3]:
+        raise ValueError(f"k: expected head_dim {q.shape[3]}, as q has, got {k.shape[3]}")
+
+
+def steps_of(heads, size, wanted):
+    """The key heads of each step, (first, last). size: the bytes of a rank's K and V on CUDA, 0 on the CPU."""
+    if not wanted:
+        wanted = next((steps for least, steps in _STEPS if size >= least), 1)
+    count = min(wanted, heads)
+    cuts = [heads * i // count for i in range(count + 1)]
+    return list(zip(cuts, cuts[1:]))
+
+
+def _setup(q, k, v, permutation, cu_seqlens, s: Settings, passing):
+    """The _Setup of a call, after all ranks have agreed on it."""
+    group = _groups.by_name(s.group)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    error, layout, plan = None, None, None
+    try:
+        _checked(q, k, v)
+        total = q.shape[1] * ranks
+        offsets = None if cu_seqlens is None else tuple(_order.offsets_of(cu_seqlens, total))
+        if offsets is not None and q.shape[0] != 1:
+            raise ValueError(f"q: expected batch 1 with cu_seqlens, got {q.shape[0]}")
+        order = s.order if permutation is None else bytes_of(permutation)
+        layout = _plan.Layout(total, q.shape[0], ranks, order, offsets, s.causal, s.left, s.right, s.blocks)
+        plan = _plan.plan_on(layout, rank, q.device)
+    except ValueError as found:
+        error = str(found)
+    shapes = {name: [list(t.shape), str(t.dtype).removeprefix("torch."), t.device.type]
+              for name, t in (("q", q), ("k", k), ("v", v))}
+    message = {
+        "error": error, "pass": passing, **shapes, "order": s.order or _digest(layout and layout.order),
+        "cu_seqlens": _digest(layout and layout.offsets), "causal": s.causal, "window": [s.left, s.right],
+        "scale": s.scale, "softcap": s.softcap, "kernel": s.kernel, "gradient_blocks": s.blocks, "steps": s.steps}
+    _groups.agree(s.group, message, s.limit, FUNCTION, s.check or q.device.type == "cpu")
+    collectives = _exchange.Collectives(group, q.device, s.limit, FUNCTION)
+    size = (k.numel() + v.numel()) * k.element_size() if k.is_cuda else 0
+    return _Setup(plan, collectives, steps_of(k.shape[2], size, s.steps))
+
+
+def bytes_of(permutation):
+    """A permutation as _plan.Layout has it. Raises ValueError."""
+    if permutation.dtype not in (torch.int32, torch.int64) or permutation.dim() != 1:
+        raise ValueError(f"order: expected int64 [total], got {permutation.dtype} {list(permutation.shape)}")
+    return permutation.cpu().long().numpy().tobytes()
+
+
+def _mask(s: Settings, call: _plan.Call):
+    """(causal, window_left, window_right) of a ragged call, whose diagonal is bottom-right. `shift` is 0 with a causal
+    mask."""
+    left = s.left if s.left < 0 else s.left + call.shift
+    right = s.right if s.right < 0 else s.right - call.shift
+    return 1 if s.causal else 0, left, right
+
+
+def _rows(tensor, call):
+    return tensor if call.rows is None else tensor.index_select(0, call.rows)
+
+
+def _arguments(q, keys, call, k, heads, s: Settings):
+    """The Arguments of one ragged call. keys: its rows of K and V."""
+    k_call, v_call = _exchange.halves(keys, heads, k.shape[3])
+    causal, left, right = _mask(s, call)
+    return _operators.Arguments(
+        _rows(q, call), k_call, v_call, cu_seqlens_q=call.cu_q, cu_seqlens_kv=call.cu_kv, max_len_q=call.max_q,
+        max_len_kv=call.max_kv, causal=causal, window_left=left, window_right=right, scale=s.scale, softcap=s.softcap,
+        kernel=s.kernel)
+
+
+@torch.library.custom_op("tessera::context_parallel", mutates_args=())
+def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permutation: Optional[Tensor],
+            cu_seqlens: Optional[Tensor], group: str, order: str, causal: bool, left: int, right: int,
+            scale: Optional[float], softcap: float, kernel: Optional[str], blocks: int, steps: int, limit: float,
+            check: bool, residual: bool) -> Tuple[Tensor, Tensor, Tensor]:
+    s = Settings(group, order, causal, left, right, scale, softcap, kernel, blocks, steps, limit, check, residual)
+    setup = _setup(q, k, v, permutation, cu_seqlens, s, "forward")
+    batch, rows, heads_q, _ = q.shape
+    q_rows, k_rows, v_rows = (t.reshape(batch * rows, *t.shape[2:]) for t in (q, k, v))
+    share = heads_q // k.shape[2]
+    o = q.new_empty((batch * rows, heads_q, v.shape[3]))
+    lse = q.new_empty((heads_q, batch * rows), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    o_residual = torch.empty_like(o, dtype=torch.int8) if residual else o.new_empty((0,), dtype=torch.int8)
+    calls = setup.plan.forward
+    for first, last, keys_of in _exchange.Keys(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads):
+        heads = slice(first * share, last * share)
+        for index, call in enumerate(calls):
+            a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
+            if sinks is not None:
+                found = _operators.attention_with_sinks(*a, sinks[heads].float())
+            else:
+                found = (_operators.forward_with_residual if residual else _operators.forward)(*a)
+            whole = len(setup.heads) == 1 and call.rows is None
+            if whole:  # nothing is to be put together
+                o, lse, *more = found
+                o_residual = more[0] if more else o_residual
+                continue
+            at = slice(None) if call.rows is None else call.rows
+            o[:, heads][at] = found[0]
+            lse[heads][:, at] = found[1]
+            if residual:
+                o_residual[:, heads][at] = found[2]
+    lse = lse.reshape(heads_q, batch, rows).transpose(0, 1).contiguous()
+    kept = o_residual.reshape(batch, rows, heads_q, -1) if residual else o_residual
+    return o.reshape(batch, rows, heads_q, -1), lse, kept
+
+
+@forward.register_fake
+def _(q, k, v, sinks, permutation, cu_seqlens, *settings):
+    _checked(q, k, v)
+    o = q.new_empty((*q.shape[:3], v.shape[3]))
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]),
+                      dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    residual = torch.empty_like(o, dtype=torch.int8) if settings[-1] else q.new_empty((0,), dtype=torch.int8)
+    return o, lse, residual
+
+
+@torch.library.custom_op("tessera::context_parallel_backward", mutates_args=())
+def backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+             o_residual: Tensor, sinks: Optional[Tensor], permutation: Optional[Tensor], cu_seqlens: Optional[Tensor],
+             group: str, order: str, causal: bool, left: int, right: int, scale: Optional[float], softcap: float,
+             kernel: Optional[str], blocks: int, steps: int, limit: float, check: bool,
+             residual: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    s = Settings(group, order, causal, left, right, scale, softcap, kernel, blocks, steps, limit, check, residual)
+    setup = _setup(q, k, v, permutation, cu_seqlens, s, "backward")
+    batch, rows, heads_q, _ = q.shape
+    share = heads_q // k.shape[2]
+    q_rows, k_rows, v_rows, o_rows, d_rows = (t.reshape(batch * rows, *t.shape[2:]) for t in (q, k, v, o, d_o))
+    kept = o_residual.reshape(o_rows.shape) if residual else None
+    of_rows = [None if t is None else t.transpose(0, 1).reshape(heads_q, batch * rows) for t in (lse, dlse)]
+    dq = torch.empty_like(q_rows)
+    dk, dv = torch.empty_like(k_rows), torch.empty_like(v_rows)
+    dsinks = sinks.new_zeros(sinks.shape, dtype=torch.float32) if sinks is not None else q.new_empty((0,))
+    summing, calls = None, setup.plan.backward
+    for first, last, keys_of in _exchange.Keys(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads):
+        heads, parts = slice(first * share, last * share), []
+        for index, call in enumerate(calls):
+            a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
+            own = [None if t is None else _rows(t[:, heads], call) for t in (d_rows, o_rows, kept)]
+            own_lse, own_dlse = [None if t is None else t[heads] if call.rows is None else t[heads][:, call.rows]
+                                 for t in of_rows]
+            found, of_sinks = _gradients(a, own, own_lse, own_dlse, None if sinks is None else sinks[heads].float())
+            at = slice(None) if call.rows is None else call.rows
+            dq[:, heads][at] = found[0]
+            parts.append(found[1:3])
+            if of_sinks is not None:
+                dsinks[heads] += of_sinks
+            del a
+        if summing is not None:
+            _sum(setup.plan, summing, dk, dv, batch)
+        summing = first, last, _exchange.Gradients(setup.collectives, setup.plan, parts)
+    _sum(setup.plan, summing, dk, dv, batch)
+    return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), dsinks
+
+
+def _gradients(a, own, lse, dlse, sinks):
+    """((dQ, dK, dV), gradient of the sinks or None) of one ragged call."""
+    d_o, o, kept = own
+    tail = (_operators.backward_kernel(a.kernel), False, False)
+    arguments = (d_o, dlse, *a[:3], o, lse.contiguous(), *a[3:16], *tail)
+    if sinks is not None:
+        *found, _, of_sinks = _operators.attention_with_sinks_backward(*arguments, sinks)
+        return found, of_sinks
+    dq, dk, dv, _ = _operators.backward(*arguments, *([] if kept is None else [kept]))
+    return (dq, dk, dv), None
+
+
+def _sum(plan, summing, dk, dv, batch):
+    """Adds the received rows of one step in the order of the plan and writes dK, dV of its heads."""
+    first, last, gradients = summing
+    received = gradients.finish()
+    wide = torch.float64 if dk.dtype == torch.float64 else torch.float32
+    total = torch.zeros((batch, plan.rows, received.shape[1]), dtype=wide, device=dk.device)
+    for at, row, count in plan.sums:
+        total[:, row:row + count] += received[at:at + batch * count].view(batch, count, -1)
+    of_k, of_v = _exchange.halves(total.flatten(0, 1), last - first, dk.shape[2])
+    dk[:, first:last] = of_k
+    dv[:, first:last] = of_v
+
+
+@backward.register_fake
+def _(d_o, dlse, q, k, v, o, lse, o_residual, sinks, *rest):
+    of_sinks = q.new_empty((0,)) if sinks is None else sinks.new_empty(sinks.shape, dtype=torch.float32)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_sinks
+
+
+def _setup_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:6], *output)
+    ctx.settings = inputs[6:]
+    ctx.set_materialize_grads(False)
+
+
+def _registered_backward(ctx, d_o, dlse, _):
+    q, k, v, sinks, permutation, cu_seqlens, o, lse, o_residual = ctx.saved_tensors
+    if d_o is None:
+        d_o = torch.zeros_like(o)
+    dq, dk, dv, dsinks = backward(d_o, dlse, q, k, v, o, lse, o_residual, sinks, permutation, cu_seqlens, *ctx.settings)
+    return dq, dk, dv, None if sinks is None else dsinks.to(sinks.dtype), *(None,) * (2 + len(ctx.settings))
+
+
+forward.register_autograd(_registered_backward, setup_context=_setup_context)
+backward.register_autograd(_operators.no_second_derivative)

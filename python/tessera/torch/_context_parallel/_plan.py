@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank does in a call: which rows of K and V it receives, which ragged calls it makes of them, and where the
+parts of dK and dV go. A plan depends on lengths alone, so every rank makes the plans of all.
+
+A segment is a run of rows of one document with the keys that they see, a sequence of a ragged call; without a mask it
+is all of a rank's runs of a document. Its keys begin where the document begins, so tiles of keys are cut as in a call
+on the whole document, and O and LSE have its bits."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+
+import torch
+
+from . import _order
+
+# A ragged call gets copies of the keys of its segments, of at most this share of the rows of the sequence (and the keys
+# of one segment at least). The two pieces of a zig-zag need 1 + 1 / (2 ranks).
+_KEYS_OF_A_CALL = 1.25
+# K and V are gathered whole when the ranks need more than this share of them, on average.
+_GATHERED_FROM = 0.7
+
+
+class Layout(typing.NamedTuple):
+    """What a plan depends on. total: rows of the sequence over all ranks; order: a name or the bytes of a permutation;
+    left, right: the window, -1 for no limit; blocks: into how many equal blocks dK and dV are summed, 0: by pieces."""
+    total: int
+    batch: int
+    ranks: int
+    order: object
+    offsets: typing.Optional[tuple]
+    causal: bool
+    left: int
+    right: int
+    blocks: int
+
+
+class Segment(typing.NamedTuple):
+    rank: int
+    runs: tuple  # (first row, rows), counted in the rank
+    start: int  # the position of the first row in the sequence
+    first: int  # positions of the keys
+    last: int
+    shift: int  # how far the keys go beyond the last row
+
+    @property
+    def rows(self):
+        return sum(rows for _, rows in self.runs)
+
+
+@dataclasses.dataclass
+class Call:
+    """A ragged call. rows: the rows of q, or None for all of them in order; keys: which of the received rows are its
+    keys, in order; shift: how much the diagonal is behind the bottom right corner."""
+    rows: typing.Optional[torch.Tensor]
+    keys: torch.Tensor
+    cu_q: torch.Tensor
+    cu_kv: torch.Tensor
+    max_q: int
+    max_kv: int
+    shift: int
+
+
+@dataclasses.dataclass
+class Plan:
+    """send, sent, received: rows of K and V that go to each rank, and how many go to and come from each; send is None
+    when all are gathered. parts: the rows of all backward calls' dK, dV in the order in which they are sent;
+    parts_sent, parts_received: how many. sums: (first received row, first own row, rows), in the order of the sum."""
+    rows: int
+    send: typing.Optional[torch.Tensor]
+    sent: list
+    received: list
+    forward: list
+    backward: list
+    parts: torch.Tensor
+    parts_sent: list
+    parts_received: list
+    sums: list
+
+    def to(self, device):
+        """The plan with its tensors on `device`."""
+        if device.type == "cpu":
+            return self
+
+        def moved(tensor):
+            return None if tensor is None else tensor.to(device)
+        calls = [[dataclasses.replace(c, rows=moved(c.rows), keys=moved(c.keys), cu_q=moved(c.cu_q),
+                                      cu_kv=moved(c.cu_kv)) for c in of_pass] for of_pass in (self.forward, self.backward)]
+        return dataclasses.replace(self, send=moved(self.send), parts=moved(self.parts), forward=calls[0],
+                                   backward=calls[1])
+
+
+def positions_of(layout: Layout) -> torch.Tensor:
+    """The positions of all ranks' rows, int64 [ranks, rows]."""
+    order = layout.order
+    if not isinstance(order, str):
+        order = torch.frombuffer(bytearray(order), dtype=torch.int64)
+    return _order.positions_of(order, layout.total, layout.ranks)
+
+
+def _cuts(pieces, layout, offsets, blocks):
+    """The positions at which rows are cut beside the ends of pieces."""
+    cuts = {offset for offset in offsets if 0 < offset < layout.total}
+    if blocks:
+        cuts |= set(range(0, layout.total, layout.total // blocks))
+    return sorted(cuts)
+
+
+def _segments(pieces, layout: Layout, blocks: int):
+    """The segments of all ranks, by rank and row."""
+    offsets = [0, layout.total] if layout.offsets is None else list(layout.offsets)
+    if offsets[-1] < layout.total:
+        offsets.append(layout.total)  # rows behind the last document
+    behind = layout.total if layout.offsets is None else layout.offsets[-1]
+    cuts = torch.tensor(_cuts(pieces, layout, offsets, blocks), dtype=torch.int64)
+    starts = torch.tensor(offsets, dtype=torch.int64)
+    found = []
+    for piece in pieces:
+        inside = cuts[(cuts > piece.start) & (cuts < piece.end)].tolist()
+        for start, end in zip([piece.start, *inside], [*inside, piece.end]):
+            row = piece.row + start - piece.start
+            if start >= behind:
+                found.append(Segment(piece.rank, ((row, end - start),), start, start, start, 0))
+                continue
+            document = int(torch.searchsorted(starts, start, right=True)) - 1
+            first, stop = offsets[document], offsets[document + 1]
+            right = 0 if layout.causal else layout.right
+            last = stop if right < 0 else min(stop, end + right)
+            found.append(Segment(piece.rank, ((row, end - start),), start, first, last, last - end))
+    masked = layout.causal or layout.left >= 0 or layout.right >= 0
+    return found if masked or blocks else _joined(found)
+
+
+def _joined(segments):
+    """Segments in which all rows of a rank that see the same keys are one, which a call without a mask allows."""
+    joined = {}
+    for s in segments:
+        key = s.rank, s.first, s.last
+        before = joined.get(key)
+        joined[key] = s if before is None else before._replace(runs=before.runs + s.runs,
+                                                               start=min(before.start, s.start))
+    return list(joined.values())
+
+
+def _batches(segments, layout: Layout):
+    """Segments of one rank in lists, each of which is a call: one shift, and a bound on the keys."""
+    windowed = not layout.causal and (layout.left >= 0 or layout.right >= 0)
+    limit, lists, open_ = layout.total * _KEYS_OF_A_CALL, [], {}
+    for segment in segments:
+        shift = segment.shift if windowed else 0
+        last, keys = open_.get(shift, (None, 0))
+        own = segment.last - segment.first
+        if last is None or keys + own > limit:
+            last, keys = [], 0
+            lists.append((shift, last))
+        last.append(segment)
+        open_[shift] = last, keys + own
+    return lists
+
+
+def _ranges(ranges, base=None):
+    """The integers of all ranges (start, end), one range after another."""
+    parts = [torch.arange(a, b) for a, b in ranges]
+    found = torch.cat(parts) if parts else torch.arange(0)
+    return found if base is None else base[found]
+
+
+def _call(shift, segments, place, layout: Layout, rows: int):
+    """place: int64 [total], where the received rows have each position, for the first member of the batch; the rows of
+    the next member follow `stride` later."""
+    where, stride = place
+    batch = layout.batch
+    own = _ranges([(row, row + count) for s in segments for row, count in s.runs])
+    keys = _ranges([(s.first, s.last) for s in segments], where)
+    step = torch.arange(batch)[:, None]
+    all_rows = (own + step * rows).flatten()
+    whole = own.numel() == rows and bool((own == torch.arange(rows)).all())
+    lengths_q = [s.rows for s in segments] * batch
+    lengths_kv = [s.last - s.first for s in segments] * batch
+    offsets = [torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (lengths_q, lengths_kv)]
+    of_keys = (keys + step * stride(keys)).flatten() if callable(stride) else (keys + step * stride).flatten()
+    return Call(None if whole else all_rows, of_keys, *offsets, max(lengths_q), max(lengths_kv), shift)
+
+
+def _exchange(pieces, segments, positions, layout: Layout, rank: int):
+    """(send, sent, received, (where, stride)): the way of K and V to this rank."""
+    total, batch, ranks = layout.total, layout.batch, layout.ranks
+    rows = total // ranks
+    owner, row = torch.empty(total, dtype=torch.int64), torch.empty(total, dtype=torch.int64)
+    for r, own in enumerate(positions):
+        owner[own], row[own] = r, torch.arange(rows)
+    needed = torch.zeros(ranks, total, dtype=torch.bool)
+    for s in segments:
+        needed[s.rank, s.first:s.last] = True
+    if float(needed.float().mean()) > _GATHERED_FROM or ranks == 1:
+        return None, [], [], (owner * (rows * batch) + row, rows)
+    member = torch.arange(batch)[:, None] * rows
+    send, sent, received = [], [], []
+    where, stride = torch.zeros(total, dtype=torch.int64), torch.zeros(total, dtype=torch.int64)
+    begin = 0
+    for other in range(ranks):
+        wanted = row[needed[other] & (owner == rank)].sort().values
+        send.append((wanted + member).flatten())
+        sent.append(batch * wanted.numel())
+        own = torch.nonzero(needed[rank] & (owner == other)).flatten()
+        own = own[row[own].argsort()]
+        where[own] = begin + torch.arange(own.numel())
+        stride[own] = own.numel()
+        received.append(batch * own.numel())
+        begin += batch * own.numel()
+    return torch.cat(send), sent, received, (where, _stride_of(where, stride, begin))
+
+
+def _stride_of(where, stride, total):
+    """A function from rows of the first member to how much later the next member's rows are."""
+    by_row = torch.zeros(max(total, 1), dtype=torch.int64)
+    by_row[where[stride > 0]] = stride[stride > 0]
+    return lambda rows: by_row[rows]
+
+
+def _parts(lists, pieces, layout: Layout, rank: int, segments, rows: int):
+    """(parts, parts_sent, parts_received, sums) of the backward. lists: this rank's calls."""
+    batch, ranks = layout.batch, layout.ranks
+    place, begin = {}, 0  # segment -> (the first row of its first member in the calls' dK, dV, rows to the next member)
+    for _, of_call in lists:
+        keys = sum(s.last - s.first for s in of_call)
+        for s in of_call:
+            place[s] = begin, keys
+            begin += s.last - s.first
+        begin += (batch - 1) * keys
+    in_order = sorted(segments, key=lambda s: s.start)
+
+    def overlaps(source, target):
+        """(segment, position of the first key, of the last, row of the first in its rank), in the order of the sum."""
+        for s in in_order:
+            if s.rank == source:
+                for piece in pieces:
+                    if piece.rank == target:
+                        first, last = max(s.first, piece.start), min(s.last, piece.end)
+                        if first < last:
+                            yield s, first, last, piece.row + first - piece.start
+    parts, sent = [], []
+    for target in range(ranks):
+        count = 0
+        for s, first, last, _ in overlaps(rank, target):
+            base, stride = place[s]
+            index = torch.arange(first - s.first, last - s.first) + base
+            parts.append((index + torch.arange(batch)[:, None] * stride).flatten())
+            count += batch * (last - first)
+        sent.append(count)
+    sums, received, begin = [], [], 0
+    for source in range(ranks):
+        before = begin
+        for s, first, last, row in overlaps(source, rank):
+            sums.append((s.start, begin, row, last - first))
+            begin += batch * (last - first)
+        received.append(begin - before)
+    sums = [(at, row, count) for _, at, row, count in sorted(sums)]
+    return torch.cat(parts) if parts else torch.arange(0), sent, received, sums
+
+
+@functools.lru_cache(maxsize=16)
+def plan(layout: Layout, rank: int) -> Plan:
+    """The Plan of one rank. Raises ValueError naming the argument."""
+    if layout.blocks and layout.total % layout.blocks:
+        raise ValueError(f"gradient_blocks: expected a divisor of the {layout.total} rows, got {layout.blocks}")
+    positions = positions_of(layout)
+    pieces = _order.pieces_of(positions)
+    rows = layout.total // layout.ranks
+    segments = _segments(pieces, layout, 0)
+    send, sent, received, place = _exchange(pieces, segments, positions, layout, rank)
+    finer = _segments(pieces, layout, layout.blocks) if layout.blocks else segments
+    calls = []
+    for of_pass in (segments, finer):
+        lists = _batches([s for s in of_pass if s.rank == rank], layout)
+        calls.append([_call(shift, some, place, layout, rows) for shift, some in lists])
+    parts = _parts(lists, pieces, layout, rank, finer, rows)
+    return Plan(rows, send, sent, received, *calls, *parts)
+
+
+@functools.lru_cache(maxsize=16)
+def plan_on(layout: Layout, rank: int, device: torch.device) -> Plan:
+    """plan() with its tensors on a device."""
+    return plan(layout, rank).to(device)

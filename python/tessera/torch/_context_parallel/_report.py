@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call would do, without a group and without tensors."""
+from __future__ import annotations
+
+import typing
+
+import torch
+
+from . import _exchange, _operators, _order, _plan
+
+
+class ContextParallelPlan(typing.NamedTuple):
+    """What one rank does in a call of context_parallel_attention()."""
+    way: str  # "gather": all of K and V; "exchange": the rows that a rank needs
+    steps: int  # groups of key heads
+    calls: int  # ragged calls of a step, forward
+    backward_calls: int
+    pairs: int  # of a query and a key that it sees, for each head
+    busiest: float  # the pairs of the busiest rank, divided by the mean of all: 1 is perfect balance
+    bytes_forward: int  # that this rank receives
+    bytes_backward: int
+    memory_forward: int  # bytes beside the tensors of the call, at most
+    memory_backward: int
+    whole: int  # bytes of K and V of the whole sequence, to compare the memory with
+
+
+def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int = 0, batch: int = 1,
+            head_dim_v: typing.Optional[int] = None, dtype: torch.dtype = torch.bfloat16, order: typing.Any = "zigzag",
+            causal: bool = True, window: typing.Optional[typing.Tuple[typing.Optional[int], typing.Optional[int]]] = None,
+            cu_seqlens: typing.Any = None, gradient_blocks: typing.Optional[int] = None,
+            steps: typing.Optional[int] = None) -> ContextParallelPlan:
+    """What `rank` of `ranks` does in a call on a sequence of `total` rows; needs no group and runs nothing.
+
+    steps: default: that of CUDA for these bytes. The other arguments are those of context_parallel_attention() and the
+    sizes of its tensors. Raises ValueError."""
+    from .. import _attention
+    left, right = _attention.window_sides(window)
+    if causal and right > 0:
+        right = -1
+    if ranks < 1 or not 0 <= rank < ranks:
+        raise ValueError(f"rank: expected one of {ranks} ranks, got {rank}")
+    name = order if isinstance(order, str) else _operators.bytes_of(torch.as_tensor(order))
+    offsets = None if cu_seqlens is None else tuple(_order.offsets_of(cu_seqlens, total))
+    layout = _plan.Layout(total, batch, ranks, name, offsets, bool(causal), left, right, gradient_blocks or 0)
+    plan = _plan.plan(layout, rank)
+    width = (head_dim + (head_dim_v or head_dim)) * torch.empty((), dtype=dtype).element_size()  # of a row of one head
+    own = plan.rows * batch
+    heads = _operators.steps_of(heads_kv, own * heads_kv * width, steps)
+    most = max(last - first for first, last in heads) * width
+    memory = []
+    for calls in (plan.forward, plan.backward):
+        received, count, copies, twins = _exchange.buffers_of(plan, calls, own, ranks, len(heads))
+        at_once = twins * sum(copies) if copies else max(call.keys.shape[0] for call in calls)
+        memory.append(received * count + at_once)
+    sent, arrived = plan.parts.shape[0], sum(plan.parts_received) if ranks > 1 else 0
+    parts = sum(call.keys.shape[0] for call in plan.backward)
+    memory[1] += parts * (2 if len(plan.backward) > 1 else 1) + sent + arrived
+    received = own * (ranks - 1) if plan.send is None else sum(plan.received) - plan.received[rank]
+    pairs = _pairs(layout)
+    return ContextParallelPlan(
+        "gather" if plan.send is None else "exchange", len(heads), len(plan.forward), len(plan.backward),
+        int(pairs[rank]), float(pairs.max() / pairs.double().mean()), received * heads_kv * width,
+        (received + arrived - (plan.parts_received[rank] if ranks > 1 else 0)) * heads_kv * width,
+        memory[0] * most, memory[1] * most, total * batch * heads_kv * width)
+
+
+def _pairs(layout):
+    """Visible pairs of each rank, int64 [ranks]."""
+    positions = _plan.positions_of(layout)
+    offsets = [0, layout.total] if layout.offsets is None else [*layout.offsets]
+    starts = torch.tensor(offsets, dtype=torch.int64)
+    rows = torch.arange(layout.total)
+    document = torch.searchsorted(starts, rows, right=True) - 1
+    behind = document >= len(offsets) - 1
+    document = document.clamp(max=len(offsets) - 2)
+    first, last = starts[document], starts[document + 1]
+    if layout.left >= 0:
+        first = torch.maximum(first, rows - layout.left)
+    right = 0 if layout.causal else layout.right
+    if right >= 0:
+        last = torch.minimum(last, rows + right + 1)
+    pairs = torch.where(behind, 0, last - first) * layout.batch
+    return pairs[positions].sum(1)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of test_context_parallel.py: ranks that differ, that are late, that end. The last case ends a process."""
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+import tessera.torch as tt
+from context_parallel_support import ENDED, OUTCOMES, PROCESSES, case, inputs, raises, write
+
+
+@case
+def ranks_that_differ(groups):
+    """Each rank raises the error that names the argument and the ranks, and the group goes on."""
+    q, k, v, _ = (t[:, :24] for t in inputs())
+    group, rank = groups[PROCESSES], dist.get_rank()
+    odd = rank == 2
+
+    def call(q=q, k=k, v=v, **options):
+        return lambda: tt.context_parallel_attention(q, k, v, group, timeout=60, **options)
+    others = "ranks 0, 1, 3"
+    raises(ValueError, ("scale:", "0.5 on rank 2", others), call(scale=0.5 if odd else None))
+    raises(ValueError, ("causal:", "True on rank 2", others), call(causal=odd))
+    raises(ValueError, ("order:", "contiguous on rank 2", others), call(order="contiguous" if odd else "zigzag"))
+    raises(ValueError, ("window:", "rank 2", others), call(window=(4, 4) if odd else None))
+    raises(ValueError, ("cu_seqlens:", "rank 2", others), call(cu_seqlens=[0, 5, 96] if odd else [0, 7, 96]))
+    raises(ValueError, ("gradient_blocks:", "8 on rank 2"), call(gradient_blocks=8 if odd else None))
+    raises(ValueError, ("q:", "12", "rank 2", others), call(*(t[:, :12] for t in (q, k, v))) if odd else call())
+    raises(ValueError, ("q:", "bfloat16", "rank 2"), call(*(t.bfloat16() for t in (q, k, v))) if odd else call())
+    refused = (ValueError, ("k: expected",) if odd else ("rank 2 refused the call", "k: expected"))
+    raises(*refused, call(k=k[:, :9]) if odd else call())
+    positions = list(range(96))
+    raises(ValueError, ("order:",), call(order=positions[::-1] if odd else positions))
+    raises(ValueError, ("order: expected a permutation",), call(order=[0] * 96))
+    raises(ValueError, ("order: expected 'zigzag'",), call(order="striped"))
+    raises(ValueError, ("q: expected a sequence whose length 2 * 4 divides",), call(*(t[:, :23] for t in (q, k, v))))
+    raises(ValueError, ("cu_seqlens: expected offsets",), call(cu_seqlens=[0, 9, 5]))
+    raises(ValueError, ("gradient_blocks: expected a divisor",), call(gradient_blocks=7))
+    call()()
+
+
+@case
+def errors_of_one_rank(groups):
+    """What is refused without a message to the others: arguments whose values no rank could have."""
+    q, k, v, _ = inputs()
+    for name, value, words in (("causal", "left", "causal: expected"), ("timeout", 0, "timeout: expected"),
+                               ("steps", 0, "steps: expected"), ("group", 3, "group: expected a ProcessGroup"),
+                               ("window", 3, "window: expected"), ("kernel", "cpu.fa9", "kernel: expected"),
+                               ("sinks", torch.zeros(3), "sinks: expected")):
+        options = {"group": groups[1], name: value}
+        raises(ValueError, (words,), lambda: tt.context_parallel_attention(q, k, v, **options))
+    raises(ValueError, ("dim: expected",), lambda: tt.shard_sequence(q, groups[1], dim=4))
+
+
+@case
+def a_rank_that_is_late(groups):
+    """Rank 0 names the rank that does not come within the timeout, and does not wait for ever."""
+    group = ENDED["late"]
+    if dist.get_rank() < 2:
+        q, k, v, _ = (t[:, :48] for t in inputs())
+        if dist.get_rank() == 0:
+            begin = time.monotonic()
+            raises(RuntimeError, ("rank 1 did not come to this call within 1 s",),
+                   lambda: tt.context_parallel_attention(q, k, v, group, timeout=1))
+            assert time.monotonic() - begin < 30
+    dist.barrier()
+
+
+@case
+def a_rank_that_dies(groups):
+    """Rank 3 ends between its forward and its backward; every other rank raises."""
+    group = ENDED["dies"]
+    q, k, v, d_o = (t[:, :24].clone().requires_grad_() for t in inputs())
+    o = tt.context_parallel_attention(q, k, v, group, timeout=20)
+    dist.barrier()
+    if dist.get_rank() == 3:
+        OUTCOMES["a_rank_that_dies"] = None
+        write(3)
+        os._exit(0)
+    begin = time.monotonic()
+    raises(RuntimeError, ("rank ",), lambda: o.backward(d_o))
+    assert time.monotonic() - begin < 60
