@@ -52,17 +52,22 @@ std::string spread_text(const Spread& spread) {
                        count_text(spread.runs), ms_text(spread.outliers_us));
 }
 
+bool is_by_hand(const AttentionKind& kind) {
+    return kind.reading.family == diagnose::Family::eager || kind.reading.family == diagnose::Family::math;
+}
+
 std::string clock_sentence(const Diagnosis& d) {
     const diagnose::StepClock& clock = d.clock;
     if (!clock.host_bound()) return "";
+    const bool by_hand = std::any_of(d.kinds.begin(), d.kinds.end(), is_by_hand);
     return fmt::format(
         " The step waits for the host: between the first kernel and the last one the GPU was busy for {} of {} ({}), "
         "and "
-        "with attention for {}. So no kernel of attention makes the step more than {} faster; fewer and larger "
-        "launches "
-        "do (CUDA graphs, torch.compile(mode=\"reduce-overhead\"), larger batches), or a faster input pipeline.",
+        "with attention for {}. So faster kernels of attention save at most {} of the clock. Fewer launches save more: "
+        "CUDA graphs, torch.compile(mode=\"reduce-overhead\"), larger batches{}; or the input pipeline is slow.",
         ms_text(clock.busy_us), ms_text(clock.clock_us), percent_of(clock.busy_us, clock.clock_us),
-        percent_of(clock.attention_us, clock.clock_us), percent_of(clock.attention_us, clock.clock_us));
+        percent_of(clock.attention_us, clock.clock_us), percent_of(clock.attention_us, clock.clock_us),
+        by_hand ? ", and one kernel in place of attention's many" : "");
 }
 
 std::string elsewhere_sentence(const Diagnosis& d) {
@@ -125,9 +130,13 @@ std::string stall_sentence(const Diagnosis& d) {
             found = &kind;
     }
     if (found == nullptr) return "";
+    const std::string text = spread_text(widest_spread(*found));
+    if (found->shapes.empty())
+        return fmt::format(" The runs of {} differ much: {}. They stalled or had longer rows; the file has no shapes.",
+                           title_of(found->reading.family), text);
     return fmt::format(
-        " A sum of its runs misleads, because a few stalled: {} of {}. Calls are counted at the median below.",
-        title_of(found->reading.family), spread_text(widest_spread(*found)));
+        " A sum misleads, because a few calls of one shape stalled: {} of {}. Gains count from the median.",
+        title_of(found->reading.family), text);
 }
 
 }  // namespace

@@ -92,6 +92,17 @@ TEST(Tables, of_pytorchs_profiler_are_read_as_it_prints_them) {
     EXPECT_DOUBLE_EQ(d.kinds[0].us, 3000);
 }
 
+/// PyTorch prints a hundred rows, or as many as row_limit says, and the sum over all.
+TEST(Tables, say_if_rows_are_missing) {
+    const std::string row =
+        "flash_fwd_kernel  0.00%  0.000us  0.00%  0.000us  0.000us  3.000ms  30.00%  3.000ms  1.5ms  2\n";
+    EXPECT_TRUE(diagnosis_of(row + "Self CUDA time total: 3.001ms\n").notes.empty());
+    const Diagnosis d = diagnosis_of(row + "Self CPU time total: 171.752us\nSelf CUDA time total: 10.000ms\n");
+    EXPECT_DOUBLE_EQ(d.gpu_us, 3000);
+    ASSERT_EQ(d.notes.size(), 1U);
+    EXPECT_NE(d.notes[0].find("30.0 % of the time"), std::string::npos) << d.notes[0];
+}
+
 /// Issues and notes hold tables in Markdown.
 TEST(Tables, of_markdown_are_read) {
     const Diagnosis d = diagnosis_of(

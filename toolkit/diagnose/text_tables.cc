@@ -128,6 +128,14 @@ class TextReader {
                             unread_));
         trace_.timed = timed_;
         trace_.ordered = compute || (table_ && columns_.start >= 0);
+        double read_us = 0;
+        for (const KernelRun& run : trace_.runs) read_us += run.us;
+        constexpr double kRounding = 0.01;
+        if (read_us < (1 - kRounding) * stated_us_)
+            trace_.notes.push_back(fmt::format(
+                "the kernels' rows add up to {:.1f} % of the time that the table states: shares are of these "
+                "rows (row_limit=-1 prints all)",
+                100 * read_us / stated_us_));
         if (table_ && !timed_)
             trace_.notes.emplace_back("the table has no times that could be read, so kernels are counted only");
     }
@@ -143,6 +151,12 @@ class TextReader {
         if (!spans_.empty()) {
             if (not_blank(line)) row(fields_under(spans_, line));
             else spans_.clear();
+            return;
+        }
+        constexpr std::string_view kTotal = "Self CUDA time total:";  // the last line of PyTorch's table
+        if (line.compare(0, 20, "Self CPU time total:") == 0) return;
+        if (line.compare(0, kTotal.size(), kTotal) == 0) {
+            stated_us_ = duration_us(line.substr(kTotal.size()), 0).value_or(0);
             return;
         }
         if (const std::vector<std::string> cells = markdown_cells(line); cells.size() > 1) return markdown(cells);
@@ -313,6 +327,7 @@ class TextReader {
     bool timed_ = false;        // a time was read
     bool loose_ = false;        // rows came without titles
     std::int64_t unread_ = 0;
+    double stated_us_ = 0;  // the sum that the table states; 0: none
     std::size_t titles_ = 0;
     std::int64_t prose_ = 0;
     std::vector<Span> spans_;  // columns of a printed table; empty outside of one
