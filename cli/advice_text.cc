@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "diagnose/call_inputs.hpp"
+#include "diagnose/device.hpp"
 #include "table.hpp"
 #include "verdict_text.hpp"
 #include "ways_text.hpp"
@@ -54,6 +55,11 @@ std::string advice_text(const Advice& advice, int width) {
             name.clear();
         }
     }
+    const diagnose::Call& call = advice.shape.call;
+    std::string read = text_of(call);
+    if (const std::string gpu = diagnose::text_of(call.gpu); !gpu.empty()) read += "; " + gpu;
+    if (call.torch) read += fmt::format("; PyTorch {}.{}", call.torch->major, call.torch->minor);
+    facts.emplace_back("  read", read);
     if (!advice.explanation.assumed.empty())
         facts.emplace_back("  assumed", fmt::format("{}", fmt::join(advice.explanation.assumed, "; ")));
     text += facts_text(facts, width) + "  ways to another kernel\n";

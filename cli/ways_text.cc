@@ -100,7 +100,7 @@ std::string gain_sentence(const Way& way, const Baseline& baseline) {
                     milliseconds_text(gain.kernel_ms), bar_text(gain.error), title_of(gain.backend),
                     baseline.at_least ? "at least " : "", milliseconds_text(baseline.ms), gain.call_factor);
     if (gain.step_factor > 0)
-        text += fmt::format(", and everything in the trace {:.0f} % less time", 100 * (1 - 1 / gain.step_factor));
+        text += fmt::format(", and all GPU time in the trace {:.0f} % less", 100 * (1 - 1 / gain.step_factor));
     return text;
 }
 

@@ -11,6 +11,25 @@ using diagnose::Diagnosis;
 using diagnose::NamedKernel;
 using diagnose::NameReading;
 
+Json shape_json(const diagnose::ShapeSum& shape) {
+    Json json{{"call", text_of(shape.call)}, {"calls", shape.count}, {"us", shape.us}};
+    if (shape.spread.runs > 0) {
+        json["median_us"] = shape.spread.median_us;
+        json["worst_us"] = shape.spread.worst_us;
+        json["outliers"] = shape.spread.outliers;
+    }
+    return json;
+}
+
+/// The clock's time in the trace; null if the file has no order of time.
+Json clock_json(const Diagnosis& d) {
+    if (d.clock.clock_us <= 0) return nullptr;
+    return {{"us", d.clock.clock_us},
+            {"busy_us", d.clock.busy_us},
+            {"attention_us", d.clock.attention_us},
+            {"host_bound", d.clock.host_bound()}};
+}
+
 }  // namespace
 
 Json json_of(const NameReading& r) {
@@ -41,6 +60,8 @@ Json json_of(const Diagnosis& d, const diagnose::Call& stated) {
     for (const diagnose::Gpu& gpu : d.gpus) {
         Json row{{"name", gpu.name}};
         if (gpu.capability) row["capability"] = *gpu.capability;
+        if (gpu.multiprocessors) row["multiprocessors"] = *gpu.multiprocessors;
+        if (gpu.memory_gib) row["memory_gib"] = *gpu.memory_gib;
         gpus.push_back(row);
     }
     const auto sums = [&](const std::vector<NamedKernel>& kernels) {
@@ -61,8 +82,9 @@ Json json_of(const Diagnosis& d, const diagnose::Call& stated) {
         if (d.timed && d.gpu_us > 0) row["share"] = kind.us / d.gpu_us;
         if (!kind.asked_by.empty()) row["asked_by"] = kind.asked_by;
         row["shapes"] = Json::array();
-        for (const diagnose::ShapeSum& shape : kind.shapes)
-            row["shapes"].push_back({{"call", text_of(shape.call)}, {"calls", shape.count}, {"us", shape.us}});
+        for (const diagnose::ShapeSum& shape : kind.shapes) row["shapes"].push_back(shape_json(shape));
+        if (kind.host.runs > 0) row["host"] = {{"median_us", kind.host.median_us}, {"worst_us", kind.host.worst_us}};
+        if (kind.repeats.calls > 0) row["repeated_kv"] = {{"times", kind.repeats.times}, {"calls", kind.repeats.calls}};
         row["kernels"] = Json::array();
         for (const diagnose::KernelSum& kernel : kind.kernels)
             row["kernels"].push_back({{"name", kernel.name}, {"runs", kernel.count}, {"us", kernel.us}});
@@ -76,6 +98,7 @@ Json json_of(const Diagnosis& d, const diagnose::Call& stated) {
             {"runs", d.runs},
             {"gpu_us", d.gpu_us},
             {"attention_us", d.attention_us},
+            {"clock", clock_json(d)},
             {"attention", kinds},
             {"no_attention", sums(d.look_alikes)},
             {"unknown", sums(d.unknown)},

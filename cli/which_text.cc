@@ -8,7 +8,9 @@
 
 #include "advice_text.hpp"
 #include "diagnose/call_inputs.hpp"
+#include "diagnose/device.hpp"
 #include "table.hpp"
+#include "which_step.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -203,6 +205,13 @@ std::string without_advice(const Diagnosis& d, const AttentionKind& kind) {
            "outside of CUDA graphs).";
 }
 
+/// Names a GPU that the model does not list.
+std::string device_sentence(const Diagnosis& d) {
+    if (d.gpus.empty()) return "";
+    const std::string caveat = diagnose::device_of(d.gpus.front()).caveat;
+    return caveat.empty() ? "" : " Note that " + caveat + ".";
+}
+
 std::string kernel_text(const std::string& name) {
     if (name.empty()) return "(without a name)";
     return name.size() <= kLongestShown ? name : name.substr(0, kLongestShown) + "...";
@@ -238,6 +247,7 @@ std::string kind_details(const Diagnosis& d, const AttentionKind& kind, int widt
         add(i == 0 ? "called with" : "",
             text_of(kind.shapes[i].call) + fmt::format(" ({})", counted(kind.shapes[i].count, "call")));
     if (kind.shapes.size() > 3) add("", fmt::format("and {} other shapes", kind.shapes.size() - 3));
+    for (const auto& [name, value] : step_facts(kind)) facts.emplace_back(name, value);
     add("sure", name_of(r.confidence));
     for (const std::string& evidence : r.evidence) add(&evidence == &r.evidence.front() ? "evidence" : "", evidence);
     for (std::size_t i = 0; i < std::min<std::size_t>(4, kind.kernels.size()); ++i)
@@ -300,9 +310,10 @@ std::string paragraph_of(const Diagnosis& d, const diagnose::Call& stated) {
     text += rest;
     text += exactness_sentence(d);
     if (is_cut_off(d)) text += " The file is cut off, and the rest is not counted.";
+    text += step_sentences(d);
     const AttentionKind& known = best_known(d, *leader.kind);
     const auto advice = diagnose::advise(d, known, stated);
-    return advice ? text + advice_sentences(*advice) : text + without_advice(d, known);
+    return advice ? text + advice_sentences(*advice) + device_sentence(d) : text + without_advice(d, known);
 }
 
 std::string kinds_table(const Diagnosis& d, int width) {
@@ -343,6 +354,8 @@ std::string details_text(const Diagnosis& d, const diagnose::Call& stated, int w
     text += named_text("Names that look like attention but are not", d.look_alikes, d, width);
     text += named_text("Softmax, which may be part of attention by hand", d.softmaxes, d, width);
     text += named_text("Unknown kernels", d.unknown, d, width);
+    if (const auto facts = step_facts(d); !facts.empty())
+        text += fmt::format("{}The whole trace\n{}", text.empty() ? "" : "\n", facts_text(facts, width));
     if (!d.notes.empty()) text += "\nAbout the file\n";
     for (const std::string& note : d.notes) text += facts_text({{" ", note}}, width);
     return text;

@@ -87,6 +87,26 @@ TEST_F(WhichTest, says_it_to_somebody_who_never_heard_of_it) {
     EXPECT_NE(cpu.find("_flash_attention_for_cpu, once. There PyTorch took the fast way"), std::string::npos) << cpu;
 }
 
+/// Sixty kernels, one of them attention, with a GPU that mostly waits: no kernel of attention helps.
+TEST_F(WhichTest, says_when_attention_is_not_the_problem) {
+    std::string events;
+    for (int i = 0; i < 60; ++i) {
+        const char* name = i == 30 ? "void pytorch_flash::flash_fwd_kernel<...>" : "nvjet_tst_192x192_64x4";
+        events += std::string(i == 0 ? "" : ",") + R"({"ph": "X", "cat": "kernel", "name": ")" + name +
+                  R"(", "pid": 0, "tid": 7, "dur": 10, "args": {"stream": 7}, "ts": )" + std::to_string(1000 * i) + "}";
+    }
+    write("idle.json", R"({"deviceProperties": [{"name": "NVIDIA H100 NVL", "computeMajor": 9, "computeMinor": 0,
+        "numSms": 132}], "traceEvents": [)" +
+                           events + "]}");
+    const std::string text = in_one_line(run_ok("which idle.json").out);
+    EXPECT_NE(text.find("The step waits for the host"), std::string::npos) << text;
+    EXPECT_NE(text.find("Attention is not where this trace's time goes"), std::string::npos) << text;
+    const auto file = run_ok("which idle.json --json").json().at("files").at(0);
+    EXPECT_EQ(file.at("clock").at("host_bound"), true);
+    EXPECT_EQ(file.at("clock").at("busy_us"), 600);
+    EXPECT_EQ(file.at("gpus").at(0).at("multiprocessors"), 132);
+}
+
 TEST_F(WhichTest, reads_names_from_a_pipe) {
     write("names",
           "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128\nreshape_and_cache_flash_kernel\n");

@@ -92,6 +92,95 @@ TEST(Tables, of_pytorchs_profiler_are_read_as_it_prints_them) {
     EXPECT_DOUBLE_EQ(d.kinds[0].us, 3000);
 }
 
+/// PyTorch prints a hundred rows, or as many as row_limit says, and the sum over all.
+TEST(Tables, say_if_rows_are_missing) {
+    const std::string row =
+        "flash_fwd_kernel  0.00%  0.000us  0.00%  0.000us  0.000us  3.000ms  30.00%  3.000ms  1.5ms  2\n";
+    EXPECT_TRUE(diagnosis_of(row + "Self CUDA time total: 3.001ms\n").notes.empty());
+    const Diagnosis d = diagnosis_of(row + "Self CPU time total: 171.752us\nSelf CUDA time total: 10.000ms\n");
+    EXPECT_DOUBLE_EQ(d.gpu_us, 3000);
+    ASSERT_EQ(d.notes.size(), 1U);
+    EXPECT_NE(d.notes[0].find("30.0 % of the time"), std::string::npos) << d.notes[0];
+}
+
+/// Issues and notes hold tables in Markdown.
+TEST(Tables, of_markdown_are_read) {
+    const Diagnosis d = diagnosis_of(
+        "| # | Kernel | Calls | Time (ms) | % |\n|---|:---|---:|---:|---:|\n"
+        "| 1 | `void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128...` | 36 | 43.40 | 70.1 |\n"
+        "| 2 | " +
+        kGemm + " | 1,000 | 18.5 | 29.9 |\n");
+    EXPECT_EQ(d.runs, 1036);
+    EXPECT_DOUBLE_EQ(d.gpu_us, 61'900);
+    ASSERT_EQ(d.kinds.size(), 1U);
+    EXPECT_EQ(d.kinds[0].calls, 36);
+    EXPECT_DOUBLE_EQ(d.kinds[0].us, 43'400);
+    EXPECT_TRUE(d.notes.empty()) << d.notes.front();
+    const Diagnosis with_units = diagnosis_of(
+        "| kernel | time | runs |\n| --- | --- | --- |\n| flash_fwd_splitkv_kernel | 774.9 \xC2\xB5s | 2 |\n"
+        "| flash_fwd_kernel | 1.5 ms | 1 |\n");
+    EXPECT_NEAR(with_units.gpu_us, 2274.9, 1e-6);
+    const Diagnosis averages =
+        diagnosis_of("| kernel | calls | avg_us |\n| --- | --- | --- |\n| flash_fwd_kernel | 4 | 12.5 |\n");
+    EXPECT_DOUBLE_EQ(averages.gpu_us, 50);
+}
+
+/// Rows are pasted without their titles.
+TEST(Tables, without_titles_are_read_by_their_numbers) {
+    const Diagnosis pytorch = diagnosis_of(
+        "void pytorch_flash::flash_fwd_kernel<...         0.00%       0.000us         0.00%       0.000us       "
+        "0.000us      "
+        "43.400ms        70.12%      43.400ms       1.206ms            36\n");
+    EXPECT_EQ(pytorch.runs, 36);
+    EXPECT_DOUBLE_EQ(pytorch.gpu_us, 43'400);
+    const Diagnosis nsys = diagnosis_of(
+        "     90.0    2,250,706,856    199,200     11,298.7   10,000.0  9,000  20,000  1.5  void "
+        "flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<(int)128, (\xE2\x80\xA6\n");
+    EXPECT_EQ(nsys.runs, 199'200);
+    EXPECT_DOUBLE_EQ(nsys.gpu_us, 2'250'706.856);
+    const Diagnosis nvprof = diagnosis_of(
+        " GPU activities:   45.35%  2.25071s    199200  11.298us  10.1us  12.9us  void flash_fwd_kernel<...>(int)\n");
+    EXPECT_EQ(nvprof.runs, 199'200);
+    EXPECT_DOUBLE_EQ(nvprof.gpu_us, 2'250'710);
+}
+
+TEST(Tables, of_every_report_of_nsight_systems_are_read) {
+    const auto read = [](const char* titles, const std::string& row) {
+        const Diagnosis d = diagnosis_of(std::string(titles) + "\n" + row + "\n");
+        return std::pair(d.runs, d.gpu_us);
+    };
+    using Read = std::pair<std::int64_t, double>;
+    EXPECT_EQ(
+        read("Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),GridXYZ,BlockXYZ,Name",
+             "60.0,6000,3,2000.0,2000.0,1,2,0.0,1 1 1,128 1 1,flash_fwd_kernel"),
+        (Read{3, 6}));
+    EXPECT_EQ(read("Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,Device,Ctx,Strm,Name",
+                   "100,2500,7,1,1,1,128,1,1,255,NVIDIA H200 (0),1,7,flash_fwd_kernel"),
+              (Read{1, 2.5}));
+    EXPECT_EQ(read("Time (%),Total Time (ns),Instances,Avg (ns),Category,Operation",
+                   "60.0,6000,3,2000.0,CUDA_KERNEL,flash_fwd_kernel"),
+              (Read{3, 6}));
+    EXPECT_EQ(read("NVTX Range,Style,PID,TID,NVTX Inst,Kern Inst,Total Time (ns),Avg (ns),Kernel Name",
+                   ":step,PushPop,1,1,1,4,8000,2000.0,flash_fwd_kernel"),
+              (Read{4, 8}));
+    EXPECT_EQ(read("PID,TID,DevId,Count,QCount,AAvg (ns),QAvg (ns),KAvg (ns),TAvg (ns),API Name,Kernel Name",
+                   "1,1,0,5,5,100,200,3000,3300,cudaLaunchKernel,flash_fwd_kernel"),
+              (Read{5, 15}));
+    EXPECT_EQ(read("Time(%),Total Time (us),Instances,Average (us),Name", "1,6,3,2,flash_fwd_kernel"), (Read{3, 6}));
+}
+
+/// Numbers that were not understood are not lost without a word.
+TEST(Tables, say_which_numbers_were_not_read) {
+    const Diagnosis d = diagnosis_of("flash_fwd_kernel took 36 43.40 ms 1.2 70 %\n");
+    ASSERT_EQ(d.notes.size(), 1U);
+    EXPECT_NE(d.notes[0].find("numbers were not read"), std::string::npos);
+    const Diagnosis untimed = diagnosis_of("Name,Instances,Grid\nflash_fwd_kernel,3,1\n");
+    EXPECT_EQ(untimed.runs, 3);
+    EXPECT_FALSE(untimed.timed);
+    ASSERT_EQ(untimed.notes.size(), 1U);
+    EXPECT_NE(untimed.notes[0].find("no times"), std::string::npos);
+}
+
 TEST(Tables, of_names_are_one_a_line) {
     const Diagnosis d = diagnosis_of("  flash_fwd_kernel\n\nnobody_knows\r\n");
     EXPECT_FALSE(d.timed);

@@ -39,6 +39,17 @@ class TraceText {
         gpu_us_ += us + 1;
         return *this;
     }
+    /// The GPU waits.
+    TraceText& gap(double us) {
+        gpu_us_ += us;
+        return *this;
+    }
+    TraceText& gpu(const std::string& name, int multiprocessors, double gib) {
+        device_ = fmt::format(
+            R"({{"id":0,"name":"{}","totalGlobalMem":{:.0f},"computeMajor":9,"computeMinor":0,"numSms":{}}})", name,
+            gib * 1073741824.0, multiprocessors);
+        return *this;
+    }
     TraceText& op(const std::string& name, double begin, double end, const std::string& args = "") {
         add(fmt::format(R"({{"ph":"X","cat":"cpu_op","name":"{}","pid":1,"tid":1,"ts":{},"dur":{},"args":{{{}}}}})",
                         name, begin, end - begin, args));
@@ -57,9 +68,8 @@ class TraceText {
     std::string text() const {
         std::string events;
         for (const std::string& event : events_) events += (events.empty() ? "" : ",\n") + event;
-        return R"({"schemaVersion":1,"deviceProperties":[{"id":0,"name":"NVIDIA H200","totalGlobalMem":150000000000,)"
-               R"("computeMajor":9,"computeMinor":0,"numSms":132}],"cuda_runtime_version":12080,"traceEvents":[)" +
-               events + R"(],"traceName":"t.json"})";
+        return R"({"schemaVersion":1,"deviceProperties":[)" + device_ +
+               R"(],"cuda_runtime_version":12080,"traceEvents":[)" + events + R"(],"traceName":"t.json"})";
     }
 
  private:
@@ -68,6 +78,8 @@ class TraceText {
     std::vector<std::string> events_;
     int correlation_ = 0;
     double gpu_us_ = 1000;
+    std::string device_ =
+        R"({"id":0,"name":"NVIDIA H200","totalGlobalMem":150000000000,"computeMajor":9,"computeMinor":0,"numSms":132})";
 };
 
 }  // namespace tessera::diagnose

@@ -47,9 +47,25 @@ bool asks_sdpa(const AttentionKind& kind) {
 }
 
 /// Fills in a call of attention by hand, whose trace gives only shapes and dtypes.
-void complete_by_hand(Call& call) {
-    if (!call.mask_kind) call.mask_kind = MaskKind::none;
+void complete_by_hand(Call& call, std::vector<std::string>& assumed) {
+    if (!call.mask_kind) {
+        call.mask_kind = MaskKind::none;
+        assumed.emplace_back("no mask: the trace does not say what was added to the scores");
+    }
     if (!call.is_causal) call.is_causal = false;
+    if (call.heads_in_batch)
+        assumed.push_back(fmt::format("batch 1: the trace gives batch x heads as one number, {}", (*call.q.shape)[1]));
+}
+
+/// Fills in what the kernel's name says of a call whose operator has no flags.
+void complete_by_name(Call& call, const NameReading& reading, std::vector<std::string>& assumed) {
+    if (call.is_causal) return;
+    if (reading.mask == "causal" || reading.mask == "none") {
+        call.is_causal = reading.mask == "causal";
+    } else {
+        call.is_causal = false;
+        assumed.emplace_back("not causal: neither the trace nor the kernel's name says");
+    }
 }
 
 /// The change that brings a call to PyTorch's SDPA at all; `call` is the call that it makes.
@@ -98,8 +114,15 @@ std::string explain_surprise(Call& call, SdpBackend taken, SdpBackend ran, bool&
     older.cudnn = 90100;
     old_cudnn = call.cudnn && takes(older, ran);
     if (old_cudnn)
-        reasons.emplace_back("cuDNN on the library path is older than 9.15.1 (torch.backends.cudnn.version() says)");
-    if (reasons.empty()) return text + ": an assumption is wrong, or another PyTorch ran";
+        reasons.emplace_back(
+            "cuDNN on the library path is older than 9.15.1 (torch.backends.cudnn.version() says; LD_LIBRARY_PATH may "
+            "put "
+            "another one before the wheel's)");
+    if (reasons.empty())
+        return text +
+               ": an assumption is wrong, or another PyTorch ran (torch.__version__ says; tessera.which.explain() asks "
+               "the "
+               "one that runs)";
     text += fmt::format(": {}", fmt::join(reasons, ", or "));
     if (pinned) call = *pinned;
     return text;
@@ -125,8 +148,9 @@ std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& ki
     if (!ran || kind.shapes.empty() || kind.reading.amd || bypasses_sdpa(kind)) return std::nullopt;
     Advice advice{.ran = *ran, .by_hand = kind.reading.family == Family::eager, .shape = kind.shapes.front()};
     Call call = completed(diagnosis, advice.shape.call, stated);
-    if (advice.by_hand) complete_by_hand(call);
     std::vector<std::string> assumed;
+    if (advice.by_hand) complete_by_hand(call, assumed);
+    else complete_by_name(call, kind.reading, assumed);
     if (call.mask_kind && *call.mask_kind != MaskKind::none) assumed.emplace_back("attn_mask requires no gradient");
     call = assume_defaults(call, assumed);
     try {
@@ -137,8 +161,12 @@ std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& ki
     }
     advice.explanation.assumed = assumed;
     const double count = static_cast<double>(std::max<std::int64_t>(advice.shape.count, 1));
-    const Measured measured{
-        .call_ms = advice.shape.us / 1000 / count, .calls = count, .step_ms = diagnosis.gpu_us / 1000};
+    constexpr std::int64_t kEnoughForAMedian = 3;
+    const Spread& spread = advice.shape.spread;
+    const double call_us = spread.runs >= kEnoughForAMedian && spread.outliers > 0
+                               ? spread.median_us  // a stall is no property of the kernel
+                               : advice.shape.us / count;
+    const Measured measured{.call_ms = call_us / 1000, .calls = count, .step_ms = diagnosis.gpu_us / 1000};
     const Pass pass = kind.reading.pass == KernelPass::backward ? Pass::backward : Pass::forward;
     advice.shape.call = call;
     std::vector<Change> before;

@@ -54,6 +54,8 @@ struct Gpu {
     std::optional<int> capability{};  ///< 90 for 9.0, 121 for 12.1
     std::optional<bool> rocm{};
     std::string gfx{};  ///< "gfx942", for AMD GPUs; empty: unknown
+    std::optional<int> multiprocessors{};
+    std::optional<double> memory_gib{};
 };
 
 struct Call {
@@ -71,6 +73,7 @@ struct Call {
     std::optional<double> scale{};    ///< unknown means the default, 1 / sqrt(head_dim)
     std::optional<bool> enable_gqa{};
     std::optional<bool> nested{};  ///< q, k, v are NestedTensors
+    bool heads_in_batch = false;   ///< the trace gives batch x heads as one number, which stands for the heads
 
     std::optional<Enabled> enabled{};
     std::optional<bool> deterministic{};  ///< torch.use_deterministic_algorithms(True)

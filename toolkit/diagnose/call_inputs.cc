@@ -31,6 +31,10 @@ constexpr Signature kSignatures[] = {
     {"aten::_flash_attention_forward", 0, -1, 7, 8, -1, -1, true},
     {"aten::_efficient_attention_forward", 0, 3, -1, -1, -1, -1, true},
     {"flash_attn::_flash_attn_forward", 0, -1, 3, 5, -1, -1, true},
+    // Nodes of autograd record tensors alone, so that FlashAttention-4 and its Python wrappers show no causal flag.
+    {"FlashAttnFunc", 0, -1, -1, -1, -1, -1, true},
+    {"FlashAttnFuncBackward", 1, -1, -1, -1, -1, -1, true},
+    {"flex_attention", 0, -1, -1, -1, -1, -1, false},
     {"aten::bmm", 0, -1, -1, -1, -1, -1, false},
 };
 
@@ -93,6 +97,7 @@ std::optional<Call> call_of_gemm(const Json& json) {
     const auto b = sizes_at(json.value("dims", Json()), 1);
     if (!a || !b || a->size() != 3 || b->size() != 3) return std::nullopt;
     Call call;
+    call.heads_in_batch = true;
     call.q.shape = Sizes{1, (*a)[0], (*a)[1], (*a)[2]};
     call.k.shape = call.v.shape = Sizes{1, (*b)[0], (*b)[2], (*b)[1]};
     call.q.element = call.k.element = call.v.element = element_named(text_at(json.value("types", Json()), 0));
@@ -102,6 +107,10 @@ std::optional<Call> call_of_gemm(const Json& json) {
 }  // namespace
 
 std::optional<Call> call_of_inputs(std::string_view op, const std::string& inputs) {
+    // Inductor's launch of FlexAttention's template has Q, K and V first: "triton_tem_fused_flex_attention_0".
+    const bool flex = op.substr(0, 11) == "triton_tem_" && contains_any(op, {"flex_attention", "flex_decoding"}) &&
+                      !contains(op, "backward");
+    if (flex) op = "flex_attention";
     const auto* signature = std::find_if(std::begin(kSignatures), std::end(kSignatures),
                                          [&](const Signature& row) { return op == row.op; });
     if (signature == std::end(kSignatures) || inputs.empty()) return std::nullopt;
@@ -121,6 +130,10 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
         else if (!type.empty()) call.mask_kind = type == "bool" ? MaskKind::boolean : MaskKind::floating;
     } else {
         call.mask_kind = MaskKind::none;  // the operator takes none
+    }
+    if (flex) {
+        call.mask_kind.reset();  // a block mask, which the trace does not show
+        if (call.q.shape->size() != 4 || call.k.shape->size() != 4) return std::nullopt;
     }
     call.is_causal = truth(text_at(scalars, signature->causal));
     call.dropout = real(text_at(scalars, signature->dropout));
@@ -164,6 +177,28 @@ GemmShapes gemm_shapes_of(std::string_view op, const std::string& inputs) {
     return {{a[1], a[2]}, {b[1], b[2]}, {a[1], b[2]}};
 }
 
+std::optional<RepeatedHeads> repeat_of_inputs(std::string_view op, const std::string& inputs) {
+    const Json json = Json::parse(inputs, nullptr, false);
+    if (!json.is_object()) return std::nullopt;
+    const auto shape = sizes_at(json.value("dims", Json()), 0);
+    const Json scalars = json.value("scalars", Json());
+    if (!shape) return std::nullopt;
+    if (op == "aten::repeat_interleave") {
+        const auto times = real(text_at(scalars, 1));
+        const std::string dim = text_at(scalars, 2);
+        if (shape->size() != 4 || !times || *times < 2 || *times > 1024 || (dim != "1" && dim != "-3"))
+            return std::nullopt;
+        return RepeatedHeads{(*shape)[0], (*shape)[1], static_cast<std::int64_t>(*times), (*shape)[2], (*shape)[3]};
+    }
+    if (shape->size() != 5 || (*shape)[2] != 1) return std::nullopt;
+    const std::string list = text_at(scalars, 1);  // "[2, 8, 4, 4096, 128]"; the reader of lists puts a comma behind it
+    const Json sizes = Json::parse(list.substr(0, list.rfind(']') + 1), nullptr, false);
+    if (!sizes.is_array() || sizes.size() != 5 || !sizes[2].is_number_integer()) return std::nullopt;
+    const auto times = sizes[2].get<std::int64_t>();
+    if (times < 2) return std::nullopt;
+    return RepeatedHeads{(*shape)[0], (*shape)[1], times, (*shape)[3], (*shape)[4]};
+}
+
 std::string text_of(const Call& call) {
     std::string text;
     const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
@@ -176,7 +211,8 @@ std::string text_of(const Call& call) {
             if (k[1] != q[1]) heads += "/" + std::to_string(k[1]);
             if (k[2] != q[2]) len += " x " + std::to_string(k[2]);
         }
-        add("batch " + std::to_string(q[0]) + ", heads " + heads + ", len " + len);
+        add((call.heads_in_batch ? "batch x heads " : "batch " + std::to_string(q[0]) + ", heads ") + heads + ", len " +
+            len);
         std::string head_dim = std::to_string(q[3]);
         if (call.v.shape && call.v.shape->size() == 4 && (*call.v.shape)[3] != q[3])
             head_dim += "/" + std::to_string((*call.v.shape)[3]);

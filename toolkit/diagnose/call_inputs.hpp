@@ -32,4 +32,17 @@ GemmShapes gemm_shapes_of(std::string_view op, const std::string& inputs);
 /// Describes the known fields for people: "batch 1, heads 32, len 4096, head_dim 128, bf16, is_causal".
 std::string text_of(const Call& call);
 
+/// K or V with each head repeated.
+struct RepeatedHeads {
+    std::int64_t batch = 0;
+    std::int64_t heads = 0;  ///< before they are repeated
+    std::int64_t times = 0;
+    std::int64_t len = 0;
+    std::int64_t head_dim = 0;
+};
+
+/// Reads aten::repeat_interleave over the heads of [batch, heads, len, head_dim], and aten::expand of
+/// [batch, heads, 1, len, head_dim], as transformers' repeat_kv() calls it. None for any other call.
+std::optional<RepeatedHeads> repeat_of_inputs(std::string_view op, const std::string& inputs);
+
 }  // namespace tessera::diagnose

@@ -41,6 +41,8 @@ std::optional<Version> version_of(std::string_view text) {
 }
 
 bool is_kept_op(std::string_view name) {
+    // These two repeat K and V for grouped heads.
+    if (name == "aten::repeat_interleave" || name == "aten::expand") return true;
     for (const char* op : {"aten::_softmax", "aten::softmax", "aten::_safe_softmax", "aten::_softmax_backward_data",
                            "SafeSoftmaxBackward0", "SoftmaxBackwardDataBackward0", "aten::bmm", "aten::baddbmm",
                            "aten::index_add_", "sgl_kernel::fwd"}) {
@@ -165,7 +167,12 @@ void EventSink::device_text(std::string_view key, std::string_view value) {
 }
 
 void EventSink::device_number(std::string_view key, std::int64_t whole) {
-    if (trace_.gpus.empty() || trace_.gpus.size() > kMostGpus || whole < 0 || whole > 99) return;
+    if (trace_.gpus.empty() || trace_.gpus.size() > kMostGpus || whole < 0) return;
+    constexpr std::int64_t kMostMultiprocessors = 4096;
+    if (key == "numSms" && whole > 0 && whole <= kMostMultiprocessors)
+        trace_.gpus.back().multiprocessors = static_cast<int>(whole);
+    if (key == "totalGlobalMem" && whole > 0) trace_.gpus.back().memory_gib = static_cast<double>(whole) / 1073741824.0;
+    if (whole > 99) return;
     std::optional<int>& capability = trace_.gpus.back().capability;
     if (key == "computeMajor") capability = static_cast<int>(whole) * 10 + capability.value_or(0);
     if (key == "computeMinor") capability = capability.value_or(0) + static_cast<int>(whole);
@@ -187,7 +194,8 @@ void EventSink::finish() {
     std::vector<Gpu> different;
     for (const Gpu& gpu : trace_.gpus) {
         const bool known = std::any_of(different.begin(), different.end(), [&](const Gpu& other) {
-            return other.name == gpu.name && other.capability == gpu.capability;
+            return other.name == gpu.name && other.capability == gpu.capability &&
+                   other.multiprocessors == gpu.multiprocessors;
         });
         if (!known) different.push_back(gpu);
     }

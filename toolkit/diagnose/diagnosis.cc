@@ -11,6 +11,8 @@
 #include "diagnose/call_inputs.hpp"
 #include "diagnose/kernel_text.hpp"
 #include "diagnose/op_tree.hpp"
+#include "diagnose/repeats.hpp"
+#include "diagnose/step_shares.hpp"
 
 namespace tessera::diagnose {
 namespace {
@@ -18,6 +20,7 @@ namespace {
 constexpr const char* kMathOp = "aten::_scaled_dot_product_attention_math";
 constexpr std::size_t kMostShapes = 512;  // per kind
 constexpr std::size_t kMostKinds = 4096;
+constexpr std::size_t kMostTimes = 4'000'000;  // 16 MB
 
 /// The properties that make two calls the same kind, besides the kernel: all of the inputs except lengths, batch and
 /// heads.
@@ -42,7 +45,7 @@ bool by_inductor(std::string_view kernel) {
 
 class Sorter {
  public:
-    explicit Sorter(Trace& trace) : trace_(trace), tree_(trace) {
+    explicit Sorter(Trace& trace) : trace_(trace), tree_(trace), repeats_(trace, tree_) {
         for (std::size_t i = 0; i < trace.kernels.size(); ++i)
             readings_.push_back(read_name(trace.kernels[static_cast<std::uint32_t>(i)]));
         taken_.assign(trace.runs.size(), false);
@@ -87,7 +90,11 @@ class Sorter {
     }
 
     /// The call behind the operator that launched a run, from the outermost operator around it that describes one.
+    /// Those that say whether it is causal come first: a node of autograd around an operator has shapes alone.
     const std::optional<Call>& call_of(std::int64_t op) {
+        const std::int64_t whole =
+            tree_.outermost(op, [&](std::int64_t around) { return inputs_of(around) && inputs_of(around)->is_causal; });
+        if (whole != OpTree::kNone) return inputs_of(whole);
         return inputs_of(tree_.outermost(op, [&](std::int64_t around) { return inputs_of(around).has_value(); }));
     }
 
@@ -106,6 +113,8 @@ class Sorter {
         diagnosis_.kinds.push_back(kind);
         sums_.emplace_back();
         shapes_.emplace_back();
+        times_.emplace_back();
+        host_times_.emplace_back();
         return kinds_.emplace(std::move(key), diagnosis_.kinds.size() - 1).first->second;
     }
 
@@ -120,11 +129,14 @@ class Sorter {
         taken_[run] = true;
     }
 
-    void add_call(std::size_t kind, const std::optional<Call>& call, std::int64_t count, double us) {
+    /// Adds calls of `us` in all. `whole`: it is one run of the kernel that computes the call, or all of one by hand.
+    void add_call(std::size_t kind, const std::optional<Call>& call, std::int64_t count, double us, bool whole) {
         diagnosis_.kinds[kind].calls += count;
+        const std::string text = call ? text_of(*call) : "";
+        if (whole && count == 1 && trace_.timed && ++kept_times_ < kMostTimes)
+            times_[kind][text].push_back(static_cast<float>(us));
         if (!call) return;
         auto& shapes = shapes_[kind];
-        const std::string text = text_of(*call);
         if (shapes.size() >= kMostShapes && shapes.count(text) == 0) return;
         ShapeSum& sum = shapes[text];
         if (sum.count == 0) sum.call = *call;
@@ -139,8 +151,10 @@ class Sorter {
             const std::optional<Call>& call = call_of(ops_[i]);
             const std::size_t kind = kind_with(reading(i), root, call);
             add(kind, i, false);
-            add_call(kind, call, trace_.runs[i].count, trace_.runs[i].us);
-            if (root != OpTree::kNone) kind_of_root_[root] = kind;
+            add_call(kind, call, trace_.runs[i].count, trace_.runs[i].us, true);
+            if (root == OpTree::kNone || !kind_of_root_.insert_or_assign(root, kind).second) continue;
+            host_times_[kind].push_back(static_cast<float>(tree_.run(root).end_us - tree_.run(root).start_us));
+            repeats_.note(diagnosis_.kinds[kind].repeats, root, call);
         }
     }
 
@@ -155,7 +169,8 @@ class Sorter {
             const std::size_t kind = kind_with(math, root, call);
             add(kind, i, false);
             const bool new_call = seen_roots_.insert(root).second;
-            add_call(kind, call, new_call ? 1 : 0, trace_.runs[i].us);
+            add_call(kind, call, new_call ? 1 : 0, trace_.runs[i].us, false);
+            if (new_call) repeats_.note(diagnosis_.kinds[kind].repeats, root, call);
             note_fp32(kind, i);
         }
     }
@@ -249,7 +264,8 @@ class Sorter {
                 add(kind, run, role != Role::gemm && role != Role::softmax && role != Role::softmax_backward);
                 note_fp32(kind, run);
             }
-            add_call(kind, call, 1, us);
+            add_call(kind, call, 1, us, true);
+            repeats_.note(diagnosis_.kinds[kind].repeats, ops_[found.first_gemm], call);
         }
     }
 
@@ -294,19 +310,6 @@ class Sorter {
         return best < diagnosis_.kinds.size() ? best : kind_with(helper, OpTree::kNone, {});
     }
 
-    std::vector<NamedKernel> named(const std::map<std::uint32_t, KernelSum>& rows) const {
-        std::vector<NamedKernel> result;
-        for (const auto& [name, sum] : rows) {
-            NamedKernel row{sum, readings_[name]};
-            row.kernel.name = trace_.kernels[name];
-            row.kernel.role = row.reading.role;
-            result.push_back(row);
-        }
-        std::stable_sort(result.begin(), result.end(),
-                         [](const NamedKernel& a, const NamedKernel& b) { return a.kernel.us > b.kernel.us; });
-        return result;
-    }
-
     Diagnosis finished() {
         Diagnosis& d = diagnosis_;
         d.file = trace_.file;
@@ -318,10 +321,12 @@ class Sorter {
         for (std::size_t i = 0; i < d.kinds.size(); ++i) finish(d.kinds[i], i);
         std::stable_sort(d.kinds.begin(), d.kinds.end(),
                          [](const AttentionKind& a, const AttentionKind& b) { return a.us > b.us; });
-        d.look_alikes = named(look_alikes_);
-        d.unknown = named(unknown_);
-        d.softmaxes = named(softmaxes_);
+        d.look_alikes = named_kernels(trace_, readings_, look_alikes_);
+        d.unknown = named_kernels(trace_, readings_, unknown_);
+        d.softmaxes = named_kernels(trace_, readings_, softmaxes_);
         if (trace_.runs.empty()) list_cpu_ops();
+        d.clock = clock_of(trace_, taken_);
+        d.shares = shares_of(trace_, readings_, taken_);
         return std::move(d);
     }
 
@@ -335,7 +340,13 @@ class Sorter {
         }
         std::stable_sort(kind.kernels.begin(), kind.kernels.end(),
                          [](const KernelSum& a, const KernelSum& b) { return a.us > b.us; });
-        for (const auto& [text, sum] : shapes_[index]) kind.shapes.push_back(sum);
+        for (const auto& [text, sum] : shapes_[index]) {
+            kind.shapes.push_back(sum);
+            kind.shapes.back().spread = spread_of(times_[index][text]);
+        }
+        if (kind.shapes.empty()) kind.spread = spread_of(times_[index][""]);
+        kind.host = spread_of(host_times_[index]);
+        share_evidence(kind, sums_[index], readings_);
         std::stable_sort(kind.shapes.begin(), kind.shapes.end(),
                          [](const ShapeSum& a, const ShapeSum& b) { return a.us > b.us; });
         if (!kind.asked_by.empty()) kind.reading.evidence.push_back("called by the operator " + kind.asked_by);
@@ -364,6 +375,10 @@ class Sorter {
     std::map<KindKey, std::size_t> kinds_;
     std::vector<std::unordered_map<std::uint32_t, KernelSum>> sums_;  // [kinds] by name
     std::vector<std::map<std::string, ShapeSum>> shapes_;             // [kinds] by their text
+    RepeatFinder repeats_;
+    std::vector<std::map<std::string, std::vector<float>>> times_;  // [kinds] by the text of their shape
+    std::vector<std::vector<float>> host_times_;                    // [kinds]
+    std::size_t kept_times_ = 0;
     std::unordered_map<std::int64_t, std::size_t> kind_of_root_;
     std::unordered_set<std::int64_t> seen_roots_;
     std::map<std::uint32_t, KernelSum> look_alikes_;

@@ -10,6 +10,7 @@
 
 #include "diagnose/call.hpp"
 #include "diagnose/name.hpp"
+#include "diagnose/step.hpp"
 #include "diagnose/trace.hpp"
 
 namespace tessera::diagnose {
@@ -29,6 +30,7 @@ struct ShapeSum {
     Call call{};
     std::int64_t count = 0;
     double us = 0;
+    Spread spread{};  ///< of the runs of its main kernel; no runs: the calls are of several kernels, or summed
 };
 
 /// Calls of attention that ran the same kernel in the same way.
@@ -40,6 +42,9 @@ struct AttentionKind {
     double beside_us = 0;              ///< part of `us`: helpers, copies and fills within the calls
     std::vector<KernelSum> kernels{};  ///< the longest first
     std::vector<ShapeSum> shapes{};    ///< the longest first; empty: unknown
+    Spread spread{};                   ///< of the runs of its main kernel, if the shapes are unknown
+    Spread host{};                     ///< of the CPU's time in the operators that called it
+    Repeats repeats{};
 };
 
 /// Kernels of one name that only look like attention, or that are unknown.
@@ -63,6 +68,8 @@ struct Diagnosis {
     /// Softmax kernels of a file without an order of time, in which attention by hand cannot be found; the longest
     /// first.
     std::vector<NamedKernel> softmaxes{};
+    StepClock clock{};
+    StepShares shares{};
     std::vector<std::string> cpu_ops{};  ///< attention operators in a trace without kernels
     std::vector<std::string> notes{};
 

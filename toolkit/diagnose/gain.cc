@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "diagnose/device.hpp"
 #include "model/predict.hpp"
 #include "tessera/error.hpp"
 
@@ -58,8 +59,6 @@ void add_caveats(Gain& gain, const Call& call, const model::Prediction& predicti
         gain.caveats.emplace_back("as if the mask hid nothing (a causal one halves the work)");
 }
 
-bool is_gpu(const model::Machine* machine) { return machine != nullptr && machine->kind == model::MachineKind::gpu; }
-
 /// A prediction without the time between two kernels.
 double without_launch(const model::Prediction& prediction) {
     double ms = prediction.ms;
@@ -72,25 +71,27 @@ struct Answer {
     std::string kernel{};
     std::optional<model::Prediction> prediction{};
     std::string missing{};
+    Device device{};
 };
 
 Answer ask_model(const Call& call, SdpBackend backend, Pass pass) {
     const std::optional<ModelKernel> kernel = model_kernel(backend);
     if (!kernel) return {.missing = fmt::format("the model has no constants for {} kernels", name_of(backend))};
-    const model::Machine* machine = machine_of(call.gpu);
-    if (!is_gpu(machine))
-        return {.missing = call.gpu.name.empty()
-                               ? "the GPU's name is not known"
-                               : fmt::format("the model does not know the GPU \"{}\"", call.gpu.name)};
-    Answer answer;
+    Answer answer{.device = device_of(call.gpu)};
+    if (!answer.device.machine) {
+        answer.missing = answer.device.missing;
+        return answer;
+    }
+    const model::Machine& machine = *answer.device.machine;
     const std::optional<Problem> problem = problem_of(call, answer.missing);
     if (!problem) return answer;
     const model::PredictOptions options{.by = kernel->by};
-    if (const auto refusal = model::refusal(*problem, kernel->schedule, pass, *machine, options)) {
+    if (const auto refusal = model::refusal(*problem, kernel->schedule, pass, machine, options)) {
         answer.missing = *refusal;
         return answer;
     }
-    answer.prediction = model::predict(*problem, kernel->schedule, pass, *machine, options);
+    answer.prediction = model::predict(*problem, kernel->schedule, pass, machine, options);
+    answer.prediction->error = std::hypot(answer.prediction->error, answer.device.more_error);
     answer.kernel = fmt::format("{} of {}", name_of(kernel->schedule), kernel->by);
     return answer;
 }
@@ -117,10 +118,11 @@ void predict_efficient(const Call& call, Pass pass, Baseline& baseline) {
 /// The math path multiplies in fp32, by multiply-adds unless TF32 is on (in 16 bits before 2.5), and passes the scores
 /// through memory once to write them, twice for the softmax and once for P V; backward six times.
 void bound_math(const Call& call, Pass pass, Baseline& baseline) {
-    const model::Machine* machine = machine_of(call.gpu);
-    if (!is_gpu(machine) || !has_four(call.q) || !has_four(call.k) || !has_four(call.v) ||
+    const Device device = device_of(call.gpu);
+    if (!device.machine || !has_four(call.q) || !has_four(call.k) || !has_four(call.v) ||
         call.q.element == Element::fp64)
         return;
+    const model::Machine* machine = &*device.machine;
     const Sizes& q = *call.q.shape;
     const bool in_fp32 = call.q.element == Element::fp32 || (call.torch && *call.torch >= Version{2, 5, 0});
     const double scores = static_cast<double>(q[0] * q[1] * q[2]) * static_cast<double>((*call.k.shape)[2]);
@@ -155,14 +157,6 @@ void compare(Gain& gain, const Baseline& baseline, const Measured& measured) {
 }
 
 }  // namespace
-
-const model::Machine* machine_of(const Gpu& gpu) {
-    if (gpu.name.empty()) return nullptr;
-    for (const model::Machine& machine : model::machines()) {
-        if (machine.name == gpu.name || machine.title == gpu.name) return &machine;
-    }
-    return model::machine_of_device(gpu.name);
-}
 
 std::optional<Problem> problem_of(const Call& call, std::string& missing) {
     if (!has_four(call.q) || !has_four(call.k) || !has_four(call.v)) {
@@ -227,7 +221,8 @@ Gain gain(const Call& call, SdpBackend backend, Pass pass, const Baseline& basel
     result.kernel_ms = without_launch(*answer.prediction);
     result.error = error_of(*answer.prediction);
     compare(result, baseline, measured);
-    add_caveats(result, call, *answer.prediction, *machine_of(call.gpu));
+    if (!answer.device.caveat.empty()) result.caveats.push_back(answer.device.caveat);
+    add_caveats(result, call, *answer.prediction, *answer.device.machine);
     return result;
 }
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "diagnose/rules.hpp"
-#include "model/machine.hpp"
 #include "tessera/kernel.hpp"
 #include "tessera/problem.hpp"
 
@@ -44,9 +43,6 @@ struct Gain {
     std::string missing{};               ///< why there is no prediction; empty if there is one
     std::vector<std::string> caveats{};  ///< limits of the prediction, in words
 };
-
-/// The model's machine for a GPU, found by its name; null if the model knows none.
-const model::Machine* machine_of(const Gpu& gpu);
 
 /// The Problem of a Call. Returns nothing, with the reason in `missing`, if shapes or dtypes are unknown or the model
 /// cannot count it. A mask tensor counts as one that hides nothing.

@@ -47,6 +47,8 @@ constexpr std::array kFamilies{
     FamilyRow{Family::ggml, "ggml", "llama.cpp attention", kOnline, Exactness::exact},
     FamilyRow{Family::natten, "natten", "neighbourhood attention", "online softmax over a neighbourhood of keys",
               Exactness::exact},
+    FamilyRow{Family::pallas, "pallas", "attention in Pallas", kOnline, Exactness::exact},
+    FamilyRow{Family::mlx, "mlx", "MLX attention", kOnline, Exactness::exact},
     FamilyRow{Family::other, "other", "another attention kernel", "", Exactness::unknown},
     FamilyRow{Family::tessera, "tessera", "tessera", "", Exactness::exact},
     FamilyRow{Family::math, "math", "PyTorch's math path", "standard: the N x N matrix goes through memory",
@@ -54,6 +56,26 @@ constexpr std::array kFamilies{
     FamilyRow{Family::eager, "eager", "attention by hand", "standard: the N x N matrix goes through memory",
               Exactness::exact},
 };
+
+/// Notes operands of 8 or 4 bits, with which a kernel is not exact. If the name has a 16-bit type too, the small type
+/// may be that of the cache alone.
+void judge_precision(NameReading& reading, std::string_view text) {
+    const std::string lower = lower_case(text);
+    const bool read = !reading.dtype.empty();
+    if (!read) reading.dtype = dtype_in(text);
+    if (!read && reading.dtype.empty() && contains_any(lower, {"int8", "a8w8", "i8_"})) reading.dtype = "8-bit";
+    const bool small = reading.dtype == "fp8" || reading.dtype == "8-bit" || reading.dtype == "int8" ||
+                       reading.dtype == "int4" || reading.dtype == "fp4";
+    if (!small || reading.exactness != Exactness::exact) return;
+    const bool sixteen = contains_any(lower, {"bfloat16", "bf16", "half", "float16", "fp16"});
+    if (!read && sixteen) {
+        reading.exactness = Exactness::unknown;
+        reading.evidence.emplace_back("8-bit and 16-bit types in the name: the cache may be of 8 bits");
+        return;
+    }
+    reading.exactness = Exactness::not_exact;
+    reading.evidence.push_back("its operands are " + reading.dtype + ": Q, K and V are rounded to it");
+}
 
 const FamilyRow& row_of(Family family) {
     for (const FamilyRow& row : kFamilies) {
@@ -65,17 +87,31 @@ const FamilyRow& row_of(Family family) {
 using Reader = MaybeReading (*)(std::string_view);
 
 // The order matters: kernels that only look like attention come first, then names from the most to the least specific.
-constexpr std::array kReaders{read_sage_helper,  read_look_alike,
-                              read_tessera,      read_flashmla,
-                              read_sage,         read_fa1,
-                              read_fa4,          read_fa3,
-                              read_cudnn,        read_trtllm_gen,
-                              read_tensorrt,     read_amd,
-                              read_flashinfer,   read_mem_efficient,
-                              read_cutlass_fmha, read_ggml,
-                              read_paged,        read_fa2,
-                              read_flex,         read_linear_attention,
-                              read_triton,       read_other_attention};
+constexpr std::array kReaders{read_operator,
+                              read_sage_helper,
+                              read_look_alike,
+                              read_pallas,
+                              read_mlx,
+                              read_tessera,
+                              read_flashmla,
+                              read_sage,
+                              read_fa1,
+                              read_fa4,
+                              read_fa3,
+                              read_cudnn,
+                              read_trtllm_gen,
+                              read_tensorrt,
+                              read_amd,
+                              read_flashinfer,
+                              read_mem_efficient,
+                              read_cutlass_fmha,
+                              read_ggml,
+                              read_paged,
+                              read_fa2,
+                              read_flex,
+                              read_linear_attention,
+                              read_triton,
+                              read_other_attention};
 
 }  // namespace
 
@@ -108,15 +144,16 @@ NameReading read_name(std::string_view name) {
         if (found) reading = std::move(*found);
     }
     reading.cut = looks_cut(text);
-    if (reading.dtype.empty() && reading.role == Role::attention) reading.dtype = dtype_in(text);
+    if (reading.role == Role::attention) judge_precision(reading, text);
     if (reading.head_dim_v == reading.head_dim) reading.head_dim_v = 0;
     limit_confidence(reading, text);
+    quote_only_the_name(reading, name.substr(0, kLongestName), text);
     return reading;
 }
 
 std::string dtype_in(std::string_view text) {
     const std::string lower = lower_case(text);
-    if (contains_any(lower, {"e4m3", "float8", "fp8"})) return "fp8";
+    if (contains_any(lower, {"e4m3", "e5m2", "float8", "fp8"})) return "fp8";
     if (contains_any(lower, {"bfloat16", "bf16", "14__nv_bfloat16"})) return "bf16";
     if (contains_any(lower, {"half_t", "__half", "float16", "fp16", "_f16", "ptrf16", "c10::half"})) return "fp16";
     if (contains_any(lower, {"_f32_", "_fp32"})) return "fp32";

@@ -32,6 +32,8 @@ enum class Family : std::uint8_t {
     paged,         ///< vLLM's original paged attention
     ggml,          ///< llama.cpp
     natten,        ///< neighbourhood attention
+    pallas,        ///< JAX's Pallas, on TPUs and by Mosaic on GPUs
+    mlx,           ///< Apple's MLX
     other,         ///< attention of another kind, recognised by its name alone
     tessera,
     math,   ///< PyTorch's math path: GEMMs and a softmax, one kernel each

@@ -153,7 +153,8 @@ const Fa2Kernel* fa2_kernel(std::string_view name) {
 
 MaybeReading read_fa1(std::string_view name) {
     if (contains_any(name, {"fmha_fprop_fp16_sm80_loop", "fmha_dgrad_fp16_sm80_", "fmha_dgrad_dot_do_o"})) {
-        NameReading reading = attention(Family::fa1, Confidence::certain, "fmha_fprop/dgrad_..._sm80");
+        NameReading reading = attention(Family::fa1, Confidence::certain,
+                                        "fmha_fprop_fp16_sm80 / fmha_dgrad_fp16_sm80 / fmha_dgrad_dot_do_o");
         reading.pass = contains(name, "dgrad") ? KernelPass::backward : KernelPass::forward;
         if (contains(name, "dot_do_o")) reading.role = Role::helper;
         reading.release = "0.2.1 or so";
@@ -162,12 +163,12 @@ MaybeReading read_fa1(std::string_view name) {
         return reading;
     }
     const bool forward = contains(name, "fmha_fwd_loop_kernel");
-    const bool helper = contains(name, "fmha_bwd_dot_do_o");
+    const bool helper =
+        contains(name, "fmha_bwd_dot_do_o") && !contains(name, "dot_do_o_d");  // CK's names go on: "_d128"
     const bool backward = contains_any(name, {"fmha_bwd_dq_dk_dv_loop", "fmha_bwd_q_dk_dv_loop"}) || helper;
     const bool block = contains_any(name, {"fmha_block_fwd", "fmha_block_bwd", "fmha_block_fprop", "fmha_block_dgrad"});
     if (!forward && !backward && !block) return std::nullopt;
-    NameReading reading =
-        attention(Family::fa1, Confidence::certain, forward ? "fmha_fwd_loop_kernel" : "fmha_bwd_...");
+    NameReading reading = attention(Family::fa1, Confidence::certain, "fmha_fwd_loop_kernel / fmha_bwd_ / fmha_block_");
     reading.pass = forward || contains_any(name, {"_fwd", "_fprop"}) ? KernelPass::forward : KernelPass::backward;
     if (helper) reading.role = Role::helper;
     reading.release = "0.2.8 to 1.0.9";

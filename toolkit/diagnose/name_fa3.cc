@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reads FlashAttention-3 (templates of CUTLASS 3) and -4 (CuTe DSL, compiled at run time).
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "diagnose/name_readers.hpp"
@@ -89,7 +91,9 @@ void set_mainloop(NameReading& reading, const std::vector<std::string>& argument
 }
 
 NameReading fa3_helper(std::string_view name) {
-    NameReading reading = attention(Family::fa3, Confidence::likely, "a helper of FlashAttention-3");
+    NameReading reading = attention(Family::fa3, Confidence::likely,
+                                    "FlashAttnFwdCombine / FlashAttnBwdPreprocess / FlashAttnBwdPostprocess / "
+                                    "FlashAttnFwdPostprocess / FlashAttnBwdDkvPostprocess / prepare_varlen_num_blocks");
     reading.role = Role::helper;
     if (contains_any(name, {"FlashAttnFwdPostprocess", "BwdDkvPostprocess"})) reading.library = "MagiAttention";
     reading.pass = contains(name, "Bwd") ? KernelPass::backward : KernelPass::forward;
@@ -101,7 +105,8 @@ NameReading fa3_helper(std::string_view name) {
 MaybeReading read_compute_attn_ws(std::string_view name) {
     if (!contains(name, "compute_attn_ws")) return std::nullopt;
     if (contains_any(name, {"nv_float4", "e2m1", "BlockScaled", "blockscaled"})) {
-        NameReading sage = attention(Family::sage, Confidence::likely, "compute_attn_ws over 4-bit floats");
+        NameReading sage = attention(Family::sage, Confidence::likely, "compute_attn_ws");
+        sage.evidence.emplace_back("its operands are 4-bit floats");
         sage.library = "SageAttention 3";
         sage.dtype = "fp4";
         return sage;
@@ -130,6 +135,11 @@ struct CuteClass {
     std::string_view rest;
 };
 
+bool ends_in(std::string_view text, std::string_view end) {
+    while (!text.empty() && text.back() == '.') text.remove_suffix(1);
+    return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
 std::optional<CuteClass> cute_class(std::string_view name) {
     for (const char* prefix : {"FlashAttention", "FlashAttentionMLA"}) {
         for (const auto& [word, pass] :
@@ -140,6 +150,45 @@ std::optional<CuteClass> cute_class(std::string_view name) {
         }
     }
     return std::nullopt;
+}
+
+/// Reads "flash_fwd_sm90_bf16_head_dim64_gqa_ratio2_tile192x128_...", the names that say what they are (flash-attention
+/// pull request 2564).
+MaybeReading read_fa4_by_its_facts(std::string_view name) {
+    const bool backward = begins_any(name, {"flash_bwd_"});
+    if (!backward && !begins_any(name, {"flash_fwd_"})) return std::nullopt;
+    const std::size_t at = name.find(backward ? "flash_bwd_" : "flash_fwd_");
+    const std::string_view text = name.substr(at);
+    const auto arch = number_after(text, "_sm");
+    if (!arch || *arch < 70) return std::nullopt;
+    const bool spelled = contains(text, "_head_dim");
+    NameReading reading = attention(Family::fa4, spelled ? Confidence::certain : Confidence::likely,
+                                    backward ? "flash_bwd_...sm" : "flash_fwd_...sm");
+    reading.pass = backward ? KernelPass::backward : KernelPass::forward;
+    reading.library = "flash-attn-4, or a copy of it";
+    reading.arch = *arch;
+    // In a cut name, the last number may be a beginning: "head_dim12...".
+    const auto whole = [&](std::string_view prefix) {
+        const auto value = number_after(text, prefix);
+        const bool at_the_end = value && looks_cut(name) && ends_in(text, std::string(prefix) + std::to_string(*value));
+        return at_the_end ? 0 : value.value_or(0);
+    };
+    reading.head_dim = whole("_head_dim");
+    reading.head_dim_v = std::max(whole("_head_dim_v"), whole("_head_dimv"));
+    if (const auto tile = pair_after(text, "_tile"); tile && whole(fmt::format("_tile{}x", tile->first)) != 0) {
+        reading.tile_q = tile->first;
+        reading.tile_kv = tile->second;
+    }
+    if (const int ratio = whole("_gqa_ratio"); ratio > 1)
+        reading.features.push_back(fmt::format("{} query heads for each head of K and V", ratio));
+    if (contains(text, "_causal")) reading.mask = "causal";
+    if (contains_any(text, {"_local", "_window"})) reading.mask = "window";
+    if (contains(text, "_varlen")) reading.features.emplace_back("varlen");
+    if (contains(text, "_paged")) reading.features.emplace_back("paged keys");
+    if (contains(text, "_softcap")) reading.features.emplace_back("softcap");
+    if (contains_any(text, {"_split", "_num_splits"})) reading.features.emplace_back("keys split");
+    if (contains_any(text, {"combine", "preprocess", "postprocess", "prepare_"})) reading.role = Role::helper;
+    return reading;
 }
 
 }  // namespace
@@ -164,8 +213,8 @@ MaybeReading read_fa3(std::string_view name) {
     if (!hopper && !ampere && !wrapped && !contains_any(name, {"flash::FlashAttnFwd", "flash::FlashAttnBwd"}))
         return std::nullopt;
     NameReading reading = attention(Family::fa3, hopper || spelled_80 ? Confidence::certain : Confidence::likely,
-                                    hopper       ? "FlashAttn...Sm90"
-                                    : spelled_80 ? "FlashAttn...Sm80"
+                                    hopper       ? "FlashAttn...Sm90 / CollectiveMainloop...Sm90"
+                                    : spelled_80 ? "FlashAttn...Sm80 / CollectiveMainloop...Sm80"
                                     : wrapped    ? "flash::enable_sm"
                                                  : "flash::FlashAttn");
     reading.pass = contains_any(name, {"FlashAttnBwd", "MainloopBwd"})   ? KernelPass::backward
@@ -202,6 +251,7 @@ MaybeReading read_fa3(std::string_view name) {
 }
 
 MaybeReading read_fa4(std::string_view name) {
+    if (MaybeReading spelled = read_fa4_by_its_facts(name)) return spelled;
     const bool path = contains_any(name, {"flash_attncute", "flash_attn_4", "flash_attn.cute"});
     const bool dsl = contains_any(name, {"kernel_cutlass", "_object_at_"});
     const auto found = cute_class(name);
@@ -209,8 +259,10 @@ MaybeReading read_fa4(std::string_view name) {
     if (fused_mha && !path) return std::nullopt;  // a CUTLASS example
     if (!path && !(found && (dsl || contains(found->rest.substr(0, 2), "Sm")))) return std::nullopt;
     const bool certain = path || (found && dsl);
-    NameReading reading = attention(Family::fa4, certain ? Confidence::certain : Confidence::likely,
-                                    found ? "FlashAttentionForward/BackwardSm" : "flash_attn/cute");
+    NameReading reading =
+        attention(Family::fa4, certain ? Confidence::certain : Confidence::likely,
+                  "FlashAttentionForward / FlashAttentionBackward / FlashAttentionMLA / flash_attncute / "
+                  "flash_attn_4 / flash_attn.cute");
     reading.library = path && contains(name, "kernel_cutlass_kernel_flash_attncute") ? "package flash-attn-4"
                                                                                      : "flash-attn-4, or a copy of it";
     const std::string lower = lower_case(name);

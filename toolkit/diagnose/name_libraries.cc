@@ -40,8 +40,9 @@ MaybeReading read_mem_efficient(std::string_view name) {
     const bool named = contains(name, "PyTorchMemEffAttention");
     if (!backward && !forward && !named) return std::nullopt;
     NameReading reading = attention(Family::mem_efficient, Confidence::certain,
-                                    backward  ? "fmha_cutlassB"
-                                    : forward ? "fmha_cutlassF"
+                                    backward  ? "fmha_cutlassB / attention_kernel_backward_batched / "
+                                                "AttentionBackwardKernel"
+                                    : forward ? "fmha_cutlassF / attention_kernel_batched / AttentionKernel"
                                               : "PyTorchMemEffAttention",
                                     backward ? KernelPass::backward : KernelPass::forward);
     if (!backward && !forward) reading.pass = KernelPass::unknown;
@@ -79,7 +80,9 @@ MaybeReading read_flashinfer(std::string_view name) {
                                     prefill  ? "PrefillWith...KVCacheKernel"
                                     : decode ? "DecodeWith...KVCacheKernel"
                                     : mla    ? "BatchMLAPage...Kernel"
-                                             : "a kernel of FlashInfer");
+                                    : merge  ? "MergeState"
+                                             : "PODWithKVCache / BlockBatchPagedAttention / BatchAttentionPersistent / "
+                                               "flashinfer");
     reading.library = "FlashInfer";
     if (merge) reading.role = Role::helper;
     if (decode) reading.algorithm = "online softmax over a paged cache, for one query";
@@ -114,17 +117,19 @@ MaybeReading read_flashinfer(std::string_view name) {
 }
 
 MaybeReading read_flashmla(std::string_view name) {
-    const bool dense = contains(name, "splitkv_mla");
+    const bool dense = contains(name, "splitkv_mla");  // sparse ones too: "splitkv_mla_fp8_sparse"
     const bool sparse = begins_any(name, {"sparse_attn_fwd_kernel"});
     const bool helper =
         contains_any(name, {"mla_combine_kernel", "get_mla_metadata", "flash_fwd_mla_combine", "mla_metadata_kernel"});
     if (begins_any(name, {"kn_"})) return std::nullopt;  // AITER's prefix
     const bool named = contains_any(name, {"flash_mla", "FlashMLA", "flashmla", "flash_fwd_mla", "flash_bwd_mla"});
     if (!dense && !sparse && !helper && !named) return std::nullopt;
-    NameReading reading = attention(Family::flashmla, Confidence::certain,
-                                    dense    ? "splitkv_mla"
-                                    : sparse ? "sparse_attn_fwd_kernel"
-                                             : "mla ... kernel");
+    NameReading reading =
+        attention(Family::flashmla, Confidence::certain,
+                  dense    ? "splitkv_mla"
+                  : sparse ? "sparse_attn_fwd_kernel"
+                           : "flash_mla / FlashMLA / flash_fwd_mla / flash_bwd_mla / mla_combine_kernel / "
+                             "get_mla_metadata / mla_metadata_kernel");
     if (!dense && !sparse) reading.confidence = Confidence::likely;
     reading.library = "FlashMLA, or a copy of it (vLLM, SGLang)";
     if (helper) reading.role = Role::helper;
@@ -152,7 +157,8 @@ MaybeReading read_sage_helper(std::string_view name) {
         name, {"QuantInt8Kernel", "QuantInt4Kernel", "MeanScaleKernel", "TransposePadPermuteKernel", "SubMeanKernel",
                "quant_per_block_int8_kernel", "quant_query_per_thread_int", "quant_key_per_thread_int"});
     if (!own_names && !begins_any(name, {"sage_quant", "_sage_quant"})) return std::nullopt;
-    NameReading reading = attention(Family::sage, Confidence::likely, "quantisation, as SageAttention does");
+    NameReading reading = attention(Family::sage, Confidence::likely,
+                                    "quant / MeanScaleKernel / TransposePadPermuteKernel / SubMeanKernel");
     reading.role = Role::helper;
     reading.library = "SageAttention";
     reading.dtype = "int8";
@@ -164,7 +170,7 @@ MaybeReading read_sage(std::string_view name) {
     if (!begins_any(lower, {"qk_int_sv_f", "qk_int8_sv_f", "qk_int4_sv_f", "qk_int8_pv_f", "sage_fwd", "_sage_fwd"}) &&
         !contains_any(lower, {"sageattn", "sage_attn", "sageattention"}))
         return std::nullopt;
-    NameReading reading = attention(Family::sage, Confidence::certain, "qk_int8 / sageattn");
+    NameReading reading = attention(Family::sage, Confidence::certain, "qk_int / sage");
     reading.library = "SageAttention";
     reading.dtype = contains(lower, "int4") ? "int4" : "int8";
     if (contains(lower, "sv_f8")) reading.features.emplace_back("P and V in fp8");

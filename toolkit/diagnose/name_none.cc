@@ -259,7 +259,7 @@ MaybeReading read_plain_kernel(std::string_view name) {
     if (contains(lower, "triton_poi_"))
         return none(Role::elementwise, Confidence::likely, "\"triton_poi_\" in the name");
     if (contains_any(lower, {"triton_red_", "triton_per_"}))
-        return none(Role::other, Confidence::likely, "\"triton_red_\" or \"triton_per_\" in the name: a reduction");
+        return none(Role::other, Confidence::likely, "\"triton_red_ / triton_per_\" in the name: a reduction");
     if (MaybeReading convolution = read_convolution(lower)) return convolution;
     if (MaybeReading product = read_gemm(name, lower)) return product;
     const bool of_pytorch = contains_any(lower, {"at::native", "at::cuda", "at_cuda_detail"});

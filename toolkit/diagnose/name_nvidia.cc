@@ -63,7 +63,7 @@ MaybeReading read_cudnn(std::string_view name) {
     const bool backward_helper = contains_any(lower, {"dot_do_o", "convert_dq", "fmha_reduce_head"});
     if (backward_helper || contains(lower, "lean_reduction")) {  // lean_reduction combines the parts of split keys
         NameReading reading = attention(Family::cudnn, Confidence::likely,
-                                        backward_helper ? "dot_do_o / convert_dq / reduce_head" : "lean_reduction",
+                                        backward_helper ? "dot_do_o / convert_dq / fmha_reduce_head" : "lean_reduction",
                                         backward_helper ? KernelPass::backward : KernelPass::forward);
         reading.role = Role::helper;
         reading.library = "cuDNN";
@@ -72,13 +72,13 @@ MaybeReading read_cudnn(std::string_view name) {
     if (!contains_any(lower, {"sdpa", "flash_fprop", "flash_bprop", "_mha_", "fmha", "attention"})) return std::nullopt;
     const bool generated = contains(lower, "cudnn_generated");
     NameReading reading = attention(Family::cudnn, generated ? Confidence::certain : Confidence::likely,
-                                    generated ? "cudnn_generated_..._sdpa" : "cudnn ... sdpa");
+                                    generated ? "cudnn_generated" : "cudnn...sdpa / sdpa_sm / cudnn");
     reading.pass = contains_any(lower, {"bprop", "backward", "_bwd"}) ? KernelPass::backward : KernelPass::forward;
     reading.library = "cuDNN";
     reading.arch = number_after(lower, "_sm").value_or(0);
     if (contains(lower, "bf16")) reading.dtype = "bf16";
     else if (contains(lower, "_f16")) reading.dtype = "16-bit";
-    else if (contains_any(lower, {"fp8", "e4m3"})) reading.dtype = "fp8";
+    else if (contains_any(lower, {"fp8", "e4m3", "e5m2"})) reading.dtype = "fp8";
     // "knob_7_64x128x256_4x1x1" gives the tile's rows of Q and of K, and the rounded head_dim.
     const std::size_t knob = lower.find("knob_");
     if (knob == std::string::npos) return reading;
@@ -124,11 +124,13 @@ MaybeReading read_trtllm_gen(std::string_view name) {
 
 MaybeReading read_tensorrt(std::string_view name) {
     const std::string lower = lower_case(name);
+    const bool named_xqa = begins_any(lower, {"kernel_mha_xqa_"});  // XQA that a server built under a name of its own
     if (contains_any(lower, {"masked_multihead_attention_kernel", "xqa_kernel", "mmha::"}) || lower == "kernel_mha" ||
-        lower == "kernel_mha_impl") {
-        const bool sure = !contains(lower, "kernel_mha");
-        NameReading reading = attention(Family::trtllm, sure ? Confidence::likely : Confidence::unsure,
-                                        sure ? "mmha / xqa" : "kernel_mha");
+        lower == "kernel_mha_impl" || named_xqa) {
+        const bool sure = !contains(lower, "kernel_mha") || named_xqa;
+        NameReading reading =
+            attention(Family::trtllm, sure ? Confidence::likely : Confidence::unsure,
+                      sure ? "masked_multihead_attention_kernel / xqa_kernel / kernel_mha / mmha::" : "kernel_mha");
         reading.library = "TensorRT-LLM, or FasterTransformer before it";
         reading.features.emplace_back("decode");
         // The arguments are <type, [type of the cache, ...] head_dim, ...>.
@@ -136,10 +138,11 @@ MaybeReading read_tensorrt(std::string_view name) {
         for (const std::string& argument : arguments.value_or(std::vector<std::string>{})) {
             if (reading.head_dim == 0) reading.head_dim = number(argument).value_or(0);
         }
+        if (named_xqa) reading.head_dim = number_after(lower, "_h").value_or(0);
         return reading;
     }
     if (!contains_any(lower, {"fmha_v2_", "fmha_mhca_", "_gemm_mha_v2"})) return std::nullopt;
-    NameReading reading = attention(Family::trtllm, Confidence::certain, "fmha_v2 / fmha_mhca");
+    NameReading reading = attention(Family::trtllm, Confidence::certain, "fmha_v2_ / fmha_mhca_ / _gemm_mha_v2");
     reading.library = "TensorRT, TensorRT-LLM";
     const bool tiled = contains(lower, "flash_attention");
     if (!tiled) reading.algorithm = "fused, a whole row of keys at a time";
@@ -149,6 +152,7 @@ MaybeReading read_tensorrt(std::string_view name) {
     if (contains(lower, "paged_kv")) reading.features.emplace_back("paged keys");
     if (contains(lower, "_tma_ws")) reading.features.emplace_back("warp-specialised");
     if (contains(lower, "e4m3")) reading.dtype = "fp8";
+    if (contains(lower, "_int8_")) reading.dtype = "int8";
     return reading;
 }
 
@@ -157,7 +161,9 @@ MaybeReading read_cutlass_fmha(std::string_view name) {
         contains_any(name, {"cutlass::fmha::", "Sm100Fmha", "Sm100Mla", "BlackwellFusedMultiHeadAttention",
                             "FmhaKernelTmaWarpSpecialized", "FmhaKernelTma"});
     if (!example) return std::nullopt;
-    NameReading reading = attention(Family::cutlass_fmha, Confidence::certain, "cutlass::fmha");
+    NameReading reading = attention(Family::cutlass_fmha, Confidence::certain,
+                                    "cutlass::fmha:: / Sm100Fmha / Sm100Mla / BlackwellFusedMultiHeadAttention / "
+                                    "FmhaKernelTma");
     if (contains(name, "Blackwell")) reading.confidence = Confidence::likely;
     reading.library = "from an example of CUTLASS (also in vLLM, SGLang, xFormers)";
     const std::string lower = lower_case(name);
@@ -167,6 +173,12 @@ MaybeReading read_cutlass_fmha(std::string_view name) {
     if (contains_any(name, {"Sm100", "Blackwell"})) reading.arch = 100;
     else if (contains_any(name, {"Sm90", "TmaWarpSpecialized"})) reading.arch = 90;
     if (contains_any(name, {"Mla", "MLA"})) reading.features.emplace_back("latent attention");
+    if (contains(name, "Sage")) {  // Intel's kernels derive from CUTLASS's
+        reading.family = Family::sage;
+        reading.library = "SageAttention, made of CUTLASS's example";
+        reading.algorithm = "quantised attention: Q and K are rounded to 8 or 4 bits";
+        reading.exactness = Exactness::not_exact;
+    }
     if (contains(name, "CausalMask")) reading.mask = "causal";
     else if (contains(name, "NoMask") || contains(name, "ResidualMask")) reading.mask = "none";
     return reading;

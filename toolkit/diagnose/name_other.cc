@@ -25,7 +25,7 @@ MaybeReading read_attention_words(std::string_view name) {
         contains_any(lower, {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"})) {
         words.role = Role::attention;  // the word is in the namespace or the arguments
         if (contains_any(lower, {"bwd", "backward", "grad"})) words.pass = KernelPass::backward;
-        words.found = "attention";
+        words.found = "attention / attn / fmha / sdpa / flash_fwd / flash_bwd / flashatt / multihead";
         const std::vector<std::string> own = words_of(function_of(name));
         for (const char* sums : {"reduce", "merge", "combine"}) {
             if (std::find(own.begin(), own.end(), sums) != own.end()) words.role = Role::helper;
@@ -70,7 +70,10 @@ MaybeReading read_ggml(std::string_view name) {
     if (!contains_any(name, {"flash_attn_ext", "flash_attn_vec", "flash_attn_tile", "flash_attn_mma", "flash_attn_wmma",
                              "flash_attn_stream_k", "flash_attn_combine_results", "flash_attn_mask_to_KV"}))
         return std::nullopt;
-    NameReading reading = attention(Family::ggml, Confidence::certain, "flash_attn_ext / _vec / _tile");
+    NameReading reading =
+        attention(Family::ggml, Confidence::certain,
+                  "flash_attn_ext / flash_attn_vec / flash_attn_tile / flash_attn_mma / flash_attn_wmma / "
+                  "flash_attn_stream_k / flash_attn_combine_results / flash_attn_mask_to_KV");
     reading.library = "llama.cpp (ggml)";
     const std::vector<std::string> words = words_of(function_of(name));
     const auto says = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
@@ -98,9 +101,9 @@ MaybeReading read_other_attention(std::string_view name) {
         return reading;
     };
     if (contains_any(lower, {"natten", "flash_fna", "fna_", "neighborhood"}))
-        return with(Family::natten, Confidence::likely, "natten", "");
+        return with(Family::natten, Confidence::likely, "natten / flash_fna / fna_ / neighborhood", "");
     if (contains(lower, "fmha_fprop_fp16_") || contains(lower, "fmha_dgrad_fp16_"))
-        return with(Family::other, Confidence::likely, "fmha_fprop_fp16",
+        return with(Family::other, Confidence::likely, "fmha_fprop_fp16_ / fmha_dgrad_fp16_",
                     "fused attention of NVIDIA's Apex, up to 512 keys");
     if (contains(lower, "hstuattention") || contains(lower, "hstu_attn")) {
         NameReading reading = with(Family::other, Confidence::likely, "HSTU", "HSTU: without a softmax");
@@ -108,8 +111,9 @@ MaybeReading read_other_attention(std::string_view name) {
         return reading;
     }
     if (contains_any(lower, {"attend_ker", "fwd_attend", "bwd_attend"})) {
-        NameReading reading =
-            with(Family::other, Confidence::likely, "attend_ker", "ThunderKittens, online softmax over tiles");
+        NameReading reading = with(Family::other, Confidence::likely, "attend_ker / fwd_attend / bwd_attend",
+                                   "ThunderKittens, online softmax over tiles");
+        reading.exactness = Exactness::exact;
         if (contains(lower, "prep")) reading.role = Role::helper;
         for (const char* kernel : {"fwd_attend_ker", "bwd_attend_ker", "bwd_attend_prep_ker"}) {
             const auto arguments = template_arguments(name, kernel);
@@ -118,8 +122,7 @@ MaybeReading read_other_attention(std::string_view name) {
         return reading;
     }
     if (contains(lower, "block_sparse") && contains(lower, "att")) {
-        NameReading reading =
-            with(Family::other, Confidence::likely, "block_sparse ... attention", "block-sparse attention");
+        NameReading reading = with(Family::other, Confidence::likely, "block_sparse...att", "block-sparse attention");
         reading.exactness = Exactness::not_exact;
         return reading;
     }

@@ -14,6 +14,11 @@ namespace tessera::diagnose {
 
 using MaybeReading = std::optional<NameReading>;
 
+// name_operator.cc
+MaybeReading read_operator(std::string_view name);
+// name_pallas_mlx.cc
+MaybeReading read_pallas(std::string_view name);
+MaybeReading read_mlx(std::string_view name);
 // name_fa2.cc
 MaybeReading read_fa1(std::string_view name);
 MaybeReading read_fa2(std::string_view name);
@@ -50,7 +55,13 @@ MaybeReading read_elsewhere(std::string_view name);
 /// Lowers the confidence to unsure if only words support the reading; `name` is normalised.
 void limit_confidence(NameReading& reading, std::string_view name);
 
-/// The reading of a family's kernel; `found` is the piece of the name that indicates it.
+// name_evidence.cc
+/// Rewrites the quotes in the evidence: each quotes what stands in `name`, or in its demangled and normalised form. A
+/// quote may list alternatives, "a / b", and leave gaps, "fmhaSm...Kernel_Q".
+void quote_only_the_name(NameReading& reading, std::string_view name, std::string_view normalised_name);
+
+/// The reading of a family's kernel; `found` is the piece of the name that indicates it, as quote_only_the_name() takes
+/// it.
 NameReading attention(Family family, Confidence confidence, std::string_view found,
                       KernelPass pass = KernelPass::forward);
 

@@ -82,6 +82,7 @@ bool is_other_of_library(std::string_view name, std::string_view lower) {
 /// True if the name is a kernel of vLLM, FlashInfer, SGLang, flash-linear-attention or Mamba that runs beside
 /// attention. It compares whole names, or beginnings that only they have.
 bool is_look_alike_of_library(std::string_view name) {
+    if (read_operator(name)) return true;
     if (begins_any(name, {"triton_poi_fused", "triton_red_fused", "triton_per_fused"})) return true;
     if (contains_any(name, {"vllm::", "flashinfer::", "sglang::"}) &&
         begins_any(name, {"reshape_and_cache", "concat_and_cache_", "rotary_embedding_kernel", "gather_cache"}))

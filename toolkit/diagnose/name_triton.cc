@@ -119,15 +119,16 @@ MaybeReading read_aiter(std::string_view name) {
     const bool qualified =
         contains(name, "aiter::") && contains_any(name, {"fmha", "mla_", "pa_", "attn", "attention"});
     const bool reduces = contains_any(name, {"kn_mla_reduce", "mla_reduce_v1"});
-    const bool assembly = begins_any(name, {"fmha_fwd_hd", "fmha_bwd_hd"});  // a tool dropped the namespace
+    const bool assembly =  // a tool dropped the namespace
+        begins_any(name, {"fmha_fwd_hd", "fmha_bwd_hd", "fmha_bwd_dq_shuffle"});
     const bool named = begins_any(name, {"kn_"}) && contains_any(name, {"mla_", "pa_", "fmha_"});  // "kn_get_mla_..."
     const bool decodes = contains(name, "mla_dec_stage1") || contains(name, "mla_pfl_");
     if (!qualified && !reduces && !decodes && !named && !assembly) return std::nullopt;
     NameReading reading = attention(Family::aiter, qualified ? Confidence::certain : Confidence::likely,
                                     qualified  ? "aiter::"
                                     : reduces  ? "mla_reduce"
-                                    : named    ? "kn_...mla / pa"
-                                    : assembly ? "fmha_fwd_hd / fmha_bwd_hd"
+                                    : named    ? "kn_...mla_ / kn_...pa_ / kn_...fmha_"
+                                    : assembly ? "fmha_fwd_hd / fmha_bwd_hd / fmha_bwd_dq_shuffle"
                                                : "mla_dec_stage1 / mla_pfl");
     reading.library = "AITER";
     if (named && !reduces && !qualified && !begins_any(name, {"kn_mi", "kn_mla_", "kn_get_mla_"}))
@@ -136,6 +137,7 @@ MaybeReading read_aiter(std::string_view name) {
     if (contains(name, "bwd")) reading.pass = KernelPass::backward;
     if (contains(name, "causal")) reading.mask = "causal";
     if (contains(name, "mla")) reading.features.emplace_back("latent attention");
+    if (contains(name, "a8w8")) reading.dtype = "8-bit";
     reading.head_dim = number_after(name, "_hd").value_or(0);
     if (const std::size_t at = name.find("_hd"); at != std::string_view::npos)
         reading.head_dim_v = number_after(name.substr(at + 3), "_hd").value_or(0);
@@ -169,10 +171,9 @@ MaybeReading read_triton(std::string_view name) {
         reading->features.emplace_back("paged keys");
     if (reading || (reading = read_variant(name))) return reading;
     const std::string_view function = function_of(name);
-    const bool written_in_triton =
-        begins_any(function, {"triton_flash_att", "_triton_flash_att", "kernel_unified_attention",
-                              "_kernel_unified_attention", "gluon_kernel_unified_attention", "unified_attention_2d",
-                              "unified_attention_3d", "parallel_nsa_", "parallel_attn_"});
+    const bool written_in_triton = begins_any(
+        function, {"triton_flash_att", "_triton_flash_att", "kernel_unified_attention", "_kernel_unified_attention",
+                   "gluon_", "unified_attention_2d", "unified_attention_3d", "parallel_nsa_", "parallel_attn_"});
     // An underscore begins private Python functions, and hardly ever a C++ kernel.
     if (contains(function, "hstu")) return std::nullopt;  // not a softmax: read_other_attention() reads it
     const bool of_python = function.size() == name.size() && !name.empty() && name[0] == '_';
@@ -208,11 +209,13 @@ MaybeReading read_amd(std::string_view name) {
     if (ck || older_ck) {
         NameReading reading =
             attention(Family::ck, Confidence::certain,
-                      ck ? "ck_tile ... Fmha / AttentionKernel" : "grouped multihead attention of CK");
+                      "ck_tile...Fmha / ck_tile...AttentionKernel / DeviceGroupedMultiheadAttention / "
+                      "kernel_grouped_multihead_attention / efficient_attention_forward_decoder");
         reading.library = "Composable Kernel (flash-attn and xFormers on AMD)";
         if (contains(name, "FmhaBwd")) reading.pass = KernelPass::backward;
         if (contains(name, "PagedKV")) reading.features.emplace_back("paged keys");
-        if (contains_any(name, {"OGradDot", "ConvertQGrad", "SplitKVCombine", "AppendKV"})) reading.role = Role::helper;
+        if (contains_any(name, {"OGradDot", "BwdConvert", "ConvertQGrad", "SplitKVCombine", "AppendKV"}))
+            reading.role = Role::helper;
         if (contains(name, "SageAttn")) {
             reading.family = Family::sage;
             reading.exactness = Exactness::not_exact;
@@ -222,12 +225,15 @@ MaybeReading read_amd(std::string_view name) {
         return reading;
     }
     // CK's generator names its instances like this: "fmha_fwd_d128_bf16_batch_b128x128x32x128x32x128_..._nbias".
-    const bool instance =
-        begins_any(name, {"fmha_fwd_d", "fmha_bwd_d"}) && contains_any(name, {"_batch_b", "_group_b"});
+    const bool helper =
+        begins_any(name, {"fmha_bwd_dot_do_o_d", "fmha_bwd_convert_dq_d", "fmha_fwd_splitkv_combine_d"});
+    const bool instance = helper || (begins_any(name, {"fmha_fwd_d", "fmha_bwd_d", "fmha_fwd_splitkv_d"}) &&
+                                     contains_any(name, {"_batch_b", "_group_b"}));
     if (instance) {
-        NameReading reading = attention(Family::ck, Confidence::certain, "fmha_fwd_d..._batch / _group");
+        NameReading reading = attention(Family::ck, Confidence::certain, "fmha_fwd_ / fmha_bwd_");
+        if (helper) reading.role = Role::helper;
         reading.library = "Composable Kernel (flash-attn and xFormers on AMD)";
-        if (begins_any(name, {"fmha_bwd_d"})) reading.pass = KernelPass::backward;
+        if (begins_any(name, {"fmha_bwd_d", "fmha_bwd_c"})) reading.pass = KernelPass::backward;
         reading.head_dim = number_after(name, "_d").value_or(0);
         reading.amd = true;
         return reading;

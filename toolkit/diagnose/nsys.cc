@@ -81,9 +81,10 @@ void read_gpus(const Database& database, Trace& trace) {
     const std::set<std::string> columns = database.columns("TARGET_INFO_GPU");
     if (columns.count("name") == 0) return;
     const bool capability = columns.count("computeMajor") != 0 && columns.count("computeMinor") != 0;
+    const auto or_null = [&](const char* column) { return std::string(columns.count(column) != 0 ? column : "NULL"); };
     const auto statement =
-        database.prepare(std::string("SELECT DISTINCT name") + (capability ? ", computeMajor, computeMinor" : "") +
-                         " FROM TARGET_INFO_GPU LIMIT 64");
+        database.prepare("SELECT DISTINCT name, " + or_null("computeMajor") + ", " + or_null("computeMinor") + ", " +
+                         or_null("smCount") + ", " + or_null("totalMemory") + " FROM TARGET_INFO_GPU LIMIT 64");
     while (database.step(statement)) {
         Gpu gpu{.name = Database::text(statement, 0)};
         if (capability) {
@@ -91,6 +92,9 @@ void read_gpus(const Database& database, Trace& trace) {
             const int minor = ::sqlite3_column_int(statement.get(), 2);
             if (major > 0 && major < 100) gpu.capability = 10 * major + minor;
         }
+        if (const int count = ::sqlite3_column_int(statement.get(), 3); count > 0) gpu.multiprocessors = count;
+        const double bytes = ::sqlite3_column_double(statement.get(), 4);
+        if (bytes > 0) gpu.memory_gib = bytes / 1073741824.0;
         trace.gpus.push_back(gpu);
     }
 }

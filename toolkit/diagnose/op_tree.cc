@@ -11,7 +11,8 @@ constexpr std::size_t kDeepest = 256;  // most nested operators; it bounds the w
 /// True if an operator computes attention. Parts of attention by hand, wrappers, and the kernel names that Inductor
 /// gives its launches do not count.
 bool is_attention_op(std::string_view name) {
-    for (const char* part : {"oftmax", "bmm", "autograd::", "ScaledDotProduct", "triton_"}) {
+    for (const char* part :
+         {"oftmax", "bmm", "autograd::", "ScaledDotProduct", "triton_", "repeat_interleave", "aten::expand"}) {
         if (name.find(part) != std::string_view::npos) return false;
     }
     return true;

@@ -5,12 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <map>
 
 #include "diagnose/kernel_text.hpp"
+#include "diagnose/text_columns.hpp"
 #include "diagnose/trace.hpp"
 #include "tessera/error.hpp"
 
@@ -98,72 +98,6 @@ std::vector<std::string> fields_under(const std::vector<Span>& spans, std::strin
     return fields;
 }
 
-/// Parses a number, with or without commas between thousands.
-std::optional<double> real(std::string text) {
-    text.erase(std::remove(text.begin(), text.end(), ','), text.end());
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value) || value < 0)
-        return std::nullopt;
-    return value;
-}
-
-/// The microseconds in one "ns", "usecond" or "(ms)"; 0 if the text names no unit.
-double microseconds_in(std::string_view unit) {
-    const std::string lower = lower_case(unit);
-    if (contains_any(lower, {"nsec", "ns", "nano"})) return 1e-3;
-    if (contains_any(lower, {"usec", "us", "micro"})) return 1;
-    if (contains_any(lower, {"msec", "ms", "milli"})) return 1e3;
-    if (contains_any(lower, {"second", "(s)"}) || lower == "s") return 1e6;
-    return 0;
-}
-
-/// Converts "4.768s" or "107.681us" to microseconds; a number without a unit counts units of `unit_us` microseconds.
-double duration_us(const std::string& text, double unit_us) {
-    const std::size_t unit = text.find_first_not_of("0123456789.,");
-    if (unit == std::string::npos) return real(text).value_or(0) * unit_us;
-    return real(text.substr(0, unit)).value_or(0) * microseconds_in(text.substr(unit));
-}
-
-/// The index of each column of a table; -1 if it is missing.
-struct Columns {
-    int name = -1, total = -1, duration = -1, count = -1, start = -1, metric = -1, unit = -1, value = -1, id = -1,
-        capability = -1, gpu_time = -1, cpu_total = -1;
-    double unit_us = 1e-3;   ///< unit of total or duration
-    double start_us = 1e-3;  ///< unit of start
-
-    bool per_metric() const { return metric >= 0 && value >= 0; }
-    bool known() const { return name >= 0 && (total >= 0 || duration >= 0 || per_metric() || gpu_time >= 0); }
-};
-
-std::optional<Columns> columns_of(const std::vector<std::string>& titles) {
-    Columns columns;
-    for (std::size_t i = 0; i < titles.size(); ++i) {
-        const std::string& title = titles[i];
-        const int at = static_cast<int>(i);
-        const auto begins = [&](std::string_view with) { return title.compare(0, with.size(), with) == 0; };
-        if (title == "Kernel Name" || title == "Name" || title == "Demangled Name" || title == "Kernel")
-            columns.name = at;
-        else if (begins("Total Time") || title == "Self CUDA") columns.total = at;
-        else if (title == "CPU total") columns.cpu_total = at;
-        else if (begins("Duration") || begins("Kernel Dur")) columns.duration = at;
-        else if (title == "Instances" || title == "Count" || title == "Calls" || title == "# of Calls")
-            columns.count = at;
-        else if (begins("Start")) columns.start = at;
-        else if (title == "Metric Name") columns.metric = at;
-        else if (title == "Metric Unit") columns.unit = at;
-        else if (title == "Metric Value") columns.value = at;
-        else if (title == "ID") columns.id = at;
-        else if (title == "CC") columns.capability = at;
-        else if (title == "gpu__time_duration.sum") columns.gpu_time = at;
-        else continue;
-        const double unit = microseconds_in(title.substr(std::min(title.find('('), title.size())));
-        if ((at == columns.total || at == columns.duration) && unit > 0) columns.unit_us = unit;
-        if (at == columns.start && unit > 0) columns.start_us = unit;
-    }
-    return columns.known() ? std::optional(columns) : std::nullopt;
-}
-
 class TextReader {
  public:
     TextReader(Trace& trace, ByteStream& stream) : trace_(trace), lines_(stream) {}
@@ -177,15 +111,33 @@ class TextReader {
         }
         const bool compute = table_ && (columns_.per_metric() || columns_.gpu_time >= 0);
         const bool of_pytorch = columns_.cpu_total >= 0;
-        trace_.tool = !table_      ? kNamesAlone
-                      : compute    ? "Nsight Compute"
-                      : of_pytorch ? "PyTorch profiler's table"
-                                   : "Nsight Systems";
+        trace_.tool = loose_         ? "rows of a profiler's table"
+                      : !table_      ? kNamesAlone
+                      : in_markdown_ ? "a table in Markdown"
+                      : compute      ? "Nsight Compute"
+                      : of_pytorch   ? "PyTorch profiler's table"
+                                     : "Nsight Systems";
         if (!table_ && prose_ > 0 && !trace_.runs.empty())
             trace_.notes.push_back(
                 fmt::format("lines left out, because they are sentences and not kernel names: {}", prose_));
-        trace_.timed = table_;
+        if (unread_ > 0)
+            trace_.notes.push_back(
+                fmt::format("lines whose numbers were not read, so that counts and times lack them: {} (paste a table "
+                            "with its line of "
+                            "titles)",
+                            unread_));
+        trace_.timed = timed_;
         trace_.ordered = compute || (table_ && columns_.start >= 0);
+        double read_us = 0;
+        for (const KernelRun& run : trace_.runs) read_us += run.us;
+        constexpr double kRounding = 0.01;
+        if (read_us < (1 - kRounding) * stated_us_)
+            trace_.notes.push_back(fmt::format(
+                "the kernels' rows add up to {:.1f} % of the time that the table states: shares are of these "
+                "rows (row_limit=-1 prints all)",
+                100 * read_us / stated_us_));
+        if (table_ && !timed_)
+            trace_.notes.emplace_back("the table has no times that could be read, so kernels are counted only");
     }
 
  private:
@@ -201,6 +153,14 @@ class TextReader {
             else spans_.clear();
             return;
         }
+        constexpr std::string_view kTotal = "Self CUDA time total:";  // the last line of PyTorch's table
+        if (line.compare(0, 20, "Self CPU time total:") == 0) return;
+        if (line.compare(0, kTotal.size(), kTotal) == 0) {
+            stated_us_ = duration_us(line.substr(kTotal.size()), 0).value_or(0);
+            return;
+        }
+        if (const std::vector<std::string> cells = markdown_cells(line); cells.size() > 1) return markdown(cells);
+        markdown_ = false;
         const std::vector<std::string> fields = fields_of(line);
         const auto columns = fields.size() > 2 ? columns_of(fields) : std::nullopt;
         if (columns) {
@@ -208,6 +168,8 @@ class TextReader {
             csv_ = true;
         } else if (csv_ && fields.size() >= titles_) {
             row(joined(fields));
+        } else if (const auto loose = loose_row(line)) {
+            add_loose(*loose);
         } else if (!table_ && is_prose(line)) {
             ++prose_;
         } else if (!table_ && not_blank(line)) {
@@ -221,13 +183,52 @@ class TextReader {
         return std::count(line.begin(), line.end(), ' ') >= kManySpaces && !contains_any(line, {"_", "::", "<"});
     }
 
+    /// Reads a line of a Markdown table: its titles, the rule under them, or a row.
+    void markdown(const std::vector<std::string>& cells) {
+        if (is_markdown_rule(cells)) return;
+        if (const auto columns = columns_of(cells)) {
+            begin_table(*columns, cells.size());
+            markdown_ = in_markdown_ = true;
+        } else if (markdown_) {
+            std::vector<std::string> fields = cells;
+            fields.resize(std::max(titles_, cells.size()));
+            row(fields);
+        } else if (!table_) {
+            const auto longest =
+                std::max_element(cells.begin(), cells.end(),
+                                 [](const std::string& a, const std::string& b) { return a.size() < b.size(); });
+            if (!is_prose(*longest)) {
+                name(*longest);
+                ++unread_;
+            }
+        }
+    }
+
+    void add_loose(const LooseRow& row) {
+        if (row.name.empty() || is_no_kernel(row.name)) return;
+        KernelRun run;
+        run.name = trace_.kernels.number_of(std::string_view(row.name).substr(0, kLongestName));
+        run.us = std::min(row.us, kLongestRun);
+        run.count = static_cast<std::int64_t>(std::clamp(row.count, 1.0, kMostInARow));
+        timed_ = timed_ || run.us > 0;
+        loose_ = true;
+        trace_.add(run);
+    }
+
+    /// Copies, and the steps of PyTorch's profiler, which repeat the time of all kernels.
+    static bool is_no_kernel(const std::string& name) {
+        return name.compare(0, 9, "[CUDA mem") == 0 || name.compare(0, 13, "ProfilerStep*") == 0 ||
+               name.compare(0, 13, "ProfilerStep#") == 0;
+    }
+
     /// Drops all names read above the first table.
     void begin_table(const Columns& columns, std::size_t titles) {
         if (!table_) trace_.runs.clear();
+        loose_ = false;
         columns_ = columns;
         titles_ = titles;
         table_ = true;
-        csv_ = false;
+        csv_ = markdown_ = in_markdown_ = false;
     }
 
     static bool not_blank(const std::string& line) { return line.find_first_not_of(" \t") != std::string::npos; }
@@ -243,6 +244,8 @@ class TextReader {
         KernelRun run;
         const std::size_t first = line.find_first_not_of(" \t");
         run.name = trace_.kernels.number_of(std::string_view(line).substr(first, kLongestName));
+        constexpr int kFewNumbers = 2;  // "void f(int, int) 1" may be a name
+        if (numbers_in(line) > kFewNumbers) ++unread_;
         trace_.add(run);
     }
 
@@ -253,26 +256,41 @@ class TextReader {
     void row(const std::vector<std::string>& fields) {
         const std::string kernel = field(fields, columns_.name);
         if (kernel.empty()) return units(fields);
+        if (is_no_kernel(kernel)) return;
         // PyTorch's table also has operators with the time of their kernels, which have rows of their own.
-        if (columns_.cpu_total >= 0 && duration_us(field(fields, columns_.cpu_total), 1) > 0) return;
+        if (columns_.cpu_total >= 0 && duration_us(field(fields, columns_.cpu_total), 1).value_or(0) > 0) return;
         if (columns_.capability >= 0 && trace_.gpus.empty()) {
-            const auto capability = real(field(fields, columns_.capability));
+            const auto capability = number_of_cell(field(fields, columns_.capability));
             if (capability && *capability < 100)
                 trace_.gpus.push_back({.capability = static_cast<int>(std::lround(*capability * 10))});
         }
         if (columns_.per_metric()) return metric(fields, kernel);
         KernelRun run;
         run.name = trace_.kernels.number_of(std::string_view(kernel).substr(0, kLongestName));
-        const int time = columns_.total >= 0      ? columns_.total
-                         : columns_.duration >= 0 ? columns_.duration
-                                                  : columns_.gpu_time;
-        run.us = std::min(duration_us(field(fields, time), columns_.unit_us), kLongestRun);
-        const double count = columns_.total >= 0 ? real(field(fields, columns_.count)).value_or(1) : 1;
+        const bool of_one_run = columns_.total < 0 && columns_.average < 0;
+        const double count =
+            of_one_run && columns_.duration >= 0 ? 1 : number_of_cell(field(fields, columns_.count)).value_or(1);
         run.count = static_cast<std::int64_t>(std::clamp(count, 1.0, kMostInARow));
+        const auto us = time_of(fields, count);
+        if (columns_.timed() && !us) ++unread_;
+        run.us = std::min(us.value_or(0), kLongestRun);
+        timed_ = timed_ || us.has_value();
         // Nsight Compute runs kernels one by one and lists them in that order.
-        run.start_us = columns_.gpu_time >= 0 ? static_cast<double>(trace_.runs.size())
-                                              : real(field(fields, columns_.start)).value_or(0) * columns_.start_us;
+        run.start_us = columns_.gpu_time >= 0
+                           ? static_cast<double>(trace_.runs.size())
+                           : duration_us(field(fields, columns_.start), columns_.start_us).value_or(0);
         trace_.add(run);
+    }
+
+    /// The time of all runs of a row: a total, an average times their number, or the duration of the only one.
+    std::optional<double> time_of(const std::vector<std::string>& fields, double count) const {
+        if (columns_.total >= 0) return duration_us(field(fields, columns_.total), columns_.unit_us);
+        if (columns_.average >= 0) {
+            const auto us = duration_us(field(fields, columns_.average), columns_.average_us);
+            return us ? std::optional(*us * count) : std::nullopt;
+        }
+        const int time = columns_.duration >= 0 ? columns_.duration : columns_.gpu_time;
+        return time >= 0 ? duration_us(field(fields, time), columns_.unit_us) : std::nullopt;
     }
 
     /// Reads the second line of ncu's raw page, which holds the units.
@@ -295,14 +313,21 @@ class TextReader {
         if (what != "Duration" && what != "gpu__time_duration.sum") return;
         const double unit = microseconds_in(field(fields, columns_.unit));
         trace_.runs.back().us =
-            std::min(real(field(fields, columns_.value)).value_or(0) * (unit > 0 ? unit : 1e-3), kLongestRun);
+            std::min(number_of_cell(field(fields, columns_.value)).value_or(0) * (unit > 0 ? unit : 1e-3), kLongestRun);
+        timed_ = true;
     }
 
     Trace& trace_;
     Lines lines_;
     Columns columns_;
-    bool table_ = false;  // a table has begun
-    bool csv_ = false;    // the table is csv
+    bool table_ = false;        // a table has begun
+    bool csv_ = false;          // the table is csv
+    bool markdown_ = false;     // a table in Markdown goes on
+    bool in_markdown_ = false;  // the last table is or was one
+    bool timed_ = false;        // a time was read
+    bool loose_ = false;        // rows came without titles
+    std::int64_t unread_ = 0;
+    double stated_us_ = 0;  // the sum that the table states; 0: none
     std::size_t titles_ = 0;
     std::int64_t prose_ = 0;
     std::vector<Span> spans_;  // columns of a printed table; empty outside of one

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The whole step of a trace: how busy the GPU is, where its time goes, and which runs of one kernel are outliers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "diagnose/trace.hpp"
+
+namespace tessera::diagnose {
+
+/// The clock's time from the first kernel's start to the last one's end; 0: the trace has no order of time.
+struct StepClock {
+    double clock_us = 0;
+    double busy_us = 0;       ///< a kernel or more ran
+    double attention_us = 0;  ///< a kernel of attention ran
+    std::int64_t runs = 0;
+
+    double busy() const { return clock_us > 0 ? busy_us / clock_us : 0; }
+    /// True if the GPU mostly waits for the host. Few kernels say nothing about that.
+    bool host_bound() const;
+};
+
+/// `in_attention[i]`: run i belongs to a call of attention.
+StepClock clock_of(const Trace& trace, const std::vector<bool>& in_attention);
+
+/// The GPU's time by kinds of kernels, outside of attention.
+struct StepShares {
+    double gemm_us = 0;
+    double pointwise_us = 0;  ///< elementwise, copies, softmax and norms
+    double communication_us = 0;
+    double optimizer_us = 0;
+    double other_us = 0;
+};
+
+/// The times of equal runs.
+struct Spread {
+    std::int64_t runs = 0;
+    double median_us = 0;
+    double worst_us = 0;
+    std::int64_t outliers = 0;  ///< runs of more than three times the median
+    double outliers_us = 0;     ///< their time
+};
+
+/// Sorts `times`.
+Spread spread_of(std::vector<float>& times);
+
+/// K and V that were copied for each query head before calls of attention.
+struct Repeats {
+    std::int64_t calls = 0;
+    std::int64_t times = 0;     ///< 4: each head of K and V was written four times
+    std::int64_t heads_kv = 0;  ///< before that
+};
+
+}  // namespace tessera::diagnose

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "diagnose/text_columns.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "diagnose/kernel_text.hpp"
+
+namespace tessera::diagnose {
+namespace {
+
+constexpr double kNoUnit = 0;
+
+std::string trimmed_cell(std::string_view text) {
+    const std::size_t first = text.find_first_not_of(" \t");
+    if (first == std::string_view::npos) return "";
+    return std::string(text.substr(first, text.find_last_not_of(" \t") + 1 - first));
+}
+
+/// Writes both signs for micro, U+00B5 and U+03BC, as "u".
+std::string with_ascii_micro(std::string_view text) {
+    std::string result;
+    for (std::size_t at = 0; at < text.size(); ++at) {
+        const std::string_view two = text.substr(at, 2);
+        const bool micro = two == "\xC2\xB5" || two == "\xCE\xBC";
+        result += micro ? 'u' : text[at];
+        if (micro) ++at;
+    }
+    return result;
+}
+
+std::vector<std::string_view> words_of_line(std::string_view line) {
+    std::vector<std::string_view> words;
+    for (std::size_t at = line.find_first_not_of(" \t"); at != std::string_view::npos;
+         at = line.find_first_not_of(" \t", at)) {
+        const std::size_t end = std::min(line.find_first_of(" \t", at), line.size());
+        words.push_back(line.substr(at, end - at));
+        at = end;
+    }
+    return words;
+}
+
+bool is_percent(std::string_view word) {
+    return word.size() > 1 && word.back() == '%' && number_of_cell(std::string(word.substr(0, word.size() - 1)));
+}
+
+/// A number with a unit of time: "12.3us".
+std::optional<double> timed_word(std::string_view word) {
+    const std::string text = with_ascii_micro(word);
+    if (text.empty() || text.back() == '%' || number_of_cell(text)) return std::nullopt;
+    return duration_us(text, kNoUnit);
+}
+
+std::string from_word(std::string_view line, std::string_view word) {
+    return trimmed_cell(line.substr(static_cast<std::size_t>(word.data() - line.data())));
+}
+
+/// "NAME  0.00%  0.000us  0.00%  0.000us  0.000us  43.400ms  70.00%  43.400ms  1.206ms  36"
+std::optional<LooseRow> row_of_pytorch(std::string_view line, const std::vector<std::string_view>& words) {
+    constexpr std::size_t kNumbers = 10;
+    if (words.size() <= kNumbers) return std::nullopt;
+    const auto at = [&](std::size_t i) { return words[words.size() - kNumbers + i]; };
+    for (const std::size_t percent : {0, 2, 6}) {
+        if (!is_percent(at(percent))) return std::nullopt;
+    }
+    for (const std::size_t time : {1, 3, 4, 5, 7, 8}) {
+        if (!timed_word(at(time))) return std::nullopt;
+    }
+    const auto count = number_of_cell(std::string(at(9)));
+    if (!count) return std::nullopt;
+    if (*timed_word(at(3)) > 0) return LooseRow{};  // an operator: its kernels have rows of their own
+    const auto begin = static_cast<std::size_t>(at(0).data() - line.data());
+    return LooseRow{trimmed_cell(line.substr(0, begin)), *timed_word(at(5)), *count};
+}
+
+/// "90.0  2,250,706,856  199,200  11,298.7 ... NAME", all times in nanoseconds.
+std::optional<LooseRow> row_of_nsys(std::string_view line, const std::vector<std::string_view>& words) {
+    constexpr std::size_t kLeast = 5;
+    std::size_t numbers = 0;
+    while (numbers < words.size() && number_of_cell(std::string(words[numbers]))) ++numbers;
+    if (numbers < kLeast || numbers == words.size()) return std::nullopt;
+    const double share = *number_of_cell(std::string(words[0]));
+    const double total = *number_of_cell(std::string(words[1]));
+    const double count = *number_of_cell(std::string(words[2]));
+    const double average = *number_of_cell(std::string(words[3]));
+    const bool adds_up = count >= 1 && std::abs(total - count * average) <= 0.02 * total + count;
+    if (share > 100 || !adds_up) return std::nullopt;
+    return LooseRow{from_word(line, words[numbers]), total / 1000, count};
+}
+
+/// "GPU activities:  45.35%  2.25071s  199200  11.298us  10.1us  12.9us  NAME"; the first two words in one row only.
+std::optional<LooseRow> row_of_nvprof(std::string_view line, const std::vector<std::string_view>& words) {
+    const std::size_t first = words.size() > 2 && words[0] == "GPU" && words[1] == "activities:" ? 2 : 0;
+    if (words.size() < first + 7 || !is_percent(words[first])) return std::nullopt;
+    const auto total = timed_word(words[first + 1]);
+    const auto count = number_of_cell(std::string(words[first + 2]));
+    if (!total || !count) return std::nullopt;
+    for (std::size_t i = 3; i < 6; ++i) {
+        if (!timed_word(words[first + i])) return std::nullopt;
+    }
+    return LooseRow{from_word(line, words[first + 6]), *total, *count};
+}
+
+bool is_name_title(const std::string& title) {
+    for (const char* known : {"kernel name", "name", "demangled name", "kernel", "operation", "kernel_name",
+                              "gpu kernel", "function name", "kernels", "cuda kernel"}) {
+        if (title == known) return true;
+    }
+    return false;
+}
+
+bool is_count_title(const std::string& title) {
+    for (const char* known : {"instances", "count", "calls", "# of calls", "runs", "launches", "kern inst", "num calls",
+                              "#calls", "invocations"}) {
+        if (title == known) return true;
+    }
+    return false;
+}
+
+}  // namespace
+
+std::optional<double> number_of_cell(std::string text) {
+    text.erase(std::remove(text.begin(), text.end(), ','), text.end());
+    if (text.empty()) return std::nullopt;
+    // The browser's library has no std::from_chars for doubles.
+    if (text.find_first_not_of("0123456789.eE+-") != std::string::npos) return std::nullopt;
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (end != text.c_str() + text.size() || !std::isfinite(value) || value < 0) return std::nullopt;
+    return value;
+}
+
+double microseconds_in(std::string_view unit) {
+    const std::string lower = lower_case(unit);
+    if (contains_any(lower, {"nsec", "ns", "nano"})) return 1e-3;
+    if (contains_any(lower, {"usec", "us", "micro"})) return 1;
+    if (contains_any(lower, {"msec", "ms", "milli"})) return 1e3;
+    if (contains_any(lower, {"second", "(s)"}) || lower == "s") return 1e6;
+    return 0;
+}
+
+std::optional<double> duration_us(const std::string& cell, double unit_us) {
+    const std::string text = with_ascii_micro(trimmed_cell(cell));
+    const std::size_t unit = text.find_first_not_of("0123456789.,");
+    if (unit == std::string::npos) {
+        const auto value = number_of_cell(text);
+        return value ? std::optional(*value * unit_us) : std::nullopt;
+    }
+    const auto value = number_of_cell(text.substr(0, unit));
+    const std::string word = trimmed_cell(text.substr(unit));
+    const bool short_word =
+        word.size() <= 8 && word.find_first_not_of("abcdefghijklmnopqrstuvwxyz") == std::string::npos;
+    const double us = short_word ? microseconds_in(word) : 0;
+    return value && us > 0 ? std::optional(*value * us) : std::nullopt;
+}
+
+std::optional<Columns> columns_of(const std::vector<std::string>& titles) {
+    Columns columns;
+    for (std::size_t i = 0; i < titles.size(); ++i) {
+        const std::string title = with_ascii_micro(lower_case(trimmed_cell(titles[i])));
+        const int at = static_cast<int>(i);
+        const auto begins = [&](std::string_view with) { return title.compare(0, with.size(), with) == 0; };
+        const std::size_t bracket = title.find('(');
+        double unit = bracket != std::string::npos ? microseconds_in(title.substr(bracket)) : 0;
+        for (const char* end : {"_ns", "_us", "_ms", " ns", " us", " ms"}) {
+            if (title.size() > 3 && title.compare(title.size() - 3, 3, end) == 0) unit = microseconds_in(end + 1);
+        }
+        if (title == "ms" || title == "us" || title == "ns") unit = microseconds_in(title);
+        const bool percent = contains(title, "%");
+        // In nsys' report of executions, a kernel's own times begin with K.
+        const bool per_run = begins("avg") || begins("kavg") || begins("average") || begins("mean") ||
+                             begins("us/call") || begins("ms/call") || begins("per call");
+        if (is_name_title(title)) columns.name = at;
+        else if (title == "metric name") columns.metric = at;
+        else if (title == "metric unit") columns.unit = at;
+        else if (title == "metric value") columns.value = at;
+        else if (title == "id") columns.id = at;
+        else if (title == "cc") columns.capability = at;
+        else if (title == "cpu total") columns.cpu_total = at;
+        else if (title == "gpu__time_duration.sum") columns.gpu_time = at;
+        else if (is_count_title(title)) columns.count = at;
+        else if (percent) continue;
+        else if (per_run) columns.average = at, columns.average_us = unit > 0 ? unit : columns.average_us;
+        else if (begins("start")) columns.start = at, columns.start_us = unit > 0 ? unit : columns.start_us;
+        else if (begins("duration") || begins("kernel dur")) columns.duration = at;
+        else if (begins("total time") || title == "self cuda" || title == "self xpu" || title == "self device")
+            columns.total = at;
+        else if (columns.total < 0 && (begins("total") || title == "time" || begins("time (") || begins("gpu time") ||
+                                       begins("self time") || title == "ms" || title == "us" || title == "ns"))
+            columns.total = at;
+        else continue;
+        if ((at == columns.total || at == columns.duration) && unit > 0) columns.unit_us = unit;
+    }
+    return columns.known() ? std::optional(columns) : std::nullopt;
+}
+
+std::vector<std::string> markdown_cells(std::string_view line) {
+    const std::string text = trimmed_cell(line);
+    if (text.size() < 3 || text.front() != '|') return {};
+    std::vector<std::string> cells;
+    std::size_t begin = 1;
+    for (std::size_t at = begin; at < text.size(); ++at) {
+        if (text[at] != '|' || text[at - 1] == '\\') continue;
+        cells.push_back(trimmed_cell(std::string_view(text).substr(begin, at - begin)));
+        begin = at + 1;
+    }
+    if (begin < text.size()) cells.push_back(trimmed_cell(std::string_view(text).substr(begin)));
+    for (std::string& cell : cells) {
+        for (const std::string_view mark : {"**", "`"}) {
+            if (cell.size() >= 2 * mark.size() && cell.substr(0, mark.size()) == mark &&
+                cell.substr(cell.size() - mark.size()) == mark)
+                cell = cell.substr(mark.size(), cell.size() - 2 * mark.size());
+        }
+    }
+    return cells;
+}
+
+bool is_markdown_rule(const std::vector<std::string>& cells) {
+    return !cells.empty() && std::all_of(cells.begin(), cells.end(), [](const std::string& cell) {
+        return !cell.empty() && cell.find_first_not_of("-: ") == std::string::npos;
+    });
+}
+
+std::optional<LooseRow> loose_row(std::string_view line) {
+    const std::vector<std::string_view> words = words_of_line(line);
+    if (auto row = row_of_pytorch(line, words)) return row;
+    if (auto row = row_of_nsys(line, words)) return row;
+    return row_of_nvprof(line, words);
+}
+
+int numbers_in(std::string_view line) {
+    int count = 0;
+    for (const std::string_view word : words_of_line(line)) {
+        if (number_of_cell(std::string(word)) || is_percent(word) || timed_word(word)) ++count;
+    }
+    return count;
+}
+
+}  // namespace tessera::diagnose

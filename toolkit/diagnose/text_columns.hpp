@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The columns of tables that profilers print or that people paste: which one holds the name, the runs, the time.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::diagnose {
+
+/// The index of each column of a table; -1 if it is missing.
+struct Columns {
+    int name = -1, total = -1, average = -1, duration = -1, count = -1, start = -1, metric = -1, unit = -1, value = -1,
+        id = -1, capability = -1, gpu_time = -1, cpu_total = -1;
+    double unit_us = 1e-3;     ///< unit of total or duration, in microseconds
+    double average_us = 1e-3;  ///< unit of average
+    double start_us = 1e-3;    ///< unit of start
+
+    bool per_metric() const { return metric >= 0 && value >= 0; }
+    bool timed() const { return total >= 0 || average >= 0 || duration >= 0 || per_metric() || gpu_time >= 0; }
+    bool known() const { return name >= 0 && (timed() || count >= 0); }
+};
+
+/// Finds the columns by their titles: those of nsys stats (all reports of kernels), ncu, nvprof, PyTorch's profiler,
+/// and the like in Markdown. None if no column names kernels, or nothing stands beside the names.
+std::optional<Columns> columns_of(const std::vector<std::string>& titles);
+
+/// Parses a number, with or without commas between thousands.
+std::optional<double> number_of_cell(std::string text);
+
+/// The microseconds in one "ns", "usecond" or "(ms)"; 0 if the text names no unit.
+double microseconds_in(std::string_view unit);
+
+/// Converts "4.768s", "774.9 us" or "107.681us" to microseconds; a number without a unit counts units of `unit_us`
+/// microseconds. None if the text is no time.
+std::optional<double> duration_us(const std::string& text, double unit_us);
+
+/// The cells of "| a | b |", without quotes of code; none if the line is no row of Markdown.
+std::vector<std::string> markdown_cells(std::string_view line);
+
+/// True for "|---|---:|".
+bool is_markdown_rule(const std::vector<std::string>& cells);
+
+/// A row of a table whose titles were not pasted.
+struct LooseRow {
+    std::string name{};
+    double us = 0;
+    double count = 1;
+};
+
+/// Reads a row of PyTorch's profiler (the name, then ten numbers with units), of nsys stats (per cent, nanoseconds,
+/// instances, more numbers, the name) or of nvprof. None for any other line.
+std::optional<LooseRow> loose_row(std::string_view line);
+
+/// The words of a line that are numbers, with or without a unit or a per cent sign.
+int numbers_in(std::string_view line);
+
+}  // namespace tessera::diagnose
