@@ -59,8 +59,11 @@ bool fits_memory(const ModelCost& cost, const model::Machine& machine) {
 }
 
 std::string needed_text(const ModelCost& cost) {
-    return fmt::format("weights {} ({:.3g} billion parameters), K and V {} ({} a token)", bytes_text(cost.weight_bytes),
-                       cost.parameters * 1e-9, bytes_text(cost.cache_bytes), bytes_text(cost.cache_token_bytes));
+    const std::string weights =
+        fmt::format("weights {} ({:.3g} billion parameters)", bytes_text(cost.weight_bytes), cost.parameters * 1e-9);
+    if (cost.cache_bytes == 0) return weights;
+    return fmt::format("{}, K and V {} ({} a token)", weights, bytes_text(cost.cache_bytes),
+                       bytes_text(cost.cache_token_bytes));
 }
 
 /// The part of the model's work that attention is.
@@ -267,6 +270,16 @@ std::string text_of_answers(const ModelConfig& config, const std::vector<ModelAn
     return text + "\n" + facts_text(facts, width);
 }
 
+/// Predicts the calls. A size that no kernel takes comes from the file, so the error names the file.
+ModelCost cost_of_file(const measure::ModelQuestion& question, const std::string& file) {
+    try {
+        return measure::cost_of(question);
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::invalid_argument) throw;
+        throw Error(ErrorCode::unsupported, file, error.what());
+    }
+}
+
 /// The dtype of --dtype, or of the file, or of the machines.
 DType model_dtype(const RooflineOptions& options, const ModelConfig& config,
                   const std::vector<model::Machine>& machines) {
@@ -297,7 +310,7 @@ void show_model(const RooflineOptions& options, const Session& session) {
         for (const model::Machine& machine : machines) {
             const measure::ModelQuestion question{
                 config, machine, batch, len, dtype, options.schedule_list(), options.predict_options(machine)};
-            answers.push_back({&machine, len, dtype, measure::cost_of(question)});
+            answers.push_back({&machine, len, dtype, cost_of_file(question, options.model)});
         }
         for (const ModelAnswer& answer : answers) {
             if (session.csv) add_csv_rows(answer, batch, rows);

@@ -130,6 +130,12 @@ TEST_F(QuestionsTest, a_model_says_what_is_wrong) {
     expect_error("roofline --model index.json", 65, "expected the config.json of a model, it is the index of a model");
     std::ofstream(path("text.json")) << "Entry not found";
     expect_error("roofline --model text.json", 65, "it is the error of a server");
+    std::ofstream(path("deep.json")) << std::string(100'000, '[') + std::string(100'000, ']');
+    expect_error("roofline --model deep.json", 65, "config: expected a JSON object, got a list");
+    expect_error("roofline --device deep.json", 65, "machine: expected a JSON object, got a list");
+    std::ofstream(path("wide.json"))
+        << R"({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 512})";
+    expect_error("roofline --model wide.json", 69, "wide.json: head_dim: expected 1..256, got 512");
     expect_error("roofline --model config.json --head-dim 64", 2, "--head-dim: has no effect with --model");
     expect_error("roofline --model config.json --batch 0", 2, "--batch: expected 1..2^20");
     expect_error("roofline --model config.json --len 0", 2, "--len: expected 1..2^24");
@@ -158,7 +164,9 @@ TEST_F(QuestionsTest, csv_has_the_numbers_of_json) {
     EXPECT_EQ(list.out.rfind("name,backend,schedule,pass,dtypes,summary,limits\n", 0), 0U) << list.out;
     EXPECT_NE(list.out.find("cpu.fa2.forward,cpu,fa2,forward,"), std::string::npos);
     EXPECT_EQ(table_of(run_ok("check --csv --kernel cpu.fa1.forward --case causal_square")).front().at("ran"), "1");
-    expect_error("list --csv --json", 2, "--csv: expected without --json");
+    const Outcome both = run("list --csv --json");
+    EXPECT_EQ(both.code, 2);
+    EXPECT_EQ(both.json().at("error"), "--csv: expected without --json, which is another form of the same answer");
     expect_error("roofline --csv --worksheet --len 64", 2, "--csv: has no effect with");
 }
 

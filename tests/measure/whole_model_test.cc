@@ -122,6 +122,9 @@ TEST(WholeModel, layers_are_told_by_their_kind) {
     EXPECT_EQ(groups(R"("model_type": "qwen3_next", "full_attention_interval": 4)"), "9 other 0, 3 full 0");
     EXPECT_EQ(groups(R"("model_type": "jamba", "attn_layer_period": 8, "attn_layer_offset": 4)"),
               "11 other 0, 1 full 0");
+    EXPECT_EQ(groups(R"("model_type": "modernbert", "local_attention": 128, "global_attn_every_n_layers": 3)"),
+              "8 sliding 128, 4 full 0");
+    EXPECT_EQ(groups(R"("model_type": "bamba", "attn_layer_indices": [3, 9])"), "10 other 0, 2 full 0");
     EXPECT_EQ(groups(R"("sliding_window": 128, "layer_types": ["sliding_attention", "full_attention",
                         "sliding_attention", "full_attention", "sliding_attention", "full_attention",
                         "sliding_attention", "full_attention", "linear_attention", "full_attention",
@@ -206,6 +209,9 @@ TEST(WholeModel, errors_name_the_field) {
                "sliding_window: expected a whole number");
     expect_bad(R"({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_experts": 8})",
                "num_experts_per_tok: expected");
+    expect_bad(
+        R"({"model_type": "nemotron_h", "hidden_size": 64, "num_hidden_layers": 4, "hybrid_override_pattern": "M-*-"})",
+        "hybrid_override_pattern: expected a model whose layers all have attention and an MLP");
     expect_bad(R"({"model_type": "t5", "is_encoder_decoder": true})", "t5 has an encoder and a decoder");
 }
 

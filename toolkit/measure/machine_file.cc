@@ -20,8 +20,13 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kSchema = "tessera.machine/1";
 
 [[noreturn]] void bad(const std::string& field, const std::string& expected, const Json& got) {
-    throw Error(ErrorCode::bad_data, field,
-                fmt::format("expected {}, got {}", expected, got.is_null() ? "nothing" : got.dump().substr(0, 60)));
+    // A list or an object is not printed: dump() recurses, and the depth is the file's choice.
+    constexpr std::size_t kShown = 60;
+    const std::string came = got.is_null()     ? "nothing"
+                             : got.is_array()  ? "a list"
+                             : got.is_object() ? "an object"
+                                               : got.dump(-1, ' ', true, Json::error_handler_t::replace);
+    throw Error(ErrorCode::bad_data, field, fmt::format("expected {}, got {}", expected, came.substr(0, kShown)));
 }
 
 const Json& member(const Json& json, const std::string& name) {

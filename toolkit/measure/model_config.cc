@@ -22,8 +22,13 @@ using Names = std::initializer_list<const char*>;
 constexpr std::int64_t kMostOfConfig = std::int64_t{1} << 28;  // keeps products of a few sizes below 2^63
 
 [[noreturn]] void bad_field(const std::string& field, const std::string& expected, const ConfigJson& got) {
-    const std::string came = got.is_null() ? "nothing" : got.dump(-1, ' ', true, ConfigJson::error_handler_t::replace);
-    throw Error(ErrorCode::bad_data, field, fmt::format("expected {}, got {}", expected, came.substr(0, 60)));
+    // A list or an object is not printed: dump() recurses, and the depth is the file's choice.
+    constexpr std::size_t kShown = 60;
+    const std::string came = got.is_null()     ? "nothing"
+                             : got.is_array()  ? "a list"
+                             : got.is_object() ? "an object"
+                                               : got.dump(-1, ' ', true, ConfigJson::error_handler_t::replace);
+    throw Error(ErrorCode::bad_data, field, fmt::format("expected {}, got {}", expected, came.substr(0, kShown)));
 }
 
 /// Fields of a config by the names that model families give them; the first name is the usual one.
@@ -139,6 +144,16 @@ void read_layer_types(const Fields& fields, const ConfigJson& types, ModelConfig
     }
 }
 
+/// Throws for models whose layers are not all of attention and an MLP, in ways that no field read here tells.
+void refuse_unread_layers(const Fields& fields, const ModelConfig& config) {
+    for (const char* name : {"hybrid_override_pattern", "block_configs", "block_types", "num_query_heads"}) {
+        if (!fields.raw({name}).is_null())
+            throw Error(
+                ErrorCode::unsupported, name,
+                fmt::format("expected a model whose layers all have attention and an MLP, {} has others", config.name));
+    }
+}
+
 /// Layers without layer_types: by a period, or all of one kind.
 void read_layer_pattern(const Fields& fields, ModelConfig& config) {
     using Kind = LayerGroup::Kind;
@@ -156,6 +171,16 @@ void read_layer_pattern(const Fields& fields, ModelConfig& config) {
         const std::int64_t first = fields.count({"attn_layer_offset"});
         const std::int64_t full = layers > first ? (layers - first + every - 1) / every : 0;
         add_layers(config, Kind::other, 0, layers - full);
+        return add_layers(config, Kind::full, 0, full);
+    }
+    if (const ConfigJson& indices = fields.raw({"attn_layer_indices"}); indices.is_array()) {
+        const auto full = std::min(layers, static_cast<std::int64_t>(indices.size()));
+        add_layers(config, Kind::other, 0, layers - full);
+        return add_layers(config, Kind::full, 0, full);
+    }
+    if (const std::int64_t every = fields.count({"global_attn_every_n_layers"}); every > 0) {
+        const std::int64_t full = (layers + every - 1) / every;
+        add_layers(config, Kind::sliding, fields.required({"local_attention"}), layers - full);
         return add_layers(config, Kind::full, 0, full);
     }
     if (const std::int64_t chunk = fields.count({"attention_chunk_size"}); chunk > 0) {
@@ -219,7 +244,7 @@ void read_mlp(const Fields& fields, ModelConfig& config) {
     config.experts = fields.count({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
     if (config.experts > 0) {
         config.experts_per_token =
-            fields.required({"num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"});
+            fields.required({"num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"});
         config.expert_width = fields.size({"moe_intermediate_size"}, config.intermediate);
         if (config.expert_width == 0) fields.required({"moe_intermediate_size", "intermediate_size"});
         config.shared_width = fields.count({"shared_expert_intermediate_size"});
@@ -269,6 +294,7 @@ ModelConfig model_config_from_json(const ConfigJson& json) {
     config.vocab = fields.size({"vocab_size", "padded_vocab_size"}, 0);
     if (config.vocab == 0) config.assumed.emplace_back("the file has no vocab_size, so the output layer is left out");
     config.tied = fields.flag("tie_word_embeddings", Fields(json).flag("tie_word_embeddings", false));
+    refuse_unread_layers(fields, config);
     read_heads(fields, config);
     const ConfigJson& types = fields.raw({"layer_types", "layers_block_type"});
     if (types.is_null()) read_layer_pattern(fields, config);

@@ -132,7 +132,7 @@ ModelCost cost_of(const ModelQuestion& q) {
     const auto per_token =
         static_cast<double>(c.kv_rank > 0 ? c.kv_rank + c.rope_dim : c.heads_kv * (c.head_dim + c.head_dim_v));
     for (const LayerGroup& group : c.groups) {
-        if (group.kind == Kind::other) continue;
+        if (group.kind == Kind::other || !c.causal) continue;
         const double token = bytes * per_token * static_cast<double>(group.layers);
         cost.cache_token_bytes += token;
         cost.cache_bytes += token * batch * static_cast<double>(keys_of(group, q.len));

@@ -53,7 +53,7 @@ struct ModelCost {
     double parameters = 0;         ///< of the matrices, and of the embedding
     double weight_bytes = 0;       ///< of all of them
     double cache_token_bytes = 0;  ///< of K and V of one token in all layers, without windows
-    double cache_bytes = 0;        ///< of K and V of the whole batch
+    double cache_bytes = 0;        ///< of K and V of the whole batch; 0 if the model is not causal and keeps none
     std::vector<std::string> assumed;
 };
 
