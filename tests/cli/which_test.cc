@@ -105,6 +105,7 @@ TEST_F(WhichTest, says_when_attention_is_not_the_problem) {
     EXPECT_EQ(file.at("clock").at("host_bound"), true);
     EXPECT_EQ(file.at("clock").at("busy_us"), 600);
     EXPECT_EQ(file.at("gpus").at(0).at("multiprocessors"), 132);
+    EXPECT_NE(file.at("gpus").at(0).at("note").get<std::string>().find("H100 NVL"), std::string::npos);
 }
 
 TEST_F(WhichTest, reads_names_from_a_pipe) {
