@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "advice_text.hpp"
 #include "diagnose/call_inputs.hpp"
+#include "diagnose/device.hpp"
 #include "which_text.hpp"
 
 namespace tessera::cli {
@@ -62,6 +63,7 @@ Json json_of(const Diagnosis& d, const diagnose::Call& stated) {
         if (gpu.capability) row["capability"] = *gpu.capability;
         if (gpu.multiprocessors) row["multiprocessors"] = *gpu.multiprocessors;
         if (gpu.memory_gib) row["memory_gib"] = *gpu.memory_gib;
+        if (const std::string caveat = diagnose::device_of(gpu).caveat; !caveat.empty()) row["note"] = caveat;
         gpus.push_back(row);
     }
     const auto sums = [&](const std::vector<NamedKernel>& kernels) {

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "diagnose/advice.hpp"
 #include "table.hpp"
 
 namespace tessera::cli {
@@ -90,19 +92,44 @@ std::string elsewhere_sentence(const Diagnosis& d) {
     return list.empty() ? text : text + " The GPU's time goes to " + list + ".";
 }
 
-std::string repeats_sentence(const Diagnosis& d) {
+/// The backend that PyTorch takes for a kind's calls if K and V keep their own heads and enable_gqa is set; none if
+/// that can't be known, or if nothing fast takes them.
+std::optional<diagnose::SdpBackend> grouped_backend(const Diagnosis& d, const AttentionKind& kind,
+                                                    const diagnose::Call& stated) {
+    const auto advice = diagnose::advise(d, kind, stated);
+    if (!advice || advice->shape.call.heads_in_batch) return std::nullopt;
+    diagnose::Call call = advice->shape.call;
+    for (diagnose::Operand* operand : {&call.k, &call.v}) {
+        if (!operand->shape || operand->shape->size() != 4) return std::nullopt;
+        (*operand->shape)[1] = kind.repeats.heads_kv;
+        operand->strides = diagnose::packed_strides(*operand->shape);
+    }
+    call.enable_gqa = true;
+    call.enabled = diagnose::Enabled{};
+    const diagnose::Explanation explanation = diagnose::explain(call);
+    if (explanation.raises || explanation.taken == diagnose::SdpBackend::math) return std::nullopt;
+    return explanation.taken;
+}
+
+std::string repeats_sentence(const Diagnosis& d, const diagnose::Call& stated) {
     std::int64_t calls = 0;
-    diagnose::Repeats shown;
+    const AttentionKind* shown = nullptr;
     for (const AttentionKind& kind : d.kinds) {
         calls += kind.repeats.calls;
-        if (kind.repeats.calls > shown.calls) shown = kind.repeats;
+        if (kind.repeats.calls > (shown != nullptr ? shown->repeats.calls : 0)) shown = &kind;
     }
-    if (calls == 0) return "";
-    return fmt::format(
+    if (shown == nullptr) return "";
+    const std::string text = fmt::format(
         " Before {} of the calls, K and V were written {} times over (repeat_interleave or expand made {} heads of "
-        "{}): "
-        "pass them as they are, with enable_gqa=True, which reads each head once.",
-        count_text(calls), shown.times, shown.heads_kv * shown.times, shown.heads_kv);
+        "{}).",
+        count_text(calls), shown->repeats.times, shown->repeats.heads_kv * shown->repeats.times,
+        shown->repeats.heads_kv);
+    if (const auto backend = grouped_backend(d, *shown, stated))
+        return text + fmt::format(
+                          " By its rules PyTorch takes them as they are, with enable_gqa=True, by {}, which reads "
+                          "each head once.",
+                          name_of(*backend));
+    return text + " That costs memory and time; no fast backend is known to take them as they are here.";
 }
 
 std::string host_sentence(const Diagnosis& d) {
@@ -141,9 +168,10 @@ std::string stall_sentence(const Diagnosis& d) {
 
 }  // namespace
 
-std::string step_sentences(const Diagnosis& d) {
+std::string step_sentences(const Diagnosis& d, const diagnose::Call& stated) {
     if (!d.timed || d.kinds.empty()) return "";
-    return clock_sentence(d) + elsewhere_sentence(d) + stall_sentence(d) + host_sentence(d) + repeats_sentence(d);
+    return clock_sentence(d) + elsewhere_sentence(d) + stall_sentence(d) + host_sentence(d) +
+           repeats_sentence(d, stated);
 }
 
 std::vector<std::pair<std::string, std::string>> step_facts(const AttentionKind& kind) {

@@ -12,7 +12,8 @@
 namespace tessera::cli {
 
 /// Sentences for the paragraph, each with a space before it; empty: nothing about the step is worth a sentence.
-std::string step_sentences(const diagnose::Diagnosis& d);
+/// `stated` holds the facts that options give.
+std::string step_sentences(const diagnose::Diagnosis& d, const diagnose::Call& stated);
 
 /// Lines for the details of a kind: names of facts and their values.
 std::vector<std::pair<std::string, std::string>> step_facts(const diagnose::AttentionKind& kind);

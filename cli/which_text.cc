@@ -310,7 +310,7 @@ std::string paragraph_of(const Diagnosis& d, const diagnose::Call& stated) {
     text += rest;
     text += exactness_sentence(d);
     if (is_cut_off(d)) text += " The file is cut off, and the rest is not counted.";
-    text += step_sentences(d);
+    text += step_sentences(d, stated);
     const AttentionKind& known = best_known(d, *leader.kind);
     const auto advice = diagnose::advise(d, known, stated);
     return advice ? text + advice_sentences(*advice) + device_sentence(d) : text + without_advice(d, known);

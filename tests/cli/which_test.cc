@@ -105,6 +105,17 @@ TEST_F(WhichTest, says_when_attention_is_not_the_problem) {
     EXPECT_EQ(file.at("clock").at("host_bound"), true);
     EXPECT_EQ(file.at("clock").at("busy_us"), 600);
     EXPECT_EQ(file.at("gpus").at(0).at("multiprocessors"), 132);
+    EXPECT_NE(file.at("gpus").at(0).at("note").get<std::string>().find("H100 NVL"), std::string::npos);
+}
+
+/// A real trace: transformers repeats K and V when it passes a padding mask, though cuDNN takes both.
+TEST_F(WhichTest, finds_repeated_keys_and_asks_the_rules_what_takes_them_grouped) {
+    const std::string trace = TESSERA_SOURCE_DIR "/tests/diagnose/traces/llama_sdpa_padded.json.gz";
+    const std::string text = in_one_line(run_ok("which " + trace + " --torch 2.11").out);
+    EXPECT_NE(text.find("K and V were written 4 times over"), std::string::npos) << text;
+    EXPECT_NE(text.find("with enable_gqa=True, by cuDNN"), std::string::npos) << text;
+    const std::string without = in_one_line(run_ok("which " + trace + " --torch 2.4").out);
+    EXPECT_EQ(without.find("with enable_gqa=True, by"), std::string::npos) << "2.4 has no enable_gqa";
 }
 
 TEST_F(WhichTest, reads_names_from_a_pipe) {

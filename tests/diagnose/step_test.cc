@@ -132,6 +132,30 @@ TEST(Steps, have_shapes_of_flash_attention_4_and_flex_attention) {
     EXPECT_EQ(d.kinds[1].shapes[0].call.q.shape, (Sizes{2, 16, 256, 64}));
 }
 
+/// A GEMM of attention by hand gives batch x heads as one number, and no mask: the advice says what it took them for.
+TEST(Steps, list_what_was_assumed_beside_what_was_read) {
+    TraceText trace;
+    const auto inputs = [](const char* dims) {
+        return fmt::format(R"("Input Dims":{},"Input type":["c10::BFloat16","c10::BFloat16"])", dims);
+    };
+    trace.op("aten::bmm", 0, 20, inputs("[[32,512,64],[32,64,512]]")).kernel(kGemm, 10, 5);
+    trace.op("aten::_softmax", 30, 40, inputs("[[32,512,512],[]]")).kernel(kSoftmax, 10, 35);
+    trace.op("aten::bmm", 50, 60, inputs("[[32,512,512],[32,512,64]]")).kernel(kGemm, 10, 55);
+    const Diagnosis d = diagnosis_of(trace);
+    ASSERT_EQ(d.kinds.size(), 1U);
+    ASSERT_EQ(d.kinds[0].reading.family, Family::eager);
+    ASSERT_EQ(d.kinds[0].shapes.size(), 1U);
+    EXPECT_EQ(text_of(d.kinds[0].shapes[0].call), "batch x heads 32, len 512, head_dim 64, bf16");
+    Call stated;
+    stated.torch = Version{2, 11, 0};
+    const auto advice = advise(d, d.kinds[0], stated);
+    ASSERT_TRUE(advice);
+    std::string assumed;
+    for (const std::string& text : advice->explanation.assumed) assumed += text + "; ";
+    EXPECT_NE(assumed.find("batch 1: the trace gives batch x heads as one number, 32"), std::string::npos) << assumed;
+    EXPECT_NE(assumed.find("no mask"), std::string::npos) << assumed;
+}
+
 /// One kernel's words are not printed for a group whose other names lack them.
 TEST(Steps, print_evidence_of_a_part_of_the_names_as_that) {
     TraceText trace;

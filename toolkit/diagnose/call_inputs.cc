@@ -182,11 +182,13 @@ std::optional<RepeatedHeads> repeat_of_inputs(std::string_view op, const std::st
     if (!json.is_object()) return std::nullopt;
     const auto shape = sizes_at(json.value("dims", Json()), 0);
     const Json scalars = json.value("scalars", Json());
-    if (!shape) return std::nullopt;
+    constexpr std::int64_t kMostHeads = 1 << 20;  // products of sizes stay in 64 bits
+    constexpr std::int64_t kMostTimes = 1024;
+    if (!shape || shape->size() < 4 || (*shape)[0] > INT32_MAX || (*shape)[1] > kMostHeads) return std::nullopt;
     if (op == "aten::repeat_interleave") {
         const auto times = real(text_at(scalars, 1));
         const std::string dim = text_at(scalars, 2);
-        if (shape->size() != 4 || !times || *times < 2 || *times > 1024 || (dim != "1" && dim != "-3"))
+        if (shape->size() != 4 || !times || *times < 2 || *times > kMostTimes || (dim != "1" && dim != "-3"))
             return std::nullopt;
         return RepeatedHeads{(*shape)[0], (*shape)[1], static_cast<std::int64_t>(*times), (*shape)[2], (*shape)[3]};
     }
@@ -195,7 +197,7 @@ std::optional<RepeatedHeads> repeat_of_inputs(std::string_view op, const std::st
     const Json sizes = Json::parse(list.substr(0, list.rfind(']') + 1), nullptr, false);
     if (!sizes.is_array() || sizes.size() != 5 || !sizes[2].is_number_integer()) return std::nullopt;
     const auto times = sizes[2].get<std::int64_t>();
-    if (times < 2) return std::nullopt;
+    if (times < 2 || times > kMostTimes) return std::nullopt;
     return RepeatedHeads{(*shape)[0], (*shape)[1], times, (*shape)[3], (*shape)[4]};
 }
 

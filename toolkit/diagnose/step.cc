@@ -2,6 +2,7 @@
 #include "diagnose/step.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace tessera::diagnose {
@@ -37,7 +38,7 @@ StepClock clock_of(const Trace& trace, const std::vector<bool>& in_attention) {
     double end = 0;
     for (std::size_t i = 0; i < trace.runs.size(); ++i) {
         const KernelRun& run = trace.runs[i];
-        if (run.count != 1) return {};  // a sum has no place in time
+        if (run.count != 1 || !std::isfinite(run.start_us)) return {};  // a sum has no place in time
         all.emplace_back(run.start_us, run.start_us + run.us);
         end = std::max(end, run.start_us + run.us);
         if (in_attention[i]) attention.push_back(all.back());
