@@ -65,7 +65,7 @@ std::vector<MatrixStep> steps_of(const Problem& p, Pass pass, double e, double m
 }
 
 /// A batch as PyTorch's operators take it: sequences padded to the longest, a head of keys for each head of queries.
-Problem padded(const Problem& of_call) {
+Problem padded_batch(const Problem& of_call) {
     Problem p = of_call;
     p.ragged = false;
     p.total_q = p.total_kv = 0;
@@ -94,7 +94,7 @@ schedule::Cost visible_cost(const Problem& problem, Pass pass, const PredictOpti
 
 void predict_operators(const Problem& of_call, Baseline baseline, const Machine& machine, const PredictOptions& options,
                        Prediction& out) {
-    const Problem p = padded(of_call);
+    const Problem p = padded_batch(of_call);
     const bool math = baseline == Baseline::math;
     const Operators& c = math ? kMath : kEager;
     const bool widens = math && size_of(p.dtype) <= 2;
@@ -150,7 +150,7 @@ void predict_operators(const Problem& of_call, Baseline baseline, const Machine&
 /// memory-efficient has no heads that share keys, no window and no ragged batch: PyTorch repeats K and V, reads a mask
 /// of all pairs, and pads.
 void predict_efficient(const Problem& of_call, const Machine& machine, const PredictOptions& options, Prediction& out) {
-    Problem p = padded(of_call);
+    Problem p = padded_batch(of_call);
     const bool mask_matrix =
         of_call.ragged || of_call.mask.window_left != unbounded || of_call.mask.window_right != unbounded;
     if (mask_matrix) p.mask = {};
@@ -228,7 +228,7 @@ std::optional<std::string> refusal(const Problem& problem, Baseline baseline, Pa
     if (baseline != Baseline::efficient) return std::nullopt;
     PredictOptions own;
     own.by = kEfficient;
-    return tessera::refusal(padded(problem), Schedule::fa2, pass, machine, own);
+    return tessera::refusal(padded_batch(problem), Schedule::fa2, pass, machine, own);
 }
 
 Prediction predict(const Problem& problem, Baseline baseline, Pass pass, const Machine& machine,
