@@ -236,7 +236,7 @@ void execute(const RooflineOptions& options, const Session& session) {
     if (!options.tile.empty()) return show_tile(options, machine, session);
     expect_drawable(options);
     const measure::SweepQuestion question{machine, options.schedule_list(), options.passes(),
-                                          options.predict_options(machine)};
+                                          options.predict_options(machine), options.baseline_kind()};
     options.attention_fraction();  // an error must come before the work
     std::vector<measure::SweepRow> rows;
     Reasons reasons;

@@ -32,8 +32,14 @@ std::string kernels_text(std::span<const SweepRow> rows) {
         if (!cell.known()) continue;
         const model::Prediction& p = cell.passes.front();
         text += fmt::format("{}{} of {}", text.empty() ? "" : ", ", name_of(cell.schedule), p.by);
-        if (cell.schedule == Schedule::standard && p.by == "tessera" && others)
-            text += " (win counts from it; S in fp32)";
+        if (cell.schedule == Schedule::standard && p.by == "tessera" && others) text += " (S in fp32)";
+        const bool backward = std::any_of(cell.passes.begin(), cell.passes.end(),
+                                          [](const auto& pass) { return pass.pass == Pass::backward; });
+        if (cell.schedule == Schedule::fa1 && backward)
+            text += " (its backward is tessera's own and slow: not FlashAttention-1's)";
+        if (p.fitted_on.find("published") != std::string::npos)
+            text += p.by == "flash-attention" ? " (FlashAttention-4, by others' tables: never run here)"
+                                              : " (by others' tables: never run here)";
         if (p.fitted_on.empty()) text += " (with the constants of a related kernel)";
     }
     return text;
@@ -78,6 +84,30 @@ std::vector<std::string> error_texts(std::span<const SweepRow> rows, const model
     for (const Run& run : runs)
         texts.push_back(runs.size() == 1 ? run.text : rows_text(*run.first, *run.last) + ": " + run.text);
     return texts;
+}
+
+/// What the wins are counted from, with its time if there is one row, and the reasons of missing ones.
+std::string baseline_text(std::span<const SweepRow> rows) {
+    const SweepRow& first = rows.front();
+    const measure::SweepBaseline& baseline = first.baseline;
+    std::string text = "over " + model::title_of(baseline.kind, first.problem);
+    if (baseline.cell.known()) {
+        double error = 0;
+        for (const SweepRow& row : rows)
+            if (row.baseline.cell.known()) error = std::max(error, row.baseline.cell.longest().error);
+        text += rows.size() == 1 ? fmt::format(": {} +-{:.0f} %", milliseconds_text(baseline.cell.ms()), 100 * error)
+                                 : fmt::format(" ({}), +-{:.0f} % at most", model::name_of(baseline.kind), 100 * error);
+    }
+    std::vector<std::string> reasons;
+    for (const SweepRow* row : {&first, &rows.back()}) {
+        for (const SweepCell& cell : row->cells) {
+            const auto reason = cell.known() ? row->no_win(cell) : std::nullopt;
+            if (reason && std::find(reasons.begin(), reasons.end(), *reason) == reasons.end())
+                reasons.push_back(*reason);
+        }
+    }
+    for (const std::string& reason : reasons) text += "; no number: " + reason;
+    return text;
 }
 
 /// Costs that the predicted times leave out, per kernel if that differs.
@@ -127,7 +157,8 @@ std::string heading_text(const model::Machine& machine, std::span<const SweepRow
                                machine.peak_tflops(shown.dtype), machine.dram_gbs.value)},
         {"problem", problem},
         {"pass", passes},
-        {"kernels", kernels_text(rows)}};
+        {"kernels", kernels_text(rows)},
+        {"win", baseline_text(rows)}};
     for (const SweepCell& cell : rows.front().cells) {
         if (!cell.known()) facts.emplace_back("no " + std::string(name_of(cell.schedule)), cell.refusal);
     }

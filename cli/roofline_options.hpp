@@ -18,6 +18,7 @@ struct RooflineOptions {
     std::string schedules = "all";
     PassOptions pass;
     std::string by = "published";
+    std::string baseline = "pytorch";
     std::string threads;
     std::string tokens;
     std::string svg;
@@ -39,6 +40,8 @@ struct RooflineOptions {
     std::vector<Schedule> schedule_list() const;
     std::vector<Pass> passes() const;
     model::PredictOptions predict_options(const model::Machine& machine) const;
+    /// Returns what a win is counted from; nothing: what PyTorch runs without FlashAttention.
+    std::optional<model::Baseline> baseline_kind() const;
     /// Returns the tile of --tile, if given.
     std::optional<Tile> own_tile() const;
     /// Returns the fraction of attention, if --amdahl is given.

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "measure/accuracy.hpp"
+#include "measure/coverage.hpp"
 #include "measure/record.hpp"
 #include "report.hpp"
 #include "table.hpp"
@@ -19,6 +20,9 @@ using measure::SweepRow;
 /// Formats a speedup; 0: unknown.
 std::string win_text(double win) { return win > 0 ? fmt::format("{:.2f}x", win) : "-"; }
 
+/// Formats TFLOP/s with three digits and without powers of ten.
+std::string rate_text(double rate) { return rate < 1000 ? fmt::format("{:.3g}", rate) : fmt::format("{:.0f}", rate); }
+
 std::string model_text(double win, double fraction) {
     return win_text(win > 0 ? measure::amdahl_speedup(fraction, win) : 0);
 }
@@ -29,6 +33,11 @@ std::string bound_text(const model::Prediction& p) { return fmt::format("{} {:.0
 std::string range_text(const Range& range) {
     return range.end == 0 ? fmt::format("from {} on", count_text(range.begin))
                           : fmt::format("from {} to {}", count_text(range.begin), count_text(range.end - 1));
+}
+
+/// Is the baseline none of the schedules that the table has anyway?
+bool shows_baseline(const SweepRow& row) {
+    return row.baseline.kind != model::Baseline::standard || row.of(Schedule::standard) == nullptr;
 }
 
 /// Says of which peak rate the column "tensor" is the share: mma.sync, which some kernels use, has a lower one.
@@ -64,6 +73,8 @@ std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> f
     std::vector<Column> columns{{"len", Align::right}};
     if (show_batch) columns.push_back({"batch", Align::right});
     for (const SweepCell& cell : rows.front().cells) columns.push_back({name_of(cell.schedule), Align::right});
+    const bool with_baseline = shows_baseline(rows.front());
+    if (with_baseline) columns.push_back({model::name_of(rows.front().baseline.kind), Align::right});
     for (const char* title : {"TFLOP/s", "win"}) columns.push_back({title, Align::right});
     if (fraction) columns.push_back({"model", Align::right});
     columns.push_back({"bound of the best"});
@@ -72,11 +83,14 @@ std::string lengths_text(std::span<const SweepRow> rows, std::optional<double> f
         std::vector<std::string> cells{square ? count_text(row.problem.len_kv)
                                               : fmt::format("{} x {}", row.problem.len_q, row.problem.len_kv)};
         if (show_batch) cells.push_back(count_text(row.problem.batch));
-        for (const SweepCell& cell : row.cells)
+        const auto add_time = [&](const SweepCell& cell) {
             cells.push_back(!cell.known() ? "-" : !cell.fits ? "no memory" : milliseconds_text(cell.ms()));
+        };
+        for (const SweepCell& cell : row.cells) add_time(cell);
+        if (with_baseline) add_time(row.baseline.cell);
         const SweepCell* best = row.best();
         const double win = row.win(best);
-        cells.push_back(best != nullptr ? fmt::format("{:.3g}", best->tflops()) : "-");
+        cells.push_back(best != nullptr ? rate_text(best->tflops()) : "-");
         cells.push_back(win_text(win));
         if (fraction) cells.push_back(model_text(win, *fraction));
         cells.push_back(best != nullptr ? fmt::format("{}: {}", name_of(best->schedule), bound_text(best->longest()))
@@ -108,8 +122,8 @@ std::string schedules_text(const SweepRow& row, const model::Machine& machine, s
         if (!cell.known()) continue;
         const model::Prediction& p = cell.longest();
         const double win = row.win(&cell);
-        std::vector<std::string> cells{name_of(cell.schedule), milliseconds_text(cell.ms()),
-                                       fmt::format("{:.3g}", cell.tflops()), win_text(win)};
+        std::vector<std::string> cells{name_of(cell.schedule), milliseconds_text(cell.ms()), rate_text(cell.tflops()),
+                                       win_text(win)};
         if (fraction) cells.push_back(model_text(win, *fraction));
         for (const auto& [title, name] : roofs) {
             const auto roof = std::find_if(p.roofs.begin(), p.roofs.end(),
@@ -126,6 +140,15 @@ std::string schedules_text(const SweepRow& row, const model::Machine& machine, s
             where += fmt::format("{}{} {:.0f} %", where.empty() ? "" : ", ", part.name, percent);
         }
         parts += facts_text({{fmt::format("{:<8}", name_of(cell.schedule)), where}}, width);
+    }
+    if (const SweepCell& cell = row.baseline.cell; cell.known() && shows_baseline(row)) {
+        std::vector<std::string> cells{model::name_of(row.baseline.kind), milliseconds_text(cell.ms()),
+                                       rate_text(cell.tflops()), cell.fits ? "1.00x" : "-"};
+        if (fraction) cells.emplace_back("-");
+        cells.insert(cells.end(), roofs.size(), "-");
+        cells.push_back(bytes_text(static_cast<double>(cell.longest().memory.total())));
+        cells.push_back(cell.fits ? cell.longest().bound : cell.longest().bound + "; does not fit");
+        table.add(cells);
     }
     const std::string tensor = gpu ? tensor_text(row, machine) : "";
     return table.text(width) + (tensor.empty() ? "" : facts_text({{"column tensor:", tensor}}, width)) +
@@ -207,6 +230,24 @@ std::string groups_text(const std::vector<measure::Accuracy>& groups, const char
     return text;
 }
 
+/// Formats how many rows lie inside of error bars, a line for each group.
+std::string coverage_text(const std::vector<measure::Coverage>& groups, const char* what, int width) {
+    Table table({{what}, {"rows", Align::right}, {"inside", Align::right}});
+    for (const measure::Coverage& one : groups) {
+        if (one.rows == 0) continue;
+        table.add({one.of.empty() ? "all" : one.of, count_text(one.rows),
+                   fmt::format("{:.0f} %", 100.0 * one.inside / one.rows)});
+    }
+    return table.text(width);
+}
+
+Json coverage_json(const std::vector<measure::Coverage>& groups) {
+    Json list = Json::array();
+    for (const measure::Coverage& one : groups)
+        list.push_back({{"of", one.of.empty() ? "all" : one.of}, {"rows", one.rows}, {"inside", one.inside}});
+    return list;
+}
+
 Json groups_json(const std::vector<measure::Accuracy>& groups, const char* what) {
     Json list = Json::array();
     for (const measure::Accuracy& a : groups) {
@@ -243,6 +284,12 @@ std::string accuracy_text(const measure::Comparisons& comparisons, int width) {
     if (!fitted.rows.empty())
         text += "Fitted: rows that the constants were fitted on\n" +
                 groups_text(measure::summarise(fitted), "kernels", width);
+    if (const auto stated = measure::stated_coverage(comparisons); !stated.empty())
+        text += "\nError bars: rows of the second table inside of their predictions' bars\n\n" +
+                coverage_text(stated, "device", width);
+    if (const auto tables = measure::leave_one_table_out(comparisons); tables.size() > 1)
+        text += "\nCards that nobody measured: tables inside of the bars that the others make\n\n" +
+                coverage_text(tables, "table", width) + "\n";
     for (const auto& [reason, count] : comparisons.left_out) {
         for (const std::string& line :
              wrapped(fmt::format("left out: {} ({})", reason, count), static_cast<std::size_t>(width)))
@@ -297,14 +344,27 @@ Json json_of(const SweepRow& row, std::optional<double> fraction) {
             entry["tflops"] = cell.tflops();
             if (const double win = row.win(&cell); win > 0) {
                 entry["win"] = win;
+                entry["win_error"] = row.win_error(cell);
                 if (fraction) entry["model_win"] = measure::amdahl_speedup(*fraction, win);
             }
+            if (const auto reason = row.no_win(cell)) entry["no_win"] = *reason;
             entry["passes"] = Json::array();
             for (const auto& pass : cell.passes) entry["passes"].push_back(json_of(pass));
         }
         schedules.push_back(entry);
     }
-    return {{"problem", json_of(row.problem)}, {"schedules", schedules}};
+    const SweepCell& cell = row.baseline.cell;
+    Json baseline{{"name", model::name_of(row.baseline.kind)},
+                  {"title", model::title_of(row.baseline.kind, row.problem)}};
+    if (cell.known()) {
+        baseline["ms"] = cell.ms();
+        baseline["error"] = cell.longest().error;
+        baseline["fits"] = cell.fits;
+        baseline["not_modelled"] = cell.longest().not_modelled;
+    } else {
+        baseline["refusal"] = cell.refusal;
+    }
+    return {{"problem", json_of(row.problem)}, {"schedules", schedules}, {"baseline", baseline}};
 }
 
 Json json_of(const measure::Comparisons& comparisons) {
@@ -317,10 +377,13 @@ Json json_of(const measure::Comparisons& comparisons) {
         record["kind"] = row.kind;
         record["held_out"] = row.held_out;
         record["blind"] = row.blind;
+        record["error_bar"] = row.prediction.error;
         rows.push_back(record);
     }
     return {{"held_out", groups_json(measure::summarise_held_out(comparisons), "kind")},
             {"fitted", groups_json(measure::summarise(fitted), "kernels")},
+            {"error_bars", coverage_json(measure::stated_coverage(comparisons))},
+            {"leave_one_table_out", coverage_json(measure::leave_one_table_out(comparisons))},
             {"rows", rows},
             {"left_out", comparisons.left_out}};
 }

@@ -102,7 +102,8 @@ def print_table(rows):
 
 
 def main():
-    rows = [row for row in json.load(sys.stdin)["rows"] if row["held_out"] and row["device"] == "NVIDIA H200"]
+    rows = [row for row in json.load(sys.stdin)["rows"] if row["held_out"] and row["device"] == "NVIDIA H200"
+            and "source" not in row["versions"] and row["by"] not in ("math", "memory-efficient")]  # of others, PyTorch
     for row in rows:
         if row["kind"] == "decode" and row["len_q"] > 1:
             row["kind"] = "few queries"

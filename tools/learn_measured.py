@@ -66,7 +66,8 @@ def win():
 def held_out():
     """Prints the number of rows, the median and mean error, and the share of rows that are off by 15 % at most."""
     kept = [row for row in json.load(sys.stdin)["rows"]
-            if row["device"] == "NVIDIA H200" and row["held_out"] and not row["blind"]]
+            if row["device"] == "NVIDIA H200" and row["held_out"] and not row["blind"]
+            and "source" not in row["versions"] and row["by"] not in ("math", "memory-efficient")]  # of others, PyTorch
     groups = {
         "all": lambda row: True,
         "without standard and fa1": lambda row: row["schedule"] not in ("standard", "fa1"),

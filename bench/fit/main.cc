@@ -82,7 +82,8 @@ struct Asked {
     std::string write;
     bool cpu = false;
     bool host = false;
-    bool all = false;  ///< print every row of a host, not only those that are far off
+    std::string device = "h200";  ///< the fit's GPUs: a name, or several with commas
+    bool all = false;             ///< print every row of a host, not only those that are far off
     std::vector<Row> rows;
 
     bool may_move(std::string_view name) const {
@@ -110,7 +111,7 @@ void fit_gpu(const Asked& asked) {
         const std::string name =
             fmt::format("{} {} {}{}", family.by, tessera::name_of(family.schedule), tessera::name_of(family.pass),
                         family.over_dim > 0 ? fmt::format(" over {}", family.over_dim) : "") +
-            (family.few_queries ? " few" : "");
+            (family.few_queries ? " few" : "") + (family.tcgen05 ? " tcgen05" : "");
         if (!asked.wants(name)) continue;
         std::vector<const Row*> rows;
         for (const Row& row : asked.rows) {
@@ -248,7 +249,10 @@ void read(const std::string& path, Asked& asked) {
     const std::vector<measure::Record> records = measure::read_records(path);
     for (measure::Comparison& row : measure::compare(records).rows) {
         const auto machine = machine_of(path, row.record);
-        const bool wanted = machine && (asked.cpu ? machine->kind == model::MachineKind::cpu : machine->name == "h200");
+        const bool wanted =
+            machine && (asked.cpu ? machine->kind == model::MachineKind::cpu
+                                  : fmt::format(",{},", asked.device).find(fmt::format(",{},", machine->name)) !=
+                                        std::string::npos);
         if (!wanted) continue;
         Problem problem = measure::problem_of(row.record);
         asked.rows.push_back({std::move(row), problem, *machine});
@@ -264,6 +268,7 @@ int run(int argc, char** argv) {
         else if (argument == "--free" && i + 1 < argc) asked.free = argv[++i];
         else if (argument == "--write" && i + 1 < argc) asked.write = argv[++i];
         else if (argument == "--probe" && i + 1 < argc) return probe(argv[i + 1]), 0;
+        else if (argument == "--device" && i + 1 < argc) asked.device = argv[++i];
         else if (argument == "--all") asked.all = true;
         else if (argument == "--cpu") asked.cpu = true;
         else if (argument == "--host") asked.cpu = asked.host = true;

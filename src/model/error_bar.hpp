@@ -18,7 +18,7 @@ std::string kind_of(const Problem& problem);
 bool is_short(const Prediction& prediction);
 
 /// The measurements of a GPU that no constant was fitted on.
-enum class Rows { many, some, of_prefill, none };
+enum class Rows { many, some, published, none };
 Rows rows_of(const Machine& machine);
 
 /// Prediction::error of a GPU's or a CPU's prediction.

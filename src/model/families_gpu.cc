@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The families of kernels on GPUs with their constants, which `bench/fit` refits: fit_model, bench/fit/main.cc.
-#include "model/family.hpp"
+#include <vector>
+
+#include "model/families.hpp"
 
 namespace tessera::model {
 namespace {
@@ -328,6 +330,13 @@ constexpr Family kFamilies[] = {
 
 }  // namespace
 
-std::span<const Family> gpu_families() { return kFamilies; }
+std::span<const Family> gpu_families() {
+    static const std::vector<Family> all = [] {
+        std::vector<Family> list(std::begin(kFamilies), std::end(kFamilies));
+        for (const Family& family : card_families()) list.push_back(family);
+        return list;
+    }();
+    return all;
+}
 
 }  // namespace tessera::model

@@ -51,6 +51,12 @@ constexpr TileRow kFlash3Backward[] = {{64, {128, 128}, {128, 128}},
 constexpr TileRow kFlash2Backward[] = {
     {64, {128, 128}, {128, 128}}, {128, {64, 128}, {64, 128}}, {256, {64, 64}, {64, 64}}};
 constexpr TileRow kFlash2BackwardSmall[] = {{64, {64, 128}, {64, 128}}, {256, {64, 64}, {64, 64}}};
+// PyTorch, aten/src/ATen/native/transformers/cuda/mem_eff_attention
+constexpr TileRow kEfficientTiles[] = {{64, {64, 64}, {64, 64}}, {256, {64, 128}, {64, 128}}};
+constexpr TileRow kEfficientBackward[] = {{64, {64, 64}, {64, 64}}, {256, {128, 64}, {128, 64}}};
+// Two tiles of 128 queries in a thread block: FlashAttention-4 (flash_attn/cute/flash_fwd_sm100.py), and cuDNN.
+constexpr Tile kTcgen05{256, 128};
+constexpr Tile kTcgen05Backward{128, 128};
 constexpr TileRow kCudnn[] = {{128, {128, 128}, {128, 128}}, {256, {128, 64}, {128, 64}}};
 
 /// Padded head_dims of a list of compiled shapes, ascending.
@@ -90,6 +96,7 @@ std::vector<std::int64_t> our_sizes(const Family& family) {
 }
 
 std::vector<std::int64_t> their_sizes(const Family& family) {
+    if (std::string_view(family.by) == kEfficient) return {32, 64, 96, 128, 160, 192, 224, 256};
     if (family.schedule == Schedule::fa2) return {32, 64, 96, 128, 192, 256};
     return {64, 96, 128, 192, 256};
 }
@@ -104,6 +111,8 @@ bool is_small(const Machine& machine) { return machine.shared_kib < 128; }
 bool holds_two_of_256(const Machine& machine) { return machine.shared_kib > 192; }
 
 }  // namespace
+
+bool has_tcgen05(const Machine& machine) { return machine.capability >= 10 && machine.capability < 12; }
 
 bool is_ours(const Family& family) { return std::string_view(family.by) == "tessera"; }
 
@@ -135,7 +144,7 @@ const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {
     const Family* found = nullptr;
     for (const Family& family : gpu_families()) {
         if (family.schedule != schedule || family.pass != pass || (!by.empty() && by != family.by)) continue;
-        if (family.over_dim > 0 || family.few_queries) continue;
+        if (family.over_dim > 0 || family.few_queries || family.tcgen05) continue;
         if (rank(&family) > rank(found)) found = &family;
     }
     return found;
@@ -145,12 +154,18 @@ const Family& family_for(const Family& family, const Problem& problem, const Mac
                          std::string_view kernel) {
     const auto dim = std::max(problem.head_dim, problem.head_dim_v);
     const bool few = is_ours(family) ? kernel == kDecodeKernel : splits_keys(family, problem, machine);
-    const Family* found = nullptr;
-    for (const Family& f : gpu_families()) {
-        const bool kind = f.schedule == family.schedule && f.pass == family.pass && std::string_view(f.by) == family.by;
-        if (!kind || f.few_queries != few) continue;
-        if (dim > f.over_dim && (found == nullptr || f.over_dim > found->over_dim)) found = &f;
-    }
+    const auto variant = [&](bool tcgen05) {
+        const Family* found = nullptr;
+        for (const Family& f : gpu_families()) {
+            const bool kind =
+                f.schedule == family.schedule && f.pass == family.pass && std::string_view(f.by) == family.by;
+            if (!kind || f.few_queries != few || f.tcgen05 != tcgen05) continue;
+            if (dim > f.over_dim && (found == nullptr || f.over_dim > found->over_dim)) found = &f;
+        }
+        return found;
+    };
+    const Family* found = has_tcgen05(machine) ? variant(true) : nullptr;
+    if (found == nullptr) found = variant(false);
     return found == nullptr ? family : *found;
 }
 
@@ -160,7 +175,30 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
     // flash-attention: README and csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp; cuDNN: support matrix of
     // scaled_dot_product_attention
     if (size_of(problem.dtype) > 2) return std::string(by) + " takes 16-bit inputs";
-    if (problem.sinks && by != "cudnn") return "flash-attention takes no sinks";
+    if (problem.sinks && by != "cudnn") return std::string(by) + " takes no sinks";
+    const auto dim = std::max(problem.head_dim, problem.head_dim_v);
+    if (by == kEfficient) {
+        constexpr std::int64_t kAligned = 8;  // 16 bytes
+        if (limits.capability < 80)
+            return fmt::format("the constants of memory-efficient need compute capability 8.0, {} has {:.1f}",
+                               machine.name, machine.capability.value);
+        if (problem.head_dim % kAligned != 0 || problem.head_dim_v % kAligned != 0)
+            return "memory-efficient needs head_dims that are multiples of 8";
+        return std::nullopt;
+    }
+    if (by == "cudnn" && problem.softcap > 0) return "cudnn takes no softcap";
+    if (by == "cudnn" && family.schedule == Schedule::fa2) {
+        const bool mma_sync = (limits.capability >= 80 && limits.capability < 90) || limits.capability >= 120;
+        if (!mma_sync)
+            return fmt::format(
+                "cudnn has kernels of fa2 on compute capability 8 and 12, of fa3 on 9 and 10, {} has "
+                "{:.1f}",
+                machine.name, machine.capability.value);
+        constexpr std::int64_t kMostBackward = 128;
+        if (family.pass == Pass::backward && dim > kMostBackward)
+            return fmt::format("cudnn's backward takes head_dims up to 128 on {}", machine.name);
+        return std::nullopt;
+    }
     if (family.schedule == Schedule::fa2) {
         if (limits.capability < 80)
             return fmt::format("flash-attention 2 needs compute capability 8.0, {} has {:.1f}", machine.name,
@@ -169,12 +207,14 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
         if (problem.head_dim != problem.head_dim_v) return "flash-attention 2 takes one head_dim for q, k and v";
         return std::nullopt;
     }
-    if (limits.capability != 90)
-        return fmt::format("fa3 needs wgmma: compute capability 9.0, {} has {:.1f}", machine.name,
+    if (limits.capability != 90 && !has_tcgen05(machine))
+        return fmt::format("fa3 needs wgmma or tcgen05: compute capability 9 or 10, {} has {:.1f}", machine.name,
                            machine.capability.value);
+    constexpr std::int64_t kMostOfTcgen05 = 128;
+    if (has_tcgen05(machine) && family.pass == Pass::backward && problem.head_dim_v > kMostOfTcgen05)
+        return fmt::format("no published table has {}'s backward of head_dims over 128 on compute capability 10", by);
     if (by == "flash-attention" && (problem.bias || problem.alibi || problem.dropout.probability > 0))
-        return "flash-attention 3 takes no bias, ALiBi or dropout";
-    if (by == "cudnn" && problem.softcap > 0) return "cudnn takes no softcap";
+        return "flash-attention 3 and 4 take no bias, ALiBi or dropout";
     return std::nullopt;
 }
 
@@ -182,6 +222,10 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
     const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
     const bool cut = !problem.mask.trivial();
     if (is_ours(family)) return entry_of(family).tile_of(problem);
+    if (std::string_view(family.by) == kEfficient)
+        return family.pass == Pass::forward ? choose(kEfficientTiles, dim, cut) : choose(kEfficientBackward, dim, cut);
+    if (family.tcgen05 && family.pass == Pass::backward) return kTcgen05Backward;
+    if (family.tcgen05 && !family.few_queries) return kTcgen05;
     if (family.pass == Pass::backward) {
         if (family.schedule == Schedule::fa3 && !(std::string_view(family.by) == "cudnn"))
             return choose(kFlash3Backward, dim, cut);
@@ -211,7 +255,7 @@ int blocks_at_a_time(const Family& family, const Problem& problem, const Machine
 
 bool splits_keys(const Family& family, const Problem& problem, const Machine& machine) {
     constexpr std::int64_t kFewQueries = 16;  // up to this many queries cuDNN splits
-    if (is_ours(family) || family.pass != Pass::forward) return false;
+    if (is_ours(family) || family.pass != Pass::forward || std::string_view(family.by) == kEfficient) return false;
     if (std::string_view(family.by) == "cudnn") return problem.len_q <= kFewQueries;
     return family.schedule == Schedule::fa2 && flash2_splits(problem, machine) > 1;
 }

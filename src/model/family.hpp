@@ -81,7 +81,14 @@ struct Family {
     bool masks_windows = false;  ///< under a window, every tile goes through the mask
     std::int64_t over_dim = 0;   ///< for head_dims over this, if a schedule has two kinds of kernel
     bool few_queries = false;    ///< for calls whose keys are split (splits_keys); tessera's: cuda.decode.forward
+    bool tcgen05 = false;        ///< for GPUs of compute capability 10, whose MMA instruction is tcgen05
 };
+
+/// The library of PyTorch's memory-efficient kernels, and what tessera/predict.hpp calls it.
+inline constexpr std::string_view kEfficient = "memory-efficient";
+
+/// Does the GPU have tcgen05, the MMA instruction of compute capability 10?
+bool has_tcgen05(const Machine& machine);
 
 std::span<const Family> gpu_families();
 

@@ -24,7 +24,10 @@ void add_roofs(Gpu& gpu) {
     const double flop = machine.gemm_flop(gpu.q.problem.dtype, gpu.family.warp_wide);
     gpu.account.roof("tensor", static_cast<double>(work.flop) / (flop * per_ms));
     gpu.account.roof("exp unit", static_cast<double>(work.exps) / (machine.exp_rate * per_ms));
-    gpu.account.roof("shared memory", static_cast<double>(work.bytes.shared) / (machine.shared_bytes * per_ms));
+    // An MMA of tcgen05 has 128 rows where wgmma has 64, so that it reads its second operand half as often.
+    const double readers = gpu.family.tcgen05 ? 0.5 : 1;
+    gpu.account.roof("shared memory",
+                     readers * static_cast<double>(work.bytes.shared) / (machine.shared_bytes * per_ms));
     gpu.account.roof("L2", static_cast<double>(work.bytes.l2) / (machine.l2_bytes * per_ms));
     gpu.account.roof("DRAM", static_cast<double>(work.bytes.dram) / (machine.dram_gbs * 1e6));
     gpu.account.roof("launch", gpu.launches() * machine.launch_us * 1e-3);

@@ -35,6 +35,7 @@ double Machine::peak_tflops(DType dtype) const {
 std::span<const Machine> machines() {
     static const std::vector<Machine> all = [] {
         std::vector<Machine> list = model::gpu_machines();
+        model::add_cards(list);
         for (Machine& cpu : model::cpu_machines()) list.push_back(std::move(cpu));
         return list;
     }();
@@ -54,12 +55,20 @@ const Machine* machine_of_device(std::string_view device) {
         const char* name;
     };
     constexpr Known kKnown[] = {
+        {"GH200", "gh200"},
         {"H200", "h200"},
+        {"H20", "h20"},
         {"H100 PCIe", "h100-pcie"},
         {"H100", "h100"},
         {"A100-SXM4-40GB", "a100-40"},
         {"A100-PCIE-40GB", "a100-40"},
+        {"A100 80GB PCIe", "a100-pcie"},
         {"A100", "a100"},
+        {"A800", "a800"},
+        {"RTX A6000", "a6000"},
+        {"L40S", "l40s"},
+        {"RTX PRO 6000", "rtxpro6000"},
+        {"RTX 5090", "rtx5090"},
         {"A10", "a10"},
         {"RTX A5000", "rtxa5000"},
         {"L4", "l4"},
@@ -67,7 +76,10 @@ const Machine* machine_of_device(std::string_view device) {
         {"RTX 4090", "rtx4090"},
         {"V100", "v100"},
         {"T4", "t4"},
+        {"GB200", "gb200"},
+        {"GB300", "gb300"},
         {"B200", "b200"},
+        {"B300", "b300"},
     };
     if (const char* host = model::name_of_host(device)) return find_machine(host);
     if (device.starts_with("AMD ") || device.starts_with("Intel")) return nullptr;  // "AMD A10-7850K" is no NVIDIA A10

@@ -9,6 +9,10 @@
 namespace tessera::model {
 
 std::vector<Machine> gpu_machines();
+
+/// Appends GPUs that share their chip or generation with one of the list.
+void add_cards(std::vector<Machine>& list);
+
 std::vector<Machine> cpu_machines();
 
 /// The name of the machine in cpu_machines() that this host is, or null. `host` is the text of measure::text_of(Host):

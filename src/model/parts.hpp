@@ -77,6 +77,9 @@ class Account {
     bool worksheet_;
 };
 
+/// The features of a Problem whose cost is not modelled, such as "softcap, dropout"; empty: none.
+std::string not_modelled(const Problem& problem, bool knows_dropout);
+
 /// Does the prediction include the time of drawing dropout's mask?
 bool gpu_knows_dropout(const Question& question);
 bool cpu_knows_dropout(const Question& question);

@@ -36,7 +36,8 @@ std::optional<std::string> refusal_of_tile(const Family& family, const Problem& 
                        tile.block_q, tile.block_kv);
 }
 
-/// The features of a Problem whose cost is not modelled.
+}  // namespace
+
 std::string not_modelled(const Problem& p, bool knows_dropout) {
     std::string text;
     const auto add = [&](const char* name) { text += (text.empty() ? "" : ", ") + std::string(name); };
@@ -46,8 +47,6 @@ std::string not_modelled(const Problem& p, bool knows_dropout) {
     if (p.dropout.probability > 0 && !knows_dropout) add("dropout");
     return text;
 }
-
-}  // namespace
 
 Units units_of(const schedule::Workload& w, bool ends) {
     Units units;

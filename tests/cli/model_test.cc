@@ -36,8 +36,9 @@ TEST_F(ModelCommandsTest, roofline_over_lengths) {
     expect_fits(text);
     for (const char* word : {"standard", "fa1", "fa2", "fa3", "win", "4,096", "faster than standard", "keys fit"})
         expect_says(text, word);
-    expect_says(text, "\n  len  bound of the best\n");  // columns without space continue below, with the lengths again
-    expect_says(run_ok("roofline --tokens 16384 --len 512:2048"), "\n  len  batch  bound of the best\n");
+    expect_says(text,
+                "\n  len    win  bound of the best\n");  // columns without space continue below, with the lengths again
+    expect_says(run_ok("roofline --tokens 16384 --len 512:2048"), "\n  len  batch    win  bound of the best\n");
     const auto rows = run_ok(command + " --json").json().at("rows");
     ASSERT_EQ(rows.size(), 4U);
     double before = 0;
@@ -58,7 +59,7 @@ TEST_F(ModelCommandsTest, roofline_over_lengths) {
 TEST_F(ModelCommandsTest, roofline_of_one_problem) {
     expect_fits(run_ok("roofline --len 4096 --amdahl 0.4"));
     expect_says(run_ok("roofline --len 4096 --pass both"), "forward + backward");
-    expect_says(run_ok("roofline --len 4096"), "standard of tessera (win counts from it; S in fp32)");
+    expect_says(run_ok("roofline --len 4096"), "over SDPA's memory-efficient kernels of PyTorch: ");
     expect_says(run_ok("roofline --len 4096 --schedule standard"), "held-out rows of such calls (");
     expect_error("roofline --device v100 --len 1024", 69, "needs compute capability 8.0, v100 has 7.0");
     expect_says(run_ok("roofline --device a100 --len 1024"), "fa3 needs wgmma");

@@ -114,7 +114,8 @@ TEST_F(OutputsTest, options_without_effect_are_refused) {
         expect_error(fmt::format("roofline --device xeon-16 --by {}", by), 2,
                      "--by: expected tessera: xeon-16 is a CPU");
     run_ok("roofline --device xeon-16 --by tessera --len 64");
-    expect_error("roofline --len 64 --schedule fa3 --amdahl 0.4", 2, "--schedule: expected standard and another");
+    expect_error("roofline --len 64 --baseline fa1", 2, "--baseline: expected");
+    expect_error("roofline --device xeon-16 --len 64 --baseline eager --accuracy", 2, "--accuracy");
     for (const char* command : {"roofline", "plan", "bench", "walk", "gen -o x.safetensors"})
         expect_error(fmt::format("{} --len 8 --len-q 4 --len-kv 2", command), 2, "--len: has no effect beside --len-q");
     expect_error("walk --len 16 --do do", 2, "--do: expected a file with it");

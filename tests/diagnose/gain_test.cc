@@ -49,14 +49,14 @@ TEST(Gain, says_why_there_is_none) {
     Call call = big_call();
     const auto asked = [&](SdpBackend backend) { return gain(call, backend, Pass::forward, {}, {}); };
     EXPECT_EQ("the model has no constants for FA4 kernels", asked(SdpBackend::fa4).missing);
-    call.gpu.name = "NVIDIA A100-SXM4-80GB";
+    call.gpu.name = "NVIDIA A10";
     EXPECT_NE("", asked(SdpBackend::fa3).missing);
     const Gain elsewhere = asked(SdpBackend::flash);
     EXPECT_EQ("", elsewhere.missing);
     ASSERT_FALSE(elsewhere.caveats.empty());
-    EXPECT_NE(std::string::npos, elsewhere.caveats.front().find("not compared with measurements on a100"))
+    EXPECT_NE(std::string::npos, elsewhere.caveats.front().find("not compared with measurements on a10"))
         << elsewhere.caveats.front();
-    EXPECT_GE(elsewhere.error, 0.4) << "a card without rows has a wide bar";
+    EXPECT_GE(elsewhere.error, 0.3) << "a card without rows has a wide bar";
     call.gpu.name = "Imaginary 9000";
     EXPECT_NE(std::string::npos, asked(SdpBackend::flash).missing.find("Imaginary"));
     call = big_call();

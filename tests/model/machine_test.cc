@@ -64,7 +64,7 @@ TEST(Machines, are_found_by_device_names) {
     EXPECT_EQ(name_of("NVIDIA A100-SXM4-80GB"), "a100");
     EXPECT_EQ(name_of("NVIDIA A100-SXM4-40GB"), "a100-40");
     EXPECT_EQ(name_of("NVIDIA A10"), "a10");
-    EXPECT_EQ(name_of("NVIDIA L40S"), "none");
+    EXPECT_EQ(name_of("NVIDIA L40"), "none");
     EXPECT_EQ(name_of("AVX3"), "none");
     EXPECT_EQ(name_of("Intel(R) Xeon(R) Processor (AVX3, AMX, 16 cores, 300 MiB cache)"), "xeon-16");
     EXPECT_EQ(name_of("Intel(R) Xeon(R) Processor (AVX3, 2 cores, 300 MiB cache)"), "none");

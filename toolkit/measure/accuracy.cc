@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "measure/machine_file.hpp"
+#include "model/baseline.hpp"
 #include "model/family.hpp"
 #include "tessera/error.hpp"
 
@@ -67,8 +68,12 @@ DType dtype_of(const std::string& text) {
     throw Error(ErrorCode::bad_data, "dtype", fmt::format("expected fp64, fp32, fp16 or bf16, got \"{}\"", text));
 }
 
-std::optional<Schedule> schedule_of(const Record& record) {
-    if (record.by == "cudnn") return Schedule::fa3;  // asynchronous MMAs, producers and consumers
+std::optional<Schedule> schedule_of(const Record& record, const model::Machine* machine) {
+    if (record.by == "cudnn") {  // fa3: asynchronous MMAs, producers and consumers
+        const bool has_them = machine == nullptr || machine->capability == 9.0 || model::has_tcgen05(*machine);
+        return has_them ? Schedule::fa3 : Schedule::fa2;
+    }
+    if (model::baseline_of_records(record.by)) return Schedule::standard;
     for (const Schedule s : kSchedules) {
         if (record.schedule == name_of(s)) return s;
     }
@@ -76,7 +81,10 @@ std::optional<Schedule> schedule_of(const Record& record) {
 }
 
 /// Returns the library that a Record's `by` belongs to.
-std::string family_of(const std::string& by) { return by == "fa2" || by == "fa3" ? "flash-attention" : by; }
+std::string family_of(const std::string& by, const model::Machine& machine) {
+    const bool fa4 = by == "fa4" && model::has_tcgen05(machine);
+    return by == "fa2" || by == "fa3" || fa4 ? "flash-attention" : by;
+}
 
 std::string file_name(const Record& record) { return record.file.substr(record.file.find_last_of('/') + 1); }
 
@@ -150,7 +158,7 @@ bool is_held_out(const Record& record, const model::Machine& machine) {
     const std::string name = file_name(record);
     const auto is = [&](const char* fitted) { return name.starts_with(fitted); };
     if (is("drawn")) return record.len_kv % 2 == 1;
-    if (is("schedules") || is("probes") || is("decode_fitted")) return false;
+    if (is("fitted") || is("schedules") || is("probes") || is("decode_fitted")) return false;
     if (machine.name != "h200" && machine.name != "xeon-16") return true;
     return !is("forward") && !is("backward") && !is("peers") && !is("seen");
 }
@@ -186,7 +194,8 @@ std::string kernel_of(const Record& record, Schedule schedule) {
 
 /// Returns the reason why a Record cannot be compared, or nothing and its comparison in `result`.
 std::optional<std::string> try_compare(const Record& record, const model::Machine* machine, Comparison& result) {
-    const auto schedule = schedule_of(record);
+    if (machine == nullptr) machine = model::machine_of_device(record.device);
+    const auto schedule = schedule_of(record, machine);
     if (record.what != "measured") return "predictions";
     if (record.pass != "forward" && record.pass != "backward") return "neither forward nor backward";
     if (!schedule) return fmt::format("unknown schedule of {}", record.by);
@@ -197,7 +206,6 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     const bool backward = record.pass == "backward";
     if (backward && record.deterministic && record.by != "tessera")
         return "deterministic backward of a peer: another kernel";
-    if (machine == nullptr) machine = model::machine_of_device(record.device);
     if (machine == nullptr) return fmt::format("the model has no machine for \"{}\"", record.device);
     if (!is_of_kind(record, machine->kind))
         return fmt::format("measured on another kind of machine than {}", machine->name);
@@ -209,24 +217,32 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
         return "delta is summed over all pairs: two GEMMs more than are modelled";
     const Problem problem = problem_of(record);
     const Pass pass = backward ? Pass::backward : Pass::forward;
-    const model::PredictOptions options{.by = family_of(record.by),
+    const auto baseline = model::baseline_of_records(record.by);
+    const model::PredictOptions options{.by = family_of(record.by, *machine),
                                         .threads = record.threads,
                                         .sequences = sequences_of(record),
                                         .kernel = kernel_of(record, *schedule)};
-    if (const auto reason = model::refusal(problem, *schedule, pass, *machine, options)) return reason;
+    const auto reason = baseline ? model::refusal(problem, *baseline, pass, *machine)
+                                 : model::refusal(problem, *schedule, pass, *machine, options);
+    if (reason) return reason;
     result.record = record;
     const bool decode = machine->kind == model::MachineKind::gpu && options.kernel == model::kDecodeKernel;
-    result.kernels = fmt::format("{} {}", options.by,
-                                 decode                 ? "decode"
-                                 : record.by == "cudnn" ? ""
-                                                        : name_of(*schedule));
+    result.kernels =
+        fmt::format("{} {}", options.by,
+                    decode                                                               ? "decode"
+                    : record.by == "cudnn" || record.by == model::kEfficient || baseline ? ""
+                                                                                         : name_of(*schedule));
     if (result.kernels.back() == ' ') result.kernels.pop_back();
     result.kernel = options.kernel;
-    result.prediction = model::predict(problem, *schedule, pass, *machine, options);
+    result.prediction = baseline ? model::predict(problem, *baseline, pass, *machine)
+                                 : model::predict(problem, *schedule, pass, *machine, options);
     if (!result.prediction.not_modelled.empty()) return "features that are not modelled";
     if (had_another_tile(record, result.prediction)) return "measured with another tile than the current kernel's";
     result.predicted_ms = result.prediction.ms;
     result.kind = kind_of(problem);
+    if (baseline || record.by == model::kEfficient) result.device = "PyTorch on " + result.device;
+    else if (machine->name == "h200" && record.versions.contains("source"))
+        result.device = "others on " + result.device;
     result.held_out = is_held_out(record, *machine);
     result.blind = result.held_out && file_name(record).starts_with("blind");
     return std::nullopt;

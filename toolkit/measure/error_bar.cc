@@ -24,22 +24,20 @@ std::string error_bar_text(const Problem& problem, const model::Prediction& pred
     const std::string of =
         fmt::format("such calls ({}, {}{})", kind == "decode" && problem.len_q > 1 ? "2 to 16 queries" : kind,
                     name_of(pass), small ? ", short" : "");
-    const bool has_tcgen05 = machine.capability >= 10 && machine.capability < 12;
-    const char* caveat = has_tcgen05 ? "; kernels made for it (tcgen05) are not in the model" : "";
     const double percent = 100 * prediction.error;
     switch (model::rows_of(machine)) {
         case model::Rows::many:
-            return fmt::format("+-{:.0f} %, which nine of ten held-out rows of {} on an H200 stay within{}", percent,
-                               of, caveat);
+            return fmt::format("+-{:.0f} %, which nine of ten held-out rows of {} on an H200 stay within", percent, of);
         case model::Rows::some:
             return fmt::format("+-{:.0f} %, an H200's for {} and a quarter more, as rows of {} confirm", percent, of,
                                machine.name);
-        case model::Rows::of_prefill:
-            return fmt::format("+-{:.0f} %, for {}: few rows of {} were published{}", percent, of, machine.name,
-                               caveat);
+        case model::Rows::published:
+            return fmt::format("+-{:.0f} %, for {}, by published tables of {} or of its chip", percent, of,
+                               machine.name);
         case model::Rows::none: break;
     }
-    return fmt::format("+-{:.0f} %, for {}: no Records of {} itself exist{}", percent, of, machine.name, caveat);
+    return fmt::format("+-{:.0f} %, for {}, by published tables of other cards: no Records of {} itself exist", percent,
+                       of, machine.name);
 }
 
 }  // namespace tessera::measure

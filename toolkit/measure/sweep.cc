@@ -66,14 +66,47 @@ const SweepCell* SweepRow::of(Schedule schedule) const {
 }
 
 double SweepRow::win(const SweepCell* cell) const {
-    const SweepCell* standard = of(Schedule::standard);
-    if (standard == nullptr || cell == nullptr || !cell->known() || !(cell->ms() > 0)) return 0;
-    if (!standard->fits) return 0;  // no machine could have run it
-    return standard->ms() / cell->ms();
+    if (cell == nullptr || !cell->known() || !(cell->ms() > 0) || no_win(*cell)) return 0;
+    return baseline.cell.ms() / cell->ms();
 }
 
+double SweepRow::win_error(const SweepCell& cell) const {
+    return (1 + cell.longest().error) * (1 + baseline.cell.longest().error) - 1;
+}
+
+std::optional<std::string> SweepRow::no_win(const SweepCell& cell) const {
+    if (!baseline.cell.known()) return baseline.cell.refusal;
+    if (!baseline.cell.fits) return "it does not fit the memory";  // no machine could have run it
+    const auto lacks = [](const SweepCell& one) { return one.longest().not_modelled; };
+    if (const std::string what = lacks(baseline.cell); !what.empty()) return what + " is not in its time";
+    if (cell.known() && !lacks(cell).empty())
+        return fmt::format("{} is not in the time of {}", lacks(cell), name_of(cell.schedule));
+    return std::nullopt;
+}
+
+namespace {
+
+SweepBaseline baseline_of(const Problem& problem, const SweepQuestion& question) {
+    SweepBaseline result{.kind = question.baseline.value_or(model::without_flash(problem, question.machine)),
+                         .cell = {.schedule = Schedule::standard}};
+    SweepCell& cell = result.cell;
+    for (const Pass pass : question.passes) {
+        if (const auto reason = model::refusal(problem, result.kind, pass, question.machine, question.options)) {
+            cell.refusal = *reason;
+            cell.passes.clear();
+            break;
+        }
+        cell.passes.push_back(model::predict(problem, result.kind, pass, question.machine, question.options));
+        const double capacity = question.machine.memory_gib * 1073741824.0;
+        cell.fits = cell.fits && static_cast<double>(cell.passes.back().memory.total()) <= capacity;
+    }
+    return result;
+}
+
+}  // namespace
+
 SweepRow sweep_one(const Problem& problem, const SweepQuestion& question) {
-    SweepRow row{problem, {}};
+    SweepRow row{problem, {}, baseline_of(problem, question)};
     for (const Schedule schedule : question.schedules) {
         SweepCell cell{.schedule = schedule};
         const model::PredictOptions options = options_for(question, schedule);
@@ -93,7 +126,8 @@ SweepRow sweep_one(const Problem& problem, const SweepQuestion& question) {
 }
 
 std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedule, const SweepQuestion& question) {
-    SweepQuestion pair{question.machine, {Schedule::standard, schedule}, question.passes, question.options};
+    SweepQuestion pair{
+        question.machine, {Schedule::standard, schedule}, question.passes, question.options, model::Baseline::standard};
     pair.options.worksheet = false;
     const auto faster = [&](std::int64_t len) {
         const SweepRow row = sweep_one(with_length(problem, len), pair);
@@ -221,9 +255,11 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
             least = std::min(least, intensity / 1.5);
             most = std::max(most, intensity * 1.5);
             lowest = std::min(lowest, cell.tflops() / 1.5);
-            series.points.push_back(
-                {intensity, cell.tflops(),
-                 fmt::format("length {}: {:.4g} ms, {:.3g} TFLOP/s", row.problem.len_kv, cell.ms(), cell.tflops())});
+            const double bar = 1 + cell.longest().error;
+            series.points.push_back({intensity, cell.tflops(),
+                                     fmt::format("length {}: {:.4g} ms, {:.3g} TFLOP/s, +-{:.0f} %", row.problem.len_kv,
+                                                 cell.ms(), cell.tflops(), 100 * (bar - 1)),
+                                     cell.tflops() / bar, cell.tflops() * bar});
         }
         if (series.points.empty()) continue;
         const std::vector<plot::Note> ends = ends_of(rows, s, series.points);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "model/baseline.hpp"
 #include "model/predict.hpp"
 #include "plot/figure.hpp"
 
@@ -27,15 +28,27 @@ struct SweepCell {
     const model::Prediction& longest() const;
 };
 
+/// What a win is counted from, at one length.
+struct SweepBaseline {
+    model::Baseline kind{};
+    SweepCell cell;  ///< its passes, or the reason why there are none
+};
+
 struct SweepRow {
     Problem problem;
     std::vector<SweepCell> cells;  ///< one for each schedule, in the requested order
+    SweepBaseline baseline;
 
     /// Returns the fastest schedule that fits, or null if none is known.
     const SweepCell* best() const;
     const SweepCell* of(Schedule schedule) const;
-    /// Returns the time of standard attention over that of `cell`; 0 if one is unknown, or if standard does not fit.
+    /// Returns the time of the baseline over that of `cell`; 0 if there is none (no_win()).
     double win(const SweepCell* cell) const;
+    /// The error bar of a win: both predictions may be off.
+    double win_error(const SweepCell& cell) const;
+    /// The reason why `cell` has no win, or nothing: the baseline is not known or does not fit, or a cost is missing on
+    /// one side.
+    std::optional<std::string> no_win(const SweepCell& cell) const;
 };
 
 /// The question that a sweep answers.
@@ -44,6 +57,8 @@ struct SweepQuestion {
     std::vector<Schedule> schedules;
     std::vector<Pass> passes;
     model::PredictOptions options{};  ///< `by` "published": the authors' kernels of fa2 and fa3 on GPUs, else tessera's
+    /// What a win is counted from; nothing: what PyTorch runs without FlashAttention (model::without_flash).
+    std::optional<model::Baseline> baseline = model::Baseline::standard;
 };
 
 SweepRow sweep_one(const Problem& problem, const SweepQuestion& question);

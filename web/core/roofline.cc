@@ -56,7 +56,7 @@ Json ask_roofline(const Json& question) {
     app.parse(args);
     const model::Machine machine = cli::machine_of_option(options.device);
     const measure::SweepQuestion asked{machine, options.schedule_list(), options.passes(),
-                                       options.predict_options(machine)};
+                                       options.predict_options(machine), options.baseline_kind()};
     std::vector<measure::SweepRow> rows;
     for (const Problem& problem : options.problems(machine)) rows.push_back(measure::sweep_one(problem, asked));
     Json answer{{"figure", json_of(measure::roofline_figure(machine, rows))},

@@ -90,7 +90,7 @@ export const roofline = {
   ],
   defaults: {device: 'h200', len: '4096', heads: '16', head_dim: '128', causal: 'none', pass: 'forward', schedule: 'fa2', share: '0.4', step: '9'},
   draw(values, say, change) {
-    const args = rooflineArguments(values);
+    const args = [...rooflineArguments(values), '--baseline', 'standard'];
     const all = command(['roofline', ...args, '--len', `${LENGTHS[0]}:${LENGTHS[LENGTHS.length - 1]}`]);
     const extra = ask({ask: 'roofline', args: [...args, '--len', LENGTHS.join(','), '--amdahl', values.share]});
     const index = LENGTHS.indexOf(values.len);

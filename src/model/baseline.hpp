@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention without FlashAttention: what a speed-up is counted from. PyTorch's ways are predicted as it runs them, with
+// every kernel reading and writing memory; docs/model.md has the formulas.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "model/predict.hpp"
+
+namespace tessera::model {
+
+enum class Baseline {
+    standard,   ///< tessera's own standard attention, as a schedule: S in fp32, masked tiles skipped
+    eager,      ///< PyTorch's operators in the dtype: product, mask, softmax, product
+    math,       ///< SDPA's math path: the operators in fp32, on copies of Q, K and V
+    efficient,  ///< SDPA's memory-efficient kernels
+};
+
+/// "standard", "eager", "math", "efficient".
+const char* name_of(Baseline baseline);
+
+/// What it is: "PyTorch's eager operators in bf16".
+std::string title_of(Baseline baseline, const Problem& problem);
+
+/// What PyTorch runs on a GPU if FlashAttention and cuDNN are left out: memory-efficient where it takes the call, else
+/// math. On a CPU, of whose PyTorch kernels nothing is modelled: standard.
+Baseline without_flash(const Problem& problem, const Machine& machine);
+
+/// The reason why there is no prediction, or nothing.
+std::optional<std::string> refusal(const Problem& problem, Baseline baseline, Pass pass, const Machine& machine,
+                                   const PredictOptions& options = {});
+
+/// Predicts one call. Throws as predict().
+Prediction predict(const Problem& problem, Baseline baseline, Pass pass, const Machine& machine,
+                   const PredictOptions& options = {});
+
+/// The baseline that Records of this library are of: "eager", "math"; nothing for others.
+std::optional<Baseline> baseline_of_records(std::string_view by);
+
+}  // namespace tessera::model
