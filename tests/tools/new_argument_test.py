@@ -20,7 +20,9 @@ SOURCE, COMPILER, FLAGS = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], sys.
 FOLDERS = ("include", "src", "toolkit", "cli", "python/tessera", "python/torch_ops")
 ENDINGS = (".hpp", ".h", ".cc", ".cu", ".cuh", ".py")
 KERNELS = ("src/cpu/", "src/cuda/", "src/reference/")
-MOST_FILES, MOST_OF_KERNELS = 26, 10
+MOST_FILES, MOST_OF_KERNELS = 25, 10
+# They have the arguments of other packages' functions, and a tensor of tessera's own does not touch them.
+ADAPTERS = {f"python/tessera/{name}.py" for name in ("flash_attn", "ring_flash_attn", "_vllm_backend")}
 
 PROGRAM = """
 #include "core/arguments.hpp"
@@ -112,10 +114,11 @@ def compiled(copy, source, output, *flags):
 def main():
     promised, found = listed(), set(naming("alibi_slopes"))
     assert found <= promised, f"docs/architecture.md does not list {sorted(found - promised)}"
+    promised -= ADAPTERS
     kernels = [name for name in promised if name.startswith(KERNELS)]
     assert len(promised) <= MOST_FILES and len(kernels) <= MOST_OF_KERNELS, (len(promised), len(kernels))
     print(f"alibi_slopes stands in {len(found)} files, of them {len([f for f in found if f.startswith(KERNELS)])} of kernels; "
-          f"docs/architecture.md lists {len(promised)} and {len(kernels)}")
+          f"docs/architecture.md lists {len(promised)} and {len(kernels)}, without the adapters")
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder)
         for name in ("include", "src", "toolkit", "cli"):
