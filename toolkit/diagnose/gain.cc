@@ -19,13 +19,19 @@ struct ModelKernel {
     const char* by;
 };
 
-std::optional<ModelKernel> model_kernel(SdpBackend backend) {
+std::optional<ModelKernel> model_kernel(SdpBackend backend, const model::Machine& machine) {
+    const int generation = static_cast<int>(machine.capability.value);
+    constexpr int kAmpere = 8, kTcgen05 = 10, kWorkstation = 12;
     switch (backend) {
         case SdpBackend::flash: return ModelKernel{Schedule::fa2, "flash-attention"};
         case SdpBackend::fa3: return ModelKernel{Schedule::fa3, "flash-attention"};
-        case SdpBackend::cudnn: return ModelKernel{Schedule::fa3, "cudnn"};
+        case SdpBackend::cudnn:
+            return ModelKernel{generation == kAmpere || generation == kWorkstation ? Schedule::fa2 : Schedule::fa3,
+                               "cudnn"};
+        case SdpBackend::efficient: return ModelKernel{Schedule::fa2, "memory-efficient"};
         case SdpBackend::fa4:
-        case SdpBackend::efficient:
+            if (generation == kTcgen05) return ModelKernel{Schedule::fa3, "flash-attention"};
+            return {};
         case SdpBackend::math: return {};
     }
     return {};
@@ -75,14 +81,17 @@ struct Answer {
 };
 
 Answer ask_model(const Call& call, SdpBackend backend, Pass pass) {
-    const std::optional<ModelKernel> kernel = model_kernel(backend);
-    if (!kernel) return {.missing = fmt::format("the model has no constants for {} kernels", name_of(backend))};
     Answer answer{.device = device_of(call.gpu)};
     if (!answer.device.machine) {
         answer.missing = answer.device.missing;
         return answer;
     }
     const model::Machine& machine = *answer.device.machine;
+    const std::optional<ModelKernel> kernel = model_kernel(backend, machine);
+    if (!kernel) {
+        answer.missing = fmt::format("the model has no constants for {} kernels on {}", name_of(backend), machine.name);
+        return answer;
+    }
     const std::optional<Problem> problem = problem_of(call, answer.missing);
     if (!problem) return answer;
     const model::PredictOptions options{.by = kernel->by};
@@ -92,27 +101,9 @@ Answer ask_model(const Call& call, SdpBackend backend, Pass pass) {
     }
     answer.prediction = model::predict(*problem, kernel->schedule, pass, machine, options);
     answer.prediction->error = std::hypot(answer.prediction->error, answer.device.more_error);
-    answer.kernel = fmt::format("{} of {}", name_of(kernel->schedule), kernel->by);
+    answer.kernel = backend == SdpBackend::efficient ? "PyTorch's memory-efficient kernel"
+                                                     : fmt::format("{} of {}", name_of(kernel->schedule), kernel->by);
     return answer;
-}
-
-/// PyTorch's memory-efficient kernels beside its FlashAttention-2, in 16 bits, on an H200: the traces efficient_causal,
-/// _fp16 and _train beside flash_causal, _fp16 and _train (tests/diagnose/traces; 1,024 and 4,096 keys, head_dim 64 and
-/// 128). Forward 906 / 504, 215 / 111 and 104 / 56 us, backward 306 / 140 us.
-constexpr double kEfficientForward = 1.87, kEfficientBackward = 2.19;
-constexpr std::int64_t kLeastKeys = 1024;
-
-void predict_efficient(const Call& call, Pass pass, Baseline& baseline) {
-    const bool in_table = call.gpu.capability == 90 && call.q.element != Element::fp32 && has_four(call.q) &&
-                          has_four(call.k) && (*call.q.shape)[2] >= kLeastKeys && (*call.k.shape)[2] >= kLeastKeys &&
-                          (*call.q.shape)[3] <= 128 && call.dropout.value_or(0) == 0;
-    if (!in_table) return;
-    const Answer flash = ask_model(call, SdpBackend::flash, pass);
-    if (!flash.prediction) return;
-    const double factor = pass == Pass::forward ? kEfficientForward : kEfficientBackward;
-    baseline.ms = factor * without_launch(*flash.prediction);
-    baseline.error = flash.prediction->error;
-    baseline.source = fmt::format("{:.3g} times flash's, as in traces of an H200", factor);
 }
 
 /// The math path multiplies in fp32, by multiply-adds unless TF32 is on (in 16 bits before 2.5), and passes the scores
@@ -193,8 +184,6 @@ Baseline baseline_of(const Call& call, SdpBackend ran, Pass pass, const Measured
         baseline.predicted_ms = baseline.ms = without_launch(*answer.prediction);
         baseline.predicted_error = baseline.error = error_of(*answer.prediction);
         baseline.source = "predicted as " + answer.kernel;
-    } else if (ran == SdpBackend::efficient) {
-        predict_efficient(call, pass, baseline);
     } else if (ran == SdpBackend::math) {
         bound_math(call, pass, baseline);
     }
