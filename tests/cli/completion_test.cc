@@ -41,10 +41,10 @@ TEST_F(CompletionTest, bash_offers_commands_options_and_values) {
     std::ofstream(path("tessera.bash")) << run_ok("completion bash").out;
     EXPECT_EQ(offered({"tessera", "ro"}), (Words{"roofline"}));
     EXPECT_EQ(offered({"tessera", "roofline", "--dev"}), (Words{"--device"}));
-    EXPECT_EQ(offered({"tessera", "roofline", "--device", "h2"}), (Words{"h200"}));
+    EXPECT_EQ(offered({"tessera", "roofline", "--device", "h2"}), (Words{"h20", "h200"}));
     EXPECT_EQ(offered({"tessera", "why", "--dtype", "b"}), (Words{"bf16"}));
     EXPECT_EQ(offered({"tessera", "plan", "--pass", "=", "ba"}), (Words{"backward"}));
-    EXPECT_EQ(offered({"tessera", "roofline", "--compare", "a100,h2"}), (Words{"a100,h200"}));
+    EXPECT_EQ(offered({"tessera", "roofline", "--compare", "a100,h2"}), (Words{"a100,h20", "a100,h200"}));
     EXPECT_EQ(offered({"tessera", "completion", ""}), (Words{"bash", "zsh", "fish"}));
     EXPECT_EQ(offered({"tessera", "machine", "rtx4"}), (Words{"rtx4090"}));
     std::ofstream(path("my tensors.safetensors")) << "";
