@@ -179,8 +179,9 @@ def build_command(copy):
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         made = list(pool.map(lambda file: compile_file(copy, *file, commands), files))
     lines = subprocess.run(["ninja", "-C", BUILD, "-t", "commands", "tessera"], check=True, capture_output=True, text=True).stdout
-    link = shlex.split(next(line for line in reversed(lines.splitlines()) if " -o tessera " in line))
-    link = [word for word in link if word not in (":", "&&")]
+    line = next(line for line in reversed(lines.splitlines()) if " -o tessera " in line)
+    # Ninja's line is ": && LINK && COMMANDS AFTER THE LINK".
+    link = shlex.split(next(command for command in line.split(" && ") if " -o tessera " in command))
     at = link.index("-o")
     link[at + 1] = str(copy / "tessera")
     first = next(i for i, word in enumerate(link) if word.endswith(".o"))
