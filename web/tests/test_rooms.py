@@ -242,7 +242,8 @@ def test_roofline_has_the_commands_predictions(page, command, device, options):
     state = "&".join(f"{name[2:]}={value}" for name, value in zip(options[::2], options[1::2]))
     page.open(f"roofline?device={device}&len=8192&{state}")
     got = page.values()
-    row = command("roofline", "--device", device, "--heads", 16, "--head-dim", 128, "--len", 8192, *options)["rows"][0]
+    row = command("roofline", "--device", device, "--heads", 16, "--head-dim", 128, "--len", 8192, "--baseline", "standard",
+                  *options)["rows"][0]
     for entry in row["schedules"]:
         for name in ("ms", "tflops", "win"):
             key = f"{entry['schedule']}.{name}"
