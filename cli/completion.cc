@@ -5,10 +5,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <string_view>
 
 #include "device_option.hpp"
+#include "learn/lesson.hpp"
 #include "parse.hpp"
 
 namespace tessera::cli {
@@ -25,8 +27,37 @@ std::vector<std::string> words_of(const std::string& list) {
     return words;
 }
 
-/// The known values of options that have a few, by the option's name. Those of --schedule differ between commands.
-std::vector<std::string> values_of(const std::string& option, const std::string& command) {
+/// The starts of machine --set: each quantity and an equals sign.
+std::vector<std::string> quantities() {
+    std::vector<std::string> starts;
+    for_each_quantity(model::machines().front(), [&](const char* name, const char*, const model::Quantity&) {
+        starts.push_back(std::string(name) + "=");
+    });
+    return starts;
+}
+
+/// The lessons and the further words that learn takes.
+std::vector<std::string> lesson_words() {
+    std::vector<std::string> words;
+    for (const learn::Lesson& lesson : learn::lessons()) words.push_back(std::to_string(lesson.number));
+    for (const char* word : {"recap", "exam", "estimate", "again"}) words.emplace_back(word);
+    return words;
+}
+
+/// True if the words of `text` have this one: "auto (default), cpu" has auto.
+bool has_word(const std::string& text, const std::string& word) {
+    const auto is_letter = [&](std::size_t at) {
+        return at < text.size() && std::isalnum(static_cast<unsigned char>(text[at])) != 0;
+    };
+    for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1))
+        if ((at == 0 || !is_letter(at - 1)) && !is_letter(at + word.size())) return true;
+    return false;
+}
+
+/// The known values of options that have a few, by the option's name. --schedule and --backend take other values in
+/// other commands, and each description lists its own.
+std::vector<std::string> values_of(const std::string& option, const std::string& command,
+                                   const std::string& description) {
     static const std::map<std::string, std::vector<std::string>> known = {
         {"--device", words_of(machine_names())},
         {"--compare", words_of(gpu_names())},
@@ -37,14 +68,21 @@ std::vector<std::string> values_of(const std::string& option, const std::string&
         {"--backend", {"auto", "cpu", "cuda", "reference"}},
         {"--causal", {"none", "bottom-right", "top-left"}},
         {"--layout", {"bshd", "bhsd"}},
+        {"--baseline", {"pytorch", "eager", "math", "efficient", "standard"}},
         {"--by", {"published", "tessera", "flash-attention", "cudnn"}},
         {"--kind", {"normal", "outliers", "large-logits", "index-coded"}},
         {"--mask", {"none", "causal", "bool", "float"}},
     };
     if (option == "SHELL") return completed_shells();
+    if (option == "LESSON") return lesson_words();
+    if (option == "--set" && command == "machine") return quantities();
     if (option == "NAME" && command == "machine") return words_of(machine_names());
     const auto found = known.find(option);
-    return found == known.end() ? std::vector<std::string>{} : found->second;
+    if (found == known.end()) return {};
+    std::vector<std::string> values = found->second;
+    if (option == "--schedule" || option == "--backend")
+        std::erase_if(values, [&](const std::string& value) { return !has_word(description, value); });
+    return values;
 }
 
 /// The first clause of a description, without what a shell would read as its own.
@@ -64,7 +102,7 @@ CompletedOption completed(const CLI::Option& option, const std::string& command)
     result.about = about_of(option.get_description());
     result.takes_value = option.get_items_expected_max() > 0;
     const std::string name = result.names.empty() ? option.get_name(true, false) : result.names.front();
-    result.values = values_of(name, command);
+    result.values = values_of(name, command, option.get_description());
     const std::string type = option.get_type_name();
     result.file = result.values.empty() && (result.names.empty() || type == "FILE");
     if (name == "--device") result.file = true;  // a machine file too

@@ -6,11 +6,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "device_option.hpp"
 #include "measure/accuracy.hpp"
 #include "measure/whole_model.hpp"
 #include "parse.hpp"
+#include "roofline_model_json.hpp"
 #include "roofline_questions.hpp"
 #include "table.hpp"
 #include "tessera/error.hpp"
@@ -23,18 +25,6 @@ using measure::GroupCost;
 using measure::LayerGroup;
 using measure::ModelConfig;
 using measure::ModelCost;
-
-constexpr double kGib = 1073741824.0;
-
-std::string kind_text(const LayerGroup& group) {
-    switch (group.kind) {
-        case LayerGroup::Kind::full: return "full";
-        case LayerGroup::Kind::sliding: return "window " + count_text(group.width);
-        case LayerGroup::Kind::chunked: return "chunks of " + count_text(group.width);
-        case LayerGroup::Kind::other: return "without softmax attention";
-    }
-    return "";
-}
 
 std::string groups_of(const ModelConfig& config) {
     std::string text;
@@ -54,8 +44,11 @@ std::string config_text(const ModelConfig& config) {
     return text;
 }
 
-bool fits_memory(const ModelCost& cost, const model::Machine& machine) {
-    return cost.weight_bytes + cost.cache_bytes <= machine.memory_gib * kGib;
+/// The cell of a table on memory. Weights, K and V say nothing about a training step, which holds gradients too.
+std::string fits_text(const CallCost& call, const ModelCost& cost, const model::Machine& machine) {
+    const std::optional<bool> fits = fits_memory(cost, machine);
+    if (!fits || call.call == "training step") return "-";
+    return *fits ? "fit" : "do not fit";
 }
 
 std::string needed_text(const ModelCost& cost) {
@@ -66,9 +59,28 @@ std::string needed_text(const ModelCost& cost) {
                        bytes_text(cost.cache_token_bytes));
 }
 
+/// The reasons why a call is not predicted, with its layers where these differ.
+std::string why_text(const CallCost& call) {
+    if (!call.refusal.empty()) return call.refusal;
+    std::vector<std::pair<std::string, std::string>> reasons;  // a reason, and its layers
+    for (const GroupCost& group : call.groups) {
+        if (group.best() != nullptr) continue;
+        const std::string why = group.refusal();
+        const auto same =
+            std::find_if(reasons.begin(), reasons.end(), [&](const auto& one) { return one.first == why; });
+        if (same == reasons.end()) reasons.emplace_back(why, kind_text(group.group));
+        else same->second += ", " + kind_text(group.group);
+    }
+    if (reasons.size() == 1) return reasons.front().first;
+    std::string text;
+    for (const auto& [why, layers] : reasons)
+        text += fmt::format("{}layers of {}: {}", text.empty() ? "" : "; ", layers, why);
+    return text;
+}
+
 /// The part of the model's work that attention is.
 std::string part_text(const CallCost& call) {
-    if (!call.known()) return "not predicted: " + (call.refusal.empty() ? "see the table" : call.refusal);
+    if (!call.known()) return "not predicted: " + why_text(call);
     if (call.cache_bytes > 0) {
         const double all = call.cache_bytes + call.weight_bytes;
         return fmt::format("K and V are {:.1f} % of the bytes that a step reads ({} of {}; the weights are the rest)",
@@ -80,19 +92,21 @@ std::string part_text(const CallCost& call) {
 }
 
 std::string model_calls_text(const ModelCost& cost, int width) {
+    constexpr std::size_t kKeys = 2;  // call and layers name a row, also if the table continues below
     Table table({{"call"},
                  {"layers"},
                  {"kernel"},
                  {"a layer", Align::right},
                  {"all layers", Align::right},
                  {"rate", Align::right},
-                 {"error", Align::right}});
+                 {"error", Align::right}},
+                kKeys);
     for (const CallCost& call : cost.calls) {
         for (const GroupCost& group : call.groups) {
             const std::string layers = fmt::format("{} {}", group.group.layers, kind_text(group.group));
             const measure::SweepCell* best = group.best();
             if (best == nullptr) {
-                table.add({call.call, layers, "none", "-", "-", "-", group.refusal()});
+                table.add({call.call, layers, "none", "-", "-", "-", "-"});
                 continue;
             }
             table.add({call.call, layers, name_of(best->schedule), milliseconds_text(best->ms()),
@@ -101,99 +115,6 @@ std::string model_calls_text(const ModelCost& cost, int width) {
         }
     }
     return table.text(width);
-}
-
-Json group_json(const GroupCost& group) {
-    Json entry{{"kind", kind_text(group.group)}, {"layers", group.group.layers}};
-    const measure::SweepCell* best = group.best();
-    if (best == nullptr) {
-        entry["refusal"] = group.refusal();
-        return entry;
-    }
-    entry["schedule"] = name_of(best->schedule);
-    entry["by"] = best->longest().by;
-    entry["ms_of_layer"] = best->ms();
-    entry["ms"] = best->ms() * static_cast<double>(group.group.layers);
-    entry["error"] = error_of(*best);
-    entry["tflops"] = best->tflops();
-    entry["gbs"] = gigabytes_per_second(*best);
-    entry["bound"] = best->longest().bound;
-    return entry;
-}
-
-Json call_json(const CallCost& call) {
-    Json entry{{"call", call.call}};
-    if (!call.refusal.empty()) entry["refusal"] = call.refusal;
-    if (call.known()) entry["ms"] = call.ms();
-    entry["layers"] = Json::array();
-    for (const GroupCost& group : call.groups) entry["layers"].push_back(group_json(group));
-    if (call.known()) {
-        entry["attention_flop"] = call.attention_flop;
-        entry["other_flop"] = call.other_flop;
-        entry["share_of_flop"] = call.attention_flop / (call.attention_flop + call.other_flop);
-    }
-    if (call.cache_bytes > 0) {
-        entry["cache_bytes"] = call.cache_bytes;
-        entry["weight_bytes"] = call.weight_bytes;
-        entry["share_of_bytes"] = call.cache_bytes / (call.cache_bytes + call.weight_bytes);
-    }
-    return entry;
-}
-
-Json config_json(const ModelConfig& config) {
-    Json groups = Json::array();
-    for (const LayerGroup& group : config.groups)
-        groups.push_back({{"kind", kind_text(group)}, {"layers", group.layers}});
-    return {{"name", config.name},
-            {"layers", config.layers},
-            {"groups", groups},
-            {"heads_q", config.heads_q},
-            {"heads_kv", config.heads_kv},
-            {"head_dim", config.head_dim},
-            {"head_dim_v", config.head_dim_v},
-            {"hidden_size", config.hidden},
-            {"experts", config.experts},
-            {"causal", config.causal}};
-}
-
-/// The answer for one machine and one length.
-struct ModelAnswer {
-    const model::Machine* machine;
-    std::int64_t len;
-    DType dtype;
-    ModelCost cost;
-};
-
-Json answer_json(const ModelAnswer& answer, std::int64_t batch) {
-    Json calls = Json::array();
-    for (const CallCost& call : answer.cost.calls) calls.push_back(call_json(call));
-    return {{"device", answer.machine->name},
-            {"batch", batch},
-            {"len", answer.len},
-            {"dtype", name_of(answer.dtype)},
-            {"parameters", answer.cost.parameters},
-            {"weight_bytes", answer.cost.weight_bytes},
-            {"cache_bytes", answer.cost.cache_bytes},
-            {"cache_bytes_of_token", answer.cost.cache_token_bytes},
-            {"fits", fits_memory(answer.cost, *answer.machine)},
-            {"calls", calls},
-            {"assumed", answer.cost.assumed}};
-}
-
-/// A line for each call and group of layers.
-void add_csv_rows(const ModelAnswer& answer, std::int64_t batch, Json& rows) {
-    for (const CallCost& call : answer.cost.calls) {
-        for (const GroupCost& group : call.groups) {
-            Json row{{"device", answer.machine->name},
-                     {"batch", batch},
-                     {"len", answer.len},
-                     {"dtype", name_of(answer.dtype)},
-                     {"call", call.call}};
-            const Json entries = group_json(group);
-            for (const auto& [key, value] : entries.items()) row[key] = value;
-            rows.push_back(row);
-        }
-    }
 }
 
 /// A table of the calls on several machines: attention in all layers.
@@ -214,35 +135,73 @@ std::string answers_text(const std::vector<ModelAnswer>& answers, int width) {
             table.add({call.call, answer.machine->name, call.known() ? milliseconds_text(call.ms()) : "-",
                        call.known() ? fmt::format("+-{:.0f} %", 100 * error) : "-",
                        call.known() && first.known() ? fmt::format("{:.2f}x", first.ms() / call.ms()) : "-",
-                       fits_memory(answer.cost, *answer.machine) ? "fit" : "do not fit"});
+                       fits_text(call, answer.cost, *answer.machine)});
         }
     }
     return table.text(width);
 }
 
-/// The libraries of the kernels, and the error bars in words, which have the caveats of a machine.
+/// The bar that the table shows for these layers, in words.
+std::string bar_of_layers(const GroupCost& group, const model::Machine& machine) {
+    const std::vector<model::Prediction>& passes = group.best()->passes;
+    const auto widest =
+        std::max_element(passes.begin(), passes.end(), [](const auto& a, const auto& b) { return a.error < b.error; });
+    return measure::error_bar_text(group.row.problem, *widest, machine);
+}
+
+/// The libraries of the kernels, what their times leave out, and each error bar in words, which has the caveats of its
+/// machine.
 std::vector<std::pair<std::string, std::string>> notes_of(const std::vector<ModelAnswer>& answers) {
-    std::vector<std::string> kernels;
+    std::vector<std::string> kernels, missing;
     std::vector<std::pair<std::string, std::string>> bars;
+    const auto add_once = [](std::vector<std::string>& list, const std::string& text) {
+        if (!text.empty() && std::find(list.begin(), list.end(), text) == list.end()) list.push_back(text);
+    };
     for (const ModelAnswer& answer : answers) {
-        std::string bar;
+        std::vector<std::string> of_machine;
         for (const CallCost& call : answer.cost.calls) {
             for (const GroupCost& group : call.groups) {
                 if (group.best() == nullptr) continue;
                 add_kernel(kernels, *group.best());
-                if (bar.empty())
-                    bar = measure::error_bar_text(group.row.problem, group.best()->longest(), *answer.machine);
+                add_once(missing, group.not_modelled());
+                add_once(of_machine, bar_of_layers(group, *answer.machine));
             }
         }
-        if (!bar.empty()) bars.emplace_back(answer.machine->name, bar);
+        for (const std::string& bar : of_machine)
+            bars.emplace_back(&bar == &of_machine.front() ? answer.machine->name : "", bar);
     }
     std::vector<std::pair<std::string, std::string>> notes{
         {"kernels", kernels.empty() ? "none is predicted" : fmt::format("{}", fmt::join(kernels, ", "))}};
+    if (!missing.empty())
+        notes.emplace_back("not modelled",
+                           fmt::format("{}: the kernels take longer by its cost", fmt::join(missing, "; ")));
     if (answers.size() > 1)
         notes.emplace_back("speed",
                            fmt::format("the time of {} over that of the device", answers.front().machine->name));
     notes.insert(notes.end(), bars.begin(), bars.end());
     return notes;
+}
+
+/// The calls in words: the part of the model that attention is, on each machine why a call is not predicted, and what
+/// helps.
+std::vector<std::pair<std::string, std::string>> parts_of_calls(const std::vector<ModelAnswer>& answers) {
+    std::vector<std::pair<std::string, std::string>> parts;
+    for (const ModelAnswer& answer : answers) {
+        const bool first = &answer == &answers.front();
+        for (const CallCost& call : answer.cost.calls) {
+            const bool on_all = answers.size() == 1 || !call.refusal.empty();  // for a reason that no machine changes
+            if (first && (call.known() || on_all)) parts.emplace_back(call.call, part_text(call));
+            else if (!call.known() && !on_all)
+                parts.emplace_back(call.call + ", " + answer.machine->name, part_text(call));
+        }
+    }
+    for (const ModelAnswer& answer : answers) {
+        if (answer.by_tessera.empty()) continue;
+        std::string text = fmt::format("predicts {}", fmt::join(answer.by_tessera, ", "));
+        if (answers.size() > 1) text += " on " + answer.machine->name;
+        parts.emplace_back("--by tessera", text);
+    }
+    return parts;
 }
 
 std::string text_of_answers(const ModelConfig& config, const std::vector<ModelAnswer>& answers, std::int64_t batch,
@@ -254,16 +213,15 @@ std::string text_of_answers(const ModelConfig& config, const std::vector<ModelAn
     facts.emplace_back("model", config_text(config));
     facts.emplace_back("call", fmt::format("{}, batch {}, len {}", name_of(first.dtype), batch, count_text(first.len)));
     std::string memory = needed_text(first.cost);
-    if (answers.size() == 1)
-        memory += fmt::format("; they {} {} of {}", fits_memory(first.cost, *first.machine) ? "fit the" : "exceed the",
-                              bytes_text(first.machine->memory_gib * kGib), first.machine->name);
+    const std::optional<bool> fits = fits_memory(first.cost, *first.machine);
+    if (answers.size() == 1 && fits)
+        memory += fmt::format("; they {} {} of {}", *fits ? "fit the" : "exceed the",
+                              bytes_text(first.machine->memory_gib * kBytesOfGib), first.machine->name);
     facts.emplace_back("memory", memory);
     std::string text = facts_text(facts, width) + "\n";
     text += answers.size() == 1 ? model_calls_text(first.cost, width) : answers_text(answers, width);
     text += "\n" + facts_text(notes_of(answers), width);
-    facts.clear();
-    for (const CallCost& call : first.cost.calls) facts.emplace_back(call.call, part_text(call));
-    text += "\n" + facts_text(facts, width);
+    text += "\n" + facts_text(parts_of_calls(answers), width);
     facts.clear();
     for (const std::string& one : first.cost.assumed)
         facts.emplace_back(&one == &first.cost.assumed.front() ? "assumed" : "", one);
@@ -278,6 +236,31 @@ ModelCost cost_of_file(const measure::ModelQuestion& question, const std::string
         if (error.code() != ErrorCode::invalid_argument) throw;
         throw Error(ErrorCode::unsupported, file, error.what());
     }
+}
+
+/// The calls without an answer that tessera's own kernels would have.
+std::vector<std::string> known_by_tessera(const ModelCost& cost, const measure::ModelQuestion& question,
+                                          const std::string& file) {
+    std::vector<std::string> calls;
+    const bool all_known =
+        std::all_of(cost.calls.begin(), cost.calls.end(), [](const CallCost& call) { return call.known(); });
+    if (all_known || question.options.by == "tessera") return calls;
+    measure::ModelQuestion by_tessera = question;
+    by_tessera.options.by = "tessera";
+    const ModelCost other = cost_of_file(by_tessera, file);
+    for (std::size_t c = 0; c < cost.calls.size(); ++c)
+        if (!cost.calls[c].known() && other.calls[c].known()) calls.push_back(cost.calls[c].call);
+    return calls;
+}
+
+/// Throws if no call has an answer on any machine.
+void expect_answers(const std::vector<ModelAnswer>& answers) {
+    for (const ModelAnswer& answer : answers)
+        for (const CallCost& call : answer.cost.calls)
+            if (call.known()) return;
+    std::string text = "no call of the model can be predicted:";
+    for (const auto& [call, why] : parts_of_calls(answers)) text += fmt::format("\n  {}: {}", call, why);
+    throw Error(ErrorCode::unsupported, "", text);
 }
 
 /// The dtype of --dtype, or of the file, or of the machines.
@@ -310,8 +293,11 @@ void show_model(const RooflineOptions& options, const Session& session) {
         for (const model::Machine& machine : machines) {
             const measure::ModelQuestion question{
                 config, machine, batch, len, dtype, options.schedule_list(), options.predict_options(machine)};
-            answers.push_back({&machine, len, dtype, cost_of_file(question, options.model)});
+            ModelCost cost = cost_of_file(question, options.model);
+            std::vector<std::string> by_tessera = known_by_tessera(cost, question, options.model);
+            answers.push_back({&machine, len, dtype, std::move(cost), std::move(by_tessera)});
         }
+        expect_answers(answers);
         for (const ModelAnswer& answer : answers) {
             if (session.csv) add_csv_rows(answer, batch, rows);
             else rows.push_back(answer_json(answer, batch));

@@ -47,6 +47,13 @@ TEST_F(CompletionTest, bash_offers_commands_options_and_values) {
     EXPECT_EQ(offered({"tessera", "roofline", "--compare", "a100,h2"}), (Words{"a100,h20", "a100,h200"}));
     EXPECT_EQ(offered({"tessera", "completion", ""}), (Words{"bash", "zsh", "fish"}));
     EXPECT_EQ(offered({"tessera", "machine", "rtx4"}), (Words{"rtx4090"}));
+    EXPECT_EQ(offered({"tessera", "machine", "h200", "--set", "cor"}), (Words{"cores="}));
+    EXPECT_EQ(offered({"tessera", "roofline", "--baseline", "e"}), (Words{"eager", "efficient"}));
+    EXPECT_EQ(offered({"tessera", "roofline", "--schedule", ""}), (Words{"all", "standard", "fa1", "fa2", "fa3"}));
+    EXPECT_EQ(offered({"tessera", "plan", "--schedule", "a"}), (Words{"auto"}));
+    EXPECT_EQ(offered({"tessera", "walk", "--schedule", "fa"}), (Words{"fa1", "fa2"}));
+    EXPECT_EQ(offered({"tessera", "check", "--backend", ""}), (Words{"cpu", "cuda", "reference"}));
+    EXPECT_EQ(offered({"tessera", "learn", "e"}), (Words{"exam", "estimate"}));
     std::ofstream(path("my tensors.safetensors")) << "";
     EXPECT_EQ(offered({"tessera", "run", "my"}), (Words{"my tensors.safetensors"}));
     EXPECT_EQ(offered({"tessera", "gen", "--output", "my"}), (Words{"my tensors.safetensors"}));

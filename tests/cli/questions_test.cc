@@ -121,6 +121,71 @@ TEST_F(QuestionsTest, a_model_by_its_config) {
     EXPECT_EQ(table_of(run_ok(command + " --csv")).size(), 3U);
 }
 
+TEST_F(QuestionsTest, a_model_judges_memory_of_what_it_counts) {
+    write_config();
+    const Outcome compared = run_ok("roofline --model config.json --batch 4 --len 8k --compare h100,rtx5090");
+    std::istringstream lines(compared.out);
+    int calls = 0;
+    for (std::string line; std::getline(lines, line);) {
+        if (line.find(" ms ") == std::string::npos) continue;
+        const bool training = line.starts_with("training step  ");
+        if (!training && !line.starts_with("prefill ")) continue;
+        ++calls;
+        EXPECT_TRUE(line.ends_with(training ? " -" : " fit")) << line;
+    }
+    EXPECT_EQ(calls, 4) << compared.out;
+    std::ofstream(path("fp8.json"))
+        << R"({"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+               "quantization_config": {"quant_method": "fp8"}})";
+    const Outcome fp8 = run_ok("roofline --model fp8.json --len 8k");
+    EXPECT_EQ(fp8.out.find("fit the"), std::string::npos) << fp8.out;
+    EXPECT_NE(in_one_line(fp8.out).find("weights are counted in bf16, while the file says fp8"), std::string::npos);
+    EXPECT_FALSE(run_ok("roofline --model fp8.json --len 8k --json").json().at("rows").at(0).contains("fits"));
+}
+
+TEST_F(QuestionsTest, a_model_says_why_it_has_no_answer) {
+    std::ofstream(path("sinks.json"))
+        << R"({"model_type": "gpt_oss", "head_dim": 64, "hidden_size": 2880, "num_attention_heads": 64,
+               "num_key_value_heads": 8, "num_hidden_layers": 24, "sliding_window": 128})";
+    const Outcome none = run("roofline --model sinks.json --len 8k");
+    EXPECT_EQ(none.code, 69);
+    const std::string said = in_one_line(none.err);
+    for (const char* word : {"no call of the model can be predicted", "fa1: takes no sinks",
+                             "flash-attention takes no sinks", "--by tessera: predicts prefill, decode"})
+        EXPECT_NE(said.find(word), std::string::npos) << word << said;
+    const Outcome some = run_ok("roofline --model sinks.json --len 8k --by tessera");
+    EXPECT_NE(in_one_line(some.out).find("training step not predicted: standard, fa1"), std::string::npos) << some.out;
+    std::ofstream(path("latent.json"))
+        << R"({"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512,
+               "num_attention_heads": 128, "num_hidden_layers": 61, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+               "qk_rope_head_dim": 64, "v_head_dim": 128})";
+    const auto rows = table_of(run_ok("roofline --model latent.json --len 8k --csv"));
+    ASSERT_EQ(rows.size(), 3U);
+    EXPECT_EQ(rows[2].at("call"), "decode");
+    EXPECT_NE(rows[2].at("refusal").find("multi-head latent attention"), std::string::npos);
+}
+
+TEST_F(QuestionsTest, a_model_says_what_its_times_leave_out) {
+    std::ofstream(path("gemma.json"))
+        << R"({"model_type": "gemma2", "attn_logit_softcapping": 50.0, "head_dim": 256, "hidden_size": 3584,
+               "num_attention_heads": 16, "num_hidden_layers": 42, "num_key_value_heads": 8, "sliding_window": 4096})";
+    const std::string command = "roofline --model gemma.json --len 8k";
+    for (const char* machines : {"", " --compare h100,h200"}) {
+        const Outcome text = run_ok(command + machines);
+        expect_fits(text);
+        EXPECT_NE(in_one_line(text.out).find("not modelled softcap: the kernels take longer by its cost"),
+                  std::string::npos)
+            << text.out;
+        // Each bar of the table has its sentence.
+        for (const char* word : {"(window, forward)", "(grouped heads, forward)", "(decode, forward)"})
+            EXPECT_NE(in_one_line(text.out).find(word), std::string::npos) << word << text.out;
+    }
+    const Outcome text = run_ok(command);
+    EXPECT_NE(text.out.find("\ncall           layers            error\n"), std::string::npos) << text.out;
+    const auto calls = run_ok(command + " --json").json().at("rows").at(0).at("calls");
+    EXPECT_EQ(calls.at(0).at("layers").at(0).at("not_modelled"), "softcap");
+}
+
 TEST_F(QuestionsTest, a_model_says_what_is_wrong) {
     write_config();
     expect_error("roofline --model none.json", 66, "none.json");
@@ -130,6 +195,19 @@ TEST_F(QuestionsTest, a_model_says_what_is_wrong) {
     expect_error("roofline --model index.json", 65, "expected the config.json of a model, it is the index of a model");
     std::ofstream(path("text.json")) << "Entry not found";
     expect_error("roofline --model text.json", 65, "it is the error of a server");
+    std::ofstream(path("open.json")) << "[[[[";
+    for (const char* option : {"--model", "--device"})
+        expect_error(std::string("roofline ") + option + " open.json", 65,
+                     "it is text that begins like JSON and has an error at byte 5");
+    std::ofstream(path("cut.json")) << R"({"model_type": "llama", "hidden_size": )";
+    expect_error("roofline --model cut.json", 65, "has an error at byte 40");
+    std::string machine = run_ok("machine h200").out;
+    const std::string name = R"("name": "h200")";
+    ASSERT_NE(machine.find(name), std::string::npos);
+    machine.replace(machine.find(name), name.size(), R"("name": "h200\nsecond")");
+    std::ofstream(path("lines.json")) << machine;
+    expect_error("roofline --device lines.json", 65,
+                 R"(name: expected a text of one line without control characters, got "h200\nsecond")");
     std::ofstream(path("deep.json")) << std::string(100'000, '[') + std::string(100'000, ']');
     expect_error("roofline --model deep.json", 65, "config: expected a JSON object, got a list");
     expect_error("roofline --device deep.json", 65, "machine: expected a JSON object, got a list");

@@ -46,6 +46,8 @@ const Case kCases[] = {
      "the index of a model", "such as \"model-00001-of-00002.safetensors\""},
     {R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})", "the config.json of a model", "--model"},
     {R"(  [1, 2, 3])", "JSON text", ".safetensors"},
+    {"[[[[", "text that begins like JSON and has an error at byte 5", "repair it"},
+    {R"({"model_type": "llama",)", "text that begins like JSON and has an error at byte 24", "repair it"},
     {"q,k,v\n1,2,3\n", "text that begins with \"q,k,v", ".npy"},
     {"", "an empty file", "again"},
     {std::string(4096, '\0'), "zeros only", "again"},

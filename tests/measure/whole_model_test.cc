@@ -90,6 +90,63 @@ TEST(WholeModel, published_models_have_their_parameters) {
     }
 }
 
+/// Files of these families leave tie_word_embeddings out where it has the value of their class in transformers.
+TEST(WholeModel, an_absent_tie_is_that_of_the_family) {
+    const auto without_tie = [](std::string config) {
+        for (const char* field : {R"("tie_word_embeddings": true)", R"("tie_word_embeddings": false)"})
+            if (const std::size_t at = config.find(field); at != std::string::npos)
+                config.replace(at, std::string(field).size(), R"("unknown": 0)");
+        return config;
+    };
+    for (const Published& model : kPublished) {
+        const ModelConfig config = config_of(without_tie(model.config).c_str());
+        EXPECT_NEAR(cost(config, 1, 2048).parameters / model.parameters, 1, 0.015) << model.name;
+        EXPECT_NE(config.assumed.front().find("output layer"), std::string::npos) << model.name;
+    }
+    // OPT-125m and BERT-base as published, without the table of positions.
+    const char* opt = R"({"model_type": "opt", "ffn_dim": 3072, "hidden_size": 768, "num_attention_heads": 12,
+                          "num_hidden_layers": 12, "vocab_size": 50272})";
+    EXPECT_NEAR(cost(config_of(opt), 1, 512).parameters, 125.2e6 - 1.6e6, 1e6);
+    const char* bert = R"({"model_type": "bert", "hidden_size": 768, "intermediate_size": 3072,
+                           "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 30522})";
+    EXPECT_NEAR(cost(config_of(bert), 1, 512).parameters, 109.5e6 - 1e6, 1.5e6);
+}
+
+TEST(WholeModel, weights_of_another_size_are_said) {
+    const auto answer = [](const std::string& fields) {
+        const std::string text =
+            R"({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64)" +
+            fields + "}";
+        return cost(config_of(text.c_str()), 1, 64);
+    };
+    const auto says = [](const ModelCost& cost) {
+        for (const std::string& one : cost.assumed)
+            if (one.starts_with("weights are counted in bf16, while the file says ")) return one.substr(49);
+        return std::string();
+    };
+    EXPECT_EQ(says(answer("")), "");
+    EXPECT_EQ(says(answer(R"(, "torch_dtype": "float16")")), "");  // another format of the same size
+    EXPECT_TRUE(answer(R"(, "torch_dtype": "bfloat16")").weights_known);
+    const std::pair<const char*, const char*> others[] = {
+        {R"(, "torch_dtype": "float32")", "fp32"},
+        {R"(, "dtype": "float8_e4m3fn")", "float8_e4m3fn"},
+        {R"(, "torch_dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"})", "fp8"},
+        {R"(, "quantization_config": {"quant_method": "gptq", "bits": 4})", "gptq, 4 bits"},
+        {R"(, "quantization_config": {"load_in_8bit": true})", "quantised, 8 bits"}};
+    for (const auto& [fields, format] : others) {
+        EXPECT_EQ(says(answer(fields)), format) << fields;
+        EXPECT_FALSE(answer(fields).weights_known) << fields;
+    }
+}
+
+TEST(WholeModel, latent_attention_assumes_nothing_on_decode_or_head_dim) {
+    const ModelCost answer = cost(config_of(kPublished[3].config), 1, 2048);
+    EXPECT_FALSE(answer.calls[2].known());
+    for (const std::string& one : answer.assumed)
+        for (const char* word : {"head_dim", "decode", "experts at random"})
+            EXPECT_EQ(one.find(word), std::string::npos) << one;
+}
+
 TEST(WholeModel, layers_are_told_by_their_kind) {
     using Kind = LayerGroup::Kind;
     const auto groups = [](const char* fields) {
@@ -125,6 +182,11 @@ TEST(WholeModel, layers_are_told_by_their_kind) {
     EXPECT_EQ(groups(R"("model_type": "modernbert", "local_attention": 128, "global_attn_every_n_layers": 3)"),
               "8 sliding 128, 4 full 0");
     EXPECT_EQ(groups(R"("model_type": "bamba", "attn_layer_indices": [3, 9])"), "10 other 0, 2 full 0");
+    EXPECT_EQ(groups(R"("model_type": "gpt_neo", "attention_types": [[["global", "local"], 6]], "window_size": 64)"),
+              "6 full 0, 6 sliding 64");
+    EXPECT_EQ(groups(R"("model_type": "mpt", "attn_config": {"attn_type": "multihead_attention"}, "mlp_only_layers": [],
+                        "moe_layer_freq": 1)"),
+              "12 full 0");
     EXPECT_EQ(groups(R"("sliding_window": 128, "layer_types": ["sliding_attention", "full_attention",
                         "sliding_attention", "full_attention", "sliding_attention", "full_attention",
                         "sliding_attention", "full_attention", "linear_attention", "full_attention",
@@ -213,6 +275,22 @@ TEST(WholeModel, errors_name_the_field) {
         R"({"model_type": "nemotron_h", "hidden_size": 64, "num_hidden_layers": 4, "hybrid_override_pattern": "M-*-"})",
         "hybrid_override_pattern: expected a model whose layers all have attention and an MLP");
     expect_bad(R"({"model_type": "t5", "is_encoder_decoder": true})", "t5 has an encoder and a decoder");
+    const auto expect_refused = [&](const std::string& fields, const std::string& message) {
+        const std::string text =
+            R"({"model_type": "odd", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, )" + fields +
+            "}";
+        expect_bad(text.c_str(), message);
+    };
+    expect_refused(R"("attn_config": {"kv_n_heads": 2})", "attn_config.kv_n_heads: expected a model whose sizes stand");
+    expect_refused(R"("ffn_config": {"moe_num_experts": 16})", "ffn_config.moe_num_experts: expected a model");
+    expect_refused(R"("mlp_only_layers": [0])", "mlp_only_layers: expected a model whose layers");
+    expect_refused(R"("moe_layer_freq": [0, 1, 1, 1])", "moe_layer_freq: expected a model whose layers");
+    expect_refused(R"("moe_layer_freq": 2)", "moe_layer_freq: expected a model whose layers");
+    expect_refused(R"("attention_types": [[["global", "local"], 1]])", "attention_types: expected 4 kinds, got 2");
+    expect_refused(R"("attention_types": ["global"])", "attention_types: expected a list of pairs");
+    expect_refused(R"("num_experts": 8, "num_experts_per_tok": 9, "moe_intermediate_size": 8)",
+                   "num_experts_per_tok: expected at most 8, the experts of a layer, got 9");
+    expect_bad(R"({"model_type": "odd\nline"})", R"(model_type: expected a name of printable ASCII, got "odd\nline")");
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -99,7 +101,44 @@ std::string first_shard(std::string_view head) {
     return "";
 }
 
-OtherFormat json_format(std::string_view head) {
+/// Follows a JSON text without keeping it, and remembers where its syntax breaks.
+struct JsonSyntax final : nlohmann::json_sax<nlohmann::json> {
+    std::size_t broken_at = 0;
+
+    bool null() override { return true; }
+    bool boolean(bool) override { return true; }
+    bool number_integer(std::int64_t) override { return true; }
+    bool number_unsigned(std::uint64_t) override { return true; }
+    bool number_float(double, const std::string&) override { return true; }
+    bool string(std::string&) override { return true; }
+    bool binary(nlohmann::json::binary_t&) override { return true; }
+    bool start_object(std::size_t) override { return true; }
+    bool key(std::string&) override { return true; }
+    bool end_object() override { return true; }
+    bool start_array(std::size_t) override { return true; }
+    bool end_array() override { return true; }
+    bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) override {
+        broken_at = position;
+        return false;
+    }
+};
+
+/// The byte at which JSON text has an error, counted from 1; nothing for valid JSON, and for files that are too large
+/// to look through.
+std::optional<std::size_t> json_error(const ByteSource& source) {
+    constexpr std::uint64_t kMost = std::uint64_t{64} << 20;
+    if (source.size() > kMost) return std::nullopt;
+    std::string text(source.size(), '\0');
+    source.read(0, std::as_writable_bytes(std::span(text)));
+    JsonSyntax syntax;
+    if (nlohmann::json::sax_parse(text, &syntax)) return std::nullopt;
+    return syntax.broken_at;
+}
+
+OtherFormat json_format(std::string_view head, const ByteSource& source) {
+    if (const auto error = json_error(source))
+        return found(fmt::format("text that begins like JSON and has an error at byte {}", *error),
+                     "repair it, or write or download it again");
     if (head.find("\"weight_map\"") != std::string_view::npos) {
         const std::string shard = first_shard(head);
         return found("the index of a model in several files, without tensors",
@@ -186,7 +225,7 @@ OtherFormat other_format(const ByteSource& source) {
     if (is_safetensors(head)) return found("a .safetensors file", "give it alone, as one file with q, k and v");
     const std::size_t first = head.find_first_not_of(" \t\r\n");
     if (!is_text(head)) return {};
-    if (first != std::string::npos && (head[first] == '{' || head[first] == '[')) return json_format(head);
+    if (first != std::string::npos && (head[first] == '{' || head[first] == '[')) return json_format(head, source);
     return text_format(head);
 }
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -38,6 +39,11 @@ const Json& member(const Json& json, const std::string& name) {
 std::string text_of(const Json& json, const std::string& name, const std::string& field) {
     const Json& value = member(json, name);
     if (!value.is_string() || value.get<std::string>().empty()) bad(field, "a text", value);
+    // Tables show these texts, so they must not break lines or move a terminal's cursor.
+    const auto is_control = [](char c) { return (c >= 0 && c < ' ') || c == '\x7f'; };
+    const auto text = value.get<std::string>();
+    if (std::any_of(text.begin(), text.end(), is_control) || text.find("\xc2\x9b") != std::string::npos)
+        bad(field, "a text of one line without control characters", value);
     return value.get<std::string>();
 }
 

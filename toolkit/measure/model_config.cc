@@ -11,92 +11,11 @@
 
 #include "io/file.hpp"
 #include "io/other_format.hpp"
+#include "measure/config_fields.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::measure {
 namespace {
-
-using ConfigJson = nlohmann::json;
-using Names = std::initializer_list<const char*>;
-
-constexpr std::int64_t kMostOfConfig = std::int64_t{1} << 28;  // keeps products of a few sizes below 2^63
-
-[[noreturn]] void bad_field(const std::string& field, const std::string& expected, const ConfigJson& got) {
-    // A list or an object is not printed: dump() recurses, and the depth is the file's choice.
-    constexpr std::size_t kShown = 60;
-    const std::string came = got.is_null()     ? "nothing"
-                             : got.is_array()  ? "a list"
-                             : got.is_object() ? "an object"
-                                               : got.dump(-1, ' ', true, ConfigJson::error_handler_t::replace);
-    throw Error(ErrorCode::bad_data, field, fmt::format("expected {}, got {}", expected, came.substr(0, kShown)));
-}
-
-/// Fields of a config by the names that model families give them; the first name is the usual one.
-class Fields {
- public:
-    explicit Fields(const ConfigJson& json) : json_(json) {}
-
-    const ConfigJson& raw(Names names) const {
-        static const ConfigJson nothing;
-        for (const char* name : names) {
-            const auto found = json_.find(name);
-            if (found != json_.end() && !found->is_null()) return *found;
-        }
-        return nothing;
-    }
-
-    /// A size of at least 1, or `otherwise` if none of the names is there.
-    std::int64_t size(Names names, std::int64_t otherwise) const {
-        const ConfigJson& value = raw(names);
-        if (value.is_null()) return otherwise;
-        return checked(names, value, 1);
-    }
-
-    std::int64_t required(Names names) const {
-        const ConfigJson& value = raw(names);
-        if (value.is_null()) {
-            std::string others;
-            for (const char* name : names)
-                if (name != *names.begin()) others += fmt::format("{}{}", others.empty() ? "" : ", ", name);
-            bad_field(*names.begin(), others.empty() ? "a whole number" : "a whole number (or " + others + ")", value);
-        }
-        return checked(names, value, 1);
-    }
-
-    /// A number of experts or layers, which may be 0.
-    std::int64_t count(Names names, std::int64_t otherwise = 0) const {
-        const ConfigJson& value = raw(names);
-        return value.is_null() ? otherwise : checked(names, value, 0);
-    }
-
-    double number(Names names) const {
-        const ConfigJson& value = raw(names);
-        if (value.is_null()) return 0;
-        if (!value.is_number()) bad_field(*names.begin(), "a number", value);
-        return value.get<double>();
-    }
-
-    bool flag(const char* name, bool otherwise) const {
-        const ConfigJson& value = raw({name});
-        return value.is_boolean() ? value.get<bool>() : otherwise;
-    }
-
-    std::string text(const char* name) const {
-        const ConfigJson& value = raw({name});
-        return value.is_string() ? value.get<std::string>() : "";
-    }
-
- private:
-    static std::int64_t checked(Names names, const ConfigJson& value, std::int64_t least) {
-        if (!value.is_number_integer()) bad_field(*names.begin(), "a whole number", value);
-        const bool too_large = value.is_number_unsigned() && value.get<std::uint64_t>() > kMostOfConfig;
-        if (too_large || value.get<std::int64_t>() < least)
-            bad_field(*names.begin(), fmt::format("a whole number from {} to 2^28", least), value);
-        return value.get<std::int64_t>();
-    }
-
-    const ConfigJson& json_;
-};
 
 bool is_one_of(std::string_view text, std::initializer_list<std::string_view> list) {
     return std::find(list.begin(), list.end(), text) != list.end();
@@ -144,14 +63,57 @@ void read_layer_types(const Fields& fields, const ConfigJson& types, ModelConfig
     }
 }
 
-/// Throws for models whose layers are not all of attention and an MLP, in ways that no field read here tells.
+[[noreturn]] void refuse_field(const std::string& field, std::string_view expected, const ModelConfig& config) {
+    throw Error(ErrorCode::unsupported, field, fmt::format("expected {}, {} has others", expected, config.name));
+}
+
+/// Throws for models whose layers differ in ways that no field read here tells, and for sizes in places that are not
+/// read.
 void refuse_unread_layers(const Fields& fields, const ModelConfig& config) {
     for (const char* name : {"hybrid_override_pattern", "block_configs", "block_types", "num_query_heads"}) {
         if (!fields.raw({name}).is_null())
-            throw Error(
-                ErrorCode::unsupported, name,
-                fmt::format("expected a model whose layers all have attention and an MLP, {} has others", config.name));
+            refuse_field(name, "a model whose layers all have attention and an MLP", config);
     }
+    // DBRX keeps its key heads and experts in objects of their own. MPT has the same objects without these fields.
+    const std::pair<const char*, const char*> nested[] = {
+        {"attn_config", "kv_n_heads"}, {"ffn_config", "moe_num_experts"}, {"ffn_config", "ffn_hidden_size"}};
+    for (const auto& [object, name] : nested) {
+        const ConfigJson& inner = fields.raw({object});
+        if (inner.is_object() && !Fields(inner).raw({name}).is_null())
+            refuse_field(fmt::format("{}.{}", object, name), "a model whose sizes stand at the top level", config);
+    }
+    for (const char* name : {"mlp_only_layers", "moe_layer_freq", "moe_layers"}) {
+        const ConfigJson& value = fields.raw({name});
+        const bool listed = value.is_array() && !value.empty();
+        const bool spaced = value.is_number_integer() && value != 1;
+        // Llama 4 lists the layers that its step gives.
+        const bool known =
+            std::string_view(name) == "moe_layers" && fields.raw({"interleave_moe_layer_step"}).is_number();
+        if ((listed && !known) || spaced)
+            refuse_field(name, "a model whose layers behind the first few all have experts", config);
+    }
+}
+
+/// GPT-Neo's attention_types, such as [[["global", "local"], 6]]: pairs of kinds and how often they repeat.
+void read_attention_types(const Fields& fields, const ConfigJson& pairs, ModelConfig& config) {
+    constexpr std::int64_t kUsualWindow = 256;
+    const char* expected = "a list of pairs such as [[\"global\", \"local\"], 6], one kind for each layer";
+    if (!pairs.is_array()) bad_field("attention_types", expected, pairs);
+    std::int64_t layers = 0;
+    for (const ConfigJson& pair : pairs) {
+        if (!pair.is_array() || pair.size() != 2 || !pair[0].is_array() || !pair[1].is_number_unsigned() ||
+            pair[1].get<std::uint64_t>() > static_cast<std::uint64_t>(config.layers))
+            bad_field("attention_types", expected, pair);
+        for (const ConfigJson& kind : pair[0]) {
+            const auto times = pair[1].get<std::int64_t>();
+            if (kind == "local")
+                add_layers(config, LayerGroup::Kind::sliding, fields.size({"window_size"}, kUsualWindow), times);
+            else if (kind == "global") add_layers(config, LayerGroup::Kind::full, 0, times);
+            else bad_field("attention_types", "global or local", kind);
+            layers += times;
+        }
+    }
+    if (layers != config.layers) bad_field("attention_types", fmt::format("{} kinds", config.layers), layers);
 }
 
 /// Layers without layer_types: by a period, or all of one kind.
@@ -214,6 +176,15 @@ void read_heads(const Fields& fields, ModelConfig& config) {
                                     : config.heads_q;
     if (config.heads_q % config.heads_kv != 0)
         bad_field("num_key_value_heads", fmt::format("a divisor of {} heads", config.heads_q), config.heads_kv);
+    config.kv_rank = fields.count({"kv_lora_rank"});
+    if (config.kv_rank > 0) {
+        config.q_rank = fields.count({"q_lora_rank"});
+        config.rope_dim = fields.required({"qk_rope_head_dim"});
+        config.head_dim = fields.required({"qk_nope_head_dim"}) + config.rope_dim;
+        config.head_dim_v = fields.required({"v_head_dim"});
+        config.heads_kv = config.heads_q;
+        return;
+    }
     config.head_dim = fields.size({"head_dim", "kv_channels", "d_kv", "attention_head_dim"}, 0);
     if (config.head_dim == 0) {
         if (config.hidden % config.heads_q != 0)
@@ -225,13 +196,6 @@ void read_heads(const Fields& fields, ModelConfig& config) {
         config.assumed.push_back(fmt::format("head_dim is hidden_size / heads = {}", config.head_dim));
     }
     config.head_dim_v = fields.size({"v_head_dim"}, config.head_dim);
-    config.kv_rank = fields.count({"kv_lora_rank"});
-    if (config.kv_rank == 0) return;
-    config.q_rank = fields.count({"q_lora_rank"});
-    config.rope_dim = fields.required({"qk_rope_head_dim"});
-    config.head_dim = fields.required({"qk_nope_head_dim"}) + config.rope_dim;
-    config.head_dim_v = fields.required({"v_head_dim"});
-    config.heads_kv = config.heads_q;
 }
 
 void read_mlp(const Fields& fields, ModelConfig& config) {
@@ -245,14 +209,21 @@ void read_mlp(const Fields& fields, ModelConfig& config) {
     if (config.experts > 0) {
         config.experts_per_token =
             fields.required({"num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"});
+        if (config.experts_per_token > config.experts)
+            bad_field("num_experts_per_tok", fmt::format("at most {}, the experts of a layer", config.experts),
+                      config.experts_per_token);
         config.expert_width = fields.size({"moe_intermediate_size"}, config.intermediate);
         if (config.expert_width == 0) fields.required({"moe_intermediate_size", "intermediate_size"});
         config.shared_width = fields.count({"shared_expert_intermediate_size"});
         if (config.shared_width == 0)
-            config.shared_width = fields.count({"n_shared_experts", "num_shared_experts"}) * config.expert_width;
-        const std::int64_t dense = std::min(config.layers, fields.count({"first_k_dense_replace"}));
+            config.shared_width = fields.count({"n_shared_experts", "num_shared_experts", "moe_num_shared_experts"}) *
+                                  config.expert_width;
+        const std::int64_t dense =
+            std::min(config.layers, fields.count({"first_k_dense_replace", "moe_layer_start_index"}));
         const std::int64_t step = std::max<std::int64_t>(
-            1, fields.count({"decoder_sparse_step", "interleave_moe_layer_step", "expert_layer_period"}, 1));
+            1,
+            fields.count(
+                {"decoder_sparse_step", "interleave_moe_layer_step", "expert_layer_period", "moe_layer_interval"}, 1));
         config.moe_layers = (config.layers - dense) / step;
         if (config.name == "llama4_text") {  // one shared expert; dense layers have a width of their own
             config.shared_width = config.expert_width;
@@ -268,11 +239,40 @@ void read_mlp(const Fields& fields, ModelConfig& config) {
                                          config.mlp_matrices == 3 ? " (it has a gate)" : ""));
 }
 
-void read_dtype(const Fields& fields, ModelConfig& config) {
+/// The number format of the weights: that of quantization_config, or torch_dtype.
+void read_dtype(const Fields& fields, const Fields& outer, ModelConfig& config) {
     std::string name = fields.text("torch_dtype");
-    if (name.empty()) name = fields.text("dtype");
+    for (const std::string& other : {fields.text("dtype"), outer.text("torch_dtype"), outer.text("dtype")})
+        if (name.empty()) name = other;
     if (name == "bfloat16") config.dtype = DType::bf16;
     if (name == "float16") config.dtype = DType::fp16;
+    config.weights = config.dtype ? name_of(*config.dtype) : name == "float32" ? "fp32" : name;
+    const ConfigJson* quantised = &fields.raw({"quantization_config"});
+    if (quantised->is_null()) quantised = &outer.raw({"quantization_config"});
+    if (!quantised->is_object()) return;
+    const Fields how(*quantised);
+    config.weights = how.text("quant_method").empty() ? "quantised" : how.text("quant_method");
+    if (how.raw({"bits"}).is_number_integer()) config.weights += fmt::format(", {} bits", how.count({"bits"}));
+    else if (how.flag("load_in_4bit", false) || how.flag("_load_in_4bit", false)) config.weights += ", 4 bits";
+    else if (how.flag("load_in_8bit", false) || how.flag("_load_in_8bit", false)) config.weights += ", 8 bits";
+}
+
+/// Reads whether the output layer has the weights of the embedding. transformers ties them unless a family says not to,
+/// so the families listed here are those whose files may leave the field out and mean true.
+void read_tying(const Fields& fields, const Fields& outer, ModelConfig& config) {
+    const char* field = "tie_word_embeddings";
+    const bool by_default =
+        config.name.starts_with("gemma") ||
+        is_one_of(config.name, {"gpt2",        "opt",        "bert",       "roberta", "xlm-roberta",
+                                "distilbert",  "electra",    "modernbert", "esm",     "falcon",
+                                "cohere",      "cohere2",    "mpt",        "bloom",   "gpt_neo",
+                                "gpt_bigcode", "starcoder2", "smollm3",    "xglm",    "recurrent_gemma"});
+    config.tied = fields.flag(field, outer.flag(field, by_default));
+    const bool said = fields.raw({field}).is_boolean() || outer.raw({field}).is_boolean();
+    if (said || config.vocab == 0) return;
+    config.assumed.push_back(
+        by_default ? fmt::format("the output layer shares the embedding's weights, as {} does by default", config.name)
+                   : "the output layer has weights of its own");
 }
 
 }  // namespace
@@ -285,6 +285,10 @@ ModelConfig model_config_from_json(const ConfigJson& json) {
     config.name = fields.text("model_type");
     if (config.name.empty()) config.name = Fields(json).text("model_type");
     if (config.name.empty()) config.name = "model";
+    // The name is shown, so it must not break lines or move a terminal's cursor.
+    const auto shown = [](char c) { return c > ' ' && c <= '~'; };
+    if (!std::all_of(config.name.begin(), config.name.end(), shown))
+        bad_field("model_type", "a name of printable ASCII", config.name);
     if (fields.flag("is_encoder_decoder", false))
         throw Error(
             ErrorCode::unsupported, "is_encoder_decoder",
@@ -293,14 +297,16 @@ ModelConfig model_config_from_json(const ConfigJson& json) {
     config.layers = fields.required({"num_hidden_layers", "n_layer", "n_layers", "num_layers"});
     config.vocab = fields.size({"vocab_size", "padded_vocab_size"}, 0);
     if (config.vocab == 0) config.assumed.emplace_back("the file has no vocab_size, so the output layer is left out");
-    config.tied = fields.flag("tie_word_embeddings", Fields(json).flag("tie_word_embeddings", false));
+    read_tying(fields, Fields(json), config);
     refuse_unread_layers(fields, config);
     read_heads(fields, config);
     const ConfigJson& types = fields.raw({"layer_types", "layers_block_type"});
-    if (types.is_null()) read_layer_pattern(fields, config);
+    const ConfigJson& pairs = fields.raw({"attention_types"});
+    if (!pairs.is_null() || config.name == "gpt_neo") read_attention_types(fields, pairs, config);
+    else if (types.is_null()) read_layer_pattern(fields, config);
     else read_layer_types(fields, types, config);
     read_mlp(fields, config);
-    read_dtype(fields, config);
+    read_dtype(fields, Fields(json), config);
     config.softcap = fields.number({"attn_logit_softcapping"});
     config.sinks = config.name == "gpt_oss";
     config.causal = !is_one_of(config.name, {"bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert",

@@ -36,7 +36,8 @@ struct ModelConfig {
     bool causal = true;
     bool sinks = false;
     double softcap = 0;
-    std::optional<DType> dtype;  ///< of the weights, if it is one that attention computes with
+    std::optional<DType> dtype;  ///< of the activations, if the file says bf16 or fp16
+    std::string weights;         ///< format of the weights: "bf16", "fp32", "mxfp4", "gptq, 4 bits"; empty: not said
 
     std::int64_t hidden = 0;
     std::int64_t intermediate = 0;  ///< width of the dense layers' MLP
@@ -56,7 +57,7 @@ struct ModelConfig {
 };
 
 /// Reads the sizes from a config. Unknown fields are allowed. Throws Error(bad_data) that names the missing or wrong
-/// field, Error(unsupported) for a model with an encoder and a decoder.
+/// field, Error(unsupported) that names a field of a model that is not such a stack of layers.
 ModelConfig model_config_from_json(const nlohmann::json& json);
 
 /// Reads a config.json, or that of a folder. Throws Error(cannot_open), or as model_config_from_json() with the file's

@@ -103,13 +103,23 @@ CallCost call_of(const ModelQuestion& q, const char* name, const std::vector<Pas
 }  // namespace
 
 std::string GroupCost::refusal() const {
-    for (const SweepCell& cell : row.cells)
-        if (!cell.known()) return cell.refusal;
-    return "its tensors do not fit the memory";
+    std::vector<std::pair<std::string, std::string>> reasons;  // a reason, and its schedules
+    for (const SweepCell& cell : row.cells) {
+        const std::string why = cell.known() ? "its tensors do not fit the memory" : cell.refusal;
+        const auto same =
+            std::find_if(reasons.begin(), reasons.end(), [&](const auto& one) { return one.first == why; });
+        if (same == reasons.end()) reasons.emplace_back(why, name_of(cell.schedule));
+        else same->second += std::string(", ") + name_of(cell.schedule);
+    }
+    std::string text;
+    for (const auto& [why, schedules] : reasons) text += (text.empty() ? "" : "; ") + schedules + ": " + why;
+    return text;
 }
 
+std::string GroupCost::not_modelled() const { return best() == nullptr ? "" : best()->passes.front().not_modelled; }
+
 bool CallCost::known() const {
-    return refusal.empty() &&
+    return refusal.empty() && !groups.empty() &&
            std::all_of(groups.begin(), groups.end(), [](const auto& g) { return g.best() != nullptr; });
 }
 
@@ -129,6 +139,11 @@ ModelCost cost_of(const ModelQuestion& q) {
     cost.assumed = c.assumed;
     cost.parameters = parameters.layers(c, static_cast<double>(c.experts)) + parameters.output * (c.tied ? 1 : 2);
     cost.weight_bytes = bytes * cost.parameters;
+    const std::string counted = name_of(q.dtype);
+    const bool same_size = c.weights == counted || (bytes == 2 && (c.weights == "bf16" || c.weights == "fp16"));
+    cost.weights_known = c.weights.empty() || same_size;
+    if (!cost.weights_known)
+        cost.assumed.push_back("weights are counted in " + counted + ", while the file says " + c.weights);
     const auto per_token =
         static_cast<double>(c.kv_rank > 0 ? c.kv_rank + c.rope_dim : c.heads_kv * (c.head_dim + c.head_dim_v));
     for (const LayerGroup& group : c.groups) {
@@ -154,15 +169,20 @@ ModelCost cost_of(const ModelQuestion& q) {
     CallCost training = call_of(q, "training step", {Pass::forward, Pass::backward}, false);
     training.other_flop = 3 * tokens * (of_token + of_output);
     cost.calls.push_back(std::move(training));
-    cost.assumed.emplace_back("a training step is one forward and one backward, without recomputation");
+    cost.assumed.emplace_back(
+        "a training step is one forward and one backward, without recomputation; the memory of its gradients, "
+        "optimizer "
+        "and activations is not counted");
     if (c.causal) {
         CallCost decode = call_of(q, "decode", {Pass::forward}, true);
         decode.other_flop = batch * (of_token + of_output);
         decode.cache_bytes = cost.cache_bytes;
         decode.weight_bytes = bytes * (parameters.layers(c, experts_used(c, batch)) + parameters.output);
+        const bool answered = decode.refusal.empty();
         cost.calls.push_back(std::move(decode));
-        cost.assumed.emplace_back("a decode step makes one token of each sequence, and reads each weight once");
-        if (c.experts > 0) cost.assumed.emplace_back("tokens choose their experts at random");
+        if (answered)
+            cost.assumed.emplace_back("a decode step makes one token of each sequence, and reads each weight once");
+        if (answered && c.experts > 0) cost.assumed.emplace_back("tokens choose their experts at random");
     }
     if (std::any_of(c.groups.begin(), c.groups.end(), [](const auto& g) { return g.kind == Kind::other; }))
         cost.assumed.emplace_back(

@@ -28,8 +28,10 @@ struct GroupCost {
     SweepRow row;
 
     const SweepCell* best() const { return row.best(); }
-    /// The reason why nothing is predicted.
+    /// The reasons why nothing is predicted, each with its schedules: "standard, fa1: takes no sinks".
     std::string refusal() const;
+    /// Features of the fastest kernel whose time its prediction leaves out, such as "softcap".
+    std::string not_modelled() const;
 };
 
 /// One kind of call of the model.
@@ -51,7 +53,8 @@ struct CallCost {
 struct ModelCost {
     std::vector<CallCost> calls;
     double parameters = 0;         ///< of the matrices, and of the embedding
-    double weight_bytes = 0;       ///< of all of them
+    double weight_bytes = 0;       ///< of all of them, in the dtype of the question
+    bool weights_known = true;     ///< false if the file's weights have another size than that dtype
     double cache_token_bytes = 0;  ///< of K and V of one token in all layers, without windows
     double cache_bytes = 0;        ///< of K and V of the whole batch; 0 if the model is not causal and keeps none
     std::vector<std::string> assumed;
