@@ -76,7 +76,7 @@ void expect_drawable(const RooflineOptions& options) {
 
 void draw(const RooflineOptions& options, const model::Machine& machine, std::span<const measure::SweepRow> rows) {
     if (options.svg.empty() && options.png.empty()) return;
-    const std::string svg = plot::svg(measure::roofline_figure(machine, rows));
+    const std::string svg = plot::svg(measure::roofline_figure(machine, rows, options.baseline_given));
     if (!options.svg.empty()) write_file(options.svg, svg);
     if (!options.png.empty()) write_file(options.png, plot::png(svg));
 }
@@ -194,6 +194,17 @@ void show_timeline(const RooflineOptions& options, const model::Machine& machine
     else session.print(timeline_text(w, machine, terminal_width(STDOUT_FILENO)));
 }
 
+/// Adds the win of a schedule, that of the sum of its passes, to a line.
+void add_win(Json& line, const measure::SweepRow& row, const measure::SweepCell& cell) {
+    line["baseline"] = model::name_of(row.baseline.kind);
+    if (row.baseline.cell.known()) line["baseline_ms"] = row.baseline.cell.ms();
+    if (const double win = row.win(&cell); win > 0) {
+        line["win"] = win;
+        line["win_error"] = row.win_error(cell);
+    }
+    if (const auto reason = row.no_win(cell)) line["no_win"] = *reason;
+}
+
 /// A line for each length, schedule and pass.
 Json csv_rows(const model::Machine& machine, std::span<const measure::SweepRow> rows) {
     Json list = Json::array();
@@ -219,6 +230,7 @@ Json csv_rows(const model::Machine& machine, std::span<const measure::SweepRow> 
                 one["dram_bytes"] = pass.cost.work.bytes.dram;
                 one["memory_bytes"] = pass.memory.total();
                 one["fits"] = cell.fits;
+                add_win(one, row, cell);
                 list.push_back(one);
             }
         }
@@ -266,11 +278,14 @@ void expect_of_question(const RooflineOptions& options, const CLI::App& command,
     if (session.csv && no_table)
         throw UsageError("--csv",
                          "has no effect with --accuracy, --timeline, --tile or --worksheet: expected without it");
+    if (session.csv && command.count("--amdahl") > 0)
+        throw UsageError("--amdahl", "has no effect with --csv: expected without it");
     if (!options.model.empty()) {
         expect_only(command, "--model",
                     {"--device", "--compare", "--batch", "--len", "--dtype", "--schedule", "--by", "--threads"});
     } else if (!options.compare.empty()) {
-        for (const char* other : {"--svg", "--png", "--tile", "--timeline", "--worksheet", "--amdahl", "--accuracy"})
+        for (const char* other :
+             {"--svg", "--png", "--tile", "--timeline", "--worksheet", "--amdahl", "--accuracy", "--baseline"})
             if (command.count(other) > 0) throw UsageError(other, "has no effect with --compare: expected without it");
     }
     if (!options.compare.empty() && command.count("--device") > 0)
@@ -314,6 +329,7 @@ void add_roofline_command(CLI::App& app, Session& session) {
                         {"--device", "--batch", "--len", "--len-q", "--len-kv", "--heads", "--head-dim", "--dtype"});
         options->device_given = command->count("--device") > 0;
         options->by_given = command->count("--by") > 0;
+        options->baseline_given = command->count("--baseline") > 0;
         execute(*options, session);
     });
 }

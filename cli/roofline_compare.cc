@@ -59,6 +59,7 @@ std::string compared_text(const std::vector<Compared>& all, int width) {
     std::vector<std::pair<std::string, std::string>> facts{
         {"speed", fmt::format("the time of {} over that of the device", all.front().machine->name)}};
     std::vector<std::string> kernels;
+    std::vector<std::pair<std::string, std::string>> left_out;  // costs, and the devices whose kernels leave them out
     for (const Compared& one : all) {
         const measure::SweepCell* best = one.best();
         if (best == nullptr) {
@@ -72,7 +73,14 @@ std::string compared_text(const std::vector<Compared>& all, int width) {
                    fmt::format("{} {:.0f} %", longest.bound, longest.percent_of_bound)});
         facts.emplace_back(one.machine->name, measure::error_bar_text(one.row.problem, longest, *one.machine));
         add_kernel(kernels, *best);
+        if (longest.not_modelled.empty()) continue;
+        if (left_out.empty() || left_out.back().first != longest.not_modelled)
+            left_out.emplace_back(longest.not_modelled, one.machine->name);
+        else left_out.back().second += ", " + one.machine->name;
     }
+    for (const auto& [costs, devices] : left_out)
+        facts.emplace_back("not modelled",
+                           fmt::format("{}: the kernels take longer by its cost on {}", costs, devices));
     facts.insert(facts.begin(), {"kernels", fmt::format("{}", fmt::join(kernels, ", "))});
     return table.text(width) + "\n" + facts_text(facts, width);
 }
@@ -89,6 +97,7 @@ Json compared_json(const std::vector<Compared>& all, const Compared& one) {
     entry["by"] = longest.by;
     entry["ms"] = best->ms();
     entry["error"] = error_of(*best);
+    entry["not_modelled"] = longest.not_modelled;
     entry["tflops"] = best->tflops();
     entry["gbs"] = gigabytes_per_second(*best);
     if (const double speed = speed_of(all, one); speed > 0) entry["speed"] = speed;
@@ -112,8 +121,10 @@ double gigabytes_per_second(const measure::SweepCell& cell) {
 }
 
 std::string rate_text(const measure::SweepCell& cell) {
-    return cell.longest().bound == "DRAM" ? fmt::format("{:.0f} GB/s", gigabytes_per_second(cell))
-                                          : fmt::format("{:.3g} TFLOP/s", cell.tflops());
+    if (cell.longest().bound == "DRAM") return fmt::format("{:.0f} GB/s", gigabytes_per_second(cell));
+    const double rate = cell.tflops();
+    constexpr double kThreeDigits = 999.5;  // from here on {:.3g} writes powers of ten
+    return rate < kThreeDigits ? fmt::format("{:.3g} TFLOP/s", rate) : fmt::format("{:.0f} TFLOP/s", rate);
 }
 
 void add_kernel(std::vector<std::string>& kernels, const measure::SweepCell& cell) {
@@ -125,11 +136,16 @@ std::string error_percent_text(const measure::SweepCell& cell) {
     return fmt::format("+-{:.0f} %", 100 * error_of(cell));
 }
 
+static std::string trimmed(const std::string& text) {
+    const auto begin = text.find_first_not_of(' ');
+    return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(' ') - begin + 1);
+}
+
 std::vector<model::Machine> machines_to_compare(const RooflineOptions& options) {
     std::vector<model::Machine> machines;
     std::vector<std::string> names;
     for (const std::string& name : parse_list("--compare", options.compare)) {
-        machines.push_back(machine_of_option(name, "--compare"));
+        machines.push_back(machine_of_option(trimmed(name), "--compare"));
         names.push_back(machines.back().name);
     }
     expect_each_once("--compare", options.compare, names);

@@ -33,6 +33,7 @@ struct RooflineOptions {
     bool dtype_given = false;
     bool device_given = false;
     bool by_given = false;
+    bool baseline_given = false;
     std::vector<std::string> records;
 
     void declare(CLI::App& command);

@@ -21,7 +21,7 @@ using measure::SweepRow;
 std::string win_text(double win) { return win > 0 ? fmt::format("{:.2f}x", win) : "-"; }
 
 /// Formats TFLOP/s with three digits and without powers of ten.
-std::string rate_text(double rate) { return rate < 1000 ? fmt::format("{:.3g}", rate) : fmt::format("{:.0f}", rate); }
+std::string rate_text(double rate) { return rate < 999.5 ? fmt::format("{:.3g}", rate) : fmt::format("{:.0f}", rate); }
 
 std::string model_text(double win, double fraction) {
     return win_text(win > 0 ? measure::amdahl_speedup(fraction, win) : 0);
@@ -179,9 +179,11 @@ std::string limits_text(const SweepRow& row, const measure::SweepQuestion& quest
         if (!cell.known()) continue;
         std::string text;
         if (with_standard && cell.schedule != Schedule::standard && !row.problem.ragged && !row.problem.kv_lengths) {
-            for (const Range& range : measure::faster_than_standard(row.problem, cell.schedule, question))
-                text += (text.empty() ? "faster than standard " : ", ") + range_text(range);
-            text += text.empty() ? "never faster than standard; " : "; ";
+            if (const auto ranges = measure::faster_than_standard(row.problem, cell.schedule, question)) {
+                for (const Range& range : *ranges)
+                    text += (text.empty() ? "faster than standard " : ", ") + range_text(range);
+                text += text.empty() ? "never faster than standard; " : "; ";
+            }
         }
         const std::int64_t longest =
             model::longest_that_fits(row.problem, cell.schedule, question.passes.back(), question.machine);

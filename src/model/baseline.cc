@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "model/error_bar.hpp"
 #include "model/family.hpp"
+#include "model/live_keys.hpp"
 #include "model/parts.hpp"
 #include "schedule/schedule.hpp"
 #include "tessera/error.hpp"
@@ -31,7 +33,6 @@ constexpr Operators kMath{0.7, 1.2, 0.85, 0.4, 30, 80};
 constexpr double kEagerError = 0.5;           ///< runs of the same calls by others differ by as much
 constexpr double kEagerErrorOfTcgen05 = 1.6;  ///< the one table of a B200, of an early PyTorch
 constexpr double kMathError = 0.1;            ///< nine of ten held-out rows of an H200
-constexpr double kElsewhereError = 0.5;       ///< math, on a card or in a pass that nobody measured
 
 /// One kernel that goes over the whole matrix of scores.
 struct MatrixStep {
@@ -41,13 +42,16 @@ struct MatrixStep {
     double slowed = 1;  ///< times that the traffic takes longer
 };
 
+/// Do sequences end before the rows and columns of their matrix, so that PyTorch needs a mask for their lengths?
+bool pads(const Problem& p) { return p.ragged || p.kv_lengths; }
+
 std::vector<MatrixStep> steps_of(const Problem& p, Pass pass, double e, double masked, bool safe_softmax) {
     const auto d = static_cast<double>(p.head_dim), dv = static_cast<double>(p.head_dim_v);
     const bool drops = p.dropout.probability > 0;
     std::vector<MatrixStep> steps;
     if (pass == Pass::forward) {
         steps.push_back({"scores", e, 2 * d});
-        if (!p.mask.trivial() || p.ragged) steps.push_back({"mask", 2 * e, 0, masked});
+        if (!p.mask.trivial() || pads(p)) steps.push_back({"mask", 2 * e, 0, masked});
         steps.push_back({"softmax", 2 * e});
         if (safe_softmax) steps.push_back({"rows without keys", 3 * e + 2});
         if (drops) steps.push_back({"dropout", 2 * e + 1});
@@ -84,12 +88,14 @@ double repeated_bytes(const Problem& of_call) {
 /// The schedule's own count of visible pairs and FLOP; PyTorch computes hidden pairs, too.
 schedule::Cost visible_cost(const Problem& problem, Pass pass, const PredictOptions& options) {
     constexpr Tile kTile{128, 128};
-    return schedule::cost({.problem = problem,
-                           .schedule = Schedule::standard,
-                           .pass = pass,
-                           .tile = kTile,
-                           .residency = {},
-                           .sequences = options.sequences});
+    schedule::Workload w{.problem = on_live_keys(problem, options.sequences),
+                         .schedule = Schedule::standard,
+                         .pass = pass,
+                         .tile = kTile,
+                         .residency = {},
+                         .sequences = {}};
+    if (w.problem.ragged) w.sequences = options.sequences;
+    return schedule::cost(w);
 }
 
 void predict_operators(const Problem& of_call, Baseline baseline, const Machine& machine, const PredictOptions& options,
@@ -148,11 +154,12 @@ void predict_operators(const Problem& of_call, Baseline baseline, const Machine&
 }
 
 /// memory-efficient has no heads that share keys, no window and no ragged batch: PyTorch repeats K and V, reads a mask
-/// of all pairs, and pads.
+/// of all pairs, and pads. All heads share the mask, sequences share it if they have the same length. It is a bool
+/// tensor, from which PyTorch makes one of the dtype; a kernel reads it for each head, from memory if the L2 is small.
 void predict_efficient(const Problem& of_call, const Machine& machine, const PredictOptions& options, Prediction& out) {
     Problem p = padded_batch(of_call);
     const bool mask_matrix =
-        of_call.ragged || of_call.mask.window_left != unbounded || of_call.mask.window_right != unbounded;
+        pads(of_call) || of_call.mask.window_left != unbounded || of_call.mask.window_right != unbounded;
     if (mask_matrix) p.mask = {};
     PredictOptions own = options;
     own.by = kEfficient;
@@ -168,20 +175,50 @@ void predict_efficient(const Problem& of_call, const Machine& machine, const Pre
         if (options.worksheet)
             out.worksheet.push_back({name, fmt::format("{:.0f} B / {:.5g} GB/s = {:.4g} ms", bytes, rate * 1e-6, ms)});
     };
-    const double elements =
-        static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv);
-    add("repeated K and V", repeated_bytes(of_call), machine.dram_gbs * machine.dram_copy_share * 1e6);
-    if (mask_matrix)
-        add("mask of all pairs", elements * static_cast<double>(size_of(p.dtype)),
-            machine.l2_bytes * machine.cores * machine.rated_clock_ghz * 1e6);
+    const double copy = machine.dram_gbs * machine.dram_copy_share * 1e6;
+    double dram = repeated_bytes(of_call);
+    out.memory.workspace += static_cast<std::int64_t>(dram / 2);  // it is written and read
+    add("repeated K and V", dram, copy);
+    if (mask_matrix) {
+        constexpr double kHeld = 0.5;  // of the L2
+        const auto e = static_cast<double>(size_of(p.dtype));
+        const double mask = static_cast<double>(pads(of_call) ? p.batch : 1) * static_cast<double>(p.len_q) *
+                            static_cast<double>(p.len_kv);
+        const double reads =
+            static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv) * e;
+        const bool in_l2 = mask * e <= kHeld * machine.l2_mib * 1048576.0;
+        add("mask of all pairs", reads,
+            in_l2 ? machine.l2_bytes * machine.cores * machine.rated_clock_ghz * 1e6 : copy);
+        out.memory.workspace += static_cast<std::int64_t>(mask * (1 + e));
+        dram += in_l2 ? mask * e : reads;
+    }
+    const schedule::Bytes bytes = out.cost.work.bytes;
     out.cost = visible_cost(of_call, out.pass, options);
+    out.cost.work.bytes = bytes;
+    out.cost.work.bytes.dram += static_cast<std::int64_t>(dram);
+    for (Roof& roof : out.roofs) {
+        if (roof.name == "DRAM") roof.ms += dram / (machine.dram_gbs * 1e6);
+        roof.percent = out.ms > 0 ? 100 * roof.ms / out.ms : 0;
+        if (out.percent_of_bound < roof.percent || out.bound == roof.name)
+            out.bound = roof.name, out.percent_of_bound = roof.percent;
+    }
     const auto flop = static_cast<double>(out.cost.work.flop);
     out.tflops = out.ms > 0 ? flop * 1e-9 / out.ms : 0;
+    out.intensity = flop / static_cast<double>(std::max<std::int64_t>(1, out.cost.work.bytes.dram));
+    if (!like_rows_of_pytorch(of_call)) out.error = std::max(out.error, kErrorWithoutRows);
 }
 
-double error_of_operators(Baseline baseline, Pass pass, const Machine& machine) {
+double error_of_operators(const Problem& problem, Baseline baseline, Pass pass, const Machine& machine) {
     if (baseline == Baseline::eager) return has_tcgen05(machine) ? kEagerErrorOfTcgen05 : kEagerError;
-    return machine.name == "h200" && pass == Pass::forward ? kMathError : kElsewhereError;
+    const bool measured = machine.name == "h200" && pass == Pass::forward && like_rows_of_pytorch(problem);
+    return measured ? kMathError : kErrorWithoutRows;
+}
+
+/// Do PyTorch's memory-efficient kernels take the call's head_dims, whose rows are a multiple of 16 bytes? Otherwise it
+/// runs math.
+bool takes_efficient(const Problem& p) {
+    const std::int64_t multiple = 16 / size_of(p.dtype);
+    return p.head_dim % multiple == 0 && p.head_dim_v % multiple == 0;
 }
 
 }  // namespace
@@ -210,7 +247,7 @@ std::string title_of(Baseline baseline, const Problem& problem) {
 
 Baseline without_flash(const Problem& problem, const Machine& machine) {
     if (machine.kind == MachineKind::cpu) return Baseline::standard;
-    return refusal(problem, Baseline::efficient, Pass::forward, machine) ? Baseline::math : Baseline::efficient;
+    return takes_efficient(problem) ? Baseline::efficient : Baseline::math;
 }
 
 std::optional<std::string> refusal(const Problem& problem, Baseline baseline, Pass pass, const Machine& machine,
@@ -254,7 +291,7 @@ Prediction predict(const Problem& problem, Baseline baseline, Pass pass, const M
                                                : "bench/results/published/fitted_eager.jsonl";
     out.not_modelled = not_modelled(problem, true);
     predict_operators(problem, baseline, machine, options, out);
-    out.error = error_of_operators(baseline, pass, machine);
+    out.error = error_of_operators(problem, baseline, pass, machine);
     return out;
 }
 

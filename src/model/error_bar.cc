@@ -6,6 +6,7 @@
 
 #include "model/error_bars.hpp"
 #include "model/family.hpp"
+#include "model/parts.hpp"
 
 namespace tessera::model {
 namespace {
@@ -44,7 +45,7 @@ constexpr double kNotCalibrated = 1;
 
 double bar_of_h200(const char* kind, bool is_short, const Prediction& p) {
     if (p.fitted_on.ends_with(kDecodeRecords)) return kDecode;
-    if (p.by == kEfficient && std::string_view(kind) == "prefill" && !is_short) return kEfficientPrefill;
+    if (p.by == kEfficient) return is_short ? kErrorWithoutRows : kEfficientPrefill;
     const std::string_view schedule = name_of(p.schedule);
     const std::string_view pass = name_of(p.pass);
     double of_all = 1;
@@ -70,6 +71,14 @@ std::string kind_of(const Problem& p) {
     return p.heads_q != p.heads_kv ? "grouped heads" : "prefill";
 }
 
+bool in_tables(const std::string& kind) {
+    return kind == "prefill" || kind == "grouped heads" || kind == "head_dim" || kind == "few heads";
+}
+
+bool like_rows_of_pytorch(const Problem& p) {
+    return p.dtype == DType::bf16 && kind_of(p) == "prefill" && not_modelled(p, false).empty();
+}
+
 bool is_short(const Prediction& prediction) {
     constexpr double kFlop = 2e10;
     return static_cast<double>(prediction.cost.work.flop) <= kFlop;
@@ -93,11 +102,12 @@ double error_bar(const Problem& problem, const Prediction& prediction, const Mac
     const std::string kind = kind_of(problem);
     const bool few = kind == "decode", is_small = !few && is_short(prediction);
     const double h200 = bar_of_h200(few && problem.len_q > 1 ? "few queries" : kind.c_str(), is_small, prediction);
+    if (prediction.by == kEfficient && !like_rows_of_pytorch(problem)) return kErrorWithoutRows;
     if (rows_of(machine) == Rows::many) return h200;
     if (rows_of(machine) == Rows::some) return kH100 * h200;
     const CardBars* known = card_of(machine);
     const CardBars& card = known == nullptr ? kElsewhere : *known;
-    const bool as_published = kind == "prefill" || kind == "grouped heads" || kind == "head_dim" || kind == "few heads";
+    const bool as_published = in_tables(kind);
     const double bar = !as_published ? kOtherKinds : prediction.pass == Pass::forward ? card.forward : card.backward;
     return std::max({bar, is_small ? kShort * h200 : 0.0, known == nullptr || !as_published ? h200 : 0.0});
 }

@@ -21,6 +21,16 @@ bool is_short(const Prediction& prediction);
 enum class Rows { many, some, published, none };
 Rows rows_of(const Machine& machine);
 
+/// Do published tables of other cards have kernels that ran calls of this kind? Those with as many queries as keys do.
+bool in_tables(const std::string& kind);
+
+/// The bar of PyTorch's kernels where no rows of them exist.
+inline constexpr double kErrorWithoutRows = 0.5;
+
+/// Is the call like the rows of PyTorch's memory-efficient kernels and math path (h200/pytorch_held_out.jsonl)? They
+/// are prefills in bf16, without dropout or another change of the scores.
+bool like_rows_of_pytorch(const Problem& problem);
+
 /// Prediction::error of a GPU's or a CPU's prediction.
 double error_bar(const Problem& problem, const Prediction& prediction, const Machine& machine);
 

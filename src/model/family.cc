@@ -174,7 +174,9 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
     const cuda::Limits limits = limits_of(machine);
     // flash-attention: README and csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp; cuDNN: support matrix of
     // scaled_dot_product_attention
-    if (size_of(problem.dtype) > 2) return std::string(by) + " takes 16-bit inputs";
+    if (size_of(problem.dtype) > 2)
+        return by == kEfficient ? "the constants of memory-efficient are of 16-bit inputs"
+                                : std::string(by) + " takes 16-bit inputs";
     if (problem.sinks && by != "cudnn") return std::string(by) + " takes no sinks";
     const auto dim = std::max(problem.head_dim, problem.head_dim_v);
     if (by == kEfficient) {

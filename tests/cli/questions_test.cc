@@ -84,7 +84,42 @@ TEST_F(QuestionsTest, compare_names_bad_machines) {
     expect_error("roofline --compare h200,xeon-16", 2, "--compare: expected GPUs only or CPUs only");
     expect_error("roofline --compare h200,a100 --device l4", 2, "--device: expected --compare or --device");
     expect_error("roofline --compare h200,a100 --worksheet", 2, "--worksheet: has no effect with --compare");
+    expect_error("roofline --compare h200,a100 --baseline eager", 2, "--baseline: has no effect with --compare");
     expect_error("roofline --compare v100,t4 --len 64", 69, "no machine can be predicted");
+}
+
+TEST_F(QuestionsTest, compare_says_what_the_times_leave_out) {
+    const std::string call = "roofline --compare 'h100, b200' --len 16384 --heads 16 --head-dim 128 ";
+    const Outcome plain = run_ok(call);
+    expect_fits(plain);
+    EXPECT_EQ(plain.out.find("e+0"), std::string::npos) << plain.out;  // 1,350 TFLOP/s
+    EXPECT_EQ(plain.out.find("not modelled"), std::string::npos);
+    expect_says(run_ok(call + "--softcap 50"), "softcap: the kernels take longer by its cost on h100, b200");
+    EXPECT_EQ(run_ok(call + "--softcap 50 --json").json().at("rows").at(1).at("not_modelled"), "softcap");
+    expect_says(run_ok("roofline --compare h100,b200 --len-q 1 --len-kv 8192"), "as published tables have few of them");
+}
+
+TEST_F(QuestionsTest, a_baseline_in_each_form) {
+    const std::string call =
+        "roofline --device h200 --len 2048 --heads 16 --head-dim 64 --schedule fa3 --baseline eager ";
+    const Outcome csv = run_ok(call + "--csv");
+    const auto row = run_ok(call + "--json").json().at("rows").at(0);
+    expect_says(csv, ",baseline,baseline_ms,win,win_error\n");
+    expect_says(csv, fmt::format(",eager,{},{}", row.at("baseline").at("ms").dump(),
+                                 row.at("schedules").at(0).at("win").dump()));
+    expect_error(call + "--csv --amdahl 0.4", 2, "--amdahl: has no effect with --csv");
+    run_ok(call + "--svg a.svg");
+    std::ifstream file(path("a.svg"));
+    const std::string svg{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_NE(svg.find(">eager<"), std::string::npos);
+}
+
+TEST_F(QuestionsTest, a_comparison_with_standard_needs_all_costs) {
+    const Outcome drops = run_ok("roofline --device h200 --len 4096 --dropout 0.1 --baseline math");
+    EXPECT_EQ(drops.out.find("never faster than standard"), std::string::npos) << drops.out;
+    expect_says(run_ok("roofline --device h200 --kv-lengths 4000,17,512 --len-q 1 --len-kv 8192"), "efficient");
+    expect_says(run_ok("roofline --device h200 --dtype fp32 --by tessera --len 4k"),
+                "memory-efficient are of 16-bit inputs");
 }
 
 TEST_F(QuestionsTest, a_model_by_its_config) {

@@ -59,6 +59,13 @@ TEST(Baseline, without_flash_is_what_pytorch_takes) {
     const Problem p = Problem::dense(2, 2048, 16, 64, DType::bf16);
     EXPECT_EQ(without_flash(p, card("a100")), Baseline::efficient);
     EXPECT_EQ(without_flash(Problem::dense(2, 2048, 16, 60, DType::bf16), card("a100")), Baseline::math);
+    // PyTorch runs memory-efficient here, though the model does not predict it.
+    const Problem fp32 = Problem::dense(2, 2048, 16, 64, DType::fp32);
+    EXPECT_EQ(without_flash(fp32, card("h200")), Baseline::efficient);
+    EXPECT_EQ(refusal(fp32, Baseline::efficient, Pass::forward, card("h200")),
+              "the constants of memory-efficient are of 16-bit inputs");
+    EXPECT_EQ(without_flash(Problem::dense(2, 2048, 16, 60, DType::fp32), card("h200")), Baseline::efficient);
+    EXPECT_EQ(without_flash(Problem::dense(2, 2048, 16, 64, DType::fp16), card("t4")), Baseline::efficient);
     EXPECT_EQ(without_flash(p, card("xeon-16")), Baseline::standard);
 }
 
@@ -84,6 +91,58 @@ TEST(Baseline, no_win_where_a_cost_is_missing) {
     const measure::SweepRow large =
         ask(Problem::dense(1, 1 << 19, 16, 64, DType::bf16), Baseline::eager, "flash-attention");
     EXPECT_EQ(large.no_win(large.cells.front()), "it does not fit the memory");
+}
+
+/// The lengths of a cache's sequences are PyTorch's mask; the call has the FLOP of its own keys.
+TEST(Baseline, of_a_cache_with_lengths) {
+    Problem p{.dtype = DType::bf16, .batch = 3, .len_q = 1, .len_kv = 8192, .heads_q = 16, .heads_kv = 16};
+    p.kv_lengths = true;
+    const PredictOptions lengths{.sequences = {{1, 4000}, {1, 17}, {1, 512}}};
+    for (const Baseline baseline : {Baseline::eager, Baseline::math, Baseline::efficient}) {
+        const Prediction found = predict(p, baseline, Pass::forward, card("h200"), lengths);
+        Problem whole = p;
+        whole.kv_lengths = false;
+        const Prediction all = predict(whole, baseline, Pass::forward, card("h200"));
+        EXPECT_GT(found.ms, all.ms) << name_of(baseline);
+        EXPECT_LT(found.cost.work.flop, all.cost.work.flop) << name_of(baseline);
+    }
+}
+
+/// A window is a mask of all pairs, a bool tensor and one of the dtype, which a call must hold.
+TEST(Baseline, efficient_holds_the_mask_of_a_window) {
+    Problem p = Problem::dense(1, 1 << 18, 16, 128, DType::bf16);
+    const Prediction full = predict(p, Baseline::efficient, Pass::forward, card("h200"));
+    p.mask.window_left = 1023;
+    p.mask.window_right = 0;
+    const Prediction window = predict(p, Baseline::efficient, Pass::forward, card("h200"));
+    const double pairs = std::pow(2.0, 36);
+    EXPECT_EQ(static_cast<double>(window.memory.workspace - full.memory.workspace), 3 * pairs);
+    EXPECT_GE(static_cast<double>(window.cost.work.bytes.dram), 16 * 2 * pairs) << "each head reads it";
+    const measure::SweepRow row =
+        measure::sweep_one(p, {card("h200"), {Schedule::fa3}, {Pass::forward}, {.by = "published"}, std::nullopt});
+    EXPECT_EQ(row.no_win(row.cells.front()), "it does not fit the memory");
+    p.len_q = p.len_kv = 2048;
+    const Prediction in_l2 = predict(p, Baseline::efficient, Pass::forward, card("h200"));
+    p.mask = {};
+    const Prediction no_mask = predict(p, Baseline::efficient, Pass::forward, card("h200"));
+    EXPECT_EQ(in_l2.cost.work.bytes.dram - no_mask.cost.work.bytes.dram, 2 * 2048 * 2048) << "the L2 holds it";
+}
+
+/// The rows of PyTorch's kernels are of prefills in bf16: other calls have a wider bar.
+TEST(Baseline, bars_only_of_calls_that_have_rows) {
+    const Problem prefill = Problem::dense(4, 2048, 16, 64, DType::bf16);
+    std::vector<Problem> others(5, prefill);
+    others[0].mask.window_left = 128;
+    others[1].heads_kv = 4;
+    others[2].len_q = 1;
+    others[3].dtype = DType::fp16;
+    others[4].dropout.probability = 0.1;
+    for (const Baseline baseline : {Baseline::math, Baseline::efficient}) {
+        EXPECT_EQ(predict(prefill, baseline, Pass::forward, card("h200")).error, 0.1) << name_of(baseline);
+        for (const Problem& p : others)
+            EXPECT_GE(predict(p, baseline, Pass::forward, card("h200")).error, 0.5)
+                << name_of(baseline) << " " << p.describe();
+    }
 }
 
 TEST(Baseline, refuses_what_pytorch_has_not) {

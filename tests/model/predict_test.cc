@@ -283,11 +283,11 @@ TEST(Sweep, crossings_of_many_heads) {
     const Problem few = Problem::dense(1, 1024, 32, 128, DType::bf16);
     Problem many = few;
     many.batch = 64;
-    const auto ranges = measure::faster_than_standard(many, Schedule::fa3, question);
+    const auto ranges = *measure::faster_than_standard(many, Schedule::fa3, question);
     ASSERT_FALSE(ranges.empty());
     for (const Problem& problem : {few, many}) {  // as far as standard runs, and no further
         Problem at_end = problem;
-        at_end.len_q = at_end.len_kv = measure::faster_than_standard(problem, Schedule::fa3, question).back().end;
+        at_end.len_q = at_end.len_kv = measure::faster_than_standard(problem, Schedule::fa3, question)->back().end;
         ASSERT_GT(at_end.len_q, 0);
         const measure::SweepCell standard = measure::sweep_one(at_end, question).cells.front();
         EXPECT_TRUE(!standard.known() || !standard.fits) << at_end.describe();
@@ -296,7 +296,16 @@ TEST(Sweep, crossings_of_many_heads) {
     }
     many.batch = std::int64_t{1} << 31;
     many.heads_q = many.heads_kv = 2048;  // not even the shortest can be counted
-    EXPECT_TRUE(measure::faster_than_standard(many, Schedule::fa3, question).empty());
+    EXPECT_TRUE(measure::faster_than_standard(many, Schedule::fa3, question)->empty());
+}
+
+TEST(Sweep, no_crossings_where_a_cost_is_missing) {
+    const measure::SweepQuestion question{
+        *find_machine("h200"), {Schedule::standard, Schedule::fa1}, {Pass::forward}, {}};
+    Problem p = Problem::dense(1, 4096, 16, 64, DType::bf16);
+    EXPECT_TRUE(measure::faster_than_standard(p, Schedule::fa1, question));
+    p.softcap = 30;
+    EXPECT_FALSE(measure::faster_than_standard(p, Schedule::fa1, question));
 }
 
 TEST(Sweep, wins_and_crossings) {
@@ -304,7 +313,7 @@ TEST(Sweep, wins_and_crossings) {
     const measure::SweepQuestion question{machine, {Schedule::standard, Schedule::fa1}, {Pass::forward}, {}};
     // At head_dim 256, fa1 moves more than the N x N matrix (src/cuda/fa1/README.md): it loses from some length on.
     const Problem p = Problem::dense(16, 1024, 8, 256, DType::bf16);
-    const auto ranges = measure::faster_than_standard(p, Schedule::fa1, question);
+    const auto ranges = *measure::faster_than_standard(p, Schedule::fa1, question);
     ASSERT_FALSE(ranges.empty());
     for (const Range& range : ranges) {
         const auto win = [&](std::int64_t len) {

@@ -32,10 +32,15 @@ std::string error_bar_text(const Problem& problem, const model::Prediction& pred
             return fmt::format("+-{:.0f} %, an H200's for {} and a quarter more, as rows of {} confirm", percent, of,
                                machine.name);
         case model::Rows::published:
+            if (!model::in_tables(kind)) break;
             return fmt::format("+-{:.0f} %, for {}, by published tables of {} or of its chip", percent, of,
                                machine.name);
         case model::Rows::none: break;
     }
+    if (!model::in_tables(kind))
+        return fmt::format(
+            "+-{:.0f} %, for {}: a bar of all cards but an H200 and an H100, as published tables have few of them",
+            percent, of);
     return fmt::format("+-{:.0f} %, for {}, by published tables of other cards: no Records of {} itself exist", percent,
                        of, machine.name);
 }

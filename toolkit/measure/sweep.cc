@@ -77,6 +77,10 @@ double SweepRow::win_error(const SweepCell& cell) const {
 std::optional<std::string> SweepRow::no_win(const SweepCell& cell) const {
     if (!baseline.cell.known()) return baseline.cell.refusal;
     if (!baseline.cell.fits) return "it does not fit the memory";  // no machine could have run it
+    return missing_cost(cell);
+}
+
+std::optional<std::string> SweepRow::missing_cost(const SweepCell& cell) const {
     const auto lacks = [](const SweepCell& one) { return one.longest().not_modelled; };
     if (const std::string what = lacks(baseline.cell); !what.empty()) return what + " is not in its time";
     if (cell.known() && !lacks(cell).empty())
@@ -125,10 +129,15 @@ SweepRow sweep_one(const Problem& problem, const SweepQuestion& question) {
     return row;
 }
 
-std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedule, const SweepQuestion& question) {
+std::optional<std::vector<Range>> faster_than_standard(const Problem& problem, Schedule schedule,
+                                                       const SweepQuestion& question) {
     SweepQuestion pair{
         question.machine, {Schedule::standard, schedule}, question.passes, question.options, model::Baseline::standard};
     pair.options.worksheet = false;
+    if (const Problem shortest = with_length(problem, kShortest); schedule::countable(shortest)) {
+        const SweepRow row = sweep_one(shortest, pair);
+        if (row.baseline.cell.known() && row.missing_cost(row.cells.back())) return std::nullopt;
+    }
     const auto faster = [&](std::int64_t len) {
         const SweepRow row = sweep_one(with_length(problem, len), pair);
         return row.win(&row.cells.back()) > 1;
@@ -186,7 +195,7 @@ std::string lengths_text(const Problem& first, const Problem& last) {
 }
 
 /// Formats a rate with three digits and without powers of ten.
-std::string rate_text(double rate) { return rate < 1000 ? fmt::format("{:.3g}", rate) : fmt::format("{:.0f}", rate); }
+std::string rate_text(double rate) { return rate < 999.5 ? fmt::format("{:.3g}", rate) : fmt::format("{:.0f}", rate); }
 
 /// Describes the question in the words of the options, and names the library of the kernels.
 std::string subtitle_of(std::span<const SweepRow> rows) {
@@ -208,22 +217,22 @@ std::string subtitle_of(std::span<const SweepRow> rows) {
 }
 
 /// Labels the first and the last point of a schedule with their lengths, below the point if its line leaves upwards.
-std::vector<plot::Note> ends_of(std::span<const SweepRow> rows, std::size_t schedule,
-                                std::span<const plot::Point> points) {
+std::vector<plot::Note> ends_of(const SweepCell& first_cell, const SweepRow& first, const SweepCell& last_cell,
+                                const SweepRow& last, std::span<const plot::Point> points) {
     std::vector<plot::Note> ends;
-    const auto add = [&](const SweepRow& row, const plot::Point& end, const plot::Point& next) {
-        if (!row.cells[schedule].known()) return;
+    const auto add = [&](const SweepCell& cell, const SweepRow& row, const plot::Point& end, const plot::Point& next) {
+        if (!cell.known()) return;
         ends.push_back({{end.x, end.y}, short_length(row.problem.len_kv), next.x > end.x && next.y > end.y});
     };
     if (points.empty()) return ends;
-    add(rows.front(), points.front(), points[points.size() > 1 ? 1 : 0]);
-    add(rows.back(), points.back(), points[points.size() > 1 ? points.size() - 2 : 0]);
+    add(first_cell, first, points.front(), points[points.size() > 1 ? 1 : 0]);
+    add(last_cell, last, points.back(), points[points.size() > 1 ? points.size() - 2 : 0]);
     return ends;
 }
 
 }  // namespace
 
-plot::Figure roofline_figure(const model::Machine& machine, std::span<const SweepRow> rows) {
+plot::Figure roofline_figure(const model::Machine& machine, std::span<const SweepRow> rows, bool with_baseline) {
     plot::Figure figure;
     const Problem& first = rows.front().problem;
     figure.title = fmt::format("Roofline of {}", machine.title);
@@ -237,11 +246,9 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
     double most = ridge * 2;
     double lowest = peak / 2;
     double flop_per_exp = 0;
-    for (std::size_t s = 0; s < rows.front().cells.size(); ++s) {
-        const Schedule schedule = rows.front().cells[s].schedule;  // each schedule keeps its colour in any selection
-        plot::Series series{.name = name_of(schedule), .points = {}, .color = static_cast<int>(schedule)};
+    const auto add_line = [&](plot::Series series, const auto& cell_of) {
         for (const SweepRow& row : rows) {
-            const SweepCell& cell = row.cells[s];
+            const SweepCell& cell = cell_of(row);
             if (!cell.known()) continue;
             double flop = 0, bytes = 0, exps = 0;
             for (const auto& pass : cell.passes) {
@@ -261,10 +268,21 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
                                                  cell.ms(), cell.tflops(), 100 * (bar - 1)),
                                      cell.tflops() / bar, cell.tflops() * bar});
         }
-        if (series.points.empty()) continue;
-        const std::vector<plot::Note> ends = ends_of(rows, s, series.points);
+        if (series.points.empty()) return;
+        const std::vector<plot::Note> ends =
+            ends_of(cell_of(rows.front()), rows.front(), cell_of(rows.back()), rows.back(), series.points);
         figure.notes.insert(figure.notes.end(), ends.begin(), ends.end());
         figure.series.push_back(std::move(series));
+    };
+    for (std::size_t s = 0; s < rows.front().cells.size(); ++s) {
+        const Schedule schedule = rows.front().cells[s].schedule;  // each schedule keeps its colour in any selection
+        add_line({.name = name_of(schedule), .points = {}, .color = static_cast<int>(schedule)},
+                 [s](const SweepRow& row) -> const SweepCell& { return row.cells[s]; });
+    }
+    if (with_baseline) {
+        const int color = static_cast<int>(std::size(kSchedules));
+        add_line({.name = model::name_of(rows.front().baseline.kind), .points = {}, .color = color, .dashed = true},
+                 [](const SweepRow& row) -> const SweepCell& { return row.baseline.cell; });
     }
     figure.x.least = least;
     figure.x.most = most;

@@ -49,6 +49,8 @@ struct SweepRow {
     /// The reason why `cell` has no win, or nothing: the baseline is not known or does not fit, or a cost is missing on
     /// one side.
     std::optional<std::string> no_win(const SweepCell& cell) const;
+    /// The part of no_win() that says which cost is missing.
+    std::optional<std::string> missing_cost(const SweepCell& cell) const;
 };
 
 /// The question that a sweep answers.
@@ -64,8 +66,9 @@ struct SweepQuestion {
 SweepRow sweep_one(const Problem& problem, const SweepQuestion& question);
 
 /// Returns the ranges of lengths at which a schedule is faster than standard attention, such as {1, 812}, while
-/// standard fits. An `end` of 0 means no end.
-std::vector<Range> faster_than_standard(const Problem& problem, Schedule schedule, const SweepQuestion& question);
+/// standard fits. An `end` of 0 means no end. Nothing: their times cannot be compared, because one leaves out a cost.
+std::optional<std::vector<Range>> faster_than_standard(const Problem& problem, Schedule schedule,
+                                                       const SweepQuestion& question);
 
 /// Returns the speedup of a model whose attention takes a `fraction` of the time and becomes `speedup` times as fast:
 /// 1 / (1 - fraction + fraction / speedup) (Amdahl 1967).
@@ -76,7 +79,7 @@ double amdahl_speedup(double fraction, double speedup);
 double mma_peak_tflops(const model::Machine& machine, const Problem& problem, const model::Prediction& prediction);
 
 /// Plots FLOP per byte of DRAM against TFLOP/s, log-log: the machine's roofs, and one line through its lengths per
-/// schedule.
-plot::Figure roofline_figure(const model::Machine& machine, std::span<const SweepRow> rows);
+/// schedule. `with_baseline` adds a line of what the wins are counted from.
+plot::Figure roofline_figure(const model::Machine& machine, std::span<const SweepRow> rows, bool with_baseline = false);
 
 }  // namespace tessera::measure

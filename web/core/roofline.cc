@@ -34,8 +34,8 @@ Json limits_of(const measure::SweepRow& row, const measure::SweepQuestion& quest
         if (!cell.known()) continue;
         Json ranges = Json::array();
         if (cell.schedule != Schedule::standard && row.of(Schedule::standard) != nullptr) {
-            for (const Range& range : measure::faster_than_standard(row.problem, cell.schedule, question))
-                ranges.push_back({range.begin, range.end});
+            const auto found = measure::faster_than_standard(row.problem, cell.schedule, question);
+            for (const Range& range : found.value_or(std::vector<Range>{})) ranges.push_back({range.begin, range.end});
         }
         limits[tessera::name_of(cell.schedule)] = {
             {"faster", ranges},
