@@ -126,8 +126,16 @@ class TextReader {
                             "with its line of "
                             "titles)",
                             unread_));
+        if (unitless_ > 0)
+            trace_.notes.push_back(
+                fmt::format("rows whose times were not read, because neither the title nor the cell names a unit: {} "
+                            "(write it in the title, as in \"Time (ms)\")",
+                            unitless_));
+        if (sums_of_durations_ && timed_)
+            trace_.notes.emplace_back(
+                "the table has durations beside counts: they were read as the sum of a row's runs");
         trace_.timed = timed_;
-        trace_.ordered = compute || (table_ && columns_.start >= 0);
+        trace_.ordered = compute || (table_ && columns_.start >= 0 && columns_.count < 0);
         double read_us = 0;
         for (const KernelRun& run : trace_.runs) read_us += run.us;
         constexpr double kRounding = 0.01;
@@ -136,7 +144,7 @@ class TextReader {
                 "the kernels' rows add up to {:.1f} % of the time that the table states: shares are of these "
                 "rows (row_limit=-1 prints all)",
                 100 * read_us / stated_us_));
-        if (table_ && !timed_)
+        if (table_ && !timed_ && unitless_ == 0)
             trace_.notes.emplace_back("the table has no times that could be read, so kernels are counted only");
     }
 
@@ -197,7 +205,7 @@ class TextReader {
             const auto longest =
                 std::max_element(cells.begin(), cells.end(),
                                  [](const std::string& a, const std::string& b) { return a.size() < b.size(); });
-            if (!is_prose(*longest)) {
+            if (!longest->empty() && !is_prose(*longest)) {
                 name(*longest);
                 ++unread_;
             }
@@ -267,36 +275,39 @@ class TextReader {
         if (columns_.per_metric()) return metric(fields, kernel);
         KernelRun run;
         run.name = trace_.kernels.number_of(std::string_view(kernel).substr(0, kLongestName));
-        const bool of_one_run = columns_.total < 0 && columns_.average < 0;
-        const double count =
-            of_one_run && columns_.duration >= 0 ? 1 : number_of_cell(field(fields, columns_.count)).value_or(1);
+        const double count = number_of_cell(field(fields, columns_.count)).value_or(1);
+        if (columns_.count >= 0 && columns_.of_one_run()) sums_of_durations_ = true;
         run.count = static_cast<std::int64_t>(std::clamp(count, 1.0, kMostInARow));
         const auto us = time_of(fields, count);
-        if (columns_.timed() && !us) ++unread_;
+        if (columns_.timed() && !us) ++(without_unit(fields) ? unitless_ : unread_);
         run.us = std::min(us.value_or(0), kLongestRun);
         timed_ = timed_ || us.has_value();
         // Nsight Compute runs kernels one by one and lists them in that order.
-        run.start_us = columns_.gpu_time >= 0
-                           ? static_cast<double>(trace_.runs.size())
-                           : duration_us(field(fields, columns_.start), columns_.start_us).value_or(0);
+        const double start_unit = columns_.start_us > 0 ? columns_.start_us : std::max(columns_.duration_us, 1e-3);
+        run.start_us = columns_.gpu_time >= 0 ? static_cast<double>(trace_.runs.size())
+                                              : duration_us(field(fields, columns_.start), start_unit).value_or(0);
         trace_.add(run);
     }
 
-    /// The time of all runs of a row: a total, an average times their number, or the duration of the only one.
+    /// The time of all runs of a row: a total, an average times their number, or a duration.
     std::optional<double> time_of(const std::vector<std::string>& fields, double count) const {
-        if (columns_.total >= 0) return duration_us(field(fields, columns_.total), columns_.unit_us);
-        if (columns_.average >= 0) {
-            const auto us = duration_us(field(fields, columns_.average), columns_.average_us);
-            return us ? std::optional(*us * count) : std::nullopt;
-        }
-        const int time = columns_.duration >= 0 ? columns_.duration : columns_.gpu_time;
-        return time >= 0 ? duration_us(field(fields, time), columns_.unit_us) : std::nullopt;
+        const auto us = duration_us(field(fields, columns_.time()), columns_.time_us());
+        return us && columns_.total < 0 && columns_.average >= 0 ? std::optional(*us * count) : us;
     }
 
-    /// Reads the second line of ncu's raw page, which holds the units.
+    /// True if the time is a number whose unit neither the title nor the cell names.
+    bool without_unit(const std::vector<std::string>& fields) const {
+        return columns_.time_us() <= 0 && number_of_cell(field(fields, columns_.time()));
+    }
+
+    /// Reads the line under the titles that holds the units: those of ncu's raw page and of nvprof's csv.
     void units(const std::vector<std::string>& fields) {
-        const double unit = microseconds_in(field(fields, columns_.gpu_time));
-        if (unit > 0) columns_.unit_us = unit;
+        for (const auto& [column, unit_us] : {std::pair{columns_.gpu_time, &columns_.gpu_time_us},
+                                              {columns_.total, &columns_.total_us},
+                                              {columns_.average, &columns_.average_us},
+                                              {columns_.duration, &columns_.duration_us}}) {
+            if (const double unit = microseconds_in(field(fields, column)); unit > 0) *unit_us = unit;
+        }
     }
 
     /// Reads a line of one metric of one run: the first line of a run adds it, and a later one gives its duration.
@@ -320,14 +331,16 @@ class TextReader {
     Trace& trace_;
     Lines lines_;
     Columns columns_;
-    bool table_ = false;        // a table has begun
-    bool csv_ = false;          // the table is csv
-    bool markdown_ = false;     // a table in Markdown goes on
-    bool in_markdown_ = false;  // the last table is or was one
-    bool timed_ = false;        // a time was read
-    bool loose_ = false;        // rows came without titles
+    bool table_ = false;              // a table has begun
+    bool csv_ = false;                // the table is csv
+    bool markdown_ = false;           // a table in Markdown goes on
+    bool in_markdown_ = false;        // the last table is or was one
+    bool timed_ = false;              // a time was read
+    bool loose_ = false;              // rows came without titles
+    bool sums_of_durations_ = false;  // durations stood beside counts
     std::int64_t unread_ = 0;
-    double stated_us_ = 0;  // the sum that the table states; 0: none
+    std::int64_t unitless_ = 0;  // rows whose time has no unit
+    double stated_us_ = 0;       // the sum that the table states; 0: none
     std::size_t titles_ = 0;
     std::int64_t prose_ = 0;
     std::vector<Span> spans_;  // columns of a printed table; empty outside of one
