@@ -229,6 +229,39 @@ TEST(Tables, say_which_numbers_were_not_read) {
     EXPECT_NE(untimed.notes[0].find("no times"), std::string::npos);
 }
 
+/// Spreadsheets paste cells with tabs or semicolons between them.
+TEST(Tables, have_cells_between_tabs_or_semicolons) {
+    for (const char* separator : {"\t", ";"}) {
+        const auto text = [&](std::string line) {
+            for (std::size_t at; (at = line.find('|')) != std::string::npos;) line.replace(at, 1, separator);
+            return line + "\n";
+        };
+        const Diagnosis titled = diagnosis_of(text("Name|Calls|Time (ms)") + text("flash_fwd_kernel|36|43.4"));
+        EXPECT_EQ(titled.runs, 36);
+        EXPECT_DOUBLE_EQ(titled.gpu_us, 43'400);
+        const Diagnosis rows = diagnosis_of(text("flash_fwd_kernel|36|43.4 ms") + text(kGemm + "|2|1ms"));
+        EXPECT_EQ(rows.runs, 38);
+        EXPECT_DOUBLE_EQ(rows.gpu_us, 44'400);
+        ASSERT_EQ(rows.kinds.size(), 1U);
+        EXPECT_EQ(rows.kinds[0].reading.family, Family::fa2);
+        EXPECT_NE(rows.notes.at(0).find("a time as their sum"), std::string::npos) << rows.notes.at(0);
+        const Diagnosis unclear = diagnosis_of(text("7|flash_fwd_kernel|36|43.4 ms"));
+        EXPECT_EQ(unclear.runs, 1);
+        EXPECT_FALSE(unclear.timed);
+        EXPECT_NE(unclear.notes.at(0).find("numbers were not read"), std::string::npos) << unclear.notes.at(0);
+    }
+}
+
+TEST(Tables, say_that_a_number_beside_a_name_was_not_read) {
+    for (const char* line : {"flash_fwd_kernel 36 calls 43.4ms", "flash_fwd_kernel 43.4ms", "flash_fwd_kernel 36",
+                             "flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64... 36 calls"}) {
+        const Diagnosis d = diagnosis_of(std::string(line) + "\n");
+        ASSERT_EQ(d.notes.size(), 1U) << line;
+        EXPECT_NE(d.notes[0].find("numbers were not read"), std::string::npos) << d.notes[0];
+    }
+    EXPECT_TRUE(diagnosis_of(kFlashForward + "\nvoid f(int, int) 1\n").notes.empty());
+}
+
 TEST(Tables, of_names_are_one_a_line) {
     const Diagnosis d = diagnosis_of("  flash_fwd_kernel\n\nnobody_knows\r\n");
     EXPECT_FALSE(d.timed);
@@ -239,6 +272,10 @@ TEST(Tables, of_names_are_one_a_line) {
 
 /// A letter is no list of kernels, though it speaks of attention.
 TEST(Tables, leave_sentences_out) {
+    EXPECT_THROW(diagnosis_of("The tensor `attn_mask` hides what a query must not see.\n"
+                              "Errors are of one type, `tessera::Error`, with the name of the argument.\nattn_mask\n"),
+                 Error);
+    EXPECT_EQ(diagnosis_of("The kernel that we saw most of all was flash_fwd_kernel<128>\n").kinds.size(), 1U);
     EXPECT_THROW(
         diagnosis_of("We turned on attention and all of it became slow.\n\nIs that the flash attention, or not?\n"),
         Error);

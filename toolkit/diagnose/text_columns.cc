@@ -267,12 +267,85 @@ std::optional<LooseRow> loose_row(std::string_view line) {
     return row_of_nvprof(line, words);
 }
 
-int numbers_in(std::string_view line) {
-    int count = 0;
-    for (const std::string_view word : words_of_line(line)) {
-        if (number_of_cell(std::string(word)) || is_percent(word) || timed_word(word)) ++count;
+std::vector<std::string> fields_of(std::string_view line, char separator) {
+    std::vector<std::string> fields(1);
+    bool quoted = false;
+    for (std::size_t at = 0; at < line.size(); ++at) {
+        const char c = line[at];
+        if (c == '"') {
+            if (quoted && at + 1 < line.size() && line[at + 1] == '"') fields.back() += line[++at];
+            else quoted = !quoted;
+        } else if (c == separator && !quoted) {
+            fields.emplace_back();
+        } else {
+            fields.back() += c;
+        }
     }
-    return count;
+    return fields;
+}
+
+std::optional<LooseRow> separated_row(std::string_view line) {
+    const bool by_tabs = line.find('\t') != std::string_view::npos;
+    if (!by_tabs && line.find(';') == std::string_view::npos) return std::nullopt;
+    LooseRow row;
+    std::optional<double> us, count;
+    for (const std::string& field : fields_of(line, by_tabs ? '\t' : ';')) {
+        const std::string cell = trimmed_cell(field);
+        const auto number = number_of_cell(cell);
+        const auto time = timed_word(cell);
+        const bool is_number = number || time || is_percent(cell);
+        if (cell.empty()) continue;
+        if (!is_number && cell.size() > row.name.size()) row.name = cell;
+        if (!is_number) continue;
+        if (!row.name.empty() && number && *number == std::floor(*number) && !count) count = number;
+        else if (!row.name.empty() && time && !us) us = time;
+        else row.all_read = false;
+    }
+    if (row.name.empty() || (!us && !count && row.all_read)) return std::nullopt;
+    if (!row.all_read) us = count = std::nullopt;  // which number is what is not clear
+    row.us = us.value_or(0);
+    row.count = count.value_or(1);
+    return row;
+}
+
+/// The text without anything in brackets. Dots at the end of a name that was cut off close its brackets.
+static std::string outside_brackets(std::string_view line) {
+    std::string text;
+    int depth = 0;
+    for (std::size_t at = 0; at < line.size(); ++at) {
+        const bool cut = line.substr(at, 3) == "..." || line.substr(at, 3) == "\xE2\x80\xA6";
+        const char c = line[at];
+        if (cut) depth = 0;
+        if (c == '<' || c == '(' || c == '[') ++depth;
+        else if (c == '>' || c == ')' || c == ']') depth = std::max(0, depth - 1);
+        else if (depth == 0) text += c;
+    }
+    return text;
+}
+
+bool has_numbers_beside(std::string_view line) {
+    const std::string text = outside_brackets(line);
+    int numbers = 0;
+    for (const std::string_view word : words_of_line(text)) {
+        if (timed_word(word)) return true;
+        if (number_of_cell(std::string(word)) || is_percent(word)) ++numbers;
+    }
+    const bool may_end_in_one = line.find('(') != std::string_view::npos;  // "void f(int, int) 1" may be a name
+    return numbers > (may_end_in_one ? 1 : 0);
+}
+
+bool is_sentence(std::string_view line) {
+    constexpr int kManyWords = 6;
+    const std::string text = outside_brackets(line);
+    int words = 0;
+    for (const std::string_view word : words_of_line(text)) {
+        const std::size_t end = std::min(word.find_last_not_of(".,;:!?") + 1, word.size());
+        const bool plain = std::all_of(word.begin(), word.begin() + static_cast<std::ptrdiff_t>(end), [](char c) {
+            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '\'';
+        });
+        if (end > 0 && plain) ++words;
+    }
+    return words >= kManyWords;
 }
 
 }  // namespace tessera::diagnose

@@ -54,13 +54,24 @@ struct LooseRow {
     std::string name{};
     double us = 0;
     double count = 1;
+    bool all_read = true;  ///< false: numbers stand beside it that were not understood
 };
 
 /// Reads a row of PyTorch's profiler (the name, then ten numbers with units), of nsys stats (per cent, nanoseconds,
 /// instances, more numbers, the name) or of nvprof. None for any other line.
 std::optional<LooseRow> loose_row(std::string_view line);
 
-/// The words of a line that are numbers, with or without a unit or a per cent sign.
-int numbers_in(std::string_view line);
+/// Splits a line of csv at `separator` into fields; quotes within quotes are doubled.
+std::vector<std::string> fields_of(std::string_view line, char separator);
+
+/// Reads a row without titles whose cells are set apart by tabs or semicolons: a name, and behind it a whole number
+/// (the runs) and a time with its unit (their sum). None for any other line.
+std::optional<LooseRow> separated_row(std::string_view line);
+
+/// True if numbers stand beside the name in a line, outside of its brackets, so that it is more than a name.
+bool has_numbers_beside(std::string_view line);
+
+/// True if a line is a sentence: it has many words outside of brackets, as no kernel's name has.
+bool is_sentence(std::string_view line);
 
 }  // namespace tessera::diagnose
