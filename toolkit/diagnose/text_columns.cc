@@ -122,7 +122,7 @@ std::vector<std::string> words_of_title(std::string_view title) {
     return words;
 }
 
-bool has_word(const std::vector<std::string>& words, std::initializer_list<std::string_view> known) {
+bool has_title_word(const std::vector<std::string>& words, std::initializer_list<std::string_view> known) {
     return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
         return std::find(known.begin(), known.end(), word) != known.end();
     });
@@ -131,32 +131,32 @@ bool has_word(const std::vector<std::string>& words, std::initializer_list<std::
 /// True for "Instances", "# of Calls", "n", "number of runs".
 bool is_count_title(const std::string& title) {
     std::vector<std::string> words = words_of_title(title);
-    const bool leads = !words.empty() && has_word({words[0]}, {"number", "num", "no", "n", "kern"});
+    const bool leads = !words.empty() && has_title_word({words[0]}, {"number", "num", "no", "n", "kern"});
     if (leads && words.size() > 1) words.erase(words.begin());
     if (words.size() > 1 && words[0] == "of") words.erase(words.begin());
     if (words.size() > 1 && words[1] == "count") words.pop_back();
-    return words.size() == 1 && has_word(words, {"instances", "inst", "count", "counts", "calls", "call", "runs",
-                                                 "launches", "launch", "invocations", "n"});
+    return words.size() == 1 && has_title_word(words, {"instances", "inst", "count", "counts", "calls", "call", "runs",
+                                                       "launches", "launch", "invocations", "n"});
 }
 
 /// True for a time of one run: an average, or a time per call.
 bool is_average_title(const std::vector<std::string>& words) {
     // In nsys' report of executions, a kernel's own times begin with K.
-    if (has_word({words[0]}, {"avg", "kavg", "average", "mean", "per"})) return true;
-    const bool of_time = has_word({words[0]}, {"time", "us", "ms", "ns", "duration"});
-    return of_time && has_word(words, {"avg", "average", "mean", "per", "call", "run", "launch"});
+    if (has_title_word({words[0]}, {"avg", "kavg", "average", "mean", "per"})) return true;
+    const bool of_time = has_title_word({words[0]}, {"time", "us", "ms", "ns", "duration"});
+    return of_time && has_title_word(words, {"avg", "average", "mean", "per", "call", "run", "launch"});
 }
 
 /// True for statistics that say nothing of the sum.
 bool is_statistic(const std::vector<std::string>& words) {
-    return has_word(words, {"min", "max", "med", "median", "std", "stddev", "minimum", "maximum"});
+    return has_title_word(words, {"min", "max", "med", "median", "std", "stddev", "minimum", "maximum"});
 }
 
 /// True for the sum of a kernel's runs. The caller takes the first of such columns.
 bool is_total_title(const std::vector<std::string>& words) {
-    if (words[0] == "total") return !has_word(words, {"dur"});  // nsys: with the time on the host
-    const bool alone = words.size() == 1 && has_word(words, {"ms", "us", "ns"});
-    const bool of_gpu = words.size() > 1 && has_word({words[0]}, {"gpu", "self"}) && words[1] == "time";
+    if (words[0] == "total") return !has_title_word(words, {"dur"});  // nsys: with the time on the host
+    const bool alone = words.size() == 1 && has_title_word(words, {"ms", "us", "ns"});
+    const bool of_gpu = words.size() > 1 && has_title_word({words[0]}, {"gpu", "self"}) && words[1] == "time";
     return words[0] == "time" || alone || of_gpu;
 }
 
@@ -181,10 +181,13 @@ std::optional<double> number_of_cell(std::string text) {
 
 double microseconds_in(std::string_view text) {
     for (const std::string& word : words_of_title(lower_case(with_ascii_micro(text)))) {
-        if (has_word({word}, {"ns", "nsec", "nsecs", "nsecond", "nseconds", "nanosecond", "nanoseconds"})) return 1e-3;
-        if (has_word({word}, {"us", "usec", "usecs", "usecond", "useconds", "microsecond", "microseconds"})) return 1;
-        if (has_word({word}, {"ms", "msec", "msecs", "msecond", "mseconds", "millisecond", "milliseconds"})) return 1e3;
-        if (has_word({word}, {"s", "sec", "secs", "second", "seconds"})) return 1e6;
+        if (has_title_word({word}, {"ns", "nsec", "nsecs", "nsecond", "nseconds", "nanosecond", "nanoseconds"}))
+            return 1e-3;
+        if (has_title_word({word}, {"us", "usec", "usecs", "usecond", "useconds", "microsecond", "microseconds"}))
+            return 1;
+        if (has_title_word({word}, {"ms", "msec", "msecs", "msecond", "mseconds", "millisecond", "milliseconds"}))
+            return 1e3;
+        if (has_title_word({word}, {"s", "sec", "secs", "second", "seconds"})) return 1e6;
     }
     return 0;
 }

@@ -64,7 +64,7 @@ std::string on_one_line(const std::string& name) {
     return text;
 }
 
-void finish(Trace& trace, const std::string& file) {
+void finish_names(Trace& trace, const std::string& file) {
     trace.file = file;
     for (Gpu& gpu : trace.gpus) gpu.name = on_one_line(gpu.name);
 }
@@ -118,7 +118,7 @@ Trace read_trace(const std::string& path, const OnProgress& on_progress) {
     Trace trace = path != "-" && sniffed.head().substr(0, kSqliteMagic.size()) == kSqliteMagic
                       ? read_nsys_sqlite(path, on_progress)
                       : read_sniffed(sniffed, path == "-" ? "standard input" : path);
-    finish(trace, path == "-" ? "standard input" : path);
+    finish_names(trace, path == "-" ? "standard input" : path);
     if (trace.kernels.full()) trace.notes.emplace_back("more names of kernels than are kept (128 MB)");
     if (trace.notes.size() > kMostNotes) trace.notes.resize(kMostNotes);
     return trace;
@@ -127,7 +127,7 @@ Trace read_trace(const std::string& path, const OnProgress& on_progress) {
 Trace read_trace_bytes(std::string_view bytes, const std::string& origin) {
     Sniffed sniffed(bytes_of(bytes));
     Trace trace = read_sniffed(sniffed, origin);
-    finish(trace, origin);
+    finish_names(trace, origin);
     return trace;
 }
 
