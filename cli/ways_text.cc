@@ -44,6 +44,14 @@ std::string changes_text(const std::vector<Change>& changes) {
     return text;
 }
 
+/// What must hold so that the result stays attention's, for the sentences.
+std::string condition_text(const std::vector<Change>& changes) {
+    for (const Change& change : changes) {
+        if (change.name == "drop-mask") return " That is " + change.caveat + ".";
+    }
+    return "";
+}
+
 std::string caveats_text(const Way& way) {
     std::vector<std::string> caveats;
     for (const Change& change : way.cure.changes) {
@@ -137,12 +145,13 @@ std::string none_faster(const Ways& ways) {
 std::string ways_sentences(const Ways& ways) {
     const Way* first = ways.first();
     if (first == nullptr) return none_faster(ways);
-    std::string text = capital(gain_sentence(*first, ways.baseline)) +
-                       fmt::format(". To get there: {}.", changes_text(first->cure.changes));
+    std::string text =
+        capital(gain_sentence(*first, ways.baseline)) +
+        fmt::format(". To get there: {}.{}", changes_text(first->cure.changes), condition_text(first->cure.changes));
     if (const Way* further = ways.further())
-        text += fmt::format(" With more effort, {} takes {} ({}): {}.", title_of(further->gain.backend),
+        text += fmt::format(" With more effort, {} takes {} ({}): {}.{}", title_of(further->gain.backend),
                             milliseconds_text(further->gain.kernel_ms), bar_text(further->gain.error),
-                            changes_text(further->cure.changes));
+                            changes_text(further->cure.changes), condition_text(further->cure.changes));
     return text;
 }
 

@@ -141,9 +141,11 @@ std::string host_sentence(const Diagnosis& d) {
     if (longest == nullptr) return "";
     const Spread& host = longest->host;
     const bool of_cudnn = longest->reading.family == diagnose::Family::cudnn;
-    std::string text = fmt::format(" On the host, the longest call of {} took {} ({} at the median of {})",
-                                   title_of(longest->reading.family), ms_text(host.worst_us), ms_text(host.median_us),
-                                   count_text(host.runs));
+    const char* title = title_of(longest->reading.family);
+    std::string text = host.runs == 1
+                           ? fmt::format(" On the host, the only call of {} took {}", title, ms_text(host.worst_us))
+                           : fmt::format(" On the host, the longest call of {} took {} ({} at the median of {})", title,
+                                         ms_text(host.worst_us), ms_text(host.median_us), count_text(host.runs));
     text += of_cudnn ? ": cuDNN builds a plan for each shape that it has not met, so pad lengths to a few sizes"
                      : ": a first call loads or compiles its kernel";
     return text + "; warm up before you measure.";
@@ -179,9 +181,11 @@ std::vector<std::pair<std::string, std::string>> step_facts(const AttentionKind&
     if (const Spread& spread = widest_spread(kind); sum_misleads(spread))
         facts.emplace_back("  runs", spread_text(spread));
     if (host_builds(kind.host))
-        facts.emplace_back("  host", fmt::format("a call took {} of the CPU at the median, {} at worst, of {}",
-                                                 ms_text(kind.host.median_us), ms_text(kind.host.worst_us),
-                                                 count_text(kind.host.runs)));
+        facts.emplace_back("  host", kind.host.runs == 1
+                                         ? fmt::format("the only call took {} of the CPU", ms_text(kind.host.worst_us))
+                                         : fmt::format("a call took {} of the CPU at the median, {} at worst, of {}",
+                                                       ms_text(kind.host.median_us), ms_text(kind.host.worst_us),
+                                                       count_text(kind.host.runs)));
     if (kind.repeats.calls > 0)
         facts.emplace_back("  repeated",
                            fmt::format("K and V, {} times before {} calls: {} heads in place of {}", kind.repeats.times,
@@ -192,7 +196,7 @@ std::vector<std::pair<std::string, std::string>> step_facts(const AttentionKind&
 
 std::vector<std::pair<std::string, std::string>> step_facts(const Diagnosis& d) {
     constexpr std::int64_t kEnoughRuns = 50;  // fewer kernels are no step
-    if (d.clock.clock_us <= 0 || d.clock.runs < kEnoughRuns) return {};
+    if (!d.timed || d.clock.clock_us <= 0 || d.clock.runs < kEnoughRuns) return {};
     return {
         {"  clock", fmt::format("{} from the first kernel to the last one", ms_text(d.clock.clock_us))},
         {"  GPU busy", fmt::format("{}, {}", ms_text(d.clock.busy_us), percent_of(d.clock.busy_us, d.clock.clock_us))},

@@ -88,12 +88,25 @@ std::string arch_sentence(const Diagnosis& d, const NameReading& reading) {
 }
 
 std::string exactness_sentence(const Diagnosis& d) {
+    std::map<Family, std::size_t> not_exact;  // kinds of a family
+    std::vector<Family> order;
     for (const AttentionKind& kind : d.kinds) {
-        if (kind.reading.exactness == Exactness::not_exact)
-            return fmt::format(" Note that {} is not exact: its results differ from attention's by more than rounding.",
-                               title_of(kind.reading.family));
+        if (kind.reading.exactness == Exactness::not_exact && not_exact[kind.reading.family]++ == 0)
+            order.push_back(kind.reading.family);
     }
-    return "";
+    if (order.empty()) return "";
+    std::string subjects;
+    for (const Family family : order) {
+        const auto all = static_cast<std::size_t>(std::count_if(
+            d.kinds.begin(), d.kinds.end(), [&](const AttentionKind& kind) { return kind.reading.family == family; }));
+        const std::string title = family == Family::unknown ? "an unknown family" : title_of(family);
+        const char* part = not_exact[family] == all ? "" : not_exact[family] == 1 ? "a kernel of " : "kernels of ";
+        const char* between = subjects.empty() ? "" : family == order.back() ? " and " : ", ";
+        subjects += between + std::string(part) + title;
+    }
+    const bool one = order.size() == 1;
+    return fmt::format(" Note that {} {} not exact: {} results differ from attention's by more than rounding.",
+                       subjects, one ? "is" : "are", one ? "its" : "their");
 }
 
 /// Explains to readers who do not know these kernels why the fast ones are fast, or the others slow.

@@ -158,6 +158,8 @@ TEST_F(WhichTest, says_what_is_wrong) {
 }
 
 TEST_F(WhichTest, tells_a_stranger_what_he_gave_it) {
+    expect_error("which " TESSERA_SOURCE_DIR "/README.md", 65, "got a text");
+    expect_error("which " TESSERA_SOURCE_DIR "/docs/numerics.md", 65, "got a text");
     write("prose.txt", "Dear Sir,\nwhich kernel ran?\n");
     EXPECT_NE(run_ok("which prose.txt").out.find("None of these lines"), std::string::npos);
     write("some.txt", "Dear Sir,\nflash_fwd_kernel\n");
@@ -166,6 +168,21 @@ TEST_F(WhichTest, tells_a_stranger_what_he_gave_it) {
           "{\"traceEvents\": [{\"ph\": \"X\", \"cat\": \"kernel\", \"name\": \"flash_fwd_kernel\", \"ts\": 1, "
           "\"dur\": 2, \"args\": {}}, {\"ph\": ");
     EXPECT_NE(run_ok("which cut.json").out.find("The file is cut off"), std::string::npos);
+}
+
+/// A condition of the result stands beside the gain, and a statement about a family holds for all of its kernels.
+TEST_F(WhichTest, says_on_what_a_statement_depends) {
+    const std::string masked =
+        run_ok("which " TESSERA_SOURCE_DIR "/tests/diagnose/traces/block_fp32_bias_train.json.gz").out;
+    const std::string paragraph = masked.substr(0, masked.find("\nkernel"));
+    EXPECT_NE(paragraph.find("right only"), std::string::npos) << paragraph;
+    write("names.txt",
+          "sm90_fwd_flash_attn_fp8\nfmha_v2_flash_attention_e4m3_64_64_S_128_sm89_kernel\n"
+          "fmha_v2_flash_attention_bf16_64_64_S_128_sm80_kernel\nqk_int_sv_f8_attn_kernel\n");
+    const std::string mixed = run_ok("which names.txt").out;
+    EXPECT_NE(mixed.find("a kernel of TensorRT-LLM"), std::string::npos) << mixed;
+    EXPECT_NE(mixed.find("SageAttention"), std::string::npos) << mixed;
+    EXPECT_NE(mixed.find("are not exact"), std::string::npos) << mixed;
 }
 
 TEST_F(WhichTest, knows_amds_gpus) {

@@ -299,9 +299,10 @@ TEST(Ways, faster_is_more_than_the_errors) {
     ASSERT_NE(slow.first(), nullptr);
     EXPECT_NEAR(slow.first()->gain.call_factor, 10, 4);
     EXPECT_GT(slow.baseline.predicted_ms, 0) << "the model's own time of what ran stands beside the measured one";
-    // The math path has a lower bound; a card without a name has no prediction.
+    // The math path is predicted, with a wide bar; a card without a name has no prediction.
     const Ways from_math = ways_of(call, math, Pass::forward, {});
-    EXPECT_TRUE(from_math.baseline.at_least);
+    EXPECT_FALSE(from_math.baseline.at_least);
+    EXPECT_GE(from_math.baseline.error, 0.3);
     ASSERT_NE(from_math.first(), nullptr);
     call.gpu.name.clear();
     EXPECT_EQ(ways_of(call, math, Pass::forward, {}).first(), nullptr);

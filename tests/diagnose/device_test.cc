@@ -40,6 +40,35 @@ TEST(Devices, of_another_name_or_size_are_named_and_scaled_with_a_wide_bar) {
     EXPECT_NE(device_of({.name = "NVIDIA H100 NVL", .capability = 90}).caveat, "");
 }
 
+/// A variant is scaled from the card whose name it has, and never taken for it.
+TEST(Devices, that_are_variants_are_scaled_from_their_own_card) {
+    struct Variant {
+        Gpu gpu;
+        const char* card;
+    };
+    const Variant variants[] = {{{.name = "NVIDIA A100-PCIE-40GB", .capability = 80}, "a100-pcie"},
+                                {{.name = "NVIDIA A800 80GB PCIe", .capability = 80}, "a100-pcie"},
+                                {{.name = "NVIDIA GeForce RTX 3090 Ti", .capability = 86}, "rtx3090"},
+                                {{.name = "NVIDIA GeForce RTX 5090 D", .capability = 120}, "rtx5090"},
+                                {{.name = "NVIDIA H20-3e", .capability = 90}, "h20"},
+                                {gpu("NVIDIA H100 NVL", 90, 132, 93.1), "h100"},
+                                {gpu("NVIDIA GeForce RTX 4090 Laptop GPU", 89, 76, 15.6), "rtx4090"}};
+    for (const Variant& variant : variants) {
+        const Device device = device_of(variant.gpu);
+        ASSERT_TRUE(device.machine) << variant.gpu.name;
+        EXPECT_EQ(device.machine->name, variant.card) << variant.gpu.name;
+        EXPECT_GE(device.more_error, 0.3) << variant.gpu.name;
+        EXPECT_NE(device.caveat.find(variant.gpu.name), std::string::npos) << device.caveat;
+    }
+}
+
+/// Names come from files, and must not break the lines of an answer.
+TEST(Devices, have_names_of_one_line) {
+    TraceText trace;
+    trace.gpu("NVIDIA\\nH200", 132, 139.8).kernel(kFlashForward, 10);
+    EXPECT_EQ(read_trace_bytes(trace.text(), "t").gpus.at(0).name, "NVIDIA\\x0aH200");
+}
+
 TEST(Devices, of_no_known_generation_predict_nothing) {
     EXPECT_FALSE(device_of({}).machine);
     EXPECT_EQ(device_of({}).missing, "the GPU's name is not known");

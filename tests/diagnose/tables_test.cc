@@ -125,6 +125,54 @@ TEST(Tables, of_markdown_are_read) {
     EXPECT_DOUBLE_EQ(averages.gpu_us, 50);
 }
 
+/// Rows of Markdown may be empty, and a table may have no column of kernels.
+TEST(Tables, of_markdown_may_have_empty_cells) {
+    for (const std::string& text : {std::string("| | |\n"), std::string("|||||\n"), std::string(100'000, '|') + "\n"}) {
+        EXPECT_THROW(diagnosis_of(text), Error) << text.substr(0, 8);
+        EXPECT_EQ(diagnosis_of(text + "flash_fwd_kernel\n").runs, 1) << text.substr(0, 8);
+    }
+}
+
+/// Units stand in brackets of both kinds, behind a line or in a row under the titles.
+TEST(Tables, name_the_unit_of_their_times) {
+    const auto us_of = [](const char* titles, const char* row) {
+        return diagnosis_of(std::string(titles) + "\n" + row + "\n").gpu_us;
+    };
+    EXPECT_DOUBLE_EQ(us_of("Kernel,Calls,Duration [ms]", "flash_fwd_kernel,1,\"1,206.5\""), 1'206'500);
+    EXPECT_DOUBLE_EQ(us_of("Kernel,Calls,Time [us]", "flash_fwd_kernel,4,12.5"), 12.5);
+    EXPECT_DOUBLE_EQ(us_of("Kernel,Calls,time_ms", "flash_fwd_kernel,4,12.5"), 12'500);
+    EXPECT_DOUBLE_EQ(us_of("Kernel,Calls,Time per call (ms)", "flash_fwd_kernel,4,12.5"), 50'000);
+    EXPECT_DOUBLE_EQ(us_of("Kernel,Instances,Duration (s)", "flash_fwd_kernel,4,1"), 1e6);
+    EXPECT_DOUBLE_EQ(us_of("Type,Time(%),Time,Calls,Avg,Min,Max,Name\n,%,ms,,us,us,us,",
+                           "GPU activities,45.3,22.5,3,7500,7000,8000,flash_fwd_kernel"),
+                     22'500);
+    EXPECT_DOUBLE_EQ(us_of("Kernel Dur (ns),Total Dur (ns),Kernel Name", "2000,9000,flash_fwd_kernel"), 2);
+}
+
+/// A number without a unit is no time, and one with a comma for its point is no number.
+TEST(Tables, without_a_unit_have_no_times) {
+    for (const char* title : {"Time", "Duration", "Avg"}) {
+        const Diagnosis d = diagnosis_of(fmt::format("Kernel,Calls,{}\nflash_fwd_kernel,36,43.4\n", title));
+        EXPECT_FALSE(d.timed) << title;
+        EXPECT_EQ(d.runs, 36) << title;
+        ASSERT_EQ(d.notes.size(), 1U) << title;
+        EXPECT_NE(d.notes[0].find("names a unit: 1"), std::string::npos) << d.notes[0];
+    }
+    const Diagnosis comma = diagnosis_of("Kernel,Calls,Time (ms)\nflash_fwd_kernel,36,\"43,4\"\n");
+    EXPECT_FALSE(comma.timed);
+    EXPECT_NE(comma.notes.at(0).find("numbers were not read"), std::string::npos) << comma.notes[0];
+}
+
+TEST(Tables, have_counts_under_many_titles) {
+    for (const char* title : {"# calls", "n", "#Calls", "# of Calls", "Number of runs", "num_calls", "Launch Count"}) {
+        const Diagnosis d = diagnosis_of(fmt::format("Kernel,{},Duration (us)\nflash_fwd_kernel,36,72\n", title));
+        EXPECT_EQ(d.runs, 36) << title;
+        EXPECT_DOUBLE_EQ(d.gpu_us, 72) << title;
+        ASSERT_EQ(d.notes.size(), 1U) << title;
+        EXPECT_NE(d.notes[0].find("sum of a row's runs"), std::string::npos) << d.notes[0];
+    }
+}
+
 /// Rows are pasted without their titles.
 TEST(Tables, without_titles_are_read_by_their_numbers) {
     const Diagnosis pytorch = diagnosis_of(
@@ -181,6 +229,39 @@ TEST(Tables, say_which_numbers_were_not_read) {
     EXPECT_NE(untimed.notes[0].find("no times"), std::string::npos);
 }
 
+/// Spreadsheets paste cells with tabs or semicolons between them.
+TEST(Tables, have_cells_between_tabs_or_semicolons) {
+    for (const char* separator : {"\t", ";"}) {
+        const auto text = [&](std::string line) {
+            for (std::size_t at; (at = line.find('|')) != std::string::npos;) line.replace(at, 1, separator);
+            return line + "\n";
+        };
+        const Diagnosis titled = diagnosis_of(text("Name|Calls|Time (ms)") + text("flash_fwd_kernel|36|43.4"));
+        EXPECT_EQ(titled.runs, 36);
+        EXPECT_DOUBLE_EQ(titled.gpu_us, 43'400);
+        const Diagnosis rows = diagnosis_of(text("flash_fwd_kernel|36|43.4 ms") + text(kGemm + "|2|1ms"));
+        EXPECT_EQ(rows.runs, 38);
+        EXPECT_DOUBLE_EQ(rows.gpu_us, 44'400);
+        ASSERT_EQ(rows.kinds.size(), 1U);
+        EXPECT_EQ(rows.kinds[0].reading.family, Family::fa2);
+        EXPECT_NE(rows.notes.at(0).find("a time as their sum"), std::string::npos) << rows.notes.at(0);
+        const Diagnosis unclear = diagnosis_of(text("7|flash_fwd_kernel|36|43.4 ms"));
+        EXPECT_EQ(unclear.runs, 1);
+        EXPECT_FALSE(unclear.timed);
+        EXPECT_NE(unclear.notes.at(0).find("numbers were not read"), std::string::npos) << unclear.notes.at(0);
+    }
+}
+
+TEST(Tables, say_that_a_number_beside_a_name_was_not_read) {
+    for (const char* line : {"flash_fwd_kernel 36 calls 43.4ms", "flash_fwd_kernel 43.4ms", "flash_fwd_kernel 36",
+                             "flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64... 36 calls"}) {
+        const Diagnosis d = diagnosis_of(std::string(line) + "\n");
+        ASSERT_EQ(d.notes.size(), 1U) << line;
+        EXPECT_NE(d.notes[0].find("numbers were not read"), std::string::npos) << d.notes[0];
+    }
+    EXPECT_TRUE(diagnosis_of(kFlashForward + "\nvoid f(int, int) 1\n").notes.empty());
+}
+
 TEST(Tables, of_names_are_one_a_line) {
     const Diagnosis d = diagnosis_of("  flash_fwd_kernel\n\nnobody_knows\r\n");
     EXPECT_FALSE(d.timed);
@@ -191,6 +272,10 @@ TEST(Tables, of_names_are_one_a_line) {
 
 /// A letter is no list of kernels, though it speaks of attention.
 TEST(Tables, leave_sentences_out) {
+    EXPECT_THROW(diagnosis_of("The tensor `attn_mask` hides what a query must not see.\n"
+                              "Errors are of one type, `tessera::Error`, with the name of the argument.\nattn_mask\n"),
+                 Error);
+    EXPECT_EQ(diagnosis_of("The kernel that we saw most of all was flash_fwd_kernel<128>\n").kinds.size(), 1U);
     EXPECT_THROW(
         diagnosis_of("We turned on attention and all of it became slow.\n\nIs that the flash attention, or not?\n"),
         Error);

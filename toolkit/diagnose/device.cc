@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <iterator>
 #include <vector>
 
 #include "diagnose/kernel_text.hpp"
@@ -19,15 +22,36 @@ constexpr double kSliceError = 0.2;       // an estimate: a part of a listed car
 constexpr double kMemoryTolerance = 0.1;  // drivers keep a part of the memory, and makers round it
 
 /// Words of a name that make it another card than the listed one whose name it contains.
-constexpr const char* kVariants[] = {"GH200", "GB200", "GB300", "NVL", "Laptop", "Max-Q", "Mobile", "4090 D", "Super"};
+constexpr const char* kVariants[] = {"gh200", "gb200", "gb300", "nvl", "laptop", "max-q",     "mobile", "super",
+                                     "ti",    "d",     "pcie",  "3e",  "144g",   "pcie-40gb", "a800"};
+
+/// True if `word` stands in the lower-case `text` without a letter or a digit beside it.
+bool has_whole(std::string_view text, std::string_view word) {
+    const auto joins = [&](std::size_t at) {
+        return at < text.size() && std::isalnum(static_cast<unsigned char>(text[at])) != 0;
+    };
+    for (std::size_t at = text.find(word); at != std::string_view::npos; at = text.find(word, at + 1)) {
+        if (!(at > 0 && joins(at - 1)) && !joins(at + word.size())) return true;
+    }
+    return false;
+}
 
 bool is_slice(const Gpu& gpu) { return contains(gpu.name, "MIG "); }
 
 bool is_variant(const Gpu& gpu, const Machine& machine) {
-    for (const char* word : kVariants) {
-        if (contains(gpu.name, word) && !contains(machine.title, word)) return true;
-    }
-    return is_slice(gpu);
+    const std::string name = lower_case(gpu.name);
+    const std::string title = lower_case(machine.title);
+    const bool named = std::any_of(std::begin(kVariants), std::end(kVariants),
+                                   [&](const char* word) { return has_whole(name, word) && !has_whole(title, word); });
+    return named || is_slice(gpu);
+}
+
+/// The listed card that the name is of, or is a variant of.
+const Machine* named_card(const Gpu& gpu) {
+    const Machine* machine = model::machine_of_device(gpu.name);
+    if (machine == nullptr || machine->kind != model::MachineKind::gpu) return nullptr;
+    const bool of_a100 = machine->name == "a100" || machine->name == "a100-40" || machine->name == "a800";
+    return of_a100 && has_whole(lower_case(gpu.name), "pcie") ? model::find_machine("a100-pcie") : machine;
 }
 
 bool fits_properties(const Gpu& gpu, const Machine& machine) {
@@ -93,7 +117,7 @@ Device device_of(const Gpu& gpu) {
         if (listed.name == gpu.name || listed.title == gpu.name) machine = &listed;
     }
     const bool by_its_name = machine != nullptr;  // as the user gave it
-    if (machine == nullptr) machine = model::machine_of_device(gpu.name);
+    if (machine == nullptr) machine = named_card(gpu);
     if (machine != nullptr && machine->kind != model::MachineKind::gpu) machine = nullptr;
     const bool listed =
         machine != nullptr && (by_its_name || (!is_variant(gpu, *machine) && fits_properties(gpu, *machine)));
@@ -101,9 +125,8 @@ Device device_of(const Gpu& gpu) {
         device.machine = *machine;
         return device;
     }
-    if (const Machine* nearest = gpu.multiprocessors && !is_slice(gpu) ? nearest_of(gpu) : nullptr) machine = nearest;
     if (machine == nullptr && gpu.multiprocessors) machine = nearest_of(gpu);
-    if (machine == nullptr || contains(gpu.name, "H20 ") || gpu.name == "NVIDIA H20") {
+    if (machine == nullptr) {
         device.missing = fmt::format("the model does not know the GPU \"{}\"", gpu.name);
         return device;
     }

@@ -7,6 +7,8 @@
 #include <cmath>
 
 #include "diagnose/device.hpp"
+#include "model/baseline.hpp"
+#include "model/error_bar.hpp"
 #include "model/predict.hpp"
 #include "tessera/error.hpp"
 
@@ -54,12 +56,24 @@ bool fitted_elsewhere(const std::string& fitted_on, const model::Machine& machin
     return fitted_on.find("/" + machine.name + "/") == std::string::npos;
 }
 
-void add_caveats(Gain& gain, const Call& call, const model::Prediction& prediction, const model::Machine& machine) {
+/// The measurements of a machine on which the model's constants were not fitted, in words.
+std::string comparison_text(const Problem& problem, const model::Machine& machine) {
+    if (model::rows_of(machine) == model::Rows::many || model::rows_of(machine) == model::Rows::some)
+        return fmt::format("compared with some measurements on {}", machine.name);
+    const std::string kind = model::kind_of(problem);
+    const bool has_tables = kind == "prefill" || kind == "grouped heads" || kind == "head_dim" || kind == "few heads";
+    if (model::rows_of(machine) == model::Rows::published && has_tables)
+        return fmt::format("compared with published tables of {} or of its chip", machine.name);
+    return fmt::format("not compared with measurements on {}", machine.name);
+}
+
+void add_caveats(Gain& gain, const Call& call, const Problem& problem, const model::Prediction& prediction,
+                 const model::Machine& machine) {
     if (prediction.fitted_on.empty())
         gain.caveats.emplace_back("the model's constants for this kernel are those of a related kernel");
     else if (fitted_elsewhere(prediction.fitted_on, machine))
-        gain.caveats.push_back(fmt::format("the model was fitted on {} and not compared with measurements on {}",
-                                           prediction.fitted_on, machine.name));
+        gain.caveats.push_back(
+            fmt::format("the model was fitted on {} and {}", prediction.fitted_on, comparison_text(problem, machine)));
     if (!prediction.not_modelled.empty()) gain.caveats.push_back("without the cost of " + prediction.not_modelled);
     if (call.mask_kind && *call.mask_kind != MaskKind::none)
         gain.caveats.emplace_back("as if the mask hid nothing (a causal one halves the work)");
@@ -106,8 +120,30 @@ Answer ask_model(const Call& call, SdpBackend backend, Pass pass) {
     return answer;
 }
 
-/// The math path multiplies in fp32, by multiply-adds unless TF32 is on (in 16 bits before 2.5), and passes the scores
-/// through memory once to write them, twice for the softmax and once for P V; backward six times.
+/// The model has the math path of PyTorch 2.5 and later, in fp32 inside, for long calls without a mask
+/// tensor and without dropout.
+bool predict_math(const Call& call, Pass pass, Baseline& baseline) {
+    const bool in_fp32 = call.q.element == Element::fp32 || (call.torch && *call.torch >= Version{2, 5, 0});
+    const bool masked = call.mask_kind && *call.mask_kind != MaskKind::none;
+    const Device device = device_of(call.gpu);
+    std::string missing;
+    const std::optional<Problem> problem = problem_of(call, missing);
+    if (!in_fp32 || masked || call.dropout.value_or(0) > 0 || !device.machine || !problem) return false;
+    if (model::refusal(*problem, model::Baseline::math, pass, *device.machine)) return false;
+    const model::Prediction prediction = model::predict(*problem, model::Baseline::math, pass, *device.machine);
+    // Of the traces in tests/diagnose/traces, calls of 1 to 16 ms took 0.9 to 1.26 times their prediction, and calls of
+    // 0.07 ms over twice theirs.
+    constexpr double kLeastMs = 0.5, kLeastError = 0.3;
+    if (without_launch(prediction) < kLeastMs) return false;
+    baseline.predicted_ms = baseline.ms = without_launch(prediction);
+    baseline.predicted_error = baseline.error = std::hypot(std::max(prediction.error, kLeastError), device.more_error);
+    baseline.source = "predicted as PyTorch's math path";
+    return true;
+}
+
+/// A bound where the model has no prediction. The math path multiplies in fp32, by multiply-adds unless TF32 is on (in
+/// 16 bits before 2.5), and passes the scores through memory once to write them, twice for the softmax and once for P
+/// V; backward six times.
 void bound_math(const Call& call, Pass pass, Baseline& baseline) {
     const Device device = device_of(call.gpu);
     if (!device.machine || !has_four(call.q) || !has_four(call.k) || !has_four(call.v) ||
@@ -185,7 +221,7 @@ Baseline baseline_of(const Call& call, SdpBackend ran, Pass pass, const Measured
         baseline.predicted_error = baseline.error = error_of(*answer.prediction);
         baseline.source = "predicted as " + answer.kernel;
     } else if (ran == SdpBackend::math) {
-        bound_math(call, pass, baseline);
+        if (!predict_math(call, pass, baseline)) bound_math(call, pass, baseline);
     }
     if (measured.call_ms <= 0) {
         if (baseline.ms <= 0) baseline.source = "not predicted: " + answer.missing;
@@ -211,7 +247,9 @@ Gain gain(const Call& call, SdpBackend backend, Pass pass, const Baseline& basel
     result.error = error_of(*answer.prediction);
     compare(result, baseline, measured);
     if (!answer.device.caveat.empty()) result.caveats.push_back(answer.device.caveat);
-    add_caveats(result, call, *answer.prediction, *answer.device.machine);
+    std::string missing;
+    if (const auto problem = problem_of(call, missing))
+        add_caveats(result, call, *problem, *answer.prediction, *answer.device.machine);
     return result;
 }
 

@@ -110,17 +110,65 @@ bool is_name_title(const std::string& title) {
     return false;
 }
 
-bool is_count_title(const std::string& title) {
-    for (const char* known : {"instances", "count", "calls", "# of calls", "runs", "launches", "kern inst", "num calls",
-                              "#calls", "invocations"}) {
-        if (title == known) return true;
+/// The words of a title, split at all but letters and digits: "avg_us" has two, and so has "Duration [ms]".
+std::vector<std::string> words_of_title(std::string_view title) {
+    std::vector<std::string> words(1);
+    for (const char c : title) {
+        const bool part = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '\'';
+        if (part) words.back() += c;
+        else if (!words.back().empty()) words.emplace_back();
     }
-    return false;
+    if (words.back().empty()) words.pop_back();
+    return words;
+}
+
+bool has_title_word(const std::vector<std::string>& words, std::initializer_list<std::string_view> known) {
+    return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+        return std::find(known.begin(), known.end(), word) != known.end();
+    });
+}
+
+/// True for "Instances", "# of Calls", "n", "number of runs".
+bool is_count_title(const std::string& title) {
+    std::vector<std::string> words = words_of_title(title);
+    const bool leads = !words.empty() && has_title_word({words[0]}, {"number", "num", "no", "n", "kern"});
+    if (leads && words.size() > 1) words.erase(words.begin());
+    if (words.size() > 1 && words[0] == "of") words.erase(words.begin());
+    if (words.size() > 1 && words[1] == "count") words.pop_back();
+    return words.size() == 1 && has_title_word(words, {"instances", "inst", "count", "counts", "calls", "call", "runs",
+                                                       "launches", "launch", "invocations", "n"});
+}
+
+/// True for a time of one run: an average, or a time per call.
+bool is_average_title(const std::vector<std::string>& words) {
+    // In nsys' report of executions, a kernel's own times begin with K.
+    if (has_title_word({words[0]}, {"avg", "kavg", "average", "mean", "per"})) return true;
+    const bool of_time = has_title_word({words[0]}, {"time", "us", "ms", "ns", "duration"});
+    return of_time && has_title_word(words, {"avg", "average", "mean", "per", "call", "run", "launch"});
+}
+
+/// True for statistics that say nothing of the sum.
+bool is_statistic(const std::vector<std::string>& words) {
+    return has_title_word(words, {"min", "max", "med", "median", "std", "stddev", "minimum", "maximum"});
+}
+
+/// True for the sum of a kernel's runs. The caller takes the first of such columns.
+bool is_total_title(const std::vector<std::string>& words) {
+    if (words[0] == "total") return !has_title_word(words, {"dur"});  // nsys: with the time on the host
+    const bool alone = words.size() == 1 && has_title_word(words, {"ms", "us", "ns"});
+    const bool of_gpu = words.size() > 1 && has_title_word({words[0]}, {"gpu", "self"}) && words[1] == "time";
+    return words[0] == "time" || alone || of_gpu;
 }
 
 }  // namespace
 
 std::optional<double> number_of_cell(std::string text) {
+    // Commas must leave groups of three digits: "43,4" is no 434.
+    const std::size_t point = std::min(text.find('.'), text.size());
+    for (std::size_t at = text.find(','); at != std::string::npos; at = text.find(',', at + 1)) {
+        const std::size_t next = std::min({text.find(',', at + 1), point, text.size()});
+        if (at == 0 || at > point || next != at + 4) return std::nullopt;
+    }
     text.erase(std::remove(text.begin(), text.end(), ','), text.end());
     if (text.empty()) return std::nullopt;
     // The browser's library has no std::from_chars for doubles.
@@ -131,12 +179,16 @@ std::optional<double> number_of_cell(std::string text) {
     return value;
 }
 
-double microseconds_in(std::string_view unit) {
-    const std::string lower = lower_case(unit);
-    if (contains_any(lower, {"nsec", "ns", "nano"})) return 1e-3;
-    if (contains_any(lower, {"usec", "us", "micro"})) return 1;
-    if (contains_any(lower, {"msec", "ms", "milli"})) return 1e3;
-    if (contains_any(lower, {"second", "(s)"}) || lower == "s") return 1e6;
+double microseconds_in(std::string_view text) {
+    for (const std::string& word : words_of_title(lower_case(with_ascii_micro(text)))) {
+        if (has_title_word({word}, {"ns", "nsec", "nsecs", "nsecond", "nseconds", "nanosecond", "nanoseconds"}))
+            return 1e-3;
+        if (has_title_word({word}, {"us", "usec", "usecs", "usecond", "useconds", "microsecond", "microseconds"}))
+            return 1;
+        if (has_title_word({word}, {"ms", "msec", "msecs", "msecond", "mseconds", "millisecond", "milliseconds"}))
+            return 1e3;
+        if (has_title_word({word}, {"s", "sec", "secs", "second", "seconds"})) return 1e6;
+    }
     return 0;
 }
 
@@ -145,7 +197,7 @@ std::optional<double> duration_us(const std::string& cell, double unit_us) {
     const std::size_t unit = text.find_first_not_of("0123456789.,");
     if (unit == std::string::npos) {
         const auto value = number_of_cell(text);
-        return value ? std::optional(*value * unit_us) : std::nullopt;
+        return value && unit_us > 0 ? std::optional(*value * unit_us) : std::nullopt;
     }
     const auto value = number_of_cell(text.substr(0, unit));
     const std::string word = trimmed_cell(text.substr(unit));
@@ -161,16 +213,8 @@ std::optional<Columns> columns_of(const std::vector<std::string>& titles) {
         const std::string title = with_ascii_micro(lower_case(trimmed_cell(titles[i])));
         const int at = static_cast<int>(i);
         const auto begins = [&](std::string_view with) { return title.compare(0, with.size(), with) == 0; };
-        const std::size_t bracket = title.find('(');
-        double unit = bracket != std::string::npos ? microseconds_in(title.substr(bracket)) : 0;
-        for (const char* end : {"_ns", "_us", "_ms", " ns", " us", " ms"}) {
-            if (title.size() > 3 && title.compare(title.size() - 3, 3, end) == 0) unit = microseconds_in(end + 1);
-        }
-        if (title == "ms" || title == "us" || title == "ns") unit = microseconds_in(title);
-        const bool percent = contains(title, "%");
-        // In nsys' report of executions, a kernel's own times begin with K.
-        const bool per_run = begins("avg") || begins("kavg") || begins("average") || begins("mean") ||
-                             begins("us/call") || begins("ms/call") || begins("per call");
+        const std::vector<std::string> words = words_of_title(title);
+        const double unit = microseconds_in(title);
         if (is_name_title(title)) columns.name = at;
         else if (title == "metric name") columns.metric = at;
         else if (title == "metric unit") columns.unit = at;
@@ -178,19 +222,16 @@ std::optional<Columns> columns_of(const std::vector<std::string>& titles) {
         else if (title == "id") columns.id = at;
         else if (title == "cc") columns.capability = at;
         else if (title == "cpu total") columns.cpu_total = at;
-        else if (title == "gpu__time_duration.sum") columns.gpu_time = at;
+        else if (begins("gpu__time_duration.sum"))
+            columns.gpu_time = at, columns.gpu_time_us = unit > 0 ? unit : columns.gpu_time_us;
         else if (is_count_title(title)) columns.count = at;
-        else if (percent) continue;
-        else if (per_run) columns.average = at, columns.average_us = unit > 0 ? unit : columns.average_us;
-        else if (begins("start")) columns.start = at, columns.start_us = unit > 0 ? unit : columns.start_us;
-        else if (begins("duration") || begins("kernel dur")) columns.duration = at;
+        else if (contains(title, "%") || words.empty() || is_statistic(words)) continue;
+        else if (is_average_title(words)) columns.average = at, columns.average_us = unit;
+        else if (begins("start")) columns.start = at, columns.start_us = unit;
+        else if (begins("duration") || begins("kernel dur")) columns.duration = at, columns.duration_us = unit;
         else if (begins("total time") || title == "self cuda" || title == "self xpu" || title == "self device")
-            columns.total = at;
-        else if (columns.total < 0 && (begins("total") || title == "time" || begins("time (") || begins("gpu time") ||
-                                       begins("self time") || title == "ms" || title == "us" || title == "ns"))
-            columns.total = at;
-        else continue;
-        if ((at == columns.total || at == columns.duration) && unit > 0) columns.unit_us = unit;
+            columns.total = at, columns.total_us = unit;
+        else if (columns.total < 0 && is_total_title(words)) columns.total = at, columns.total_us = unit;
     }
     return columns.known() ? std::optional(columns) : std::nullopt;
 }
@@ -229,12 +270,85 @@ std::optional<LooseRow> loose_row(std::string_view line) {
     return row_of_nvprof(line, words);
 }
 
-int numbers_in(std::string_view line) {
-    int count = 0;
-    for (const std::string_view word : words_of_line(line)) {
-        if (number_of_cell(std::string(word)) || is_percent(word) || timed_word(word)) ++count;
+std::vector<std::string> fields_of(std::string_view line, char separator) {
+    std::vector<std::string> fields(1);
+    bool quoted = false;
+    for (std::size_t at = 0; at < line.size(); ++at) {
+        const char c = line[at];
+        if (c == '"') {
+            if (quoted && at + 1 < line.size() && line[at + 1] == '"') fields.back() += line[++at];
+            else quoted = !quoted;
+        } else if (c == separator && !quoted) {
+            fields.emplace_back();
+        } else {
+            fields.back() += c;
+        }
     }
-    return count;
+    return fields;
+}
+
+std::optional<LooseRow> separated_row(std::string_view line) {
+    const bool by_tabs = line.find('\t') != std::string_view::npos;
+    if (!by_tabs && line.find(';') == std::string_view::npos) return std::nullopt;
+    LooseRow row;
+    std::optional<double> us, count;
+    for (const std::string& field : fields_of(line, by_tabs ? '\t' : ';')) {
+        const std::string cell = trimmed_cell(field);
+        const auto number = number_of_cell(cell);
+        const auto time = timed_word(cell);
+        const bool is_number = number || time || is_percent(cell);
+        if (cell.empty()) continue;
+        if (!is_number && cell.size() > row.name.size()) row.name = cell;
+        if (!is_number) continue;
+        if (!row.name.empty() && number && *number == std::floor(*number) && !count) count = number;
+        else if (!row.name.empty() && time && !us) us = time;
+        else row.all_read = false;
+    }
+    if (row.name.empty() || (!us && !count && row.all_read)) return std::nullopt;
+    if (!row.all_read) us = count = std::nullopt;  // which number is what is not clear
+    row.us = us.value_or(0);
+    row.count = count.value_or(1);
+    return row;
+}
+
+/// The text without anything in brackets. Dots at the end of a name that was cut off close its brackets.
+static std::string outside_brackets(std::string_view line) {
+    std::string text;
+    int depth = 0;
+    for (std::size_t at = 0; at < line.size(); ++at) {
+        const bool cut = line.substr(at, 3) == "..." || line.substr(at, 3) == "\xE2\x80\xA6";
+        const char c = line[at];
+        if (cut) depth = 0;
+        if (c == '<' || c == '(' || c == '[') ++depth;
+        else if (c == '>' || c == ')' || c == ']') depth = std::max(0, depth - 1);
+        else if (depth == 0) text += c;
+    }
+    return text;
+}
+
+bool has_numbers_beside(std::string_view line) {
+    const std::string text = outside_brackets(line);
+    int numbers = 0;
+    for (const std::string_view word : words_of_line(text)) {
+        if (timed_word(word)) return true;
+        if (number_of_cell(std::string(word)) || is_percent(word)) ++numbers;
+    }
+    const bool may_end_in_one = line.find('(') != std::string_view::npos;  // "void f(int, int) 1" may be a name
+    return numbers > (may_end_in_one ? 1 : 0);
+}
+
+bool is_sentence(std::string_view line) {
+    constexpr int kManyWords = 6;
+    const std::string text = outside_brackets(line);
+    int words = 0;
+    for (const std::string_view word : words_of_line(text)) {
+        const std::size_t end = std::min(word.find_last_not_of(".,;:!?") + 1, word.size());
+        const bool plain = std::all_of(word.begin(), word.begin() + static_cast<std::ptrdiff_t>(end), [](char c) {
+            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '\'';
+        });
+        if (end > 0 && plain) ++words;
+    }
+    return words >= kManyWords;
 }
 
 }  // namespace tessera::diagnose

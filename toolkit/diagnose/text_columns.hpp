@@ -14,12 +14,18 @@ namespace tessera::diagnose {
 struct Columns {
     int name = -1, total = -1, average = -1, duration = -1, count = -1, start = -1, metric = -1, unit = -1, value = -1,
         id = -1, capability = -1, gpu_time = -1, cpu_total = -1;
-    double unit_us = 1e-3;     ///< unit of total or duration, in microseconds
-    double average_us = 1e-3;  ///< unit of average
-    double start_us = 1e-3;    ///< unit of start
+    // Units in microseconds; 0: the title names none.
+    double total_us = 0, average_us = 0, duration_us = 0, start_us = 0;
+    double gpu_time_us = 1e-3;  ///< Nsight Compute's base unit; a line under the titles may name another
 
     bool per_metric() const { return metric >= 0 && value >= 0; }
     bool timed() const { return total >= 0 || average >= 0 || duration >= 0 || per_metric() || gpu_time >= 0; }
+    /// The column that gives the time of a row, and its unit.
+    int time() const { return total >= 0 ? total : average >= 0 ? average : duration >= 0 ? duration : gpu_time; }
+    double time_us() const {
+        return total >= 0 ? total_us : average >= 0 ? average_us : duration >= 0 ? duration_us : gpu_time_us;
+    }
+    bool of_one_run() const { return total < 0 && average < 0 && duration >= 0; }
     bool known() const { return name >= 0 && (timed() || count >= 0); }
 };
 
@@ -27,14 +33,14 @@ struct Columns {
 /// and the like in Markdown. None if no column names kernels, or nothing stands beside the names.
 std::optional<Columns> columns_of(const std::vector<std::string>& titles);
 
-/// Parses a number, with or without commas between thousands.
+/// Parses a number, with or without commas between thousands; none for a comma elsewhere, as in "43,4".
 std::optional<double> number_of_cell(std::string text);
 
-/// The microseconds in one "ns", "usecond" or "(ms)"; 0 if the text names no unit.
-double microseconds_in(std::string_view unit);
+/// The microseconds in one "ns", "usecond", "(ms)" or in the unit of "Duration [ms]"; 0 if no word is a unit.
+double microseconds_in(std::string_view text);
 
 /// Converts "4.768s", "774.9 us" or "107.681us" to microseconds; a number without a unit counts units of `unit_us`
-/// microseconds. None if the text is no time.
+/// microseconds. None if the text is no time, or if `unit_us` is 0 and the number has no unit.
 std::optional<double> duration_us(const std::string& text, double unit_us);
 
 /// The cells of "| a | b |", without quotes of code; none if the line is no row of Markdown.
@@ -48,13 +54,24 @@ struct LooseRow {
     std::string name{};
     double us = 0;
     double count = 1;
+    bool all_read = true;  ///< false: numbers stand beside it that were not understood
 };
 
 /// Reads a row of PyTorch's profiler (the name, then ten numbers with units), of nsys stats (per cent, nanoseconds,
 /// instances, more numbers, the name) or of nvprof. None for any other line.
 std::optional<LooseRow> loose_row(std::string_view line);
 
-/// The words of a line that are numbers, with or without a unit or a per cent sign.
-int numbers_in(std::string_view line);
+/// Splits a line of csv at `separator` into fields; quotes within quotes are doubled.
+std::vector<std::string> fields_of(std::string_view line, char separator);
+
+/// Reads a row without titles whose cells are set apart by tabs or semicolons: a name, and behind it a whole number
+/// (the runs) and a time with its unit (their sum). None for any other line.
+std::optional<LooseRow> separated_row(std::string_view line);
+
+/// True if numbers stand beside the name in a line, outside of its brackets, so that it is more than a name.
+bool has_numbers_beside(std::string_view line);
+
+/// True if a line is a sentence: it has many words outside of brackets, as no kernel's name has.
+bool is_sentence(std::string_view line);
 
 }  // namespace tessera::diagnose

@@ -10,6 +10,7 @@
 #include <map>
 
 #include "diagnose/kernel_text.hpp"
+#include "diagnose/name.hpp"
 #include "diagnose/text_columns.hpp"
 #include "diagnose/trace.hpp"
 #include "tessera/error.hpp"
@@ -49,24 +50,6 @@ class Lines {
     std::size_t filled_ = 0;
 };
 
-/// Splits a line of csv into fields; quotes within quotes are doubled.
-std::vector<std::string> fields_of(std::string_view line) {
-    std::vector<std::string> fields(1);
-    bool quoted = false;
-    for (std::size_t at = 0; at < line.size(); ++at) {
-        const char c = line[at];
-        if (c == '"') {
-            if (quoted && at + 1 < line.size() && line[at + 1] == '"') fields.back() += line[++at];
-            else quoted = !quoted;
-        } else if (c == ',' && !quoted) {
-            fields.emplace_back();
-        } else {
-            fields.back() += c;
-        }
-    }
-    return fields;
-}
-
 /// A column of a printed table, as a range of characters.
 struct Span {
     std::size_t begin = 0;
@@ -102,6 +85,7 @@ class TextReader {
  public:
     TextReader(Trace& trace, ByteStream& stream) : trace_(trace), lines_(stream) {}
 
+    /// Throws Error(bad_data) for a text without kernels.
     void read() {
         std::string line;
         std::string previous;
@@ -109,6 +93,7 @@ class TextReader {
             take(line, previous);
             previous = line;
         }
+        refuse_prose();
         const bool compute = table_ && (columns_.per_metric() || columns_.gpu_time >= 0);
         const bool of_pytorch = columns_.cpu_total >= 0;
         trace_.tool = loose_         ? "rows of a profiler's table"
@@ -126,8 +111,18 @@ class TextReader {
                             "with its line of "
                             "titles)",
                             unread_));
+        if (unitless_ > 0)
+            trace_.notes.push_back(
+                fmt::format("rows whose times were not read, because neither the title nor the cell names a unit: {} "
+                            "(write it in the title, as in \"Time (ms)\")",
+                            unitless_));
+        if (sums_of_durations_ && timed_)
+            trace_.notes.emplace_back(
+                "the table has durations beside counts: they were read as the sum of a row's runs");
+        if (sums_apart_)
+            trace_.notes.emplace_back("rows without titles: a whole number was read as runs, a time as their sum");
         trace_.timed = timed_;
-        trace_.ordered = compute || (table_ && columns_.start >= 0);
+        trace_.ordered = compute || (table_ && columns_.start >= 0 && columns_.count < 0);
         double read_us = 0;
         for (const KernelRun& run : trace_.runs) read_us += run.us;
         constexpr double kRounding = 0.01;
@@ -136,11 +131,25 @@ class TextReader {
                 "the kernels' rows add up to {:.1f} % of the time that the table states: shares are of these "
                 "rows (row_limit=-1 prints all)",
                 100 * read_us / stated_us_));
-        if (table_ && !timed_)
+        if (table_ && !timed_ && unitless_ == 0)
             trace_.notes.emplace_back("the table has no times that could be read, so kernels are counted only");
     }
 
  private:
+    /// Throws if most lines are sentences and none of the others names a known kernel.
+    void refuse_prose() const {
+        const auto names = static_cast<std::int64_t>(trace_.runs.size());
+        if (table_ || loose_ || names == 0 || prose_ <= names) return;
+        const bool any = std::any_of(trace_.runs.begin(), trace_.runs.end(), [&](const KernelRun& run) {
+            return is_known(read_name(trace_.kernels[run.name]));
+        });
+        if (any) return;
+        throw Error(ErrorCode::bad_data, trace_.file,
+                    fmt::format("expected a table of kernels or their names, got a text: {} of {} lines are sentences, "
+                                "and no other line is the name of a known kernel",
+                                prose_, prose_ + names));
+    }
+
     void take(const std::string& line, const std::string& previous) {
         if (const std::vector<Span> spans = spans_of(line); !spans.empty()) {
             const auto columns = columns_of(fields_under(spans, previous));
@@ -161,15 +170,23 @@ class TextReader {
         }
         if (const std::vector<std::string> cells = markdown_cells(line); cells.size() > 1) return markdown(cells);
         markdown_ = false;
-        const std::vector<std::string> fields = fields_of(line);
-        const auto columns = fields.size() > 2 ? columns_of(fields) : std::nullopt;
-        if (columns) {
-            begin_table(*columns, fields.size());
+        for (const char separator : {',', '\t', ';'}) {
+            const std::vector<std::string> titles = fields_of(line, separator);
+            const auto columns = titles.size() > 2 ? columns_of(titles) : std::nullopt;
+            if (!columns) continue;
+            begin_table(*columns, titles.size());
             csv_ = true;
-        } else if (csv_ && fields.size() >= titles_) {
+            separator_ = separator;
+            return;
+        }
+        const std::vector<std::string> fields = fields_of(line, separator_);
+        if (csv_ && fields.size() >= titles_) {
             row(joined(fields));
         } else if (const auto loose = loose_row(line)) {
             add_loose(*loose);
+        } else if (const auto apart = table_ ? std::nullopt : separated_row(line); apart && !is_prose(apart->name)) {
+            add_loose(*apart);
+            sums_apart_ = sums_apart_ || apart->us > 0;
         } else if (!table_ && is_prose(line)) {
             ++prose_;
         } else if (!table_ && not_blank(line)) {
@@ -177,10 +194,17 @@ class TextReader {
         }
     }
 
-    /// True if a line is a sentence: it has many words and no characters that are typical of a kernel's name.
+    /// True if a line is a sentence that does not quote the name of a known kernel.
     static bool is_prose(const std::string& line) {
         constexpr std::int64_t kManySpaces = 5;  // "Memcpy DtoD (Device -> Device)" has four
-        return std::count(line.begin(), line.end(), ' ') >= kManySpaces && !contains_any(line, {"_", "::", "<"});
+        if (std::count(line.begin(), line.end(), ' ') < kManySpaces) return false;
+        if (!contains_any(line, {"_", "::", "<"})) return true;
+        return is_sentence(line) && !is_known(read_name(line));
+    }
+
+    static bool is_known(const NameReading& reading) {
+        const bool named = reading.family != Family::unknown && reading.family != Family::tessera;
+        return named && reading.role == Role::attention && reading.confidence != Confidence::unsure;
     }
 
     /// Reads a line of a Markdown table: its titles, the rule under them, or a row.
@@ -197,7 +221,7 @@ class TextReader {
             const auto longest =
                 std::max_element(cells.begin(), cells.end(),
                                  [](const std::string& a, const std::string& b) { return a.size() < b.size(); });
-            if (!is_prose(*longest)) {
+            if (!longest->empty() && !is_prose(*longest)) {
                 name(*longest);
                 ++unread_;
             }
@@ -210,6 +234,7 @@ class TextReader {
         run.name = trace_.kernels.number_of(std::string_view(row.name).substr(0, kLongestName));
         run.us = std::min(row.us, kLongestRun);
         run.count = static_cast<std::int64_t>(std::clamp(row.count, 1.0, kMostInARow));
+        if (!row.all_read) ++unread_;
         timed_ = timed_ || run.us > 0;
         loose_ = true;
         trace_.add(run);
@@ -235,7 +260,7 @@ class TextReader {
 
     /// Joins the fields of a name at the end of a line, whose commas some tools do not quote.
     std::vector<std::string> joined(std::vector<std::string> fields) const {
-        for (std::size_t i = titles_; i < fields.size(); ++i) fields[titles_ - 1] += "," + fields[i];
+        for (std::size_t i = titles_; i < fields.size(); ++i) fields[titles_ - 1] += separator_ + fields[i];
         fields.resize(titles_);
         return fields;
     }
@@ -244,8 +269,7 @@ class TextReader {
         KernelRun run;
         const std::size_t first = line.find_first_not_of(" \t");
         run.name = trace_.kernels.number_of(std::string_view(line).substr(first, kLongestName));
-        constexpr int kFewNumbers = 2;  // "void f(int, int) 1" may be a name
-        if (numbers_in(line) > kFewNumbers) ++unread_;
+        if (has_numbers_beside(line)) ++unread_;
         trace_.add(run);
     }
 
@@ -267,36 +291,39 @@ class TextReader {
         if (columns_.per_metric()) return metric(fields, kernel);
         KernelRun run;
         run.name = trace_.kernels.number_of(std::string_view(kernel).substr(0, kLongestName));
-        const bool of_one_run = columns_.total < 0 && columns_.average < 0;
-        const double count =
-            of_one_run && columns_.duration >= 0 ? 1 : number_of_cell(field(fields, columns_.count)).value_or(1);
+        const double count = number_of_cell(field(fields, columns_.count)).value_or(1);
+        if (columns_.count >= 0 && columns_.of_one_run()) sums_of_durations_ = true;
         run.count = static_cast<std::int64_t>(std::clamp(count, 1.0, kMostInARow));
         const auto us = time_of(fields, count);
-        if (columns_.timed() && !us) ++unread_;
+        if (columns_.timed() && !us) ++(without_unit(fields) ? unitless_ : unread_);
         run.us = std::min(us.value_or(0), kLongestRun);
         timed_ = timed_ || us.has_value();
         // Nsight Compute runs kernels one by one and lists them in that order.
-        run.start_us = columns_.gpu_time >= 0
-                           ? static_cast<double>(trace_.runs.size())
-                           : duration_us(field(fields, columns_.start), columns_.start_us).value_or(0);
+        const double start_unit = columns_.start_us > 0 ? columns_.start_us : std::max(columns_.duration_us, 1e-3);
+        run.start_us = columns_.gpu_time >= 0 ? static_cast<double>(trace_.runs.size())
+                                              : duration_us(field(fields, columns_.start), start_unit).value_or(0);
         trace_.add(run);
     }
 
-    /// The time of all runs of a row: a total, an average times their number, or the duration of the only one.
+    /// The time of all runs of a row: a total, an average times their number, or a duration.
     std::optional<double> time_of(const std::vector<std::string>& fields, double count) const {
-        if (columns_.total >= 0) return duration_us(field(fields, columns_.total), columns_.unit_us);
-        if (columns_.average >= 0) {
-            const auto us = duration_us(field(fields, columns_.average), columns_.average_us);
-            return us ? std::optional(*us * count) : std::nullopt;
-        }
-        const int time = columns_.duration >= 0 ? columns_.duration : columns_.gpu_time;
-        return time >= 0 ? duration_us(field(fields, time), columns_.unit_us) : std::nullopt;
+        const auto us = duration_us(field(fields, columns_.time()), columns_.time_us());
+        return us && columns_.total < 0 && columns_.average >= 0 ? std::optional(*us * count) : us;
     }
 
-    /// Reads the second line of ncu's raw page, which holds the units.
+    /// True if the time is a number whose unit neither the title nor the cell names.
+    bool without_unit(const std::vector<std::string>& fields) const {
+        return columns_.time_us() <= 0 && number_of_cell(field(fields, columns_.time()));
+    }
+
+    /// Reads the line under the titles that holds the units: those of ncu's raw page and of nvprof's csv.
     void units(const std::vector<std::string>& fields) {
-        const double unit = microseconds_in(field(fields, columns_.gpu_time));
-        if (unit > 0) columns_.unit_us = unit;
+        for (const auto& [column, unit_us] : {std::pair{columns_.gpu_time, &columns_.gpu_time_us},
+                                              {columns_.total, &columns_.total_us},
+                                              {columns_.average, &columns_.average_us},
+                                              {columns_.duration, &columns_.duration_us}}) {
+            if (const double unit = microseconds_in(field(fields, column)); unit > 0) *unit_us = unit;
+        }
     }
 
     /// Reads a line of one metric of one run: the first line of a run adds it, and a later one gives its duration.
@@ -320,14 +347,18 @@ class TextReader {
     Trace& trace_;
     Lines lines_;
     Columns columns_;
-    bool table_ = false;        // a table has begun
-    bool csv_ = false;          // the table is csv
-    bool markdown_ = false;     // a table in Markdown goes on
-    bool in_markdown_ = false;  // the last table is or was one
-    bool timed_ = false;        // a time was read
-    bool loose_ = false;        // rows came without titles
+    bool table_ = false;              // a table has begun
+    bool csv_ = false;                // the table is csv
+    char separator_ = ',';            // of csv
+    bool markdown_ = false;           // a table in Markdown goes on
+    bool in_markdown_ = false;        // the last table is or was one
+    bool timed_ = false;              // a time was read
+    bool loose_ = false;              // rows came without titles
+    bool sums_of_durations_ = false;  // durations stood beside counts
+    bool sums_apart_ = false;         // rows without titles had a time of all runs, or of one
     std::int64_t unread_ = 0;
-    double stated_us_ = 0;  // the sum that the table states; 0: none
+    std::int64_t unitless_ = 0;  // rows whose time has no unit
+    double stated_us_ = 0;       // the sum that the table states; 0: none
     std::size_t titles_ = 0;
     std::int64_t prose_ = 0;
     std::vector<Span> spans_;  // columns of a printed table; empty outside of one

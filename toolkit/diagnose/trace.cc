@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "diagnose/trace.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "tessera/error.hpp"
@@ -49,6 +51,22 @@ Trace read_sniffed(Sniffed& sniffed, const std::string& origin) {
     if (json) return read_chrome_trace(*sniffed.take(), origin);
     if (head.find('\0') != std::string_view::npos) throw_no_trace(origin, "binary data");
     return read_text(*sniffed.take(), origin);
+}
+
+/// Writes control characters as "\\x0a", so that a name stays on its line.
+std::string on_one_line(const std::string& name) {
+    std::string text;
+    for (const char c : name) {
+        const auto code = static_cast<unsigned char>(c);
+        if (code < 0x20 || code == 0x7F) text += fmt::format("\\x{:02x}", code);
+        else text += c;
+    }
+    return text;
+}
+
+void finish_names(Trace& trace, const std::string& file) {
+    trace.file = file;
+    for (Gpu& gpu : trace.gpus) gpu.name = on_one_line(gpu.name);
 }
 
 }  // namespace
@@ -100,7 +118,7 @@ Trace read_trace(const std::string& path, const OnProgress& on_progress) {
     Trace trace = path != "-" && sniffed.head().substr(0, kSqliteMagic.size()) == kSqliteMagic
                       ? read_nsys_sqlite(path, on_progress)
                       : read_sniffed(sniffed, path == "-" ? "standard input" : path);
-    trace.file = path == "-" ? "standard input" : path;
+    finish_names(trace, path == "-" ? "standard input" : path);
     if (trace.kernels.full()) trace.notes.emplace_back("more names of kernels than are kept (128 MB)");
     if (trace.notes.size() > kMostNotes) trace.notes.resize(kMostNotes);
     return trace;
@@ -109,7 +127,7 @@ Trace read_trace(const std::string& path, const OnProgress& on_progress) {
 Trace read_trace_bytes(std::string_view bytes, const std::string& origin) {
     Sniffed sniffed(bytes_of(bytes));
     Trace trace = read_sniffed(sniffed, origin);
-    trace.file = origin;
+    finish_names(trace, origin);
     return trace;
 }
 
