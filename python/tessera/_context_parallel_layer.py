@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typing
 
+import torch
+
+from . import _mask_functions
 from .torch._context_parallel import context_parallel_attention
+
+
+class Window(typing.NamedTuple):
+    """The mask of a layer with a window: a query sees itself, `left` keys before it and `right` keys behind it, None for
+    no limit."""
+    left: int
+    right: typing.Optional[int]
 
 
 class Layer:
@@ -15,14 +25,19 @@ class Layer:
 
     def __call__(self, module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None,
                  softcap=None, is_causal=None, s_aux=None, sinks=None, cu_seq_lens_q=None, **kwargs):
-        if attention_mask is not None:
+        if attention_mask is not None and not isinstance(attention_mask, Window):
             raise ValueError(f"attention_mask: expected None, got a {type(attention_mask).__name__}")
         if dropout:
             raise ValueError(f"dropout: expected 0 with context parallelism, got {dropout}")
         if query.shape[2] != key.shape[2]:
             raise ValueError(f"key: expected the {query.shape[2]} rows of query and no cache, got {key.shape[2]}")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        window = (sliding_window - 1, 0) if sliding_window is not None and causal else None
+        window = None if attention_mask is None else tuple(attention_mask)
+        if window is None and sliding_window is not None:
+            if not causal:
+                raise ValueError("sliding_window: expected the mask that transformers makes for it, which says how far a "
+                                 f"layer that is not causal sees to both sides, got {sliding_window} and no mask")
+            window = sliding_window - 1, 0
         q, k, v = (t.transpose(1, 2) for t in (query, key, value))
         o = context_parallel_attention(q, k, v, self.group, order=self.order, causal=bool(causal), window=window,
                                        scale=scaling, softcap=softcap or 0.0, sinks=s_aux if sinks is None else sinks,
@@ -30,9 +45,28 @@ class Layer:
         return o, None
 
 
-def no_mask(*args, attention_mask=None, **kwargs):
-    """None, the mask of a layer whose attention knows its mask. Raises ValueError for one of padding that hides keys."""
+def no_mask(*args, q_length=None, attention_mask=None, mask_function=None, local_size=None, device="cpu", **kwargs):
+    """None, the mask of a layer whose attention knows its mask, or a Window. Raises ValueError for one of padding that
+    hides keys, and for a mask function that is not causal, a window or all.
+
+    Documents that transformers finds in position_ids do not count: those of a rank's rows jump in zig-zag, too."""
     if attention_mask is not None and not bool(attention_mask.all()):
         raise ValueError("attention_mask: expected ones with context parallelism, got zeros; packed documents "
                          "(cu_seq_lens_q) take the place of padding")
-    return None
+    if mask_function is None:
+        return None
+    if torch.compiler.is_dynamo_compiling():
+        head = torch.arange(1, device=device)[:, None]
+        query, key = (torch.arange(q_length, device=device)[None] + i for i in (1, 0))
+        seen = mask_function(head, head, query, key)
+        pattern = _mask_functions._traced_pattern(head, head, query, key, seen, local_size)
+    else:
+        pattern = _mask_functions._pattern_of(mask_function)
+    if pattern is None or pattern.local == "chunk":
+        raise ValueError("mask_function: expected causal, a sliding window or all keys with context parallelism, got "
+                         + ("another one" if pattern is None else f"chunks of {pattern.size} keys"))
+    if not pattern.local:
+        return None
+    if pattern.local == "window":
+        return Window(pattern.size - 1, 0 if pattern.causal else None)
+    return Window(pattern.size, 0 if pattern.causal else pattern.size)

@@ -13,16 +13,21 @@ They raise ValueError that names the argument. The functions stripe_* are left o
 from __future__ import annotations
 
 import collections
+import math
+import operator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .torch import _attention
 from .torch._context_parallel import _groups, _order, context_parallel_attention
 
 _PREPARED_AT_MOST = 256
-_prepared: collections.OrderedDict = collections.OrderedDict()  # what llama3_* gets of a rank -> the offsets of all
+_OFFSETS = "_tessera_offsets"  # the attribute of cu_seqlens_q that has the offsets of all ranks
+# What llama3_* gets of a rank -> the offsets of all ranks, of each sequence that has it.
+_prepared: collections.OrderedDict = collections.OrderedDict()
 
 
 def _attend(q, k, v, group, order, cu_seqlens, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
@@ -31,7 +36,14 @@ def _attend(q, k, v, group, order, cu_seqlens, dropout_p, softmax_scale, causal,
         raise ValueError(f"dropout_p: expected 0, got {dropout_p}")
     if alibi_slopes is not None:
         raise ValueError(f"alibi_slopes: expected None, got a {type(alibi_slopes).__name__}")
-    window = tuple(None if side < 0 else side for side in window_size)
+    try:
+        left, right = window_size
+        window = tuple(None if operator.index(side) < 0 else operator.index(side) for side in (left, right))
+    except (TypeError, ValueError):
+        raise ValueError(f"window_size: expected two integers, negative for no limit, got {window_size!r}") from None
+    softmax_scale = _attention.number("softmax_scale", softmax_scale)
+    if softmax_scale is not None and not math.isfinite(softmax_scale):
+        raise ValueError(f"softmax_scale: expected None or a finite number, got {softmax_scale}")
     o, lse = context_parallel_attention(q, k, v, group, order=order, cu_seqlens=cu_seqlens, scale=softmax_scale,
                                         causal=bool(causal), window=None if window == (None, None) else window,
                                         return_lse=True)
@@ -54,7 +66,14 @@ def _varlen(order):
                  alibi_slopes: None = None, deterministic: bool = False, return_attn_probs: bool = False,
                  group: dist.ProcessGroup | None = None) -> Any:
         ranks = dist.get_world_size(_groups.resolved(group))
-        offsets = tuple(offset * ranks for offset in _order.offsets_of(cu_seqlens))
+        local = _order.offsets_of(cu_seqlens)
+        if local[-1] != q.shape[0]:
+            raise ValueError(f"cu_seqlens: expected offsets of this rank's {q.shape[0]} rows, which end with them, got "
+                             f"{local[-1]} as the last one")
+        odd = next((b - a for a, b in zip(local, local[1:]) if (b - a) % 2), None)
+        if order == "zigzag" and odd:
+            raise ValueError(f"cu_seqlens: expected documents of an even number of rows on each rank, got one of {odd}")
+        offsets = tuple(offset * ranks for offset in local)
         own = _order.of_documents(order, offsets, ranks)
         return _attend(q, k, v, group, own, offsets, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
                        return_attn_probs)
@@ -65,8 +84,9 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens: Tensor, causal: bool, rank:
                                          world_size: int) -> tuple[Tensor, Tensor, int, int, slice]:
     """(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, local_k_slice) of one rank, for llama3_*.
 
-    cu_seqlens: offsets of the packed documents over the whole sequence, whose length world_size divides. The documents
-    are remembered by the results of this rank, since llama3_* gets no more than those. Raises ValueError."""
+    cu_seqlens: offsets of the packed documents over the whole sequence, whose length world_size divides. cu_seqlens_q
+    carries them, since llama3_* gets no more than the results of this rank. A copy of it is known by its numbers, unless
+    they are those of several sequences, whose documents differ on other ranks. Raises ValueError."""
     offsets = _order.offsets_of(cu_seqlens)
     total = offsets[-1]
     if world_size < 1 or total % world_size or not 0 <= rank < world_size:
@@ -78,10 +98,14 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens: Tensor, causal: bool, rank:
     cu_q, cu_k = ([0] + torch.tensor(lengths).cumsum(0).tolist() for lengths in (lengths_q, lengths_k))
     begin = own[0][0] if own else first
     keys = slice(begin, begin + cu_k[-1])
-    _prepared[_key(cu_q, keys, rank, world_size)] = tuple(offsets)
+    key = _key(cu_q, keys, rank, world_size)
+    known = _prepared.pop(key, set())
+    _prepared[key] = known if len(known) > 1 else {*known, tuple(offsets)}
     while len(_prepared) > _PREPARED_AT_MOST:
         _prepared.popitem(last=False)
-    made = [torch.tensor(c, dtype=cu_seqlens.dtype, device=cu_seqlens.device) for c in (cu_q, cu_k)]
+    dtype, device = (cu_seqlens.dtype, cu_seqlens.device) if isinstance(cu_seqlens, Tensor) else (torch.int32, "cpu")
+    made = [torch.tensor(c, dtype=dtype, device=device) for c in (cu_q, cu_k)]
+    setattr(made[0], _OFFSETS, tuple(offsets))
     return *made, max(lengths_q, default=0), max(lengths_k, default=0), keys
 
 
@@ -99,7 +123,13 @@ def llama3_flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q:
     llama3_flash_attn_prepare_cu_seqlens(); heads_k_stride changes no result. Raises ValueError."""
     resolved = _groups.resolved(group)
     rank, ranks = dist.get_rank(resolved), dist.get_world_size(resolved)
-    offsets = _prepared.get(_key(cu_seqlens_q.tolist(), local_k_slice, rank, ranks))
+    offsets = getattr(cu_seqlens_q, _OFFSETS, None)
+    if offsets is None:
+        several = _prepared.get(_key(cu_seqlens_q.tolist(), local_k_slice, rank, ranks), ())
+        if len(several) > 1:
+            raise ValueError("cu_seqlens_q: expected the tensor itself that llama3_flash_attn_prepare_cu_seqlens() gave, "
+                             f"since several sequences have these numbers on rank {rank}, got a copy")
+        offsets = next(iter(several), None)
     if offsets is None:
         raise ValueError("cu_seqlens_q: expected what llama3_flash_attn_prepare_cu_seqlens() of tessera gave for "
                          f"rank {rank} of {ranks}, which knows the documents of all ranks, got another tensor or slice")

@@ -30,6 +30,10 @@ def ranks_that_differ(groups):
     raises(ValueError, ("q:", "bfloat16", "rank 2"), call(*(t.bfloat16() for t in (q, k, v))) if odd else call())
     refused = (ValueError, ("k: expected",) if odd else ("rank 2 refused the call", "k: expected"))
     raises(*refused, call(k=k[:, :9]) if odd else call())
+    sinks = torch.zeros(4)
+    raises(ValueError, ("sinks:", "None on rank 2", "[4]", others), call(sinks=None if odd else sinks))
+    raises(ValueError, ("needs gradients:", "True on rank 2", others), call(q=q.clone().requires_grad_(odd)))
+    raises(ValueError, ("scale: expected", "refused" if not odd else "nan"), call(scale=float("nan") if odd else None))
     positions = list(range(96))
     raises(ValueError, ("order:",), call(order=positions[::-1] if odd else positions))
     raises(ValueError, ("order: expected a permutation",), call(order=[0] * 96))
@@ -38,6 +42,25 @@ def ranks_that_differ(groups):
     raises(ValueError, ("cu_seqlens: expected offsets",), call(cu_seqlens=[0, 9, 5]))
     raises(ValueError, ("gradient_blocks: expected a divisor",), call(gradient_blocks=7))
     call()()
+    for key, tensor, dim, order in (("tensor", q[:, :8 if odd else 16], 1, "zigzag"),
+                                    ("tensor", q.bfloat16() if odd else q, 1, "zigzag"),
+                                    ("dim", q[:, :4], 2 if odd else 1, "zigzag"),
+                                    ("order", q, 1, "contiguous" if odd else "zigzag")):
+        raises(ValueError, (key + ": expected the same on all ranks", "rank 2"),
+               lambda: tt.unshard_sequence(tensor, group, dim=dim, order=order))
+
+
+@case
+def a_group_of_an_old_name(groups):
+    """A group that has the name of a destroyed one gets messages of its own."""
+    from tessera.torch._context_parallel import _groups
+    q, k, v, _ = (t[:, :24] for t in inputs())
+    group, rank = groups[PROCESSES], dist.get_rank()
+    _groups.name_of(group)
+    for kept in (_groups._groups, _groups._controls):
+        kept[group.group_name] = groups[1]  # as if it had been one of this name
+    raises(ValueError, ("scale:", "rank 2"), lambda: tt.context_parallel_attention(
+        q, k, v, group, scale=0.5 if rank == 2 else None, timeout=60))
 
 
 @case
@@ -47,10 +70,28 @@ def errors_of_one_rank(groups):
     for name, value, words in (("causal", "left", "causal: expected"), ("timeout", 0, "timeout: expected"),
                                ("steps", 0, "steps: expected"), ("group", 3, "group: expected a ProcessGroup"),
                                ("window", 3, "window: expected"), ("kernel", "cpu.fa9", "kernel: expected"),
-                               ("sinks", torch.zeros(3), "sinks: expected")):
+                               ("sinks", torch.zeros(3), "sinks: expected"), ("scale", float("inf"), "scale: expected"),
+                               ("softcap", -1.0, "softcap: expected"), ("order", None, "order: expected"),
+                               ("order", [0.5] * 96, "order: expected"), ("cu_seqlens", [0.0, 96.0], "cu_seqlens: expected")):
         options = {"group": groups[1], name: value}
         raises(ValueError, (words,), lambda: tt.context_parallel_attention(q, k, v, **options))
+    for part in (q[:0], q[..., :0]):
+        raises(ValueError, ("q: expected",), lambda: tt.context_parallel_attention(part, part, part, groups[1]))
+    far = tt.context_parallel_attention(q, k, v, groups[1], window=(2**40, 3))
+    assert torch.equal(far, tt.context_parallel_attention(q, k, v, groups[1], window=(None, 3)))
     raises(ValueError, ("dim: expected",), lambda: tt.shard_sequence(q, groups[1], dim=4))
+    raises(ValueError, ("tensor: expected a sequence",), lambda: tt.shard_sequence(q[:, :95], groups[1]))
+    for name, call in (("total", lambda: tt.sequence_positions(4.0, groups[1])),
+                       ("total", lambda: tt.sequence_positions(97, groups[1])),
+                       ("total", lambda: tt.context_parallel_plan(0, 2, 2, 16)),
+                       ("total", lambda: tt.context_parallel_plan(97, 2, 2, 16)),
+                       ("heads_kv", lambda: tt.context_parallel_plan(96, 2, 0, 16)),
+                       ("gradient_blocks", lambda: tt.context_parallel_plan(96, 2, 2, 16, gradient_blocks=-3)),
+                       ("batch", lambda: tt.context_parallel_plan(96, 2, 2, 16, batch=2, cu_seqlens=[0, 96])),
+                       ("cu_seqlens", lambda: tt.balance_documents([0, 5.7, 96], 2)),
+                       ("ranks", lambda: tt.balance_documents([0, 5, 96], 2.0)),
+                       ("chunks", lambda: tt.balance_documents([0, 5, 96], 2, chunks=0))):
+        raises(ValueError, (name + ": expected",), call)
 
 
 @case
@@ -62,6 +103,12 @@ def a_rank_that_is_late(groups):
         if dist.get_rank() == 0:
             begin = time.monotonic()
             raises(RuntimeError, ("rank 1 did not come to this call within 1 s",),
+                   lambda: tt.context_parallel_attention(q, k, v, group, timeout=1))
+            assert time.monotonic() - begin < 30
+        group = ENDED["mixed"]  # its messages need a group of gloo, which both ranks make
+        if dist.get_rank() == 0:
+            begin = time.monotonic()
+            raises(RuntimeError, ("another rank did not come to this call within 1 s",),
                    lambda: tt.context_parallel_attention(q, k, v, group, timeout=1))
             assert time.monotonic() - begin < 30
     dist.barrier()

@@ -53,6 +53,56 @@ def pytorchs_context(groups):
 
 
 @case
+def buffers_that_share_memory(groups):
+    """context_parallel() cuts views of one tensor, and leaves that tensor as it is."""
+    for group in groups.values():
+        text = torch.arange(194).view(2, 97)
+        ids, labels = text[:, :-1], text[:, 1:]
+        want, before = [tt.shard_sequence(t, group) for t in (ids, labels)], text.clone()
+        with tt.context_parallel(group, buffers=[ids, labels], buffer_seq_dims=[1, 1]):
+            assert torch.equal(ids, want[0]) and torch.equal(labels, want[1]) and torch.equal(text, before)
+            ids.zero_()
+        assert torch.equal(text, before) and torch.equal(ids, before[:, :-1]) and torch.equal(labels, before[:, 1:])
+        assert ids.data_ptr() == text.data_ptr() and ids.stride() == (97, 1)
+
+    def enter(buffer):
+        with tt.context_parallel(groups[1], buffers=[buffer], buffer_seq_dims=[1]):
+            pass
+    raises(ValueError, ("buffers: expected tensors without requires_grad",),
+           lambda: enter(torch.zeros(2, 96, requires_grad=True)))
+    raises(ValueError, ("buffers[0]: expected a torch.Tensor",), lambda: enter(3))
+
+
+@case
+def masks_of_transformers(groups):
+    """A layer has the window that its mask means, to both sides without causality; other masks are refused."""
+    if importlib.util.find_spec("transformers") is None:
+        return
+    from transformers import masking_utils as masks
+    from tessera._context_parallel_layer import Layer, no_mask
+
+    class Module:
+        is_causal = False
+    q, k, v, _ = inputs(heads_kv=4)
+    wide, narrow = masks.sliding_window_bidirectional_mask_function(5), masks.sliding_window_causal_mask_function(6)
+    assert no_mask(mask_function=masks.causal_mask_function) is None
+    assert no_mask(mask_function=masks.bidirectional_mask_function) is None
+    for mask, causal, window in ((wide, None, (5, 5)), (narrow, "bottom-right", (5, 0))):
+        Module.is_causal = causal is not None
+        want = tt.attention(q, k, v, causal=causal, window=window)
+        for group in groups.values():
+            own = [tt.shard_sequence(t, group).transpose(1, 2) for t in (q, k, v)]
+            got, _ = Layer(group, "zigzag")(Module(), *own, no_mask(mask_function=mask), sliding_window=6)
+            assert torch.equal(got, tt.shard_sequence(want, group))
+    Module.is_causal = False
+    raises(ValueError, ("sliding_window: expected the mask",), lambda: Layer(groups[1], "zigzag")(
+        Module(), *(t.transpose(1, 2) for t in (q, k, v)), None, sliding_window=6))
+    for function in (masks.chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64)),
+                     masks.or_masks(narrow, wide)):
+        raises(ValueError, ("mask_function: expected",), lambda: no_mask(mask_function=function))
+
+
+@case
 def names_of_ring_flash_attn(groups):
     """Each family of functions on the rows that it expects, beside one process; packed variants have the same bits."""
     whole = inputs(batch=2, heads_kv=4)
@@ -69,6 +119,9 @@ def names_of_ring_flash_attn(groups):
             assert torch.equal(getattr(ring, name + "_qkvpacked_func")(qkv, **more)[0], got[0])
     raises(ValueError, ("dropout_p: expected 0",),
            lambda: ring.ring_flash_attn_func(*whole[:3], dropout_p=0.1, group=groups[1]))
+    for name, value in (("softmax_scale", float("nan")), ("softmax_scale", "a"), ("window_size", 3), ("window_size", "ab")):
+        raises(ValueError, (name + ": expected",),
+               lambda: ring.ring_flash_attn_func(*whole[:3], **{name: value}, group=groups[1]))
 
 
 @case
@@ -103,6 +156,32 @@ def varlen_names_of_ring_flash_attn(groups):
         raises(ValueError, ("cu_seqlens_q: expected what llama3_flash_attn_prepare_cu_seqlens",),
                lambda: ring.llama3_flash_attn_varlen_func(q[0], k[0], v[0], torch.tensor([0, 5]), torch.tensor([0, 5]), 5,
                                                           5, 1, slice(0, 5), group=group))
+    for name, local in (("ring_flash_attn_varlen_func", [0, 8, 16]), ("zigzag_ring_flash_attn_varlen_func", [0, 3, 96])):
+        raises(ValueError, ("cu_seqlens: expected", "this rank's" if local[-1] == 16 else "an even number"),
+               lambda: getattr(ring, name)(q[0], k[0], v[0], torch.tensor(local), 8, group=groups[1]))
+
+
+@case
+def sequences_prepared_ahead(groups):
+    """The tensor of llama3_flash_attn_prepare_cu_seqlens() knows its own documents, though those of another sequence
+    have its numbers on this rank. A copy of it does not."""
+    if 2 not in groups:
+        return
+    q, k, v, _ = (t[0] for t in inputs(heads_kv=4))
+    rank = dist.get_rank(groups[2])
+    own = [t[48 * rank:48 * (rank + 1)] for t in (q, k, v)]
+    prepared = {cut: ring.llama3_flash_attn_prepare_cu_seqlens(torch.tensor(cut, dtype=torch.int32), True, rank, 2)
+                for cut in ((0, 48, 96), (0, 48, 60, 96), (0, 20, 48, 96))}
+
+    def call(*lengths):
+        *lengths, keys = lengths
+        return ring.llama3_flash_attn_varlen_func(*own, *lengths, 1, keys, causal=True, group=groups[2])
+    for cut, given in prepared.items():
+        offsets = torch.tensor(cut, dtype=torch.int32)
+        want = tt.varlen_attention(q, k, v, offsets, offsets, causal="bottom-right")
+        assert torch.equal(call(*given), want[48 * rank:48 * (rank + 1)]), cut
+    first = prepared[0, 48, 96]
+    raises(ValueError, ("cu_seqlens_q: expected the tensor itself",), lambda: call(first[0].clone(), *first[1:]))
 
 
 def _llama(attention):

@@ -96,6 +96,63 @@ def compiled(groups):
 
 
 @case
+def strides_in_graphs(groups):
+    """What a graph is told of the strides of results is what the operators give, for transposed tensors too."""
+    from torch.library import opcheck
+    from tessera.torch._context_parallel import _groups
+    name = _groups.name_of(groups[1])
+    settings = (None, None, None, name, "zigzag", True, -1, -1, None, 0.0, None, 0, 0, 30.0, False, True, "", False)
+    for batch in (1, 2):
+        q, k, v = (reference.random((batch, 4, 16, 16), i).transpose(1, 2) for i in range(3))
+        results = torch.ops.tessera.context_parallel(q, k, v, *settings)
+        d_o = torch.ones_like(results[0])
+        opcheck(torch.ops.tessera.context_parallel.default, (q, k, v, *settings), test_utils=("test_faketensor",))
+        opcheck(torch.ops.tessera.context_parallel_backward.default, (d_o, None, q, k, v, *results, *settings),
+                test_utils=("test_faketensor",))
+
+
+@case
+def an_error_between_steps(groups):
+    """What travels when a call fails has arrived before its memory is free, and the group goes on."""
+    from tessera.torch._context_parallel import _exchange, _operators
+    group = groups[max(groups)]
+    q, k, v, _ = (tt.shard_sequence(t, groups[max(groups)]) for t in inputs())
+    want, before, settled = tt.context_parallel_attention(q, k, v, group), _operators._arguments, []
+
+    def fails(*arguments):
+        raise MemoryError("no memory")
+    settle = _exchange.Keys._settle
+
+    def seen(self):
+        travelling = list(self.open)
+        settle(self)
+        settled.extend(work.is_completed() for work in travelling)
+    _operators._arguments, _exchange.Keys._settle = fails, seen
+    try:
+        raises(MemoryError, ("no memory",), lambda: tt.context_parallel_attention(q, k, v, group, steps=2))
+    finally:
+        _operators._arguments, _exchange.Keys._settle = before, settle
+    assert settled == ([True] if max(groups) > 1 else [])
+    assert torch.equal(tt.context_parallel_attention(q, k, v, group, steps=2), want)
+
+
+@case
+def captured(groups):
+    """A graph's capture refuses a layout whose plan is not on the device; one that has run is taken."""
+    from tessera.torch._context_parallel import _operators
+    q, k, v, _ = (t[:, :36] for t in inputs())
+    before, _operators._capturing = _operators._capturing, lambda device: True
+    try:
+        raises(ValueError, ("q: expected a call", "capture"), lambda: tt.context_parallel_attention(q, k, v, groups[1]))
+        _operators._capturing = before
+        tt.context_parallel_attention(q, k, v, groups[1])
+        _operators._capturing = lambda device: True
+        tt.context_parallel_attention(q, k, v, groups[1])
+    finally:
+        _operators._capturing = before
+
+
+@case
 def checkpointed(groups):
     """Activation checkpointing makes the exchanges again in the backward."""
     from torch.utils.checkpoint import checkpoint

@@ -107,7 +107,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
     _positive("steps", steps)
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
         raise ValueError(f"timeout: expected a number of seconds, got {timeout!r}")
-    permutation = None if isinstance(order, str) else torch.as_tensor(order)
+    permutation = None if isinstance(order, str) else _order.tensor_of(order)
     offsets = None if cu_seqlens is None else torch.as_tensor(cu_seqlens)
     kernel = _attention.kernel_name(kernel)
     added = None
@@ -115,16 +115,32 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
         sinks = _sinks.checked(sinks, q, q.shape[2])
         if q.device.type != "cpu":
             sinks, added = None, sinks
-    keeps = _attention._needs_gradients((q, k, v, None)) and _kernels.keeps_residual(q, 0.0, kernel)
-    o, lse, _ = _operators.forward(
+    given = added if sinks is None else sinks
+    gradients = bool(_attention._needs_gradients((q, k, v, given)))
+    keeps = bool(_attention._needs_gradients((q, k, v, None))) and _kernels.keeps_residual(q, 0.0, kernel)
+    arguments = (
         q, k, v, sinks, permutation, offsets, name, "" if permutation is not None else order, _CAUSAL[causal], left,
         right, _attention.number("scale", scale), _attention.number("softcap", softcap), kernel, gradient_blocks or 0,
-        steps or 0, float(timeout), check, keeps)
+        steps or 0, float(timeout), check, gradients, "" if given is None else f"[{given.shape[0]}] {given.dtype}", keeps)
+    if torch.compiler.is_compiling():
+        o, lse, _ = _operators.forward(*arguments)
+    else:
+        o, lse, _ = _explained(arguments)
     if added is not None:
         o, lse = _sinks.added(o, lse, added, False)
     if not several:
         o, lse = o[0], lse[0]
     return (o, lse) if return_lse else o
+
+
+def _explained(arguments):
+    """The operator's results. Raises what other calls raise where a kernel refuses the tensors."""
+    try:
+        return _operators.forward(*arguments)
+    except (RuntimeError, AttributeError) as error:
+        if str(error).startswith(_operators.FUNCTION):  # a rank that did not come
+            raise
+        raise _attention._explained(error, _kernels.Arguments(*arguments[:3])) from None
 
 
 def _positive(name, value):
@@ -136,8 +152,12 @@ def sequence_positions(total: int, group: Group = None, *, order: Order = "zigza
     """The positions in the sequence of this rank's rows, int64 [total / ranks], for rotary embeddings and labels.
 
     total: the rows of the whole sequence. group, order: as in context_parallel_attention(). Raises ValueError."""
+    return _positions(_order.whole_number("total", total, 0), group, order, "total")
+
+
+def _positions(total, group, order, argument):
     group = _groups.resolved(group)
-    return _order.positions_of(order, total, dist.get_world_size(group))[dist.get_rank(group)].clone()
+    return _order.positions_of(order, total, dist.get_world_size(group), argument)[dist.get_rank(group)].clone()
 
 
 def shard_sequence(tensor: Tensor, group: Group = None, *, dim: int = 1, order: Order = "zigzag") -> Tensor:
@@ -145,19 +165,30 @@ def shard_sequence(tensor: Tensor, group: Group = None, *, dim: int = 1, order: 
 
     dim: the dimension of the sequence. group, order: as in context_parallel_attention(). Raises ValueError."""
     expect_tensor("tensor", tensor)
-    positions = sequence_positions(tensor.shape[_dim(tensor, dim)], group, order=order)
+    positions = _positions(tensor.shape[_dim(tensor, dim)], group, order, "tensor")
     return tensor.index_select(dim, positions.to(tensor.device))
 
 
 def unshard_sequence(tensor: Tensor, group: Group = None, *, dim: int = 1, order: Order = "zigzag") -> Tensor:
     """The whole sequence in its own order, on every rank, of each rank's rows. It has no gradient.
 
-    tensor: this rank's rows, of one shape on all ranks. dim, group, order: as in shard_sequence(). Raises ValueError."""
+    tensor: this rank's rows, of one shape on all ranks. dim, group, order: as in shard_sequence(). The ranks compare all
+    of these as they do in context_parallel_attention(), with its default timeout. Raises ValueError."""
     expect_tensor("tensor", tensor)
     dim, group = _dim(tensor, dim), _groups.resolved(group)
     ranks = dist.get_world_size(group)
     rows = tensor.detach().movedim(dim, 0).contiguous()
-    positions = _order.positions_of(order, rows.shape[0] * ranks, ranks).flatten()
+    error, positions = None, torch.arange(0)
+    try:
+        positions = _order.positions_of(order, rows.shape[0] * ranks, ranks, "tensor").flatten()
+    except ValueError as found:
+        error = str(found)
+    if not torch.compiler.is_compiling():
+        message = {"error": error, "tensor": [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")], "dim": dim,
+                   "order": order if isinstance(order, str) else _operators.digest(positions.numpy().tobytes())}
+        _groups.agree(_groups.name_of(group), message, 300.0, "unshard_sequence", tensor.device.type == "cpu")
+    elif error:
+        raise ValueError(error)
     whole = rows.new_empty((ranks * rows.shape[0], *rows.shape[1:]))
     dist.all_gather_into_tensor(whole, rows, group=group)
     return whole.index_select(0, positions.argsort().to(whole.device)).movedim(0, dim).contiguous()

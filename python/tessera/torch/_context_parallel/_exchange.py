@@ -73,7 +73,7 @@ class Keys:
         most = max(last - first for first, last in steps) * self.each
         self.received = [k.new_empty(self.rows * most) for _ in range(count)]
         self.packed = [[k.new_empty(rows * most) for rows in copies] for _ in range(twins)]
-        self.side = None
+        self.side, self.open = None, []  # open: what has begun and was not waited for
         if k.is_cuda:
             self.side, self.current = _stream_of(k.device), torch.cuda.current_stream(k.device)
             self.ready, self.free = ([torch.cuda.Event() for _ in range(twins)] for _ in range(2))
@@ -111,6 +111,8 @@ class Keys:
                     work = self.collectives.begin(dist.all_gather_into_tensor, into, mine)
                 else:
                     work = self.collectives.begin(dist.all_to_all_single, into, mine, self.plan.received, self.plan.sent)
+            if work is not None:
+                self.open.append(work)
         if self.side is None:
             return lambda: self._finish(step, work)
         self._finish(step, work)
@@ -119,6 +121,7 @@ class Keys:
     def _finish(self, step, work):
         with self._beside():
             if work is not None:
+                self.open.remove(work)
                 self.collectives.end(work)
             if self.ahead:
                 for call, into in zip(self.calls, self._packed(step)):
@@ -127,7 +130,21 @@ class Keys:
                 self.ready[step % 2].record(self.side)
 
     def __iter__(self):
-        """Yields (first head, last head, a function from the number of a call to its rows of K and V)."""
+        """Yields (first head, last head, a function from the number of a call to its rows of K and V). Closing it waits
+        for what has begun, which writes its buffers."""
+        try:
+            yield from self._each()
+        finally:
+            self._settle()
+
+    def _settle(self):
+        if self.side is not None:
+            self.current.wait_stream(self.side)
+        for work in self.open:
+            with contextlib.suppress(RuntimeError):
+                self.collectives.end(work)
+
+    def _each(self):
         pending = self._start(0)
         for step, (first, last) in enumerate(self.steps):
             finish, pending = pending, None
@@ -145,6 +162,14 @@ class Keys:
                 yield first, last, lambda index: received.index_select(0, self.calls[index].keys)
             if self.side is not None:
                 self.free[step % 2].record(self.current)
+
+
+@contextlib.contextmanager
+def steps(*arguments):
+    """A context in which the iterator of Keys(*arguments) runs. An error in it leaves no exchange that writes memory
+    which is free."""
+    with contextlib.closing(iter(Keys(*arguments))) as each:
+        yield each
 
 
 class Gradients:

@@ -42,6 +42,8 @@ def name_of(group):
     group = resolved(getattr(group, "real_obj", group))  # PyTorch 2.15 traces graphs with a stand-in
     if dist.get_rank(group) < 0:
         raise ValueError("group: expected a group that this process belongs to, got another one")
+    if _groups.get(group.group_name) is not group:  # an older group of this name may have been destroyed
+        forget(group)
     _groups[group.group_name] = group
     return group.group_name
 
@@ -50,15 +52,20 @@ def by_name(name):
     return _groups[name]
 
 
-def _control(name):
-    """The group of gloo for messages: the group itself, or one of the same ranks that is made once."""
+def _control(name, limit, function):
+    """The group of gloo for messages: the group itself, or one of the same ranks that is made once. Raises RuntimeError
+    if they don't all come to make it."""
     if name not in _controls:
         group = _groups[name]
         if str(dist.get_backend(group)) == "gloo":
             _controls[name] = group
         else:
-            _controls[name] = dist.new_group(dist.get_process_group_ranks(group), backend="gloo",
-                                             use_local_synchronization=True)
+            try:
+                _controls[name] = dist.new_group(dist.get_process_group_ranks(group), backend="gloo",
+                                                 timeout=datetime.timedelta(seconds=limit),
+                                                 use_local_synchronization=True)
+            except RuntimeError as error:
+                raise _lost(function, None, limit, error) from None
     return _controls[name]
 
 
@@ -87,13 +94,14 @@ def _ranks(ranks):
 
 
 def _lost(function, rank, limit, error):
-    return RuntimeError(f"{function}: {_ranks([rank])} did not come to this call within {limit:g} s, or its process has "
+    which = "another rank" if rank is None else _ranks([rank])
+    return RuntimeError(f"{function}: {which} did not come to this call within {limit:g} s, or its process has "
                         f"ended; the other ranks cannot go on without it ({str(error).splitlines()[0][:200]})")
 
 
 def _exchanged(name, message, limit, function):
     """The messages of all ranks. Raises RuntimeError that names a rank which sends none."""
-    control = _control(name)
+    control = _control(name, limit, function)
     rank, ranks = dist.get_rank(control), dist.get_world_size(control)
     others = [r for r in range(ranks) if r != rank]
     of_world = {r: dist.get_global_rank(control, r) for r in others}

@@ -22,6 +22,8 @@ FUNCTION = "context_parallel_attention"
 # Groups of key heads on CUDA, by the bytes of a rank's K and V. Not measured: more groups hide more and need less memory,
 # and make smaller calls.
 _STEPS = ((64 << 20, 8), (4 << 20, 4))
+_LARGEST = torch.finfo(torch.float32).max
+_FARTHEST = 2**31 - 1  # a side of a window that leaves out no key
 
 
 class Settings(typing.NamedTuple):
@@ -38,6 +40,8 @@ class Settings(typing.NamedTuple):
     steps: int
     limit: float
     check: bool
+    gradients: bool  # whether a backward may follow
+    sinks: str  # "" or the shape and the dtype of the sinks, which no operator gets on CUDA
     residual: bool  # whether the forward keeps the residual of O
 
 
@@ -47,7 +51,7 @@ class _Setup(typing.NamedTuple):
     heads: list  # (first, last) key heads of each step
 
 
-def _digest(values):
+def digest(values):
     """What stands for long values in a message."""
     if values is None:
         return None
@@ -73,6 +77,23 @@ def _checked(q, k, v):
                          f"heads, and {v.shape[2]} of v")
     if k.shape[3] != q.shape[3]:
         raise ValueError(f"k: expected head_dim {q.shape[3]}, as q has, got {k.shape[3]}")
+    for name, tensor in (("q", q), ("v", v)):
+        if tensor.shape[3] == 0:
+            raise ValueError(f"{name}: expected head_dim from 1 on, got {list(tensor.shape)}")
+    if q.shape[0] == 0:
+        raise ValueError(f"q: expected a batch from 1 on, got {list(q.shape)}")
+
+
+def _numbers(s):
+    """Raises ValueError for a scale or softcap that no kernel takes."""
+    if s.scale is not None and not abs(s.scale) <= _LARGEST:
+        raise ValueError(f"scale: expected None or a number that is finite in fp32, got {s.scale}")
+    if not 0 <= s.softcap <= _LARGEST:
+        raise ValueError(f"softcap: expected a number from 0 on that is finite in fp32, got {s.softcap}")
+
+
+def _capturing(device):
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def steps_of(heads, size, wanted):
@@ -91,21 +112,26 @@ def _setup(q, k, v, permutation, cu_seqlens, s: Settings, passing):
     error, layout, plan = None, None, None
     try:
         _checked(q, k, v)
+        _numbers(s)
         total = q.shape[1] * ranks
         offsets = None if cu_seqlens is None else tuple(_order.offsets_of(cu_seqlens, total))
         if offsets is not None and q.shape[0] != 1:
             raise ValueError(f"q: expected batch 1 with cu_seqlens, got {q.shape[0]}")
         order = s.order if permutation is None else bytes_of(permutation)
         layout = _plan.Layout(total, q.shape[0], ranks, order, offsets, s.causal, s.left, s.right, s.blocks)
+        if _capturing(q.device) and not _plan.is_made(layout, rank, q.device):
+            raise ValueError("q: expected a call of these sizes, order and documents that ran outside of a graph's "
+                             "capture first, since its plan is copied to the device")
         plan = _plan.plan_on(layout, rank, q.device)
     except ValueError as found:
         error = str(found)
     shapes = {name: [list(t.shape), str(t.dtype).removeprefix("torch."), t.device.type]
               for name, t in (("q", q), ("k", k), ("v", v))}
     message = {
-        "error": error, "pass": passing, **shapes, "order": s.order or _digest(layout and layout.order),
-        "cu_seqlens": _digest(layout and layout.offsets), "causal": s.causal, "window": [s.left, s.right],
-        "scale": s.scale, "softcap": s.softcap, "kernel": s.kernel, "gradient_blocks": s.blocks, "steps": s.steps}
+        "error": error, "pass": passing, **shapes, "order": s.order or digest(layout and layout.order),
+        "cu_seqlens": digest(layout and layout.offsets), "causal": s.causal, "window": [s.left, s.right],
+        "scale": s.scale, "softcap": s.softcap, "kernel": s.kernel, "sinks": s.sinks or None,
+        "needs gradients": s.gradients, "gradient_blocks": s.blocks, "steps": s.steps}
     _groups.agree(s.group, message, s.limit, FUNCTION, s.check or q.device.type == "cpu")
     collectives = _exchange.Collectives(group, q.device, s.limit, FUNCTION)
     size = (k.numel() + v.numel()) * k.element_size() if k.is_cuda else 0
@@ -122,8 +148,8 @@ def bytes_of(permutation):
 def _mask(s: Settings, call: _plan.Call):
     """(causal, window_left, window_right) of a ragged call, whose diagonal is bottom-right. `shift` is 0 with a causal
     mask."""
-    left = s.left if s.left < 0 else s.left + call.shift
-    right = s.right if s.right < 0 else s.right - call.shift
+    left = s.left if s.left < 0 else min(s.left + call.shift, _FARTHEST)
+    right = s.right if s.right < 0 else min(s.right - call.shift, _FARTHEST)
     return 1 if s.causal else 0, left, right
 
 
@@ -145,8 +171,9 @@ def _arguments(q, keys, call, k, heads, s: Settings):
 def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permutation: Optional[Tensor],
             cu_seqlens: Optional[Tensor], group: str, order: str, causal: bool, left: int, right: int,
             scale: Optional[float], softcap: float, kernel: Optional[str], blocks: int, steps: int, limit: float,
-            check: bool, residual: bool) -> Tuple[Tensor, Tensor, Tensor]:
-    s = Settings(group, order, causal, left, right, scale, softcap, kernel, blocks, steps, limit, check, residual)
+            check: bool, gradients: bool, sinks_of: str, residual: bool) -> Tuple[Tensor, Tensor, Tensor]:
+    s = Settings(group, order, causal, left, right, scale, softcap, kernel, blocks, steps, limit, check, gradients,
+                 sinks_of, residual)
     setup = _setup(q, k, v, permutation, cu_seqlens, s, "forward")
     batch, rows, heads_q, _ = q.shape
     q_rows, k_rows, v_rows = (t.reshape(batch * rows, *t.shape[2:]) for t in (q, k, v))
@@ -155,24 +182,25 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permutatio
     lse = q.new_empty((heads_q, batch * rows), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     o_residual = torch.empty_like(o, dtype=torch.int8) if residual else o.new_empty((0,), dtype=torch.int8)
     calls = setup.plan.forward
-    for first, last, keys_of in _exchange.Keys(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads):
-        heads = slice(first * share, last * share)
-        for index, call in enumerate(calls):
-            a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
-            if sinks is not None:
-                found = _operators.attention_with_sinks(*a, sinks[heads].float())
-            else:
-                found = (_operators.forward_with_residual if residual else _operators.forward)(*a)
-            whole = len(setup.heads) == 1 and call.rows is None
-            if whole:  # nothing is to be put together
-                o, lse, *more = found
-                o_residual = more[0] if more else o_residual
-                continue
-            at = slice(None) if call.rows is None else call.rows
-            o[:, heads][at] = found[0]
-            lse[heads][:, at] = found[1]
-            if residual:
-                o_residual[:, heads][at] = found[2]
+    with _exchange.steps(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads) as keys:
+        for first, last, keys_of in keys:
+            heads = slice(first * share, last * share)
+            for index, call in enumerate(calls):
+                a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
+                if sinks is not None:
+                    found = _operators.attention_with_sinks(*a, sinks[heads].float())
+                else:
+                    found = (_operators.forward_with_residual if residual else _operators.forward)(*a)
+                whole = len(setup.heads) == 1 and call.rows is None
+                if whole:  # nothing is to be put together
+                    o, lse, *more = found
+                    o_residual = more[0] if more else o_residual
+                    continue
+                at = slice(None) if call.rows is None else call.rows
+                o[:, heads][at] = found[0]
+                lse[heads][:, at] = found[1]
+                if residual:
+                    o_residual[:, heads][at] = found[2]
     lse = lse.reshape(heads_q, batch, rows).transpose(0, 1).contiguous()
     kept = o_residual.reshape(batch, rows, heads_q, -1) if residual else o_residual
     return o.reshape(batch, rows, heads_q, -1), lse, kept
@@ -192,36 +220,38 @@ def _(q, k, v, sinks, permutation, cu_seqlens, *settings):
 def backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
              o_residual: Tensor, sinks: Optional[Tensor], permutation: Optional[Tensor], cu_seqlens: Optional[Tensor],
              group: str, order: str, causal: bool, left: int, right: int, scale: Optional[float], softcap: float,
-             kernel: Optional[str], blocks: int, steps: int, limit: float, check: bool,
+             kernel: Optional[str], blocks: int, steps: int, limit: float, check: bool, gradients: bool, sinks_of: str,
              residual: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    s = Settings(group, order, causal, left, right, scale, softcap, kernel, blocks, steps, limit, check, residual)
+    s = Settings(group, order, causal, left, right, scale, softcap, kernel, blocks, steps, limit, check, gradients,
+                 sinks_of, residual)
     setup = _setup(q, k, v, permutation, cu_seqlens, s, "backward")
     batch, rows, heads_q, _ = q.shape
     share = heads_q // k.shape[2]
     q_rows, k_rows, v_rows, o_rows, d_rows = (t.reshape(batch * rows, *t.shape[2:]) for t in (q, k, v, o, d_o))
     kept = o_residual.reshape(o_rows.shape) if residual else None
     of_rows = [None if t is None else t.transpose(0, 1).reshape(heads_q, batch * rows) for t in (lse, dlse)]
-    dq = torch.empty_like(q_rows)
-    dk, dv = torch.empty_like(k_rows), torch.empty_like(v_rows)
+    # empty_like() would keep the strides of a transposed tensor, and the fake says contiguous.
+    dq, dk, dv = (t.new_empty(t.shape) for t in (q_rows, k_rows, v_rows))
     dsinks = sinks.new_zeros(sinks.shape, dtype=torch.float32) if sinks is not None else q.new_empty((0,))
     summing, calls = None, setup.plan.backward
-    for first, last, keys_of in _exchange.Keys(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads):
-        heads, parts = slice(first * share, last * share), []
-        for index, call in enumerate(calls):
-            a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
-            own = [None if t is None else _rows(t[:, heads], call) for t in (d_rows, o_rows, kept)]
-            own_lse, own_dlse = [None if t is None else t[heads] if call.rows is None else t[heads][:, call.rows]
-                                 for t in of_rows]
-            found, of_sinks = _gradients(a, own, own_lse, own_dlse, None if sinks is None else sinks[heads].float())
-            at = slice(None) if call.rows is None else call.rows
-            dq[:, heads][at] = found[0]
-            parts.append(found[1:3])
-            if of_sinks is not None:
-                dsinks[heads] += of_sinks
-            del a
-        if summing is not None:
-            _sum(setup.plan, summing, dk, dv, batch)
-        summing = first, last, _exchange.Gradients(setup.collectives, setup.plan, parts)
+    with _exchange.steps(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads) as keys:
+        for first, last, keys_of in keys:
+            heads, parts = slice(first * share, last * share), []
+            for index, call in enumerate(calls):
+                a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
+                own = [None if t is None else _rows(t[:, heads], call) for t in (d_rows, o_rows, kept)]
+                own_lse, own_dlse = [None if t is None else t[heads] if call.rows is None else t[heads][:, call.rows]
+                                     for t in of_rows]
+                found, of_sinks = _gradients(a, own, own_lse, own_dlse, None if sinks is None else sinks[heads].float())
+                at = slice(None) if call.rows is None else call.rows
+                dq[:, heads][at] = found[0]
+                parts.append(found[1:3])
+                if of_sinks is not None:
+                    dsinks[heads] += of_sinks
+                del a
+            if summing is not None:
+                _sum(setup.plan, summing, dk, dv, batch)
+            summing = first, last, _exchange.Gradients(setup.collectives, setup.plan, parts)
     _sum(setup.plan, summing, dk, dv, batch)
     return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), dsinks
 

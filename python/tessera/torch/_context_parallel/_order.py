@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import typing
 
 import torch
@@ -24,33 +25,41 @@ class Piece(typing.NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _named(name: str, total: int, ranks: int) -> torch.Tensor:
-    """The positions [ranks, rows] of a named order."""
+def _named(name: str, total: int, ranks: int, argument: str = "q") -> torch.Tensor:
+    """The positions [ranks, rows] of a named order. argument: the caller's name of what has `total` rows."""
     positions = torch.arange(total)
     if name == "contiguous":
         if total % ranks:
-            raise ValueError(f"q: expected a sequence whose length {ranks} ranks divide, got {total} rows")
+            raise ValueError(f"{argument}: expected a sequence whose length {ranks} ranks divide, got {total} rows")
         return positions.reshape(ranks, -1)
     if name != "zigzag":
         raise ValueError(f"order: expected 'zigzag', 'contiguous' or {_LAW.format(total - 1)}, got {name!r}")
     if total % (2 * ranks):
-        raise ValueError(f"q: expected a sequence whose length 2 * {ranks} divides (order 'zigzag' on {ranks} ranks), "
-                         f"got {total} rows; pad it, or name the order 'contiguous'")
+        raise ValueError(f"{argument}: expected a sequence whose length 2 * {ranks} divides (order 'zigzag' on {ranks} "
+                         f"ranks), got {total} rows; pad it, or name the order 'contiguous'")
     chunks = positions.reshape(2 * ranks, -1)
     return torch.cat((chunks[:ranks], chunks[ranks:].flip(0)), 1)
 
 
-def positions_of(order, total: int, ranks: int) -> torch.Tensor:
+def tensor_of(order):
+    """A permutation as a tensor. Raises ValueError for what can't be one."""
+    try:
+        return torch.as_tensor(order)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"order: expected 'zigzag', 'contiguous' or integers, got a {type(order).__name__}") from None
+
+
+def positions_of(order, total: int, ranks: int, argument: str = "q") -> torch.Tensor:
     """The position in the sequence of each row, int64 [ranks, rows]. order: a name, or a permutation of the positions
-    as a sequence or a tensor [total]. Raises ValueError."""
+    as a sequence or a tensor [total]. argument: as in _named(). Raises ValueError."""
     if isinstance(order, str):
-        return _named(order, total, ranks)
-    found = order.detach().cpu() if isinstance(order, torch.Tensor) else torch.as_tensor(order)
+        return _named(order, total, ranks, argument)
+    found = tensor_of(order).detach().cpu()
     if found.dtype not in (torch.int32, torch.int64) or found.dim() != 1 or found.numel() != total:
         raise ValueError(f"order: expected {_LAW.format(total - 1)}, got a tensor {list(found.shape)} of {found.dtype}")
     found = found.long()
     if total % ranks:
-        raise ValueError(f"q: expected a sequence whose length {ranks} ranks divide, got {total} rows")
+        raise ValueError(f"{argument}: expected a sequence whose length {ranks} ranks divide, got {total} rows")
     if not torch.equal(found.sort().values, torch.arange(total)):
         raise ValueError(f"order: expected {_LAW.format(total - 1)}, got numbers that repeat or are out of range")
     return found.reshape(ranks, -1)
@@ -74,7 +83,10 @@ def offsets_of(cu_seqlens, total=None) -> list[int]:
             raise ValueError(f"cu_seqlens: expected int32 or int64 [documents + 1], got {cu_seqlens.dtype} "
                              f"{list(cu_seqlens.shape)}")
         cu_seqlens = cu_seqlens.tolist()
-    offsets = [int(offset) for offset in cu_seqlens]
+    try:
+        offsets = [operator.index(offset) for offset in cu_seqlens]
+    except TypeError:
+        raise ValueError(f"cu_seqlens: expected integers [documents + 1], got {cu_seqlens!r:.80}") from None
     if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])):
         raise ValueError(f"cu_seqlens: expected offsets from 0 on that never descend, got {_shown(offsets)}")
     if total is not None and offsets[-1] > total:
@@ -112,8 +124,9 @@ def balance_documents(cu_seqlens: torch.Tensor | typing.Sequence[int], ranks: in
     the least, each to the rank with the fewest pairs that has room. The contiguous and the zig-zag order are taken
     where the fullest rank has no more pairs. Raises ValueError."""
     offsets = offsets_of(cu_seqlens, total)
-    total = offsets[-1] if total is None else total
-    if ranks < 1 or total % ranks:
+    total = offsets[-1] if total is None else whole_number("total", total, 0)
+    whole_number("chunks", chunks, 1)
+    if total % whole_number("ranks", ranks, 1):
         raise ValueError(f"ranks: expected a divisor of the {total} rows, got {ranks}")
     pairs = pairs_of_rows(offsets, total, causal)
     rows = total // ranks
@@ -130,6 +143,13 @@ def balance_documents(cu_seqlens: torch.Tensor | typing.Sequence[int], ranks: in
     dealt = torch.tensor([sorted(own) for own in held])[:, :, None] * size + torch.arange(size)
     dealt = dealt.reshape(ranks, rows)
     return (dealt if _fullest(pairs, dealt) < _fullest(pairs, best) else best).flatten()
+
+
+def whole_number(name, value, least):
+    """`value` if it is an integer from `least` on. Raises ValueError naming the argument."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: expected an integer from {least} on, got {value!r}")
+    return value
 
 
 def pairs_of_rows(offsets, total, causal):

@@ -7,6 +7,7 @@ is all of a rank's runs of a document. Its keys begin where the document begins,
 on the whole document, and O and LSE have its bits."""
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import typing
@@ -279,7 +280,19 @@ def plan(layout: Layout, rank: int) -> Plan:
     return Plan(rows, send, sent, received, *calls, *parts)
 
 
-@functools.lru_cache(maxsize=16)
+_on_devices: collections.OrderedDict = collections.OrderedDict()  # the last plans of plan_on()
+
+
+def is_made(layout: Layout, rank: int, device: torch.device) -> bool:
+    """Whether plan_on() has this plan already."""
+    return (layout, rank, device) in _on_devices
+
+
 def plan_on(layout: Layout, rank: int, device: torch.device) -> Plan:
     """plan() with its tensors on a device."""
-    return plan(layout, rank).to(device)
+    key = layout, rank, device
+    found = _on_devices.pop(key, None) or plan(layout, rank).to(device)
+    _on_devices[key] = found
+    while len(_on_devices) > 16:
+        _on_devices.popitem(last=False)
+    return found

@@ -37,9 +37,18 @@ def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int =
     left, right = _attention.window_sides(window)
     if causal and right > 0:
         right = -1
-    if ranks < 1 or not 0 <= rank < ranks:
+    for argument, value in (("total", total), ("ranks", ranks), ("heads_kv", heads_kv), ("head_dim", head_dim),
+                            ("batch", batch), ("head_dim_v", head_dim_v), ("gradient_blocks", gradient_blocks),
+                            ("steps", steps)):
+        if value is not None or argument in ("total", "ranks", "heads_kv", "head_dim", "batch"):
+            _order.whole_number(argument, value, 1)
+    _order.whole_number("rank", rank, 0)
+    if batch != 1 and cu_seqlens is not None:
+        raise ValueError(f"batch: expected 1 with cu_seqlens, got {batch}")
+    if rank >= ranks:
         raise ValueError(f"rank: expected one of {ranks} ranks, got {rank}")
-    name = order if isinstance(order, str) else _operators.bytes_of(torch.as_tensor(order))
+    _order.positions_of(order, total, ranks, "total")
+    name = order if isinstance(order, str) else _operators.bytes_of(_order.tensor_of(order))
     offsets = None if cu_seqlens is None else tuple(_order.offsets_of(cu_seqlens, total))
     layout = _plan.Layout(total, batch, ranks, name, offsets, bool(causal), left, right, gradient_blocks or 0)
     plan = _plan.plan(layout, rank)
@@ -78,6 +87,6 @@ def _pairs(layout):
         first = torch.maximum(first, rows - layout.left)
     right = 0 if layout.causal else layout.right
     if right >= 0:
-        last = torch.minimum(last, rows + right + 1)
+        last = torch.minimum(last, rows + min(right, layout.total) + 1)
     pairs = torch.where(behind, 0, last - first) * layout.batch
     return pairs[positions].sum(1)

@@ -10,6 +10,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from .._tensors import expect_tensor
+
 ORDER = "zigzag"  # PyTorch's own, with its load balancing
 _pytorchs = functional.scaled_dot_product_attention
 
@@ -50,11 +52,13 @@ class _Mode(TorchFunctionMode):
 def context_parallel(mesh: torch.distributed.device_mesh.DeviceMesh, *, buffers: list[Tensor] | None = None,
                      buffer_seq_dims: list[int] | None = None,
                      no_restore_buffers: set[Tensor] | None = None) -> typing.Iterator[None]:
-    """The context of torch.distributed.tensor.experimental.context_parallel: buffers are cut in place to this rank's
-    rows, in zig-zag order, and scaled_dot_product_attention is attention over the rows of all ranks.
+    """The context of torch.distributed.tensor.experimental.context_parallel: buffers become this rank's rows, in zig-zag
+    order, and scaled_dot_product_attention is attention over the rows of all ranks.
 
     mesh: a DeviceMesh of one dimension, or a process group. buffers, buffer_seq_dims: tensors that every rank has
-        whole, and the dimension of the sequence of each. no_restore_buffers: those of them that stay cut afterwards.
+        whole, and the dimension of the sequence of each. They may be views of one tensor: each gets memory of its own
+        inside, and its old memory, which nothing writes, afterwards. Other views of that memory stay whole.
+    no_restore_buffers: those of the buffers that stay cut afterwards.
     The backward belongs inside, too, if activations are recomputed in it. Inside, SDPA takes is_causal, scale and
     enable_gqa; a mask and dropout are refused. Autograd's threads see the function in torch.nn.functional, other
     names for it are replaced in this thread. Raises ValueError that names the argument."""
@@ -65,23 +69,27 @@ def context_parallel(mesh: torch.distributed.device_mesh.DeviceMesh, *, buffers:
     kept = {id(t) for t in no_restore_buffers or ()}
     if not kept <= {id(t) for t in buffers}:
         raise ValueError("no_restore_buffers: expected a subset of buffers, got others")
+    for index, buffer in enumerate(buffers):
+        expect_tensor(f"buffers[{index}]", buffer)
+        if buffer.requires_grad:
+            raise ValueError(f"buffers: expected tensors without requires_grad, got one {list(buffer.shape)} with it")
     group = _groups.resolved(mesh)
     with torch.no_grad():
         parts = [shard_sequence(buffer, group, dim=dim, order=ORDER) for buffer, dim in zip(buffers, dims)]
-        originals = [None if id(buffer) in kept else buffer.clone() for buffer in buffers]
-        for buffer, part in zip(buffers, parts):
-            buffer.resize_(part.shape).copy_(part)
+    originals = [None if id(buffer) in kept else buffer.data for buffer in buffers]
     ours, before = _of_shards(group), functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = ours
     try:
+        for buffer, part in zip(buffers, parts):
+            buffer.data = part
+        del parts
+        functional.scaled_dot_product_attention = ours
         with _Mode(ours):
             yield
     finally:
         functional.scaled_dot_product_attention = before
-        with torch.no_grad():
-            for buffer, original in zip(buffers, originals):
-                if original is not None:
-                    buffer.resize_(original.shape).copy_(original)
+        for buffer, original in zip(buffers, originals):
+            if original is not None:
+                buffer.data = original
 
 
 def context_parallel_unshard(mesh: torch.distributed.device_mesh.DeviceMesh, buffers: list[Tensor],
