@@ -57,7 +57,7 @@ def no_mask(*args, q_length=None, attention_mask=None, mask_function=None, local
         return None
     if torch.compiler.is_dynamo_compiling():
         head = torch.arange(1, device=device)[:, None]
-        query, key = (torch.arange(q_length, device=device)[None] + i for i in (1, 0))
+        query, key = torch.arange(1, q_length, device=device)[None], torch.arange(q_length - 1, device=device)[None]
         seen = mask_function(head, head, query, key)
         pattern = _mask_functions._traced_pattern(head, head, query, key, seen, local_size)
     else:

@@ -133,6 +133,22 @@ def an_error_between_steps(groups):
     finally:
         _operators._arguments, _exchange.Keys._settle = before, settle
     assert settled == ([True] if max(groups) > 1 else [])
+    leaves, gradients, arrived = [t.clone().requires_grad_() for t in (q, k, v)], _operators._gradients, []
+    o, calls, arrive = tt.context_parallel_attention(*leaves, group, steps=2), [], _exchange.Gradients.settle
+
+    def fails_later(*arguments):
+        calls.append(1)
+        return gradients(*arguments) if len(calls) == 1 else fails()
+
+    def settles(self):
+        arrive(self)
+        arrived.append(self.work)
+    _operators._gradients, _exchange.Gradients.settle = fails_later, settles
+    try:
+        raises(MemoryError, ("no memory",), lambda: o.sum().backward())
+    finally:
+        _operators._gradients, _exchange.Gradients.settle = gradients, arrive
+    assert arrived == [None]
     assert torch.equal(tt.context_parallel_attention(q, k, v, group, steps=2), want)
 
 

@@ -189,9 +189,19 @@ class Gradients:
 
     def finish(self):
         """The received rows, [rows, heads * head_dim + heads * head_dim_v]."""
-        if self.work is not None:
-            self.collectives.end(self.work)
-        return self.received
+        received, self.received = self.received, None
+        self._arrive()
+        return received
+
+    def _arrive(self):
+        work, self.work = self.work, None
+        if work is not None:
+            self.collectives.end(work)
+
+    def settle(self):
+        """Waits for rows that nobody asked for, which still write memory."""
+        with contextlib.suppress(RuntimeError):
+            self._arrive()
 
 
 def _side_by_side(k, v, chosen, into):

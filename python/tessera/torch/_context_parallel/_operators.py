@@ -7,6 +7,7 @@ that they see; dK and dV of each segment of rows travel to the ranks that hold t
 the segments' rows, in fp32."""
 from __future__ import annotations
 
+import contextlib
 import typing
 import zlib
 from typing import Optional, Tuple
@@ -234,7 +235,8 @@ def backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tenso
     dq, dk, dv = (t.new_empty(t.shape) for t in (q_rows, k_rows, v_rows))
     dsinks = sinks.new_zeros(sinks.shape, dtype=torch.float32) if sinks is not None else q.new_empty((0,))
     summing, calls = None, setup.plan.backward
-    with _exchange.steps(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads) as keys:
+    each = _exchange.steps(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads)
+    with each as keys, contextlib.ExitStack() as travelling:
         for first, last, keys_of in keys:
             heads, parts = slice(first * share, last * share), []
             for index, call in enumerate(calls):
@@ -251,8 +253,9 @@ def backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tenso
                 del a
             if summing is not None:
                 _sum(setup.plan, summing, dk, dv, batch)
-            summing = first, last, _exchange.Gradients(setup.collectives, setup.plan, parts)
-    _sum(setup.plan, summing, dk, dv, batch)
+            travelling.callback((gradients := _exchange.Gradients(setup.collectives, setup.plan, parts)).settle)
+            summing = first, last, gradients
+        _sum(setup.plan, summing, dk, dv, batch)
     return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), dsinks
 
 
