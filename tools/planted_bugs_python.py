@@ -138,7 +138,7 @@ BUGS = [
      "last = stop if right < 0 else min(stop, end + right)",
      "last = stop if right < 0 else min(stop, start + 1 + right)", RANKS),
     ("ranks_window_not_moved", P + "torch/_context_parallel/_operators.py",
-     "left = s.left if s.left < 0 else s.left + call.shift", "left = s.left", RANKS),
+     "min(s.left + call.shift, _FARTHEST)", "s.left", RANKS),
     ("ranks_sums_as_they_arrive", P + "torch/_context_parallel/_plan.py",
      "for _, at, row, count in sorted(sums)]", "for _, at, row, count in sums]", RANKS),
     ("ranks_chunks_not_mirrored", P + "torch/_context_parallel/_order.py",
