@@ -86,7 +86,7 @@ std::vector<std::string> error_texts(std::span<const SweepRow> rows, const model
     return texts;
 }
 
-/// What the wins are counted from, with its time if there is one row, and the reasons of missing ones.
+/// Names the baseline of the wins, with its time if there is one row, and the reasons of missing wins.
 std::string baseline_text(std::span<const SweepRow> rows) {
     const SweepRow& first = rows.front();
     const measure::SweepBaseline& baseline = first.baseline;

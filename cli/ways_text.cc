@@ -44,7 +44,7 @@ std::string changes_text(const std::vector<Change>& changes) {
     return text;
 }
 
-/// What must hold so that the result stays attention's, for the sentences.
+/// Returns the condition under which the changes keep the result, as a sentence, or an empty text.
 std::string condition_text(const std::vector<Change>& changes) {
     for (const Change& change : changes) {
         if (change.name == "drop-mask") return " That is " + change.caveat + ".";

@@ -26,7 +26,7 @@ from .torch._context_parallel import _groups, _order, context_parallel_attention
 
 _PREPARED_AT_MOST = 256
 _OFFSETS = "_tessera_offsets"  # the attribute of cu_seqlens_q that has the offsets of all ranks
-# What llama3_* gets of a rank -> the offsets of all ranks, of each sequence that has it.
+# The cache of llama3_*: the offsets that one rank passes -> those of all ranks, for every sequence with that part.
 _prepared: collections.OrderedDict = collections.OrderedDict()
 
 

@@ -14,6 +14,7 @@ import context_parallel_bits  # noqa: F401
 import context_parallel_interfaces  # noqa: F401
 import context_parallel_plans  # noqa: F401
 import context_parallel_uses  # noqa: F401
+import processes
 import context_parallel_errors  # noqa: F401  isort: skip - its last case ends a process
 from context_parallel_support import CASES, ENDED, FOLDER, OUTCOMES, PROCESSES, write
 
@@ -42,24 +43,9 @@ def work(rank):
     os._exit(0)  # another process may have stopped, and destroy_process_group() would wait for it
 
 
-def main():
-    """Forks, so that PyTorch is imported once; no thread of PyTorch runs yet."""
-    children = []
-    for rank in range(PROCESSES):
-        child = os.fork()
-        if child == 0:
-            try:
-                work(rank)
-            finally:
-                os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-
-
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         wanted = {name: CASES[name] for name in sys.argv[2:]}
         CASES.clear()
         CASES.update(wanted)
-    main()
+    processes.fork_all(PROCESSES, work)

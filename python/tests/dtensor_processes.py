@@ -2,7 +2,6 @@
 """The cases of test_torch_distributed.py: `python dtensor_processes.py FOLDER` forks four processes, which form meshes
 of gloo on the CPU, and writes what each case raised into FOLDER/RANK.json."""
 import json
-import os
 import pathlib
 import sys
 import traceback
@@ -13,6 +12,7 @@ import torch.distributed
 import torch.nn.functional as F
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 
+import processes
 import tessera.torch as tt
 import torch_reference as reference
 from tessera import flash_attn
@@ -243,22 +243,7 @@ def work(rank, folder):
     torch.distributed.destroy_process_group()
 
 
-def main(folder):
-    """Forks, so that PyTorch is imported once; no thread of PyTorch runs yet."""
-    children = []
-    for rank in range(PROCESSES):
-        child = os.fork()
-        if child == 0:
-            try:
-                work(rank, folder)
-            finally:
-                os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-
-
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         CASES = {name: CASES[name] for name in sys.argv[2:]}
-    main(sys.argv[1])
+    processes.fork_all(PROCESSES, lambda rank: work(rank, sys.argv[1]))

@@ -22,10 +22,10 @@ enum class Baseline {
 /// "standard", "eager", "math", "efficient".
 const char* name_of(Baseline baseline);
 
-/// What it is: "PyTorch's eager operators in bf16".
+/// The name for people: "PyTorch's eager operators in bf16".
 std::string title_of(Baseline baseline, const Problem& problem);
 
-/// What PyTorch runs on a GPU if FlashAttention and cuDNN are left out: memory-efficient where it takes the call, else
+/// Returns what PyTorch runs on a GPU without FlashAttention and cuDNN: memory-efficient where it takes the call, else
 /// math, whether the model predicts it or not. On a CPU, of whose PyTorch kernels nothing is modelled: standard.
 Baseline without_flash(const Problem& problem, const Machine& machine);
 

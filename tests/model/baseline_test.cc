@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a win is counted from: PyTorch's ways without FlashAttention, beside published and measured times.
+// Baselines of a win: PyTorch's ways without FlashAttention, beside published and measured times.
 #include "model/baseline.hpp"
 
 #include <fmt/format.h>

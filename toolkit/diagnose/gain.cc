@@ -131,7 +131,7 @@ bool predict_math(const Call& call, Pass pass, Baseline& baseline) {
     if (!in_fp32 || masked || call.dropout.value_or(0) > 0 || !device.machine || !problem) return false;
     if (model::refusal(*problem, model::Baseline::math, pass, *device.machine)) return false;
     const model::Prediction prediction = model::predict(*problem, model::Baseline::math, pass, *device.machine);
-    // Of the traces in tests/diagnose/traces, calls of 1 to 16 ms took 0.9 to 1.26 times their prediction, and calls of
+    // In the traces of tests/diagnose/traces, calls of 1 to 16 ms took 0.9 to 1.26 times their prediction, and calls of
     // 0.07 ms over twice theirs.
     constexpr double kLeastMs = 0.5, kLeastError = 0.3;
     if (without_launch(prediction) < kLeastMs) return false;

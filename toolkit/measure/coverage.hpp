@@ -14,7 +14,7 @@ namespace tessera::measure {
 /// Is the measured time of a row within this error bar of its prediction?
 bool is_inside(const Comparison& row, double error);
 
-/// Of n rows, the bar that nine of ten stay within, with the correction of a small sample: the ceil(0.9 (n + 1))-th
+/// The bar that nine of ten of n rows stay within, with the correction of a small sample: the ceil(0.9 (n + 1))-th
 /// smallest error.
 double bar_of(std::span<const Comparison* const> rows);
 

@@ -28,7 +28,7 @@ struct SweepCell {
     const model::Prediction& longest() const;
 };
 
-/// What a win is counted from, at one length.
+/// The baseline of a win, at one length.
 struct SweepBaseline {
     model::Baseline kind{};
     SweepCell cell;  ///< its passes, or the reason why there are none
@@ -59,7 +59,7 @@ struct SweepQuestion {
     std::vector<Schedule> schedules;
     std::vector<Pass> passes;
     model::PredictOptions options{};  ///< `by` "published": the authors' kernels of fa2 and fa3 on GPUs, else tessera's
-    /// What a win is counted from; nothing: what PyTorch runs without FlashAttention (model::without_flash).
+    /// The baseline of the wins; nothing: what PyTorch runs without FlashAttention (model::without_flash).
     std::optional<model::Baseline> baseline = model::Baseline::standard;
 };
 

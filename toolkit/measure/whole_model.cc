@@ -34,7 +34,7 @@ struct Parameters {
         output = of(c.hidden, c.vocab);
     }
 
-    /// Of all layers, with `experts` of the experts of a layer counted.
+    /// The parameters of all layers, with `experts` of the experts of a layer counted.
     double layers(const ModelConfig& c, double experts) const {
         return static_cast<double>(c.layers) * projections + static_cast<double>(c.layers - c.moe_layers) * mlp +
                static_cast<double>(c.moe_layers) * (experts * expert + shared + router);
