@@ -10,51 +10,29 @@ namespace {
 constexpr const char* kPublished = "bench/results/published/fitted_cards.jsonl";
 constexpr const char* kPyTorch = "bench/results/h200/peers_pytorch.jsonl";
 
+/// A family of kernels by tcgen05, FlashAttention-4 or cuDNN. They are of fa3's kind.
+constexpr Family on_tcgen05(const char* by, Pass pass, const Constants& constants) {
+    return {.by = by,
+            .schedule = Schedule::fa3,
+            .pass = pass,
+            .fitted_on = kPublished,
+            .warp_wide = false,
+            .order = Order::longest_first,
+            .constants = constants,
+            .tcgen05 = true};
+}
+
+/// The fit of cuDNN's backward. FlashAttention-4's is predicted with the same constants.
+constexpr Constants kBackwardOnTcgen05{
+    .call_us = 0.0608, .exp_exposed = 0.0129, .adds_exposed = 0.366, .end_cycles = 9840, .launches = 3};
+
 constexpr Family kCardFamilies[] = {
-    {"cudnn",
-     Schedule::fa3,
-     Pass::forward,
-     kPublished,
-     false,
-     Order::longest_first,
-     {.call_us = 8.53, .exp_exposed = 0.286, .end_cycles = 5640, .mask_exposed = 0.377},
-     false,
-     0,
-     false,
-     true},
-    {"cudnn",
-     Schedule::fa3,
-     Pass::backward,
-     kPublished,
-     false,
-     Order::longest_first,
-     {.call_us = 0.0608, .exp_exposed = 0.0129, .adds_exposed = 0.366, .end_cycles = 9840, .launches = 3},
-     false,
-     0,
-     false,
-     true},
-    {"flash-attention",
-     Schedule::fa3,
-     Pass::forward,
-     kPublished,
-     false,
-     Order::longest_first,
-     {.call_us = 8.6, .exp_exposed = 0.365, .end_cycles = 7290, .mask_exposed = 0.394},
-     false,
-     0,
-     false,
-     true},
-    {"flash-attention",
-     Schedule::fa3,
-     Pass::backward,
-     kPublished,
-     false,
-     Order::longest_first,
-     {.call_us = 0.0608, .exp_exposed = 0.0129, .adds_exposed = 0.366, .end_cycles = 9840, .launches = 3},
-     false,
-     0,
-     false,
-     true},
+    on_tcgen05("cudnn", Pass::forward,
+               {.call_us = 8.53, .exp_exposed = 0.286, .end_cycles = 5640, .mask_exposed = 0.377}),
+    on_tcgen05("cudnn", Pass::backward, kBackwardOnTcgen05),
+    on_tcgen05("flash-attention", Pass::forward,
+               {.call_us = 8.6, .exp_exposed = 0.365, .end_cycles = 7290, .mask_exposed = 0.394}),
+    on_tcgen05("flash-attention", Pass::backward, kBackwardOnTcgen05),
     {"cudnn",
      Schedule::fa2,
      Pass::forward,
