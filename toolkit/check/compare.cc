@@ -112,9 +112,8 @@ Report BackwardGold::compare(const BackwardArgs& finished) const {
     if (finished.dbias.given()) {
         report.tensors.push_back(compare_tensor(state_->dbias, finished.dbias, state_->dtype, Role::gradient));
     }
-    if (finished.dsinks.given()) {  // fp32 for any dtype, unless delta comes from an O to which a rounded P has led
-        const DType dtype = finished.o_residual.given() ? state_->dtype : DType::fp32;
-        report.tensors.push_back(compare_tensor(state_->dsinks, finished.dsinks, dtype, Role::gradient));
+    if (finished.dsinks.given()) {  // fp32 for any dtype: delta is not rounded
+        report.tensors.push_back(compare_tensor(state_->dsinks, finished.dsinks, DType::fp32, Role::gradient));
     }
     return report;
 }

@@ -13,31 +13,31 @@
 namespace tessera::cuda {
 
 inline constexpr int kSinkWarps = 32;
-inline constexpr int kSinkPiece = 64;  ///< rows that a warp takes at once
+inline constexpr int kSinkPiece = 128;  ///< rows of a dense sequence that a warp takes at once; ragged: all
 
-/// Writes dsink of head blockIdx.x. Pieces of sequences go to the warps in turn. Each lane adds its rows in order, then
-/// lanes and warps are added in a fixed order, all in fp64. delta_of(batch, sequence, query): delta - dLSE of a row.
+/// Writes dsink of head blockIdx.x. The warps take pieces in turn. Each lane adds its rows in order, then lanes and
+/// warps are added in a fixed order, all in fp64. delta_of(batch, sequence, query): delta - dLSE of a row.
 template <class DeltaOf>
 __device__ __forceinline__ void sum_sink_gradient(const BackwardParams& params, const DeltaOf& delta_of) {
     const ForwardParams& p = params.forward;
     const int head = static_cast<int>(blockIdx.x);
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const float sink = sink_of(p, head);
+    const bool ragged = p.cu_seqlens_q != nullptr;
+    const int of_sequence = ragged ? 1 : (p.len_q + kSinkPiece - 1) / kSinkPiece;
+    const std::int64_t pieces = sink == -INFINITY ? 0 : p.batch * of_sequence;
     double sum = 0;
-    int piece = 0;
-    for (int batch = 0; batch < p.batch && sink != -INFINITY; ++batch) {
+    for (std::int64_t piece = warp; piece < pieces; piece += kSinkWarps) {
+        const int batch = static_cast<int>(piece / of_sequence);
         const Sequence sequence = sequence_of(p, batch);
+        const int first = static_cast<int>(piece % of_sequence) * kSinkPiece;
+        const int end = ragged ? sequence.len_q : min(first + kSinkPiece, sequence.len_q);
         const char* const lse = p.lse.data + head_offset(p.lse, batch, sequence.first_q, head, sizeof(float));
-        for (int first = 0; first < sequence.len_q; first += kSinkPiece) {
-            if (piece++ % kSinkWarps != warp) continue;
-#pragma unroll
-            for (int i = 0; i < kSinkPiece; i += 32) {
-                const int query = first + i + lane;
-                if (query >= sequence.len_q) continue;
-                const float of_row = reinterpret_cast<const float*>(lse)[query * p.lse.row];
-                const float weight = ptx::exp2_approx((sink - of_row) * kLog2E);
-                sum -= double{weight} * double{delta_of(batch, sequence, query)};
-            }
+#pragma unroll 4
+        for (int query = first + lane; query < end; query += 32) {
+            const float of_row = reinterpret_cast<const float*>(lse)[query * p.lse.row];
+            const float weight = ptx::exp2_approx((sink - of_row) * kLog2E);
+            sum -= double{weight} * double{delta_of(batch, sequence, query)};
         }
     }
 #pragma unroll

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loads under a predicate, and semaphores and sums of several thread blocks in global memory (PTX manual, "Memory
-// Consistency Model"): one function = one instruction.
+// Semaphores and sums of several thread blocks in global memory (PTX manual, "Memory Consistency Model"): one function
+// = one instruction.
 #pragma once
 
 namespace tessera::cuda::ptx {
@@ -11,19 +11,6 @@ __device__ __forceinline__ int load_acquire(const int* from) {
     int value;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(from)) : "memory");
     return value;
-}
-
-/// ld.global under a predicate, without a branch: `otherwise` and no access if not `wanted`.
-__device__ __forceinline__ float load_if(bool wanted, const float* from, float otherwise) {
-    asm volatile(
-        "{\n"
-        ".reg .pred wanted;\n"
-        "setp.ne.b32 wanted, %2, 0;\n"
-        "@wanted ld.global.f32 %0, [%1];\n"
-        "}"
-        : "+f"(otherwise)
-        : "l"(__cvta_generic_to_global(from)), "r"(static_cast<int>(wanted)));
-    return otherwise;
 }
 
 /// st.release.gpu

@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "cuda/host/constants.hpp"
-#include "cuda/ptx/global.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/params.hpp"
 
@@ -19,8 +18,7 @@ struct WithSink {
     float factor;
 };
 
-/// `lse`: of the keys alone; -inf: the row sees none. Selects in place of branches, since it stands beside wgmma in
-/// fa3, where ptxas would serialize the wgmma of a loop with branches.
+/// `lse`: of the keys alone; -inf: the row sees none.
 __device__ __forceinline__ WithSink with_sink(float lse, float sink) {
     const float above = sink - lse;
     const float smaller = ptx::exp2_approx(-fabsf(above) * kLog2E);  // the smaller share, relative to the larger
@@ -33,7 +31,7 @@ __device__ __forceinline__ WithSink with_sink(float lse, float sink) {
 
 /// The same with the sink of a head. Without sinks, {lse, 1}.
 __device__ __forceinline__ WithSink with_sink_of(const ForwardParams& p, int head, float lse) {
-    return with_sink(lse, ptx::load_if(p.sinks != nullptr, p.sinks + head * p.sinks_step, -INFINITY));
+    return p.sinks == nullptr ? WithSink{lse, 1} : with_sink(lse, p.sinks[head * p.sinks_step]);
 }
 
 /// The sink of a head as the backward takes it: +inf makes NaN, as in the forward. -inf without sinks.

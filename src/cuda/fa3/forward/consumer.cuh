@@ -121,8 +121,10 @@ struct Consumer {
         float lse;
     };
     __device__ __forceinline__ RowResult result_of(int r, int row, int head) const {
-        const WithSink with = with_sink_of(launch.params, head + launch.pack.head(row + 8 * r), rows.lse(r));
-        return {rows.inverse_sum(r) * launch.params.keep_scale * with.factor, with.lse};
+        RowResult found{rows.inverse_sum(r) * launch.params.keep_scale, rows.lse(r)};
+        if (!kConfig.takes_sinks() || launch.params.sinks == nullptr) return found;
+        const WithSink with = with_sink_of(launch.params, head + launch.pack.head(row + 8 * r), found.lse);
+        return {found.inverse * with.factor, with.lse};
     }
     __device__ __forceinline__ void run_epilogue(EpilogueTile epilogue, bool more);
     __device__ __forceinline__ auto& epilogue_buffer(bool more);
