@@ -25,17 +25,19 @@
     ", bool bias_gradient, bool heads_first=False, Tensor? o_residual=None) -> (Tensor, Tensor, Tensor, Tensor)"
 
 #define TESSERA_FORWARD_WITH_SINKS \
-    "(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS ", bool heads_first, Tensor sinks) -> (Tensor, Tensor)"
+    "(Tensor q, Tensor k, Tensor v, " TESSERA_SHARED_ARGUMENTS ", bool heads_first, Tensor sinks)"
 
 #define TESSERA_BACKWARD_WITH_SINKS                                                                            \
     "(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, " TESSERA_SHARED_ARGUMENTS \
-    ", bool bias_gradient, bool heads_first, Tensor sinks) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    ", bool bias_gradient, bool heads_first, Tensor sinks, Tensor? o_residual=None) "                          \
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 
 STABLE_TORCH_LIBRARY(tessera, m) {
     m.def("attention" TESSERA_FORWARD_ARGUMENTS " -> (Tensor, Tensor)");
     m.def("attention_with_residual" TESSERA_FORWARD_ARGUMENTS " -> (Tensor, Tensor, Tensor)");
     m.def("attention_backward" TESSERA_BACKWARD);
-    m.def("attention_with_sinks" TESSERA_FORWARD_WITH_SINKS);
+    m.def("attention_with_sinks" TESSERA_FORWARD_WITH_SINKS " -> (Tensor, Tensor)");
+    m.def("attention_with_sinks_and_residual" TESSERA_FORWARD_WITH_SINKS " -> (Tensor, Tensor, Tensor)");
     m.def("attention_with_sinks_backward" TESSERA_BACKWARD_WITH_SINKS);
     m.def("forward" TESSERA_FORWARD_ARGUMENTS " -> (Tensor, Tensor)");
     m.def("forward_with_residual" TESSERA_FORWARD_ARGUMENTS " -> (Tensor, Tensor, Tensor)");

@@ -8,6 +8,7 @@
 
 #include "cuda/decode/work.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/tile/sink.cuh"
 
 namespace tessera::cuda::decode {
 
@@ -130,22 +131,12 @@ __device__ __forceinline__ void write_row(const Launch& launch, const CombineRow
     OnlineSoftmax<T> softmax;
     softmax.max[0] = maximum;
     softmax.sum[0] = sums.p;
-    float lse = softmax.lse(0, scale);
-    float factor = softmax.inverse_sum(0);
-    if (launch.sinks != nullptr) {
-        // O and LSE of the keys alone, then the sink as one more part: O * sigmoid(LSE - sink).
-        const float sink = launch.sinks[row.head * launch.sinks_step];
-        const float above = fmaxf(lse, sink), below = fminf(lse, sink);
-        float all = above + ptx::log2_approx(1 + ptx::exp2_approx((below - above) * kLog2E)) * kLn2;
-        if (below == -INFINITY) all = above;
-        if (lse != lse || !(sink < INFINITY)) all = lse == -INFINITY ? sink : NAN;
-        factor *= lse == -INFINITY ? 0.0F : ptx::exp2_approx((lse - all) * kLog2E);
-        lse = all;
-    }
+    const WithSink with = with_sink_of(p, row.head, softmax.lse(0, scale));
+    const float factor = softmax.inverse_sum(0) * with.factor;
     if (writes && lane == 0 && p.lse.data != nullptr) {
         char* to =
             p.lse.data + head_offset(p.lse, row.batch, row.sequence.first_q + row.query, row.head, sizeof(float));
-        *reinterpret_cast<float*>(to) = lse;
+        *reinterpret_cast<float*>(to) = with.lse;
     }
     char* to = p.o.data + head_offset(p.o, row.batch, row.sequence.first_q + row.query, row.head, sizeof(T));
 #pragma unroll

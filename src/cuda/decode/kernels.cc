@@ -69,8 +69,6 @@ void forward(const ForwardCall& call) {
     Launch launch{
         .params = params,
         .cache = cache_of(p, call.args),
-        .sinks = p.sinks ? static_cast<const float*>(call.args.sinks.data) : nullptr,
-        .sinks_step = p.sinks ? step(call.args.sinks, 0) : 0,
         .o = workspace.o,
         .ml = workspace.ml,
         .max_splits = max_splits(p),
@@ -112,7 +110,7 @@ std::vector<Kernel> kernels() {
                   .schedule = Schedule::fa2,
                   .pass = Pass::forward,
                   .dtypes = {DType::bf16, DType::fp16},
-                  .summary = "few queries, caches and sinks: the keys are split among thread blocks, partial results "
+                  .summary = "few queries and caches: the keys are split among thread blocks, partial results "
                              "are combined in a fixed order; memory O(len)",
                   .limits = "sm_80 or later, with 105 to 217 KiB of shared memory; up to 8 queries a sequence where "
                             "there is no cache and no sink; no bias, no dropout"},
