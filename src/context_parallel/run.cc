@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calls of a ContextParallel. K and V of all ranks lie in the order of the sequence, so that the keys of a call are
+// a view of them: a rank writes its own rows to their places, and the others' rows are received at theirs. For one
+// group of key heads after another, K and V of the next group travel while the kernels of this one run.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "context_parallel/state.hpp"
+#include "core/arena.hpp"
+#include "core/checks.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera {
+namespace {
+
+using namespace ranks;
+using State = ContextParallel::State;
+
+// Marks of a step, of which there are two of each: buffers are used in turn.
+constexpr int kArrived = 0;   // K and V of the step are there
+constexpr int kComputed = 2;  // the kernels of the step are done with K and V, and have written their dK and dV
+constexpr int kReturned = 4;  // dK and dV of the step are there
+constexpr int kBegun = 6;     // the caller's stream has reached the call
+constexpr int kSettled = 7;   // the side stream has done all
+
+/// The memory of a call. Buffers are for the widest step.
+struct Memory {
+    std::byte* keys[2] = {};   ///< [batch * total, heads, head_dim + head_dim_v], as [K of all heads | V of all heads]
+    std::byte* parts[2] = {};  ///< [parts, ..] likewise: dK and dV
+    std::byte* kernel = nullptr;
+    std::size_t kernel_bytes = 0;
+
+    Memory(const State& s, Pass pass, Arena& arena) {
+        const std::int64_t row = s.width(s.widest_step()) * size_of(s.whole.dtype);
+        const std::size_t buffers = s.steps.size() > 1 ? 2 : 1;
+        for (std::size_t i = 0; i < buffers; ++i) {
+            keys[i] = arena.take<std::byte>(s.batch, s.total, row);
+            if (pass == Pass::backward) parts[i] = arena.take<std::byte>(s.parts, row);
+        }
+        kernel_bytes = s.kernel_bytes(pass);
+        kernel = arena.take<std::byte>(static_cast<std::int64_t>(kernel_bytes));
+    }
+};
+
+/// A tensor of this rank: [batch, rows, heads, dim] or with documents [rows, heads, dim].
+std::size_t row_dim(const TensorView& t) { return static_cast<std::size_t>(t.rank) - 3; }
+
+/// Rows [row, row + rows) and heads [first, first + heads) of a tensor of this rank.
+TensorView part_of(TensorView t, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t heads) {
+    if (!t.given()) return t;
+    const std::size_t r = row_dim(t);
+    t.data = static_cast<std::byte*>(t.data) + (row * t.strides[r] + first * t.strides[r + 1]) * size_of(t.dtype);
+    t.shape[r] = rows;
+    t.shape[r + 1] = heads;
+    return t;
+}
+
+/// The same of LSE: [batch, heads, rows] or [heads, rows].
+TensorView part_of_lse(TensorView t, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t heads) {
+    if (!t.given()) return t;
+    const std::size_t h = static_cast<std::size_t>(t.rank) - 2;
+    t.data = static_cast<std::byte*>(t.data) + (first * t.strides[h] + row * t.strides[h + 1]) * size_of(t.dtype);
+    t.shape[h] = heads;
+    t.shape[h + 1] = rows;
+    return t;
+}
+
+/// One call of ContextParallel in its steps.
+class Running {
+ public:
+    Running(const State& state, Pass pass, const TensorView& k, const TensorView& v, std::span<std::byte> workspace,
+            const Execution& how)
+        : s_(state), arena_(workspace), memory_(state, pass, arena_), k_(k), v_(v) {
+        main_ = state.device.type == DeviceType::cuda ? how.stream : nullptr;
+        side_ = state.memory->side_stream();
+        state.memory->mark(kBegun, main_);
+        state.memory->wait(kBegun, side_);
+    }
+
+    /// The caller's stream waits for the side stream, whatever happened: it may still write the workspace.
+    ~Running() {
+        try {
+            s_.memory->mark(kSettled, side_);
+            s_.memory->wait(kSettled, main_);
+        } catch (const Error&) {
+            return;  // an error of the device, which the caller's next call sees too
+        }
+    }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+
+    /// compute(step) runs the kernels of a step.
+    template <class Compute>
+    void each_step(const Compute& compute) {
+        bring(0);
+        for (std::size_t i = 0; i < s_.steps.size(); ++i) {
+            if (i + 1 < s_.steps.size()) bring(i + 1);
+            s_.memory->wait(kArrived + buffer(i), main_);
+            compute(i);
+            s_.memory->mark(kComputed + buffer(i), main_);
+        }
+    }
+
+    /// Starts the way of a step's dK and dV, whose kernels are queued.
+    void return_parts(std::size_t step) {
+        s_.memory->mark(kComputed + buffer(step), main_);
+        s_.memory->wait(kComputed + buffer(step), side_);
+        exchange(memory_.parts[buffer(step)], s_.parts_sent, s_.parts_received, step);
+        s_.memory->mark(kReturned + buffer(step), side_);
+    }
+
+    /// Adds dK and dV of a step, in the order of the sequence.
+    void add_parts(std::size_t step, const TensorView& dk, const TensorView& dv) {
+        s_.memory->wait(kReturned + buffer(step), main_);
+        const Step& heads = s_.steps[step];
+        RowSums sums{.dtype = s_.whole.dtype,
+                     .parts = memory_.parts[buffer(step)],
+                     .sources = s_.sources,
+                     .rows = s_.rows,
+                     .widths = {heads.heads() * s_.whole.head_dim, heads.heads() * s_.whole.head_dim_v},
+                     .to = {}};
+        for (std::int64_t b = 0; b < s_.batch; ++b) {
+            sums.first = s_.sums + b * s_.rows;
+            sums.to[0] = rows_at(dk, b, 0, heads.first);
+            sums.to[1] = rows_at(dv, b, 0, heads.first);
+            s_.memory->add(sums, main_);
+        }
+    }
+
+    /// K (V) of a call, as a view of the keys of a step.
+    TensorView keys(const PlannedCall& planned, std::size_t step, bool values) const {
+        return half(memory_.keys[buffer(step)], planned.call.keys().begin, s_.total, planned, step, values);
+    }
+
+    /// Where a call writes its dK (dV).
+    TensorView parts(const PlannedCall& planned, std::size_t step, bool values) const {
+        return half(memory_.parts[buffer(step)], planned.parts, planned.call.keys().size(), planned, step, values);
+    }
+
+    std::span<std::byte> kernel_memory() const { return {memory_.kernel, memory_.kernel_bytes}; }
+
+ private:
+    static int buffer(std::size_t step) { return static_cast<int>(step % 2); }
+
+    /// Rows of a member of the batch, from a head on.
+    static RowsAt rows_at(const TensorView& t, std::int64_t member, std::int64_t row, std::int64_t head) {
+        const std::size_t r = row_dim(t);
+        const std::int64_t at = (r == 1 ? member * t.strides[0] : 0) + row * t.strides[r] + head * t.strides[r + 1];
+        return {static_cast<std::byte*>(t.data) + at * size_of(t.dtype),
+                static_cast<std::size_t>(t.strides[r] * size_of(t.dtype))};
+    }
+
+    std::size_t row_bytes(std::size_t step) const {
+        return static_cast<std::size_t>(s_.width(s_.steps[step].heads()) * size_of(s_.whole.dtype));
+    }
+
+    /// One half of rows [K | V] from `row` on, `stride` rows to the next member of the batch.
+    TensorView half(std::byte* base, std::int64_t row, std::int64_t stride, const PlannedCall& planned,
+                    std::size_t step, bool values) const {
+        const Problem& p = s_.whole;
+        const std::int64_t heads = s_.steps[step].heads(), width = s_.width(heads),
+                           dim = values ? p.head_dim_v : p.head_dim;
+        auto* data = base + static_cast<std::size_t>(row) * row_bytes(step);
+        if (values) data += heads * p.head_dim * size_of(p.dtype);
+        const std::int64_t rows = planned.call.keys().size();
+        TensorView view{.data = data, .dtype = p.dtype, .rank = p.ragged ? 3 : 4, .device = s_.device};
+        if (p.ragged) {
+            view.shape = {rows, heads, dim};
+            view.strides = {width, dim, 1};
+        } else {
+            view.shape = {s_.batch, rows, heads, dim};
+            view.strides = {stride * width, width, dim, 1};
+        }
+        return view;
+    }
+
+    void exchange(std::byte* rows, const std::vector<PartRows>& sent, const std::vector<PartRows>& received,
+                  std::size_t step) const {
+        const std::size_t bytes = row_bytes(step);
+        const auto messages = [&](const std::vector<PartRows>& some) {
+            std::vector<Message> list;
+            for (const PartRows& r : some)
+                list.push_back(
+                    {r.rank, rows + static_cast<std::size_t>(r.row) * bytes, static_cast<std::size_t>(r.rows) * bytes});
+            return list;
+        };
+        if (s_.communicator->ranks() > 1) s_.communicator->exchange(messages(sent), messages(received), side_);
+    }
+
+    /// K and V of a step: this rank's rows to their places, and then the exchange.
+    void bring(std::size_t step) {
+        if (step >= 2) s_.memory->wait(kComputed + buffer(step), side_);
+        const Step& heads = s_.steps[step];
+        const std::size_t bytes = row_bytes(step);
+        std::byte* to = memory_.keys[buffer(step)];
+        const auto size = static_cast<std::size_t>(size_of(s_.whole.dtype) * heads.heads());
+        const std::size_t of_k = size * static_cast<std::size_t>(s_.whole.head_dim);
+        const std::size_t of_v = size * static_cast<std::size_t>(s_.whole.head_dim_v);
+        for (std::int64_t b = 0; b < s_.batch; ++b) {
+            for (const Piece& piece : s_.pieces) {
+                std::byte* at = to + static_cast<std::size_t>(b * s_.total + piece.start) * bytes;
+                s_.memory->copy({at, bytes}, rows_at(k_, b, piece.row, heads.first), of_k, piece.length, side_);
+                s_.memory->copy({at + of_k, bytes}, rows_at(v_, b, piece.row, heads.first), of_v, piece.length, side_);
+            }
+        }
+        exchange(to, s_.sent, s_.received, step);
+        s_.memory->mark(kArrived + buffer(step), side_);
+    }
+
+    const State& s_;
+    Arena arena_;
+    Memory memory_;
+    const TensorView& k_;
+    const TensorView& v_;
+    void* main_ = nullptr;
+    void* side_ = nullptr;
+};
+
+void check_memory(std::span<std::byte> workspace, std::size_t bytes) {
+    if (workspace.size() < bytes)
+        throw Error(ErrorCode::workspace_too_small, "workspace",
+                    fmt::format("expected {} bytes, got {}", bytes, workspace.size()));
+    if (reinterpret_cast<std::uintptr_t>(workspace.data()) % Plan::kWorkspaceAlignment != 0)
+        throw Error(ErrorCode::workspace_too_small, "workspace",
+                    fmt::format("expected memory aligned to {} bytes, got {}", Plan::kWorkspaceAlignment,
+                                static_cast<const void*>(workspace.data())));
+}
+
+/// The shapes of this rank's tensors.
+class Shapes {
+ public:
+    explicit Shapes(const State& s) : s_(s) {}
+
+    void rows(const char* name, const TensorView& t, std::int64_t heads, std::int64_t dim, DType dtype) const {
+        std::vector<std::int64_t> shape{s_.rows, heads, dim};
+        if (!s_.whole.ragged) shape.insert(shape.begin(), s_.batch);
+        const DType dtypes[] = {dtype};
+        expect(name, t, shape, dtypes);
+    }
+    void lse(const char* name, const TensorView& t) const {
+        std::vector<std::int64_t> shape{s_.whole.heads_q, s_.rows};
+        if (!s_.whole.ragged) shape.insert(shape.begin(), s_.batch);
+        const DType dtypes[] = {s_.whole.dtype == DType::fp64 ? DType::fp64 : DType::fp32};
+        expect(name, t, shape, dtypes);
+    }
+    /// k, v and their gradients, whose rows are copied and added as bytes.
+    void packed(const char* name, const TensorView& t, std::int64_t dim) const {
+        rows(name, t, s_.whole.heads_kv, dim, s_.whole.dtype);
+        const std::size_t r = row_dim(t);
+        const bool heads_follow = s_.whole.heads_kv == 1 || t.strides[r + 1] == dim;
+        if (t.strides[r + 2] != 1 || !heads_follow || t.strides[r] < s_.whole.heads_kv * dim)
+            throw Error(ErrorCode::unsupported, name,
+                        fmt::format("expected rows whose heads lie side by side, got {}", t.describe()));
+    }
+
+ private:
+    void expect(const char* name, const TensorView& t, std::span<const std::int64_t> shape,
+                std::span<const DType> dtypes) const {
+        expect_tensor(name, t, shape, dtypes);
+        if (t.device != s_.device)
+            throw Error(ErrorCode::invalid_argument, name, "expected memory of the device of context_parallel()");
+    }
+
+    const State& s_;
+};
+
+template <class Args>
+void refuse_others(const Args& args) {
+    const std::pair<const char*, const TensorView*> refused[] = {{"bias", &args.bias},
+                                                                 {"alibi_slopes", &args.alibi_slopes},
+                                                                 {"cu_seqlens_q", &args.cu_seqlens_q},
+                                                                 {"cu_seqlens_kv", &args.cu_seqlens_kv},
+                                                                 {"sinks", &args.sinks}};
+    for (const auto& [name, tensor] : refused) {
+        if (tensor->given()) throw Error(ErrorCode::unsupported, name, "is not taken by a call over ranks");
+    }
+}
+
+}  // namespace
+
+std::size_t ContextParallel::workspace_bytes(Pass pass) const {
+    Arena arena;
+    const Memory memory(*state_, pass, arena);
+    return arena.used();
+}
+
+void ContextParallel::forward(const ForwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
+    const State& s = *state_;
+    const Problem& p = s.whole;
+    const Shapes shapes(s);
+    refuse_others(args);
+    shapes.rows("q", args.q, p.heads_q, p.head_dim, p.dtype);
+    shapes.packed("k", args.k, p.head_dim);
+    shapes.packed("v", args.v, p.head_dim_v);
+    shapes.rows("o", args.o, p.heads_q, p.head_dim_v, p.dtype);
+    if (args.lse.given()) shapes.lse("lse", args.lse);
+    if (args.o_residual.given()) shapes.rows("o_residual", args.o_residual, p.heads_q, p.head_dim_v, DType::int8);
+    check_memory(workspace, workspace_bytes(Pass::forward));
+    Running running(s, Pass::forward, args.k, args.v, workspace, how);
+    running.each_step([&](std::size_t step) {
+        const std::int64_t first = s.steps[step].first * p.group(), heads = s.steps[step].heads() * p.group();
+        for (const PlannedCall& planned : s.calls[static_cast<int>(Pass::forward)]) {
+            const std::int64_t row = planned.call.row(), rows = planned.call.rows();
+            const auto part = [&](const TensorView& t) { return part_of(t, row, rows, first, heads); };
+            tessera::forward(planned.plans.at(s.steps[step].heads()),
+                             {.q = part(args.q),
+                              .k = running.keys(planned, step, false),
+                              .v = running.keys(planned, step, true),
+                              .cu_seqlens_q = planned.cu_seqlens_q,
+                              .cu_seqlens_kv = planned.cu_seqlens_kv,
+                              .o = part(args.o),
+                              .lse = part_of_lse(args.lse, row, rows, first, heads),
+                              .o_residual = part(args.o_residual)},
+                             running.kernel_memory(), how);
+        }
+    });
+}
+
+void ContextParallel::backward(const BackwardArgs& args, std::span<std::byte> workspace, const Execution& how) {
+    const State& s = *state_;
+    const Problem& p = s.whole;
+    const Shapes shapes(s);
+    refuse_others(args);
+    shapes.rows("q", args.q, p.heads_q, p.head_dim, p.dtype);
+    shapes.packed("k", args.k, p.head_dim);
+    shapes.packed("v", args.v, p.head_dim_v);
+    shapes.rows("o", args.o, p.heads_q, p.head_dim_v, p.dtype);
+    shapes.rows("do", args.d_o, p.heads_q, p.head_dim_v, p.dtype);
+    shapes.lse("lse", args.lse);
+    if (args.dlse.given()) shapes.lse("dlse", args.dlse);
+    if (args.o_residual.given()) shapes.rows("o_residual", args.o_residual, p.heads_q, p.head_dim_v, DType::int8);
+    shapes.rows("dq", args.dq, p.heads_q, p.head_dim, p.dtype);
+    shapes.packed("dk", args.dk, p.head_dim);
+    shapes.packed("dv", args.dv, p.head_dim_v);
+    check_memory(workspace, workspace_bytes(Pass::backward));
+    Running running(s, Pass::backward, args.k, args.v, workspace, how);
+    running.each_step([&](std::size_t step) {
+        const std::int64_t first = s.steps[step].first * p.group(), heads = s.steps[step].heads() * p.group();
+        for (const PlannedCall& planned : s.calls[static_cast<int>(Pass::backward)]) {
+            const std::int64_t row = planned.call.row(), rows = planned.call.rows();
+            const auto part = [&](const TensorView& t) { return part_of(t, row, rows, first, heads); };
+            const auto of_lse = [&](const TensorView& t) { return part_of_lse(t, row, rows, first, heads); };
+            tessera::backward(planned.plans.at(s.steps[step].heads()),
+                              {.q = part(args.q),
+                               .k = running.keys(planned, step, false),
+                               .v = running.keys(planned, step, true),
+                               .cu_seqlens_q = planned.cu_seqlens_q,
+                               .cu_seqlens_kv = planned.cu_seqlens_kv,
+                               .o = part(args.o),
+                               .lse = of_lse(args.lse),
+                               .d_o = part(args.d_o),
+                               .dlse = of_lse(args.dlse),
+                               .dq = part(args.dq),
+                               .dk = running.parts(planned, step, false),
+                               .dv = running.parts(planned, step, true),
+                               .o_residual = part(args.o_residual)},
+                              running.kernel_memory(), how);
+        }
+        running.return_parts(step);
+        if (step > 0) running.add_parts(step - 1, args.dk, args.dv);
+    });
+    running.add_parts(s.steps.size() - 1, args.dk, args.dv);
+}
+
+}  // namespace tessera
