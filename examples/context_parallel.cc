@@ -8,6 +8,7 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -236,7 +237,7 @@ int main(int count, char** arguments) {
     std::printf("%d GPUs, %lld rows each, %lld/%lld heads of %lld\n", gpus, static_cast<long long>(2 * chunk),
                 static_cast<long long>(in.heads_q), static_cast<long long>(in.heads_kv), static_cast<long long>(kDim));
     std::printf("elements of O and LSE with other bits than one GPU's: %lld\n", static_cast<long long>(different));
-    std::printf("relative difference of dK: %.2e\n", size > 0 ? error / size : 0);
+    std::printf("relative difference of dK: %.2e\n", size > 0 ? std::sqrt(error / size) : 0.0);
     std::printf("forward %.3f ms, one GPU %.3f ms: share %.3f\n", slowest_forward, one.forward_ms,
                 one.forward_ms / gpus / slowest_forward);
     std::printf("forward and backward %.3f ms, one GPU %.3f ms: share %.3f\n", slowest_both, one.both_ms,

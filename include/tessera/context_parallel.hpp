@@ -116,5 +116,15 @@ class ContextParallel {
 ContextParallel context_parallel(const Problem& whole, Communicator& communicator,
                                  const ContextParallelOptions& options = {});
 
+/// Adds parts of dK and dV in a given order: row r of dk and dv is the sum, in fp32, of the rows sources[first[r]] up
+/// to sources[first[r + 1]] of `parts`, in this order. For callers with an exchange of their own.
+///
+/// parts: [parts, heads * head_dim + heads * head_dim_v], a row of dK followed by the one of dV, packed. first: int64
+/// [rows + 1]; sources: int64 [first[rows]]; on a CUDA device the host reads neither. dk: [rows, heads, head_dim] and
+/// dv: [rows, heads, head_dim_v], whose heads lie side by side. Only how.stream is used. Throws
+/// Error(invalid_argument).
+void add_parts(const TensorView& parts, const TensorView& first, const TensorView& sources, const TensorView& dk,
+               const TensorView& dv, const Execution& how = {});
+
 }  // namespace tessera
 #pragma GCC visibility pop

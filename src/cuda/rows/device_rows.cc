@@ -59,16 +59,7 @@ class CudaRows : public DeviceRows {
               "a copy of rows");
     }
 
-    void add(const RowSums& sums, void* stream) override {
-        const CurrentDevice current(device_);
-        if (sums.dtype == DType::fp32) check(rows::start_add<float>(sums, as_stream(stream)), "a sum of rows");
-        else if (sums.dtype == DType::bf16)
-            check(rows::start_add<__nv_bfloat16>(sums, as_stream(stream)), "a sum of rows");
-        else if (sums.dtype == DType::fp16) check(rows::start_add<__half>(sums, as_stream(stream)), "a sum of rows");
-        else
-            throw Error(ErrorCode::unsupported, "k",
-                        fmt::format("takes fp32, bf16 and fp16 on CUDA, got {}", name_of(sums.dtype)));
-    }
+    void add(const RowSums& sums, void* stream) override { add_rows(sums, device_, stream); }
 
     void* side_stream() override { return side_; }
 
@@ -97,6 +88,16 @@ class CudaRows : public DeviceRows {
 };
 
 }  // namespace
+
+void add_rows(const RowSums& sums, const Device& device, void* stream) {
+    const CurrentDevice current(device);
+    if (sums.dtype == DType::fp32) check(rows::start_add<float>(sums, as_stream(stream)), "a sum of rows");
+    else if (sums.dtype == DType::bf16) check(rows::start_add<__nv_bfloat16>(sums, as_stream(stream)), "a sum of rows");
+    else if (sums.dtype == DType::fp16) check(rows::start_add<__half>(sums, as_stream(stream)), "a sum of rows");
+    else
+        throw Error(ErrorCode::unsupported, "k",
+                    fmt::format("takes fp32, bf16 and fp16 on CUDA, got {}", name_of(sums.dtype)));
+}
 
 std::unique_ptr<DeviceRows> device_rows(const Device& device) { return std::make_unique<CudaRows>(device); }
 

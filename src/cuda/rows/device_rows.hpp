@@ -11,4 +11,7 @@ namespace tessera::cuda {
 /// DeviceRows of a CUDA device, with a stream of a higher priority than the default for exchanges.
 std::unique_ptr<DeviceRows> device_rows(const Device& device);
 
+/// DeviceRows::add() on a stream of the device.
+void add_rows(const RowSums& sums, const Device& device, void* stream);
+
 }  // namespace tessera::cuda

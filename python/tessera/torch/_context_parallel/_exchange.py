@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 
 @functools.lru_cache(maxsize=None)
-def _stream_of(device):
-    return torch.cuda.Stream(device)
+def stream_of(device):
+    """The stream for what crosses ranks, of a higher priority than the kernels of attention."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class Collectives:
@@ -75,7 +76,7 @@ class Keys:
         self.packed = [[k.new_empty(rows * most) for rows in copies] for _ in range(twins)]
         self.side, self.open = None, []  # open: what has begun and was not waited for
         if k.is_cuda:
-            self.side, self.current = _stream_of(k.device), torch.cuda.current_stream(k.device)
+            self.side, self.current = stream_of(k.device), torch.cuda.current_stream(k.device)
             self.ready, self.free = ([torch.cuda.Event() for _ in range(twins)] for _ in range(2))
             self.side.wait_stream(self.current)
 
@@ -103,10 +104,10 @@ class Keys:
             into = self._received(step)
             work = None
             if self.collectives.ranks == 1:
-                _side_by_side(self.k[:, first:last], self.v[:, first:last], None, into)
+                side_by_side(self.k[:, first:last], self.v[:, first:last], None, into)
             else:
                 mine = self.k.new_empty((self.own, into.shape[1]))
-                _side_by_side(self.k[:, first:last], self.v[:, first:last], self.plan.send, mine)
+                side_by_side(self.k[:, first:last], self.v[:, first:last], self.plan.send, mine)
                 if self.plan.send is None:
                     work = self.collectives.begin(dist.all_gather_into_tensor, into, mine)
                 else:
@@ -176,12 +177,9 @@ class Gradients:
     """The rows of dK and dV of all calls of a step, on their way to the ranks that hold the keys."""
 
     def __init__(self, collectives, plan, parts):
-        """parts: (dK, dV) of each call, in the order of the plan's calls."""
-        of_k, of_v = (torch.cat(some) if len(some) > 1 else some[0] for some in zip(*parts))
+        """parts: dK and dV of all calls, [rows, width], in the order of the plan's calls."""
         self.collectives, self.work = collectives, None
-        mine = of_k.new_empty((plan.parts.shape[0], of_k.shape[1] * of_k.shape[2] + of_v.shape[1] * of_v.shape[2]))
-        _side_by_side(of_k, of_v, plan.parts, mine)
-        self.received = mine
+        self.received = mine = parts.index_select(0, plan.parts)
         if collectives.ranks > 1:
             self.received = mine.new_empty((sum(plan.parts_received), mine.shape[1]))
             self.work = collectives.begin(dist.all_to_all_single, self.received, mine, plan.parts_received,
@@ -204,7 +202,7 @@ class Gradients:
             self._arrive()
 
 
-def _side_by_side(k, v, chosen, into):
+def side_by_side(k, v, chosen, into):
     """Writes rows of K, each followed by the row of V. chosen: which rows; None: all."""
     width = k.shape[1] * k.shape[2]
     for half, tensor in ((into[:, :width], k), (into[:, width:], v)):

@@ -15,9 +15,10 @@ from typing import Optional, Tuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import _operators
-from . import _exchange, _groups, _order, _plan
+from . import _exchange, _groups, _order, _peer_exchange, _peers, _plan
 
 FUNCTION = "context_parallel_attention"
 # Groups of key heads on CUDA, by the bytes of a rank's K and V. Not measured: more groups hide more and need less memory,
@@ -46,10 +47,37 @@ class Settings(typing.NamedTuple):
     residual: bool  # whether the forward keeps the residual of O
 
 
+_setups: dict = {}  # what a kind of call on CUDA needs -> its _Setup
+_values = WeakIdKeyDictionary()  # tensor -> (its version, its bytes)
+_groups.on_forget(lambda name: _setups.clear())
+
+
 class _Setup(typing.NamedTuple):
     plan: _plan.Plan
     collectives: _exchange.Collectives
     heads: list  # (first, last) key heads of each step
+    peers: typing.Optional[_peers.Peers]  # None: by collectives
+    copies: typing.Optional[_peers.Copies]
+
+    def keys(self, calls, k, v, s, passing):
+        """A context in which K and V of all ranks come, one step after another. passing: 0 forward, 1 backward."""
+        if self.peers is None:
+            return _exchange.steps(self.collectives, self.plan, calls, k, v, self.heads)
+        return contextlib.closing(iter(_peer_exchange.PeerKeys(
+            self.peers, self.copies.keys[passing], calls, k, v, self.heads, s.limit)))
+
+    def parts(self, calls, k, v, heads, step):
+        """Memory for dK and dV of a step's calls, [rows, width]."""
+        rows, width = sum(call.keys.shape[0] for call in calls), heads * (k.shape[2] + v.shape[2])
+        if self.peers is None:
+            return k.new_empty((rows, width))
+        return self.peers.rows(self.peers.rank, self.peers.parts(step), rows, width, k.dtype)
+
+    def gradients(self, parts, step, s):
+        """What brings dK and dV of a step to the ranks that hold the keys."""
+        if self.peers is None:
+            return _exchange.Gradients(self.collectives, self.plan, parts)
+        return _peer_exchange.PeerGradients(self.peers, self.copies, self.peers.parts(step), parts, s.limit)
 
 
 def digest(values):
@@ -107,8 +135,36 @@ def steps_of(heads, size, wanted):
 
 
 def _setup(q, k, v, permutation, cu_seqlens, s: Settings, passing):
-    """The _Setup of a call, after all ranks have agreed on it."""
-    group = _groups.by_name(s.group)
+    """The _Setup of a call, after all ranks have agreed on it. A call of a known kind takes that of the one before it:
+    with few rows the host would be slower than the kernels."""
+    group, key = _groups.by_name(s.group), None
+    if q.is_cuda and not s.check:
+        key = (s, passing, *((t.shape, t.dtype, t.device) for t in (q, k, v)),
+               *(None if t is None else values_of(t) for t in (permutation, cu_seqlens)))
+        made = _setups.get(key)
+        if made is not None and made.collectives.group is group:
+            return made
+    made = _made(q, k, v, permutation, cu_seqlens, s, passing, group)
+    if key is not None:
+        if len(_setups) >= 16:
+            _setups.pop(next(iter(_setups)))
+        _setups[key] = made
+    return made
+
+
+def values_of(tensor):
+    """The bytes of a tensor of integers, kept as long as it lives: reading it from a GPU would wait."""
+    if tensor.is_inference():
+        return tensor.cpu().long().numpy().tobytes()
+    version, values = _values.get(tensor, (None, None))
+    if version != tensor._version:
+        values = tensor.detach().cpu().long().numpy().tobytes()
+        _values[tensor] = tensor._version, values
+    return values
+
+
+def _made(q, k, v, permutation, cu_seqlens, s: Settings, passing, group):
+    """The _Setup of a call of a new kind."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     error, layout, plan = None, None, None
     try:
@@ -136,14 +192,22 @@ def _setup(q, k, v, permutation, cu_seqlens, s: Settings, passing):
     _groups.agree(s.group, message, s.limit, FUNCTION, s.check or q.device.type == "cpu")
     collectives = _exchange.Collectives(group, q.device, s.limit, FUNCTION)
     size = (k.numel() + v.numel()) * k.element_size() if k.is_cuda else 0
-    return _Setup(plan, collectives, steps_of(k.shape[2], size, s.steps))
+    heads = steps_of(k.shape[2], size, s.steps)
+    peers = _peers.of_group(s.group, q.device) if k.is_cuda and ranks > 1 else None
+    copies = _peers.copies(layout) if peers is not None else None
+    if copies is None:
+        return _Setup(plan, collectives, heads, None, None)
+    # A backward's memory is made in the forward: making it waits for all ranks.
+    row = (k.shape[3] + v.shape[3]) * k.element_size() * max(last - first for first, last in heads)
+    peers.reserve(size, copies[rank].most_parts * row if s.gradients else 0)
+    return _Setup(plan, collectives, heads, peers, copies[rank])
 
 
 def bytes_of(permutation):
     """A permutation as _plan.Layout has it. Raises ValueError."""
     if permutation.dtype not in (torch.int32, torch.int64) or permutation.dim() != 1:
         raise ValueError(f"order: expected int64 [total], got {permutation.dtype} {list(permutation.shape)}")
-    return permutation.cpu().long().numpy().tobytes()
+    return values_of(permutation)
 
 
 def _mask(s: Settings, call: _plan.Call):
@@ -183,27 +247,30 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permutatio
     lse = q.new_empty((heads_q, batch * rows), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     o_residual = torch.empty_like(o, dtype=torch.int8) if residual else o.new_empty((0,), dtype=torch.int8)
     calls = setup.plan.forward
-    with _exchange.steps(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads) as keys:
+    with setup.keys(calls, k_rows, v_rows, s, 0) as keys:
         for first, last, keys_of in keys:
             heads = slice(first * share, last * share)
+            to = o[:, heads], lse[heads], o_residual[:, heads] if residual else None
             for index, call in enumerate(calls):
                 a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
+                if sinks is None and call.rows is None:
+                    wrote = _operators.forward_to(*to, *_few(a))
+                    residual = residual and wrote
+                    continue
                 if sinks is not None:
                     found = _operators.attention_with_sinks(*a, sinks[heads].float())
                 else:
                     found = (_operators.forward_with_residual if residual else _operators.forward)(*a)
-                whole = len(setup.heads) == 1 and call.rows is None
-                if whole:  # nothing is to be put together
-                    o, lse, *more = found
-                    o_residual = more[0] if more else o_residual
-                    continue
                 at = slice(None) if call.rows is None else call.rows
-                o[:, heads][at] = found[0]
-                lse[heads][:, at] = found[1]
+                to[0][at] = found[0]
+                to[1][:, at] = found[1]
                 if residual:
-                    o_residual[:, heads][at] = found[2]
+                    residual = found[2].numel() == found[0].numel()
+                    if residual:
+                        to[2][at] = found[2]
     lse = lse.reshape(heads_q, batch, rows).transpose(0, 1).contiguous()
-    kept = o_residual.reshape(batch, rows, heads_q, -1) if residual else o_residual
+    # A kernel for few queries writes none, and then no call's counts.
+    kept = o_residual.reshape(batch, rows, heads_q, -1) if residual else o.new_empty((0,), dtype=torch.int8)
     return o.reshape(batch, rows, heads_q, -1), lse, kept
 
 
@@ -229,59 +296,68 @@ def backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tenso
     batch, rows, heads_q, _ = q.shape
     share = heads_q // k.shape[2]
     q_rows, k_rows, v_rows, o_rows, d_rows = (t.reshape(batch * rows, *t.shape[2:]) for t in (q, k, v, o, d_o))
-    kept = o_residual.reshape(o_rows.shape) if residual else None
+    kept = o_residual.reshape(o_rows.shape) if o_residual.numel() else None
     of_rows = [None if t is None else t.transpose(0, 1).reshape(heads_q, batch * rows) for t in (lse, dlse)]
+    if 0 in d_rows.stride():  # the gradient of a sum, which the fastest kernels do not read
+        d_rows = d_rows.contiguous()
     # empty_like() would keep the strides of a transposed tensor, and the fake says contiguous.
     dq, dk, dv = (t.new_empty(t.shape) for t in (q_rows, k_rows, v_rows))
     dsinks = sinks.new_zeros(sinks.shape, dtype=torch.float32) if sinks is not None else q.new_empty((0,))
     summing, calls = None, setup.plan.backward
-    each = _exchange.steps(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads)
-    with each as keys, contextlib.ExitStack() as travelling:
-        for first, last, keys_of in keys:
-            heads, parts = slice(first * share, last * share), []
+    with setup.keys(calls, k_rows, v_rows, s, 1) as keys, contextlib.ExitStack() as travelling:
+        for step, (first, last, keys_of) in enumerate(keys):
+            heads = slice(first * share, last * share)
+            own = [None if t is None else t[:, heads] for t in (d_rows, o_rows, kept)]
+            own_lse, own_dlse = [None if t is None else t[heads] for t in of_rows]
+            parts, begin = setup.parts(calls, k_rows, v_rows, last - first, step), 0
             for index, call in enumerate(calls):
                 a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
-                own = [None if t is None else _rows(t[:, heads], call) for t in (d_rows, o_rows, kept)]
-                own_lse, own_dlse = [None if t is None else t[heads] if call.rows is None else t[heads][:, call.rows]
-                                     for t in of_rows]
-                found, of_sinks = _gradients(a, own, own_lse, own_dlse, None if sinks is None else sinks[heads].float())
-                at = slice(None) if call.rows is None else call.rows
-                dq[:, heads][at] = found[0]
-                parts.append(found[1:3])
+                end = begin + call.keys.shape[0]
+                to = dq[:, heads], *_exchange.halves(parts[begin:end], last - first, k.shape[3])
+                begin = end
+                of_sinks = _gradients(to, a, call, own, own_lse, own_dlse, None if sinks is None else sinks[heads].float())
                 if of_sinks is not None:
                     dsinks[heads] += of_sinks
                 del a
             if summing is not None:
-                _sum(setup.plan, summing, dk, dv, batch)
-            travelling.callback((gradients := _exchange.Gradients(setup.collectives, setup.plan, parts)).settle)
+                _sum(setup.plan, summing, dk, dv)
+            travelling.callback((gradients := setup.gradients(parts, step, s)).settle)
             summing = first, last, gradients
-        _sum(setup.plan, summing, dk, dv, batch)
+        _sum(setup.plan, summing, dk, dv)
     return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), dsinks
 
 
-def _gradients(a, own, lse, dlse, sinks):
-    """((dQ, dK, dV), gradient of the sinks or None) of one ragged call."""
-    d_o, o, kept = own
-    tail = (_operators.backward_kernel(a.kernel), False, False)
-    arguments = (d_o, dlse, *a[:3], o, lse.contiguous(), *a[3:16], *tail)
+def _gradients(to, a, call, own, lse, dlse, sinks):
+    """Writes dQ, dK and dV of one ragged call to `to`, whose dQ has all rows of this rank. own: dO, O and the residual
+    of O, lse, dlse: of all rows. Returns the gradient of the sinks or None."""
+    d_o, o, kept = (None if t is None else _rows(t, call) for t in own)
+    if call.rows is not None:
+        lse, dlse = (None if t is None else t[:, call.rows] for t in (lse, dlse))
+    kernel = _operators.backward_kernel(a.kernel)
+    of_sinks = None
     if sinks is not None:
-        *found, _, of_sinks = _operators.attention_with_sinks_backward(*arguments, sinks)
-        return found, of_sinks
-    dq, dk, dv, _ = _operators.backward(*arguments, *([] if kept is None else [kept]))
-    return (dq, dk, dv), None
+        *found, _, of_sinks = _operators.attention_with_sinks_backward(
+            d_o, dlse, *a[:3], o, lse.contiguous(), *a[3:16], kernel, False, False, sinks)
+        for into, gradient in zip(to[1:], found[1:]):
+            into.copy_(gradient)
+    else:
+        found = [to[0] if call.rows is None else to[0].new_empty(a.q.shape)]
+        _operators.backward_to(found[0], *to[1:], d_o, dlse, *a[:3], o, lse.contiguous(), kept, *_few(a)[3:-1], kernel)
+    if found[0] is not to[0]:
+        to[0][slice(None) if call.rows is None else call.rows] = found[0]
+    return of_sinks
 
 
-def _sum(plan, summing, dk, dv, batch):
-    """Adds the received rows of one step in the order of the plan and writes dK, dV of its heads."""
+def _few(a):
+    """The last arguments of the operators that write into tensors."""
+    return (*a[:3], a.cu_seqlens_q, a.cu_seqlens_kv, a.max_len_q, a.max_len_kv, a.causal, a.window_left, a.window_right,
+            a.scale, a.softcap, a.kernel)
+
+
+def _sum(plan, summing, dk, dv):
+    """Adds the received rows of one step in the order of the plan, in one launch, and writes dK, dV of its heads."""
     first, last, gradients = summing
-    received = gradients.finish()
-    wide = torch.float64 if dk.dtype == torch.float64 else torch.float32
-    total = torch.zeros((batch, plan.rows, received.shape[1]), dtype=wide, device=dk.device)
-    for at, row, count in plan.sums:
-        total[:, row:row + count] += received[at:at + batch * count].view(batch, count, -1)
-    of_k, of_v = _exchange.halves(total.flatten(0, 1), last - first, dk.shape[2])
-    dk[:, first:last] = of_k
-    dv[:, first:last] = of_v
+    _operators.add_parts(dk[:, first:last], dv[:, first:last], gradients.finish(), plan.first, plan.sources)
 
 
 @backward.register_fake

@@ -67,7 +67,8 @@ class Call:
 class Plan:
     """send, sent, received: rows of K and V that go to each rank, and how many go to and come from each; send is None
     when all are gathered. parts: the rows of all backward calls' dK, dV in the order in which they are sent;
-    parts_sent, parts_received: how many. sums: (first received row, first own row, rows), in the order of the sum."""
+    parts_sent, parts_received: how many. Row r of dK and dV is the sum of the received rows sources[first[r]] up to
+    sources[first[r + 1]], in this order."""
     rows: int
     send: typing.Optional[torch.Tensor]
     sent: list
@@ -77,7 +78,8 @@ class Plan:
     parts: torch.Tensor
     parts_sent: list
     parts_received: list
-    sums: list
+    first: torch.Tensor
+    sources: torch.Tensor
 
     def to(self, device):
         """The plan with its tensors on `device`."""
@@ -88,8 +90,8 @@ class Plan:
             return None if tensor is None else tensor.to(device)
         calls = [[dataclasses.replace(c, rows=moved(c.rows), keys=moved(c.keys), cu_q=moved(c.cu_q),
                                       cu_kv=moved(c.cu_kv)) for c in of_pass] for of_pass in (self.forward, self.backward)]
-        return dataclasses.replace(self, send=moved(self.send), parts=moved(self.parts), forward=calls[0],
-                                   backward=calls[1])
+        return dataclasses.replace(self, send=moved(self.send), parts=moved(self.parts), first=moved(self.first),
+                                   sources=moved(self.sources), forward=calls[0], backward=calls[1])
 
 
 def positions_of(layout: Layout) -> torch.Tensor:
@@ -221,7 +223,7 @@ def _stride_of(where, stride, total):
 
 
 def _parts(lists, pieces, layout: Layout, rank: int, segments, rows: int):
-    """(parts, parts_sent, parts_received, sums) of the backward. lists: this rank's calls."""
+    """(parts, parts_sent, parts_received, first, sources) of the backward. lists: this rank's calls."""
     batch, ranks = layout.batch, layout.ranks
     place, begin = {}, 0  # segment -> (the first row of its first member in the calls' dK, dV, rows to the next member)
     for _, of_call in lists:
@@ -257,8 +259,21 @@ def _parts(lists, pieces, layout: Layout, rank: int, segments, rows: int):
             sums.append((s.start, begin, row, last - first))
             begin += batch * (last - first)
         received.append(begin - before)
-    sums = [(at, row, count) for _, at, row, count in sorted(sums)]
-    return torch.cat(parts) if parts else torch.arange(0), sent, received, sums
+    return (torch.cat(parts) if parts else torch.arange(0), sent, received,
+            *_sources([(at, row, count) for _, at, row, count in sorted(sums)], batch, rows))
+
+
+def _sources(sums, batch, rows):
+    """(first, sources) of a Plan. sums: (first received row, first own row, rows) of parts, in the order of the sum; the
+    rows of the other members of the batch follow."""
+    own = [torch.arange(row, row + count) + member * rows for _, row, count in sums for member in range(batch)]
+    received = [torch.arange(at, at + batch * count) for at, _, count in sums]
+    if not own:
+        return torch.zeros(batch * rows + 1, dtype=torch.int64), torch.arange(0)
+    own, received = torch.cat(own), torch.cat(received)
+    counts = torch.bincount(own, minlength=batch * rows)
+    first = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+    return first, received[own.argsort(stable=True)]
 
 
 @functools.lru_cache(maxsize=16)

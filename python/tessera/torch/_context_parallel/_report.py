@@ -63,7 +63,7 @@ def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int =
         memory.append(received * count + at_once)
     sent, arrived = plan.parts.shape[0], sum(plan.parts_received) if ranks > 1 else 0
     parts = sum(call.keys.shape[0] for call in plan.backward)
-    memory[1] += parts * (2 if len(plan.backward) > 1 else 1) + sent + arrived
+    memory[1] += parts + sent + arrived
     received = own * (ranks - 1) if plan.send is None else sum(plan.received) - plan.received[rank]
     pairs = _pairs(layout)
     return ContextParallelPlan(

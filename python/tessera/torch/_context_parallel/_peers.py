@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies between the GPUs of one host, over symmetric memory of a group's ranks: copy engines make them, which leave the
+multiprocessors to the kernels. NCCL's exchange gives equal bits where there is none.
+
+The kernels for long sequences keep all multiprocessors until they end, so that what needs one, as NCCL does, waits."""
+from __future__ import annotations
+
+import functools
+import os
+import typing
+
+import torch
+import torch.distributed as dist
+
+from . import _groups, _plan
+
+# More copies than this for a step take the host longer than NCCL and a copy by rows.
+_MOST_COPIES = 24
+_ROUNDED = 1 << 20  # bytes
+_memory: dict = {}  # name of the group -> Peers, or None where the ranks have no symmetric memory
+
+
+class Run(typing.NamedTuple):
+    """Consecutive rows of a rank that go to consecutive rows of this one."""
+    rank: int
+    source: int
+    row: int
+    rows: int
+
+
+def runs_of(rank, source) -> list[Run]:
+    """The runs of rows that come from row source[i] of rank rank[i]; int64 [rows] both."""
+    if not len(rank):
+        return []
+    breaks = torch.nonzero((rank.diff() != 0) | (source.diff() != 1)).flatten() + 1
+    starts = [0, *breaks.tolist()]
+    return [Run(int(rank[start]), int(source[start]), start, end - start)
+            for start, end in zip(starts, [*starts[1:], len(rank)])]
+
+
+class Copies(typing.NamedTuple):
+    """What a rank copies from itself and the others. keys: the runs of each call, forward and backward; parts: the runs
+    of dK and dV, in the order of the rows that an exchange would receive; most_parts: the rows of dK and dV that the
+    calls of a rank make, at most."""
+    keys: tuple
+    parts: list
+    most_parts: int
+
+
+@functools.lru_cache(maxsize=16)
+def copies(layout: _plan.Layout) -> typing.Optional[list[Copies]]:
+    """The Copies of each rank, or None where some rank would make too many."""
+    plans = [_plan.plan(layout, rank) for rank in range(layout.ranks)]
+    own = layout.total // layout.ranks * layout.batch
+    most_parts = max(sum(call.keys.shape[0] for call in plan.backward) for plan in plans)
+    found = []
+    for rank, plan in enumerate(plans):
+        if plan.send is None:
+            index = torch.arange(own * layout.ranks)
+            of_rank, of_row = index // own, index % own
+        else:
+            sent = [_to(p.send, p.sent, rank) for p in plans]
+            of_row = torch.cat(sent)
+            of_rank = torch.cat([torch.full((len(rows),), r) for r, rows in enumerate(sent)])
+        keys = tuple([runs_of(of_rank[call.keys], of_row[call.keys]) for call in calls]
+                     for calls in (plan.forward, plan.backward))
+        returned = [_to(p.parts, p.parts_sent, rank) for p in plans]
+        parts = runs_of(torch.cat([torch.full((len(rows),), r) for r, rows in enumerate(returned)]),
+                        torch.cat(returned))
+        if max(sum(map(len, calls)) for calls in keys) > _MOST_COPIES or len(parts) > _MOST_COPIES:
+            return None
+        found.append(Copies(keys, parts, most_parts))
+    return found
+
+
+def _to(rows, counts, rank):
+    """What of `rows`, of which counts[r] go to rank r, goes to `rank`."""
+    first = sum(counts[:rank])
+    return rows[first:first + counts[rank]]
+
+
+class Peers:
+    """Symmetric memory of a group. K and V of two calls, which take turns, come first, and then dK and dV."""
+
+    def __init__(self, group, device):
+        self.group, self.device, self.turn = group, device, 0
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.sizes, self.handle = (0, 0), None
+
+    def reserve(self, keys, parts):
+        """Makes room for so many bytes of K and V, and of dK and dV. All ranks call it with the same numbers."""
+        sizes = tuple(max(have, -(-wanted // _ROUNDED) * _ROUNDED) for have, wanted in zip(self.sizes, (keys, parts)))
+        if sizes == self.sizes:
+            return
+        import torch.distributed._symmetric_memory as symmetric
+        torch.cuda.synchronize(self.device)  # peers may still copy from the memory that is given up
+        dist.barrier(self.group)
+        self.handle = None
+        memory = symmetric.empty(2 * sum(sizes), dtype=torch.uint8, device=self.device)
+        self.handle = symmetric.rendezvous(memory, self.group.group_name)
+        self.memory, self.sizes = memory, sizes
+
+    def next_keys(self):
+        """The byte at which K and V of this call begin."""
+        self.turn ^= 1
+        return self.turn * self.sizes[0]
+
+    def parts(self, twin):
+        """The byte at which dK and dV of a step begin."""
+        return 2 * self.sizes[0] + twin % 2 * self.sizes[1]
+
+    def rows(self, rank, byte, rows, width, dtype):
+        """Rows in the memory of a rank, [rows, width]."""
+        size = dtype.itemsize
+        if rank == self.rank:
+            return self.memory[byte:byte + rows * width * size].view(dtype).view(rows, width)
+        return self.handle.get_buffer(rank, (rows, width), dtype, byte // size)
+
+    def meet(self, limit):
+        """The current stream waits until those of all ranks are here."""
+        self.handle.barrier(channel=0, timeout_ms=min(int(limit * 1000), 2**31 - 1))
+
+
+def of_group(name, device) -> typing.Optional[Peers]:
+    """The Peers of a group, or None where its ranks can't have symmetric memory. All ranks call it together the first
+    time."""
+    if name not in _memory:
+        _memory[name] = _made(name, device)
+    return _memory[name]
+
+
+def forget(name=None):
+    """Drops the memory of a group, or of all."""
+    if name is None:
+        _memory.clear()
+    else:
+        _memory.pop(name, None)
+
+
+_groups.on_forget(forget)
+
+
+def _made(name, device):
+    group = _groups.by_name(name)
+    peers = None
+    if os.environ.get("TESSERA_PEER_COPIES", "1") != "0":
+        try:
+            peers = Peers(group, device)
+            if not all(torch.cuda.can_device_access_peer(device.index, other)
+                       for other in range(torch.cuda.device_count()) if other != device.index):
+                peers = None
+        except (RuntimeError, ValueError):
+            peers = None
+    hosts = [None] * dist.get_world_size(group)
+    dist.all_gather_object(hosts, (_host(), peers is not None), group)
+    if len({host for host, _ in hosts}) > 1 or not all(able for _, able in hosts):
+        return None
+    failure = None
+    try:
+        peers.reserve(1, 1)
+    except Exception as error:  # PyTorch names no class for memory that can't be shared
+        failure = str(error)
+    dist.all_gather_object(hosts, failure, group)
+    return None if any(hosts) else peers
+
+
+def _host():
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename
