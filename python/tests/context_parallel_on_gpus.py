@@ -66,7 +66,9 @@ def one_gpu(q, k, v, d_o, options):
         o = torch.cat((o[:last], torch.zeros_like(o[last:])))
         lse = torch.cat((lse[:, :last], torch.full_like(lse[:, last:], float("-inf"))), 1)
         return o[None], lse[None]
-    return both_passes(call, q, k, v, d_o)
+    o, lse, *gradients = both_passes(call, q, k, v, d_o)
+    last = cu_seqlens[-1]
+    return o, lse, *(torch.cat((g[:, :last], torch.zeros_like(g[:, last:])), 1) for g in gradients)
 
 
 def of_ranks(whole, group, order, options, **more):
@@ -241,6 +243,7 @@ def main():
             torch.cuda.synchronize()
         except Exception:
             text = traceback.format_exc()
+            print(f"{name}: rank {rank}: {text}", flush=True)
         if name == "a_rank_that_dies":  # nobody is left to ask
             failed |= text is not None
             print(f"{name}: rank {rank}: {text or 'passed'}", flush=True)

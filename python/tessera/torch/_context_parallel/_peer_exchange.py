@@ -22,7 +22,9 @@ class PeerKeys:
         most = max(last - first for first, last in steps) * self.each
         twins = min(len(steps), 2)
         self.packed = [[k.new_empty(call.keys.shape[0] * most) for call in calls] for _ in range(twins)]
-        self.side, self.current = _exchange.stream_of(k.device), torch.cuda.current_stream(k.device)
+        self.current = torch.cuda.current_stream(k.device)
+        # One step hides nothing, so its copies are on the caller's stream: a stream of their own costs the host time.
+        self.side = _exchange.stream_of(k.device) if twins == 2 else None
         self.ready, self.free = ([torch.cuda.Event() for _ in range(twins)] for _ in range(2))
 
     def _width(self, step):
@@ -42,7 +44,7 @@ class PeerKeys:
 
     def _publish(self):
         """Writes this rank's K and V where the others read them."""
-        self.begin = self.peers.next_keys()
+        self.begin = self.peers.next_keys(self.limit)
         count, (rows, heads, dim), each = len(self.steps), self.k.shape, self.each
         if heads % count == 0 and dim == self.v.shape[2]:  # equal steps: one launch for K, and one for V
             of_steps = self.peers.rows(self.peers.rank, self.begin, count * rows, heads // count * each, self.k.dtype)
@@ -54,20 +56,28 @@ class PeerKeys:
                 _exchange.side_by_side(self.k[:, first:last], self.v[:, first:last], None,
                                        self._rows(self.peers.rank, step, 0, rows))
         self.peers.meet(self.limit)
-        self.side.wait_stream(self.current)
+
+    def _copy(self, step):
+        packed = self._packed(step)
+        for runs, into in zip(self.runs, packed):
+            for run in runs:
+                into[run.row:run.row + run.rows].copy_(self._rows(run.rank, step, run.source, run.rows))
+        return packed
 
     def _start(self, step):
         with torch.cuda.stream(self.side):
             if step >= 2:
                 self.side.wait_event(self.free[step % 2])
-            for runs, into in zip(self.runs, self._packed(step)):
-                for run in runs:
-                    into[run.row:run.row + run.rows].copy_(self._rows(run.rank, step, run.source, run.rows))
+            self._copy(step)
             self.ready[step % 2].record(self.side)
 
     def __iter__(self):
         """Yields (first head, last head, a function from the number of a call to its rows of K and V)."""
         self._publish()
+        if self.side is None:
+            yield *self.steps[0], self._copy(0).__getitem__
+            return
+        self.side.wait_stream(self.current)
         try:
             for step in range(min(2, len(self.steps))):
                 self._start(step)
@@ -84,25 +94,35 @@ class PeerKeys:
 class PeerGradients:
     """The rows of dK and dV of all calls of a step, on their way to the ranks that hold the keys."""
 
-    def __init__(self, peers, copies, byte, mine, limit):
-        """mine: dK and dV of the step's calls, [rows, width], in this rank's symmetric memory from `byte` on."""
-        width, rows = mine.shape[1], sum(run.rows for run in copies.parts)
-        self.side, self.current = _exchange.stream_of(mine.device), torch.cuda.current_stream(mine.device)
-        self.received, self.ready = mine.new_empty((rows, width)), torch.cuda.Event()
+    def __init__(self, peers, copies, byte, mine, limit, alone):
+        """mine: dK and dV of the step's calls, [rows, width], in this rank's symmetric memory from `byte` on. alone:
+        whether no other step follows, beside whose kernels the copies could run."""
+        self.peers, self.copies, self.byte, self.mine = peers, copies, byte, mine
+        self.current, self.ready = torch.cuda.current_stream(mine.device), None
+        self.received = mine.new_empty((sum(run.rows for run in copies.parts), mine.shape[1]))
         peers.meet(limit)
-        self.side.wait_stream(self.current)
-        with torch.cuda.stream(self.side):
-            for run in copies.parts:
-                at = byte + run.source * width * mine.dtype.itemsize
-                self.received[run.row:run.row + run.rows].copy_(peers.rows(run.rank, at, run.rows, width, mine.dtype))
-            self.ready.record(self.side)
+        if alone:
+            self._copy()
+            return
+        side, self.ready = _exchange.stream_of(mine.device), torch.cuda.Event()
+        side.wait_stream(self.current)
+        with torch.cuda.stream(side):
+            self._copy()
+            self.ready.record(side)
+
+    def _copy(self):
+        width, dtype = self.mine.shape[1], self.mine.dtype
+        for run in self.copies.parts:
+            at = self.byte + run.source * width * dtype.itemsize
+            self.received[run.row:run.row + run.rows].copy_(self.peers.rows(run.rank, at, run.rows, width, dtype))
 
     def finish(self):
         """The received rows, [rows, heads * head_dim + heads * head_dim_v]."""
-        self.current.wait_event(self.ready)
+        self.settle()
         received, self.received = self.received, None
         return received
 
     def settle(self):
-        """Waits for rows that nobody asked for, which still write memory."""
-        self.current.wait_event(self.ready)
+        """Has the caller's stream wait for the rows, which still write memory."""
+        if self.ready is not None:
+            self.current.wait_event(self.ready)

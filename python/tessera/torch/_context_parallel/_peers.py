@@ -17,6 +17,7 @@ from . import _groups, _plan
 # More copies than this for a step take the host longer than NCCL and a copy by rows.
 _MOST_COPIES = 24
 _ROUNDED = 1 << 20  # bytes
+_MOST_VIEWS = 1024  # of a group's memory that are kept
 _memory: dict = {}  # name of the group -> Peers, or None where the ranks have no symmetric memory
 
 
@@ -85,7 +86,7 @@ class Peers:
     def __init__(self, group, device):
         self.group, self.device, self.turn = group, device, 0
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.sizes, self.handle = (0, 0), None
+        self.sizes, self.handle, self.views = (0, 0), None, {}
 
     def reserve(self, keys, parts):
         """Makes room for so many bytes of K and V, and of dK and dV. All ranks call it with the same numbers."""
@@ -95,14 +96,18 @@ class Peers:
         import torch.distributed._symmetric_memory as symmetric
         torch.cuda.synchronize(self.device)  # peers may still copy from the memory that is given up
         dist.barrier(self.group)
-        self.handle = None
+        self.handle, self.memory = None, None
+        self.views.clear()
         memory = symmetric.empty(2 * sum(sizes), dtype=torch.uint8, device=self.device)
         self.handle = symmetric.rendezvous(memory, self.group.group_name)
         self.memory, self.sizes = memory, sizes
 
-    def next_keys(self):
-        """The byte at which K and V of this call begin."""
+    def next_keys(self, limit):
+        """The byte at which K and V of this call begin. Two calls take turns, so that one may write while another rank
+        still copies what the one before it wrote. A graph has one place for all its replays, which meet before."""
         self.turn ^= 1
+        if torch.cuda.is_current_stream_capturing():
+            self.meet(limit)
         return self.turn * self.sizes[0]
 
     def parts(self, twin):
@@ -111,10 +116,13 @@ class Peers:
 
     def rows(self, rank, byte, rows, width, dtype):
         """Rows in the memory of a rank, [rows, width]."""
-        size = dtype.itemsize
-        if rank == self.rank:
-            return self.memory[byte:byte + rows * width * size].view(dtype).view(rows, width)
-        return self.handle.get_buffer(rank, (rows, width), dtype, byte // size)
+        key = rank, byte, rows, width, dtype
+        view = self.views.get(key)
+        if view is None:
+            view = self.handle.get_buffer(rank, (rows, width), dtype, byte // dtype.itemsize)
+            if len(self.views) < _MOST_VIEWS:
+                self.views[key] = view
+        return view
 
     def meet(self, limit):
         """The current stream waits until those of all ranks are here."""

@@ -12,7 +12,8 @@ from . import _exchange, _operators, _order, _plan
 class ContextParallelPlan(typing.NamedTuple):
     """What one rank does in a call of context_parallel_attention()."""
     way: str  # "gather": all of K and V; "exchange": the rows that a rank needs
-    steps: int  # groups of key heads
+    steps: int  # groups of key heads, forward
+    backward_steps: int
     calls: int  # ragged calls of a step, forward
     backward_calls: int
     pairs: int  # of a query and a key that it sees, for each head
@@ -54,10 +55,10 @@ def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int =
     plan = _plan.plan(layout, rank)
     width = (head_dim + (head_dim_v or head_dim)) * torch.empty((), dtype=dtype).element_size()  # of a row of one head
     own = plan.rows * batch
-    heads = _operators.steps_of(heads_kv, own * heads_kv * width, steps)
-    most = max(last - first for first, last in heads) * width
+    both = [_operators.steps_of(heads_kv, own * heads_kv * width, steps, which) for which in (0, 1)]
+    most = [max(last - first for first, last in heads) * width for heads in both]
     memory = []
-    for calls in (plan.forward, plan.backward):
+    for calls, heads in zip((plan.forward, plan.backward), both):
         received, count, copies, twins = _exchange.buffers_of(plan, calls, own, ranks, len(heads))
         at_once = twins * sum(copies) if copies else max(call.keys.shape[0] for call in calls)
         memory.append(received * count + at_once)
@@ -67,10 +68,10 @@ def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int =
     received = own * (ranks - 1) if plan.send is None else sum(plan.received) - plan.received[rank]
     pairs = _pairs(layout)
     return ContextParallelPlan(
-        "gather" if plan.send is None else "exchange", len(heads), len(plan.forward), len(plan.backward),
+        "gather" if plan.send is None else "exchange", len(both[0]), len(both[1]), len(plan.forward), len(plan.backward),
         int(pairs[rank]), float(pairs.max() / pairs.double().mean()), received * heads_kv * width,
         (received + arrived - (plan.parts_received[rank] if ranks > 1 else 0)) * heads_kv * width,
-        memory[0] * most, memory[1] * most, total * batch * heads_kv * width)
+        memory[0] * most[0], memory[1] * most[1], total * batch * heads_kv * width)
 
 
 def _pairs(layout):
