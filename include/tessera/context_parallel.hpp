@@ -66,7 +66,7 @@ struct ContextParallelOptions {
     /// of ranks whose rows consist of whole blocks. 0: the runs of rows that a rank holds, which is the fastest.
     std::int64_t gradient_blocks = 0;
     /// Into how many groups the key heads are cut: one travels while the kernels of another run. No bit depends on it.
-    /// 0: 1 on the CPU and for up to 4 MiB of a rank's K and V, else up to 4.
+    /// 0: 1 on the CPU; on CUDA by the bytes of a rank's K and V, 1 to 8.
     int steps = 0;
     std::string forward_kernel{};   ///< name of a kernel; empty: plan() chooses
     std::string backward_kernel{};  ///< likewise

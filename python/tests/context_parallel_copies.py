@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of test_context_parallel.py: the copies between GPUs of one host bring what the collectives bring."""
+import contextlib
+import os
+import unittest.mock
+
 import torch
 import torch.distributed as dist
 
-from context_parallel_support import case, reversed_chunks
+from context_parallel_support import FOLDER, NAMES, case, expect, inputs, ranks_part, reversed_chunks
 
 
 def copied(runs, sources, rows):
@@ -49,3 +53,66 @@ def copies_bring_what_collectives_bring(groups):
     many = _plan.Layout(96, 1, 2, torch.arange(96).view(48, 2).t().flatten().numpy().tobytes(), None, True, -1, -1, 0)
     assert _peers.copies(many) is None  # each row is a run: NCCL exchanges them
     assert dist.get_world_size(groups[1]) == 1
+
+
+class SharedFiles:
+    """Peers whose memory is a file of each rank, for processes of one machine without a GPU."""
+
+    def __init__(self, group):
+        self.group, self.rank, self.turn, self.sizes = group, dist.get_rank(group), 0, (1 << 18, 1 << 20)
+        self.names = [f"{FOLDER}/{group.group_name.replace('/', '_')}.{r}" for r in range(dist.get_world_size(group))]
+        with open(self.names[self.rank], "wb") as file:
+            file.truncate(2 * sum(self.sizes))
+        dist.barrier(group)
+        self.memory = [torch.from_file(name, True, os.path.getsize(name), dtype=torch.uint8) for name in self.names]
+
+    def reserve(self, keys, parts):
+        assert keys <= self.sizes[0] and parts <= self.sizes[1]
+
+    def next_keys(self, limit):
+        self.turn ^= 1
+        return self.turn * self.sizes[0]
+
+    def parts(self, twin):
+        return 2 * self.sizes[0] + twin % 2 * self.sizes[1]
+
+    def rows(self, rank, byte, rows, width, dtype):
+        return self.memory[rank][byte:byte + rows * width * dtype.itemsize].view(dtype).view(rows, width)
+
+    def meet(self, limit):
+        dist.barrier(self.group)
+
+
+@case
+def copies_give_the_bits_of_collectives(groups):
+    """The way of GPUs of one host, over files in the place of their memory and streams that do all at once."""
+    from tessera.torch._context_parallel import _operators, _peers, _plan
+    stream = unittest.mock.MagicMock()
+    patches = [unittest.mock.patch.object(torch.cuda, name, with_) for name, with_ in (
+        ("current_stream", lambda device: stream), ("Stream", lambda *a, **k: stream), ("Event", unittest.mock.MagicMock),
+        ("stream", lambda _: contextlib.nullcontext()))]
+    for ranks in (2, 3, 4):
+        if ranks not in groups:
+            continue
+        files = SharedFiles(groups[ranks])
+        for options in ({"causal": True}, {"window": (20, 9)}, {"causal": True, "cu_seqlens": [0, 13, 50, 61, 90]}):
+            for order, steps, apart, sizes in (("zigzag", 1, 8, {}), ("contiguous", 2, 10**6, {}),
+                                               ("zigzag", 3, 8, dict(heads_q=5, heads_kv=5)),
+                                               ("zigzag", None, 10**6, dict(batch=3))):
+                if "cu_seqlens" in options and "batch" in sizes:
+                    continue
+                _plan._APART_FROM = apart
+                _plan.plan.cache_clear()
+                _peers.copies.cache_clear()
+                whole = inputs(**sizes)
+                want = ranks_part(whole, groups[ranks], order, options, steps=steps)
+                with contextlib.ExitStack() as stack:
+                    for patch in patches:
+                        stack.enter_context(patch)
+                    of_group = stack.enter_context(unittest.mock.patch.object(_peers, "of_group", return_value=files))
+                    got = ranks_part(whole, groups[ranks], order, options, steps=steps)
+                    assert of_group.called
+                expect(got, want, NAMES, 0, f"{options}, {order}, {steps} steps, {ranks} ranks")
+    _plan._APART_FROM = 4096
+    _plan.plan.cache_clear()
+    assert not _operators._setups

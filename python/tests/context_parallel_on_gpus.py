@@ -145,6 +145,45 @@ def gradients_on_any_number_of_gpus(alone):
 
 
 @case
+def nccl_has_the_bits_of_copies(alone):
+    """Where ranks have no symmetric memory NCCL exchanges the rows, with equal bits."""
+    from tessera.torch._context_parallel import _operators, _peers
+    for name in ("causal", "documents", "two-sided window"):
+        for total, order in ((TOTAL, "contiguous"), (4 * TOTAL, "zigzag")):
+            if total != TOTAL and name == "documents":
+                continue
+            whole = inputs(total=total, heads_q=16, heads_kv=8)
+            want = of_ranks(whole, None, order, OPTIONS[name])
+            before, _peers.of_group = _peers.of_group, lambda *_: None
+            _operators._setups.clear()
+            try:
+                expect(of_ranks(whole, None, order, OPTIONS[name]), want, NAMES, 0, f"{name}, {order}, default steps")
+                expect(of_ranks(whole, None, order, OPTIONS[name], steps=3), want, NAMES, 0, f"{name}, {order}, 3 steps")
+            finally:
+                _peers.of_group = before
+                _operators._setups.clear()
+
+
+@case
+def captured_in_a_graph(alone):
+    """Replays of a CUDA graph have the bits of a plain call, with other numbers in the inputs too."""
+    q, k, v, _ = (tt.shard_sequence(t) for t in inputs(heads_q=16, heads_kv=8))
+    given = [torch.empty_like(t) for t in (q, k, v)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        tt.context_parallel_attention(*given, causal=True, return_lse=True)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            got = tt.context_parallel_attention(*given, causal=True, return_lse=True)
+        for factor in (1.0, 0.5, 2.0):
+            for into, t in zip(given, (q, k, v)):
+                into.copy_(t * factor)
+            graph.replay()
+            want = tt.context_parallel_attention(*given, causal=True, return_lse=True)
+            assert all(torch.equal(g, w) for g, w in zip(got, want)), factor
+
+
+@case
 def beside_fp64(alone):
     """All results beside the definition, which PyTorch computes in fp64."""
     for name in ("causal", "full", "window", "softcap"):

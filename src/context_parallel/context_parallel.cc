@@ -76,11 +76,18 @@ Fields fields_of(const Problem& whole, const ContextParallelOptions& options, co
             {"backward_kernel", options.backward_kernel}};
 }
 
-std::vector<Step> steps_of(const Problem& whole, const ContextParallelOptions& options, std::int64_t rows) {
-    constexpr std::int64_t kLargeEnough = 4 << 20;  // bytes of K and V of a rank
+/// By the bytes of a rank's K and V: more steps hide more of the exchange and need less memory, and make smaller calls,
+/// which cost more backward. Measured on two H200 (docs/context-parallel.md).
+std::int64_t steps_for(std::int64_t bytes, Pass pass) {
+    constexpr std::int64_t kMiB = 1 << 20;
+    if (pass == Pass::forward) return bytes >= 256 * kMiB ? 8 : bytes >= 64 * kMiB ? 4 : bytes >= 16 * kMiB ? 2 : 1;
+    return bytes >= 512 * kMiB ? 8 : bytes >= 256 * kMiB ? 4 : 1;
+}
+
+std::vector<Step> steps_of(const Problem& whole, const ContextParallelOptions& options, std::int64_t rows, Pass pass) {
     const std::int64_t bytes = rows * whole.heads_kv * (whole.head_dim + whole.head_dim_v) * size_of(whole.dtype);
     std::int64_t count = options.steps;
-    if (count == 0) count = options.device.type == DeviceType::cuda && bytes > kLargeEnough ? 4 : 1;
+    if (count == 0) count = options.device.type == DeviceType::cuda ? steps_for(bytes, pass) : 1;
     count = std::clamp<std::int64_t>(count, 1, std::max<std::int64_t>(whole.heads_kv, 1));
     std::vector<Step> steps;
     for (std::int64_t i = 0; i < count; ++i)
@@ -105,7 +112,8 @@ class Planner {
         pieces_ = pieces_of(positions, ranks);
         std::copy_if(pieces_.begin(), pieces_.end(), std::back_inserter(state.pieces),
                      [&](const Piece& piece) { return piece.rank == rank_; });
-        state.steps = steps_of(whole, options, state.rows);
+        for (const Pass pass : {Pass::forward, Pass::backward})
+            state.steps[static_cast<int>(pass)] = steps_of(whole, options, state.rows, pass);
         LayoutOptions layout{.total = state.total,
                              .offsets = {options.cu_seqlens.begin(), options.cu_seqlens.end()},
                              .mask = whole.mask,
@@ -178,7 +186,7 @@ class Planner {
                         .threads = options_.threads,
                         .device = options_.device};
         const std::int64_t group = state_.whole.group();
-        for (const Step& step : state_.steps) {
+        for (const Step& step : state_.steps_of(pass)) {
             problem.heads_kv = step.heads();
             problem.heads_q = step.heads() * group;
             if (!planned.plans.contains(step.heads())) planned.plans.emplace(step.heads(), plan(problem, how));
@@ -264,9 +272,9 @@ class Planner {
 
 }  // namespace
 
-std::int64_t ContextParallel::State::widest_step() const {
+std::int64_t ContextParallel::State::widest_step(Pass pass) const {
     std::int64_t most = 0;
-    for (const Step& step : steps) most = std::max(most, step.heads());
+    for (const Step& step : steps_of(pass)) most = std::max(most, step.heads());
     return most;
 }
 

@@ -33,8 +33,8 @@ struct Memory {
     std::size_t kernel_bytes = 0;
 
     Memory(const State& s, Pass pass, Arena& arena) {
-        const std::int64_t row = s.width(s.widest_step()) * size_of(s.whole.dtype);
-        const std::size_t buffers = s.steps.size() > 1 ? 2 : 1;
+        const std::int64_t row = s.width(s.widest_step(pass)) * size_of(s.whole.dtype);
+        const std::size_t buffers = s.steps_of(pass).size() > 1 ? 2 : 1;
         for (std::size_t i = 0; i < buffers; ++i) {
             keys[i] = arena.take<std::byte>(s.batch, s.total, row);
             if (pass == Pass::backward) parts[i] = arena.take<std::byte>(s.parts, row);
@@ -72,7 +72,7 @@ class Running {
  public:
     Running(const State& state, Pass pass, const TensorView& k, const TensorView& v, std::span<std::byte> workspace,
             const Execution& how)
-        : s_(state), arena_(workspace), memory_(state, pass, arena_), k_(k), v_(v) {
+        : s_(state), steps_(state.steps_of(pass)), arena_(workspace), memory_(state, pass, arena_), k_(k), v_(v) {
         main_ = state.device.type == DeviceType::cuda ? how.stream : nullptr;
         side_ = state.memory->side_stream();
         state.memory->mark(kBegun, main_);
@@ -95,8 +95,8 @@ class Running {
     template <class Compute>
     void each_step(const Compute& compute) {
         bring(0);
-        for (std::size_t i = 0; i < s_.steps.size(); ++i) {
-            if (i + 1 < s_.steps.size()) bring(i + 1);
+        for (std::size_t i = 0; i < steps_.size(); ++i) {
+            if (i + 1 < steps_.size()) bring(i + 1);
             s_.memory->wait(kArrived + buffer(i), main_);
             compute(i);
             s_.memory->mark(kComputed + buffer(i), main_);
@@ -114,7 +114,7 @@ class Running {
     /// Adds dK and dV of a step, in the order of the sequence.
     void add_parts(std::size_t step, const TensorView& dk, const TensorView& dv) {
         s_.memory->wait(kReturned + buffer(step), main_);
-        const Step& heads = s_.steps[step];
+        const Step& heads = steps_[step];
         RowSums sums{.dtype = s_.whole.dtype,
                      .parts = memory_.parts[buffer(step)],
                      .sources = s_.sources,
@@ -153,14 +153,14 @@ class Running {
     }
 
     std::size_t row_bytes(std::size_t step) const {
-        return static_cast<std::size_t>(s_.width(s_.steps[step].heads()) * size_of(s_.whole.dtype));
+        return static_cast<std::size_t>(s_.width(steps_[step].heads()) * size_of(s_.whole.dtype));
     }
 
     /// One half of rows [K | V] from `row` on, `stride` rows to the next member of the batch.
     TensorView half(std::byte* base, std::int64_t row, std::int64_t stride, const PlannedCall& planned,
                     std::size_t step, bool values) const {
         const Problem& p = s_.whole;
-        const std::int64_t heads = s_.steps[step].heads(), width = s_.width(heads),
+        const std::int64_t heads = steps_[step].heads(), width = s_.width(heads),
                            dim = values ? p.head_dim_v : p.head_dim;
         auto* data = base + static_cast<std::size_t>(row) * row_bytes(step);
         if (values) data += heads * p.head_dim * size_of(p.dtype);
@@ -192,7 +192,7 @@ class Running {
     /// K and V of a step: this rank's rows to their places, and then the exchange.
     void bring(std::size_t step) {
         if (step >= 2) s_.memory->wait(kComputed + buffer(step), side_);
-        const Step& heads = s_.steps[step];
+        const Step& heads = steps_[step];
         const std::size_t bytes = row_bytes(step);
         std::byte* to = memory_.keys[buffer(step)];
         const auto size = static_cast<std::size_t>(size_of(s_.whole.dtype) * heads.heads());
@@ -210,6 +210,7 @@ class Running {
     }
 
     const State& s_;
+    const std::vector<Step>& steps_;
     Arena arena_;
     Memory memory_;
     const TensorView& k_;
@@ -299,15 +300,16 @@ void ContextParallel::forward(const ForwardArgs& args, std::span<std::byte> work
     if (args.o_residual.given()) shapes.rows("o_residual", args.o_residual, p.heads_q, p.head_dim_v, DType::int8);
     check_memory(workspace, workspace_bytes(Pass::forward));
     Running running(s, Pass::forward, args.k, args.v, workspace, how);
-    running.each_step([&](std::size_t step) {
-        const std::int64_t first = s.steps[step].first * p.group(), heads = s.steps[step].heads() * p.group();
+    running.each_step([&](std::size_t number) {
+        const Step& step = s.steps_of(Pass::forward)[number];
+        const std::int64_t first = step.first * p.group(), heads = step.heads() * p.group();
         for (const PlannedCall& planned : s.calls[static_cast<int>(Pass::forward)]) {
             const std::int64_t row = planned.call.row(), rows = planned.call.rows();
             const auto part = [&](const TensorView& t) { return part_of(t, row, rows, first, heads); };
-            tessera::forward(planned.plans.at(s.steps[step].heads()),
+            tessera::forward(planned.plans.at(step.heads()),
                              {.q = part(args.q),
-                              .k = running.keys(planned, step, false),
-                              .v = running.keys(planned, step, true),
+                              .k = running.keys(planned, number, false),
+                              .v = running.keys(planned, number, true),
                               .cu_seqlens_q = planned.cu_seqlens_q,
                               .cu_seqlens_kv = planned.cu_seqlens_kv,
                               .o = part(args.o),
@@ -336,16 +338,17 @@ void ContextParallel::backward(const BackwardArgs& args, std::span<std::byte> wo
     shapes.packed("dv", args.dv, p.head_dim_v);
     check_memory(workspace, workspace_bytes(Pass::backward));
     Running running(s, Pass::backward, args.k, args.v, workspace, how);
-    running.each_step([&](std::size_t step) {
-        const std::int64_t first = s.steps[step].first * p.group(), heads = s.steps[step].heads() * p.group();
+    running.each_step([&](std::size_t number) {
+        const Step& step = s.steps_of(Pass::backward)[number];
+        const std::int64_t first = step.first * p.group(), heads = step.heads() * p.group();
         for (const PlannedCall& planned : s.calls[static_cast<int>(Pass::backward)]) {
             const std::int64_t row = planned.call.row(), rows = planned.call.rows();
             const auto part = [&](const TensorView& t) { return part_of(t, row, rows, first, heads); };
             const auto of_lse = [&](const TensorView& t) { return part_of_lse(t, row, rows, first, heads); };
-            tessera::backward(planned.plans.at(s.steps[step].heads()),
+            tessera::backward(planned.plans.at(step.heads()),
                               {.q = part(args.q),
-                               .k = running.keys(planned, step, false),
-                               .v = running.keys(planned, step, true),
+                               .k = running.keys(planned, number, false),
+                               .v = running.keys(planned, number, true),
                                .cu_seqlens_q = planned.cu_seqlens_q,
                                .cu_seqlens_kv = planned.cu_seqlens_kv,
                                .o = part(args.o),
@@ -353,15 +356,15 @@ void ContextParallel::backward(const BackwardArgs& args, std::span<std::byte> wo
                                .d_o = part(args.d_o),
                                .dlse = of_lse(args.dlse),
                                .dq = part(args.dq),
-                               .dk = running.parts(planned, step, false),
-                               .dv = running.parts(planned, step, true),
+                               .dk = running.parts(planned, number, false),
+                               .dv = running.parts(planned, number, true),
                                .o_residual = part(args.o_residual)},
                               running.kernel_memory(), how);
         }
-        running.return_parts(step);
-        if (step > 0) running.add_parts(step - 1, args.dk, args.dv);
+        running.return_parts(number);
+        if (number > 0) running.add_parts(number - 1, args.dk, args.dv);
     });
-    running.add_parts(s.steps.size() - 1, args.dk, args.dv);
+    running.add_parts(s.steps_of(Pass::backward).size() - 1, args.dk, args.dv);
 }
 
 }  // namespace tessera

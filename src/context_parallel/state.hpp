@@ -52,8 +52,8 @@ struct ContextParallel::State {
     std::int64_t rows = 0;   ///< rows of this rank
     std::int64_t batch = 1;  ///< 1 with documents
     std::vector<std::int64_t> positions;
-    std::vector<ranks::Piece> pieces;  ///< of this rank
-    std::vector<ranks::Step> steps;
+    std::vector<ranks::Piece> pieces;          ///< of this rank
+    std::vector<ranks::Step> steps[2];         ///< by Pass
     std::vector<ranks::PlannedCall> calls[2];  ///< by Pass
     std::vector<ranks::KeyRows> sent, received;
     std::vector<ranks::PartRows> parts_sent, parts_received;
@@ -61,7 +61,8 @@ struct ContextParallel::State {
     const std::int64_t* sums = nullptr;     ///< RowSums::first, [batch * rows + 1]
     const std::int64_t* sources = nullptr;  ///< RowSums::sources
 
-    std::int64_t widest_step() const;  ///< key heads
+    const std::vector<ranks::Step>& steps_of(Pass pass) const { return steps[static_cast<int>(pass)]; }
+    std::int64_t widest_step(Pass pass) const;  ///< key heads
     std::int64_t width(std::int64_t heads) const { return heads * (whole.head_dim + whole.head_dim_v); }
     std::size_t kernel_bytes(Pass pass) const;
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import typing
 
 import torch
 import torch.distributed as dist
@@ -44,6 +45,14 @@ class Collectives:
         return RuntimeError(f"{self.function}: rank {dist.get_rank(self.group)} of {self.ranks} got no answer from the "
                             f"others within {self.limit:g} s, or the process of another rank has ended "
                             f"({str(error).splitlines()[0][:200]})")
+
+
+class Step(typing.NamedTuple):
+    """A group of key heads whose K and V have arrived."""
+    first: int  # heads
+    last: int
+    call: typing.Callable  # from the number of a call to the context in which it runs, which gives its rows of K and V
+    join: typing.Callable  # has the caller's stream wait for the calls
 
 
 def buffers_of(plan, calls, own, ranks, steps):
@@ -131,8 +140,7 @@ class Keys:
                 self.ready[step % 2].record(self.side)
 
     def __iter__(self):
-        """Yields (first head, last head, a function from the number of a call to its rows of K and V). Closing it waits
-        for what has begun, which writes its buffers."""
+        """Yields a Step for each group of key heads. Closing it waits for what has begun, which writes its buffers."""
         try:
             yield from self._each()
         finally:
@@ -157,10 +165,13 @@ class Keys:
             if self.side is not None or not self.ahead:
                 finish()
             if self.ahead:
-                yield first, last, self._packed(step).__getitem__
+                keys_of = self._packed(step).__getitem__
             else:
                 received = self._received(step)
-                yield first, last, lambda index: received.index_select(0, self.calls[index].keys)
+
+                def keys_of(index):
+                    return received.index_select(0, self.calls[index].keys)
+            yield Step(first, last, lambda index: contextlib.nullcontext(keys_of(index)), lambda: None)
             if self.side is not None:
                 self.free[step % 2].record(self.current)
 

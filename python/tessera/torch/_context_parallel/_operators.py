@@ -197,7 +197,7 @@ def _made(q, k, v, permutation, cu_seqlens, s: Settings, passing, group):
     size = (k.numel() + v.numel()) * k.element_size() if k.is_cuda else 0
     both = [steps_of(k.shape[2], size, s.steps, which) for which in (0, 1)]
     heads = both[passing == "backward"]
-    peers = _peers.of_group(s.group, q.device) if k.is_cuda and ranks > 1 else None
+    peers = _peers.of_group(s.group, q.device) if ranks > 1 else None
     copies = _peers.copies(layout) if peers is not None else None
     if copies is None:
         return _Setup(plan, collectives, heads, None, None)
@@ -223,7 +223,7 @@ def _mask(s: Settings, call: _plan.Call):
 
 
 def _rows(tensor, call):
-    return tensor if call.rows is None else tensor.index_select(0, call.rows)
+    return tensor[call.rows] if isinstance(call.rows, slice) else tensor.index_select(0, call.rows)
 
 
 def _arguments(q, keys, call, k, heads, s: Settings):
@@ -252,30 +252,35 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permutatio
     o_residual = torch.empty_like(o, dtype=torch.int8) if residual else o.new_empty((0,), dtype=torch.int8)
     calls = setup.plan.forward
     with setup.keys(calls, k_rows, v_rows, s, 0) as keys:
-        for first, last, keys_of in keys:
-            heads = slice(first * share, last * share)
-            to = o[:, heads], lse[heads], o_residual[:, heads] if residual else None
+        for step in keys:
+            heads = slice(step.first * share, step.last * share)
             for index, call in enumerate(calls):
-                a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
-                if sinks is None and call.rows is None:
-                    wrote = _operators.forward_to(*to, *_few(a))
-                    residual = residual and wrote
-                    continue
-                if sinks is not None:
-                    found = _operators.attention_with_sinks(*a, sinks[heads].float())
-                else:
-                    found = (_operators.forward_with_residual if residual else _operators.forward)(*a)
-                at = slice(None) if call.rows is None else call.rows
-                to[0][at] = found[0]
-                to[1][:, at] = found[1]
-                if residual:
-                    residual = found[2].numel() == found[0].numel()
-                    if residual:
-                        to[2][at] = found[2]
+                with step.call(index) as rows_of_keys:
+                    a = _arguments(q_rows[:, heads], rows_of_keys, call, k, step.last - step.first, s)
+                    to = o[:, heads], lse[heads], o_residual[:, heads] if residual else None
+                    residual = _forward(to, a, call, None if sinks is None else sinks[heads].float()) and residual
     lse = lse.reshape(heads_q, batch, rows).transpose(0, 1).contiguous()
     # A kernel for few queries writes none, and then no call's counts.
     kept = o_residual.reshape(batch, rows, heads_q, -1) if residual else o.new_empty((0,), dtype=torch.int8)
     return o.reshape(batch, rows, heads_q, -1), lse, kept
+
+
+def _forward(to, a, call, sinks):
+    """Writes the rows of one ragged call to O, LSE and the residual of O or None. Returns whether the residual was."""
+    o, lse, kept = to
+    if sinks is None and isinstance(call.rows, slice):
+        into = o[call.rows], lse[:, call.rows], None if kept is None else kept[call.rows]
+        return _operators.forward_to(*into, *_few(a))
+    if sinks is not None:
+        found = _operators.attention_with_sinks(*a, sinks)
+    else:
+        found = (_operators.forward if kept is None else _operators.forward_with_residual)(*a)
+    o[call.rows] = found[0]
+    lse[:, call.rows] = found[1]
+    if kept is None or found[2].numel() != found[0].numel():  # a kernel for few queries writes none
+        return False
+    kept[call.rows] = found[2]
+    return True
 
 
 @forward.register_fake
@@ -309,24 +314,28 @@ def backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tenso
     dsinks = sinks.new_zeros(sinks.shape, dtype=torch.float32) if sinks is not None else q.new_empty((0,))
     summing, calls = None, setup.plan.backward
     with setup.keys(calls, k_rows, v_rows, s, 1) as keys, contextlib.ExitStack() as travelling:
-        for step, (first, last, keys_of) in enumerate(keys):
-            heads = slice(first * share, last * share)
+        for number, step in enumerate(keys):
+            heads = slice(step.first * share, step.last * share)
             own = [None if t is None else t[:, heads] for t in (d_rows, o_rows, kept)]
             own_lse, own_dlse = [None if t is None else t[heads] for t in of_rows]
-            parts, begin = setup.parts(calls, k_rows, v_rows, last - first, step), 0
+            parts, begin = setup.parts(calls, k_rows, v_rows, step.last - step.first, number), 0
             for index, call in enumerate(calls):
-                a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
                 end = begin + call.keys.shape[0]
-                to = dq[:, heads], *_exchange.halves(parts[begin:end], last - first, k.shape[3])
+                to = dq[:, heads], *_exchange.halves(parts[begin:end], step.last - step.first, k.shape[3])
                 begin = end
-                of_sinks = _gradients(to, a, call, own, own_lse, own_dlse, None if sinks is None else sinks[heads].float())
+                with step.call(index) as rows_of_keys:
+                    a = _arguments(q_rows[:, heads], rows_of_keys, call, k, step.last - step.first, s)
+                    del rows_of_keys  # may be all of its memory
+                    of_sinks = _gradients(to, a, call, own, own_lse, own_dlse,
+                                          None if sinks is None else sinks[heads].float())
                 if of_sinks is not None:
                     dsinks[heads] += of_sinks
                 del a
+            step.join()
             if summing is not None:
                 _sum(setup.plan, summing, dk, dv)
-            travelling.callback((gradients := setup.gradients(parts, step, s)).settle)
-            summing = first, last, gradients
+            travelling.callback((gradients := setup.gradients(parts, number, s)).settle)
+            summing = step.first, step.last, gradients
         _sum(setup.plan, summing, dk, dv)
     return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), dsinks
 
@@ -335,8 +344,7 @@ def _gradients(to, a, call, own, lse, dlse, sinks):
     """Writes dQ, dK and dV of one ragged call to `to`, whose dQ has all rows of this rank. own: dO, O and the residual
     of O, lse, dlse: of all rows. Returns the gradient of the sinks or None."""
     d_o, o, kept = (None if t is None else _rows(t, call) for t in own)
-    if call.rows is not None:
-        lse, dlse = (None if t is None else t[:, call.rows] for t in (lse, dlse))
+    lse, dlse = (None if t is None else t[:, call.rows] for t in (lse, dlse))
     kernel = _operators.backward_kernel(a.kernel)
     of_sinks = None
     if sinks is not None:
@@ -345,10 +353,10 @@ def _gradients(to, a, call, own, lse, dlse, sinks):
         for into, gradient in zip(to[1:], found[1:]):
             into.copy_(gradient)
     else:
-        found = [to[0] if call.rows is None else to[0].new_empty(a.q.shape)]
-        _operators.backward_to(found[0], *to[1:], d_o, dlse, *a[:3], o, lse.contiguous(), kept, *_few(a)[3:-1], kernel)
-    if found[0] is not to[0]:
-        to[0][slice(None) if call.rows is None else call.rows] = found[0]
+        found = [to[0][call.rows] if isinstance(call.rows, slice) else to[0].new_empty(a.q.shape)]
+        _operators.backward_to(found[0], *to[1:], d_o, dlse, *a[:3], o, lse, kept, *_few(a)[3:-1], kernel)
+    if sinks is not None or not isinstance(call.rows, slice):
+        to[0][call.rows] = found[0]
     return of_sinks
 
 

@@ -6,6 +6,9 @@ each step. Every rank then copies what it needs to where its kernels read it, on
 another step run."""
 from __future__ import annotations
 
+import contextlib
+import functools
+
 import torch
 
 from . import _exchange
@@ -23,9 +26,13 @@ class PeerKeys:
         twins = min(len(steps), 2)
         self.packed = [[k.new_empty(call.keys.shape[0] * most) for call in calls] for _ in range(twins)]
         self.current = torch.cuda.current_stream(k.device)
-        # One step hides nothing, so its copies are on the caller's stream: a stream of their own costs the host time.
-        self.side = _exchange.stream_of(k.device) if twins == 2 else None
-        self.ready, self.free = ([torch.cuda.Event() for _ in range(twins)] for _ in range(2))
+        # What is one call hides nothing, so its copies are on the caller's stream: more streams cost the host time.
+        # Several calls run on two streams in turn, so that one fills the multiprocessors that another leaves idle.
+        self.side, self.streams = None, [self.current]
+        if len(steps) * len(calls) > 1:
+            self.side = _exchange.stream_of(k.device)
+            self.streams.append(_second_stream(k.device))
+        self.ready, self.free = ([[torch.cuda.Event() for _ in calls] for _ in range(twins)] for _ in range(2))
 
     def _width(self, step):
         first, last = self.steps[step]
@@ -57,38 +64,55 @@ class PeerKeys:
                                        self._rows(self.peers.rank, step, 0, rows))
         self.peers.meet(self.limit)
 
-    def _copy(self, step):
-        packed = self._packed(step)
-        for runs, into in zip(self.runs, packed):
-            for run in runs:
-                into[run.row:run.row + run.rows].copy_(self._rows(run.rank, step, run.source, run.rows))
-        return packed
+    def _copy(self, step, index):
+        into = self._packed(step)[index]
+        for run in self.runs[index]:
+            into[run.row:run.row + run.rows].copy_(self._rows(run.rank, step, run.source, run.rows))
+        return into
 
     def _start(self, step):
         with torch.cuda.stream(self.side):
-            if step >= 2:
-                self.side.wait_event(self.free[step % 2])
-            self._copy(step)
-            self.ready[step % 2].record(self.side)
+            for index, ready in enumerate(self.ready[step % 2]):
+                if step >= 2:
+                    self.side.wait_event(self.free[step % 2][index])
+                self._copy(step, index)
+                ready.record(self.side)
+
+    @contextlib.contextmanager
+    def _call(self, step, index):
+        stream = self.streams[(step * len(self.calls) + index) % 2]
+        with torch.cuda.stream(stream):
+            stream.wait_event(self.ready[step % 2][index])
+            yield self._packed(step)[index]
+            self.free[step % 2][index].record(stream)
+
+    def _join(self):
+        for stream in self.streams[1:]:
+            self.current.wait_stream(stream)
 
     def __iter__(self):
-        """Yields (first head, last head, a function from the number of a call to its rows of K and V)."""
+        """Yields a Step for each group of key heads."""
         self._publish()
         if self.side is None:
-            yield *self.steps[0], self._copy(0).__getitem__
+            yield _exchange.Step(*self.steps[0], lambda index: contextlib.nullcontext(self._copy(0, index)), self._join)
             return
-        self.side.wait_stream(self.current)
+        for stream in (self.side, *self.streams[1:]):
+            stream.wait_stream(self.current)
         try:
             for step in range(min(2, len(self.steps))):
                 self._start(step)
             for step, (first, last) in enumerate(self.steps):
-                self.current.wait_event(self.ready[step % 2])
-                yield first, last, self._packed(step).__getitem__
-                self.free[step % 2].record(self.current)
+                yield _exchange.Step(first, last, functools.partial(self._call, step), self._join)
                 if step + 2 < len(self.steps):
                     self._start(step + 2)
         finally:
+            self._join()
             self.current.wait_stream(self.side)
+
+
+@functools.lru_cache(maxsize=None)
+def _second_stream(device):
+    return torch.cuda.Stream(device)
 
 
 class PeerGradients:

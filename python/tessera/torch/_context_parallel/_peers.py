@@ -132,6 +132,8 @@ class Peers:
 def of_group(name, device) -> typing.Optional[Peers]:
     """The Peers of a group, or None where its ranks can't have symmetric memory. All ranks call it together the first
     time."""
+    if device.type != "cuda":
+        return None
     if name not in _memory:
         _memory[name] = _made(name, device)
     return _memory[name]
