@@ -6,10 +6,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "context_parallel/agree.hpp"
 #include "context_parallel/host_rows.hpp"
 #include "context_parallel/state.hpp"
+#include "core/arguments.hpp"
 #include "registry.hpp"
 #include "tessera/error.hpp"
 
@@ -25,13 +27,13 @@ using namespace ranks;
 /// The rows of the whole sequence. Throws for Problems that are not attention of one sequence to itself.
 std::int64_t checked_total(const Problem& p, const ContextParallelOptions& options) {
     p.validate();
-    const std::pair<bool, const char*> refused[] = {{p.bias, "bias"},
-                                                    {p.alibi, "alibi"},
-                                                    {p.dropout.probability > 0, "dropout"},
-                                                    {p.sinks, "sinks"},
-                                                    {p.kv_lengths, "kv_lengths"}};
-    for (const auto& [given, name] : refused) {
-        if (given) throw Error(ErrorCode::unsupported, "whole", fmt::format("takes no {} over ranks", name));
+    const auto refuse = [](const char* option) {
+        throw Error(ErrorCode::unsupported, "whole", fmt::format("takes no {} over ranks", option));
+    };
+    if (p.dropout.probability > 0) refuse("dropout");
+    for (const TensorArgument<ForwardArgs>& tensor : kTensors<ForwardArgs>) {
+        const bool documents = tensor.option.exists() && std::string_view(tensor.option.name) == "ragged";
+        if (tensor.option.exists() && !documents && tensor.option.is_set(p)) refuse(tensor.option.name);
     }
     const std::int64_t rows_q = p.ragged ? p.total_q : p.len_q, rows_kv = p.ragged ? p.total_kv : p.len_kv;
     if (rows_q != rows_kv)

@@ -49,6 +49,7 @@ class HostRows : public DeviceRows {
     }
 
     void* side_stream() override { return nullptr; }
+    void* second_stream() override { return nullptr; }
     void mark(int, void*) override {}
     void wait(int, void*) override {}
 

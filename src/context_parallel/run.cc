@@ -9,6 +9,7 @@
 
 #include "context_parallel/state.hpp"
 #include "core/arena.hpp"
+#include "core/arguments.hpp"
 #include "core/checks.hpp"
 #include "tessera/error.hpp"
 
@@ -24,12 +25,14 @@ constexpr int kComputed = 2;  // the kernels of the step are done with K and V, 
 constexpr int kReturned = 4;  // dK and dV of the step are there
 constexpr int kBegun = 6;     // the caller's stream has reached the call
 constexpr int kSettled = 7;   // the side stream has done all
+constexpr int kForked = 8;    // the second stream may begin with calls of a step
+constexpr int kJoined = 9;    // and has done them
 
 /// The memory of a call. Buffers are for the widest step.
 struct Memory {
-    std::byte* keys[2] = {};   ///< [batch * total, heads, head_dim + head_dim_v], as [K of all heads | V of all heads]
-    std::byte* parts[2] = {};  ///< [parts, ..] likewise: dK and dV
-    std::byte* kernel = nullptr;
+    std::byte* keys[2] = {};    ///< [batch * total, heads, head_dim + head_dim_v], as [K of all heads | V of all heads]
+    std::byte* parts[2] = {};   ///< [parts, ..] likewise: dK and dV
+    std::byte* kernel[2] = {};  ///< workspaces of the kernels on the caller's stream and on the second one
     std::size_t kernel_bytes = 0;
 
     Memory(const State& s, Pass pass, Arena& arena) {
@@ -40,7 +43,8 @@ struct Memory {
             if (pass == Pass::backward) parts[i] = arena.take<std::byte>(s.parts, row);
         }
         kernel_bytes = s.kernel_bytes(pass);
-        kernel = arena.take<std::byte>(static_cast<std::int64_t>(kernel_bytes));
+        for (std::byte*& workspace_of : kernel)
+            workspace_of = arena.take<std::byte>(static_cast<std::int64_t>(kernel_bytes));
     }
 };
 
@@ -75,15 +79,18 @@ class Running {
         : s_(state), steps_(state.steps_of(pass)), arena_(workspace), memory_(state, pass, arena_), k_(k), v_(v) {
         main_ = state.device.type == DeviceType::cuda ? how.stream : nullptr;
         side_ = state.memory->side_stream();
+        second_ = state.memory->second_stream();
         state.memory->mark(kBegun, main_);
         state.memory->wait(kBegun, side_);
     }
 
-    /// The caller's stream waits for the side stream, whatever happened: it may still write the workspace.
+    /// The caller's stream waits for the others, whatever happened: they may still write the workspace.
     ~Running() {
         try {
-            s_.memory->mark(kSettled, side_);
-            s_.memory->wait(kSettled, main_);
+            for (void* stream : {side_, second_}) {
+                s_.memory->mark(kSettled, stream);
+                s_.memory->wait(kSettled, main_);
+            }
         } catch (const Error&) {
             return;  // an error of the device, which the caller's next call sees too
         }
@@ -139,7 +146,26 @@ class Running {
         return half(memory_.parts[buffer(step)], planned.parts, planned.call.keys().size(), planned, step, values);
     }
 
-    std::span<std::byte> kernel_memory() const { return {memory_.kernel, memory_.kernel_bytes}; }
+    /// Runs call(planned, workspace, how) for every call of a step. Several calls take turns on two streams, so that
+    /// one fills the multiprocessors that another leaves idle at its end.
+    template <class Call>
+    void each_call(const std::vector<PlannedCall>& calls, const Execution& how, const Call& call) {
+        const bool both = calls.size() > 1 && second_ != nullptr;
+        if (both) {
+            s_.memory->mark(kForked, main_);
+            s_.memory->wait(kForked, second_);
+        }
+        for (std::size_t i = 0; i < calls.size(); ++i) {
+            const std::size_t which = both ? i % 2 : 0;
+            Execution here = how;
+            if (which == 1) here.stream = second_;
+            call(calls[i], std::span<std::byte>{memory_.kernel[which], memory_.kernel_bytes}, here);
+        }
+        if (both) {
+            s_.memory->mark(kJoined, second_);
+            s_.memory->wait(kJoined, main_);
+        }
+    }
 
  private:
     static int buffer(std::size_t step) { return static_cast<int>(step % 2); }
@@ -217,6 +243,7 @@ class Running {
     const TensorView& v_;
     void* main_ = nullptr;
     void* side_ = nullptr;
+    void* second_ = nullptr;
 };
 
 void check_memory(std::span<std::byte> workspace, std::size_t bytes) {
@@ -267,15 +294,13 @@ class Shapes {
     const State& s_;
 };
 
+/// Tensors that an option of the Problem switches on are not this interface's, cu_seqlens among them:
+/// context_parallel() has the offsets.
 template <class Args>
 void refuse_others(const Args& args) {
-    const std::pair<const char*, const TensorView*> refused[] = {{"bias", &args.bias},
-                                                                 {"alibi_slopes", &args.alibi_slopes},
-                                                                 {"cu_seqlens_q", &args.cu_seqlens_q},
-                                                                 {"cu_seqlens_kv", &args.cu_seqlens_kv},
-                                                                 {"sinks", &args.sinks}};
-    for (const auto& [name, tensor] : refused) {
-        if (tensor->given()) throw Error(ErrorCode::unsupported, name, "is not taken by a call over ranks");
+    for (const TensorArgument<Args>& tensor : kTensors<Args>) {
+        if (tensor.option.exists() && (args.*tensor.view).given())
+            throw Error(ErrorCode::unsupported, tensor.name, "is not taken by a call over ranks");
     }
 }
 
@@ -303,7 +328,8 @@ void ContextParallel::forward(const ForwardArgs& args, std::span<std::byte> work
     running.each_step([&](std::size_t number) {
         const Step& step = s.steps_of(Pass::forward)[number];
         const std::int64_t first = step.first * p.group(), heads = step.heads() * p.group();
-        for (const PlannedCall& planned : s.calls[static_cast<int>(Pass::forward)]) {
+        const auto& calls = s.calls[static_cast<int>(Pass::forward)];
+        running.each_call(calls, how, [&](const PlannedCall& planned, auto memory, const Execution& here) {
             const std::int64_t row = planned.call.row(), rows = planned.call.rows();
             const auto part = [&](const TensorView& t) { return part_of(t, row, rows, first, heads); };
             tessera::forward(planned.plans.at(step.heads()),
@@ -315,8 +341,8 @@ void ContextParallel::forward(const ForwardArgs& args, std::span<std::byte> work
                               .o = part(args.o),
                               .lse = part_of_lse(args.lse, row, rows, first, heads),
                               .o_residual = part(args.o_residual)},
-                             running.kernel_memory(), how);
-        }
+                             memory, here);
+        });
     });
 }
 
@@ -341,7 +367,8 @@ void ContextParallel::backward(const BackwardArgs& args, std::span<std::byte> wo
     running.each_step([&](std::size_t number) {
         const Step& step = s.steps_of(Pass::backward)[number];
         const std::int64_t first = step.first * p.group(), heads = step.heads() * p.group();
-        for (const PlannedCall& planned : s.calls[static_cast<int>(Pass::backward)]) {
+        const auto& calls = s.calls[static_cast<int>(Pass::backward)];
+        running.each_call(calls, how, [&](const PlannedCall& planned, auto memory, const Execution& here) {
             const std::int64_t row = planned.call.row(), rows = planned.call.rows();
             const auto part = [&](const TensorView& t) { return part_of(t, row, rows, first, heads); };
             const auto of_lse = [&](const TensorView& t) { return part_of_lse(t, row, rows, first, heads); };
@@ -359,8 +386,8 @@ void ContextParallel::backward(const BackwardArgs& args, std::span<std::byte> wo
                                .dk = running.parts(planned, number, false),
                                .dv = running.parts(planned, number, true),
                                .o_residual = part(args.o_residual)},
-                              running.kernel_memory(), how);
-        }
+                              memory, here);
+        });
         running.return_parts(number);
         if (number > 0) running.add_parts(number - 1, args.dk, args.dv);
     });

@@ -46,12 +46,14 @@ class DeviceRows {
 
     /// A stream of this object's own, for exchanges beside the caller's stream.
     virtual void* side_stream() = 0;
+    /// A stream of this object's own, for kernels beside those on the caller's stream. Null on the CPU.
+    virtual void* second_stream() = 0;
     /// Marks what is queued on a stream so far, under one of kMarks numbers.
     virtual void mark(int number, void* stream) = 0;
     /// What is queued on `stream` from here on begins when the work of the mark has ended.
     virtual void wait(int number, void* stream) = 0;
 
-    static constexpr int kMarks = 8;
+    static constexpr int kMarks = 10;
 };
 
 }  // namespace tessera

@@ -23,6 +23,7 @@ class CudaRows : public DeviceRows {
         int least = 0, greatest = 0;
         check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "a stream for exchanges");
         check(cudaStreamCreateWithPriority(&side_, cudaStreamNonBlocking, greatest), "a stream for exchanges");
+        check(cudaStreamCreateWithFlags(&second_, cudaStreamNonBlocking), "a second stream");
         for (cudaEvent_t& event : marks_)
             check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event for exchanges");
     }
@@ -32,7 +33,7 @@ class CudaRows : public DeviceRows {
         if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_.index) != cudaSuccess) return;
         // The runtime frees what is still in use when the work on it has ended. Errors have nobody to go to here.
         for (cudaEvent_t event : marks_) static_cast<void>(cudaEventDestroy(event));
-        if (side_ != nullptr) static_cast<void>(cudaStreamDestroy(side_));
+        for (cudaStream_t stream : {side_, second_}) static_cast<void>(cudaStreamDestroy(stream));
         for (void* memory : memory_) static_cast<void>(cudaFree(memory));
         static_cast<void>(cudaSetDevice(before));
     }
@@ -62,6 +63,7 @@ class CudaRows : public DeviceRows {
     void add(const RowSums& sums, void* stream) override { add_rows(sums, device_, stream); }
 
     void* side_stream() override { return side_; }
+    void* second_stream() override { return second_; }
 
     void mark(int number, void* stream) override {
         const CurrentDevice current(device_);
@@ -83,6 +85,7 @@ class CudaRows : public DeviceRows {
 
     Device device_;
     cudaStream_t side_ = nullptr;
+    cudaStream_t second_ = nullptr;
     cudaEvent_t marks_[kMarks] = {};
     std::vector<void*> memory_;
 };
