@@ -39,7 +39,8 @@ class ThreadRank : public Communicator {
     int rank() const override { return rank_; }
     int ranks() const override { return ranks_; }
 
-    void exchange(std::span<const Message> sends, std::span<const Message> receives, void*) override {
+    void exchange(std::span<const Message> sends, std::span<const Message> receives, void* stream) override {
+        wait_for(stream);
         const auto taken = std::make_unique<bool[]>(sends.size());
         std::unique_lock lock(mailbox_.mutex);
         for (std::size_t i = 0; i < sends.size(); ++i)
@@ -51,7 +52,7 @@ class ThreadRank : public Communicator {
             const Mailbox::Sent sent = from.front();
             from.pop_front();
             if (sent.bytes != m.bytes) throw std::logic_error("a message of another size was expected");
-            std::memcpy(m.data, sent.data, m.bytes);
+            copy(m.data, sent.data, m.bytes, stream);
             mailbox_.bytes += static_cast<std::int64_t>(m.bytes);
             *sent.taken = true;
             mailbox_.changed.notify_all();
@@ -60,6 +61,11 @@ class ThreadRank : public Communicator {
                               [&] { return std::all_of(&taken[0], &taken[sends.size()], [](bool t) { return t; }); });
     }
 
+ protected:
+    /// For memory of a device: waits until what is sent is there, and copies before it returns.
+    virtual void wait_for(void*) {}
+    virtual void copy(void* to, const void* from, std::size_t bytes, void*) { std::memcpy(to, from, bytes); }
+
  private:
     Mailbox& mailbox_;
     int rank_, ranks_;
@@ -67,13 +73,14 @@ class ThreadRank : public Communicator {
 
 /// Runs body(communicator) on each rank, a thread. Rethrows the exception of the lowest rank that had one, after all
 /// have ended. Returns the bytes that were received.
-inline std::int64_t on_ranks(int ranks, const std::function<void(Communicator&)>& body) {
+template <class Rank = ThreadRank>
+std::int64_t on_ranks(int ranks, const std::function<void(Communicator&)>& body) {
     Mailbox mailbox;
     std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
     std::vector<std::thread> threads;
     for (int rank = 0; rank < ranks; ++rank) {
         threads.emplace_back([&, rank] {
-            ThreadRank communicator(mailbox, rank, ranks);
+            Rank communicator(mailbox, rank, ranks);
             try {
                 body(communicator);
             } catch (...) {
