@@ -28,7 +28,9 @@ void append_on_cuda(const AppendArgs& args, const AppendOptions& options, void* 
 /// DeviceRows of a CUDA device. Throws Error(device_unavailable) if there is none.
 std::unique_ptr<DeviceRows> rows_on_cuda(const Device& device);
 
-/// DeviceRows::add() on a stream of a CUDA device. Throws Error(device_unavailable) if there is none.
+/// DeviceRows::add(), and RowCopies in one launch, on a stream of a CUDA device. Throw Error(device_unavailable) if
+/// there is none.
 void add_rows_on_cuda(const RowSums& sums, const Device& device, void* stream);
+void copy_rows_on_cuda(const RowCopies& copies, const Device& device, void* stream);
 
 }  // namespace tessera

@@ -126,5 +126,14 @@ ContextParallel context_parallel(const Problem& whole, Communicator& communicato
 void add_parts(const TensorView& parts, const TensorView& first, const TensorView& sources, const TensorView& dk,
                const TensorView& dv, const Execution& how = {});
 
+/// Copies rows of K and V side by side, for callers with an exchange of their own: row to[i] of the targets is row
+/// from[i] of k followed by the one of v. The rows of `first` and `second` are counted one after another.
+///
+/// first, second: [rows, heads * head_dim + heads * head_dim_v], packed; k: [rows, heads, head_dim], v: [rows, heads,
+/// head_dim_v], whose heads lie side by side; from, to: int64 [copies], which the host does not read on a CUDA device.
+/// Only how.stream is used. Throws Error(invalid_argument).
+void copy_rows(const TensorView& first, const TensorView& second, const TensorView& k, const TensorView& v,
+               const TensorView& from, const TensorView& to, const Execution& how = {});
+
 }  // namespace tessera
 #pragma GCC visibility pop

@@ -43,9 +43,16 @@ def copies_bring_what_collectives_bring(groups):
                     received = torch.cat(rows)
                 else:
                     received = torch.cat([r[_peers._to(p.send, p.sent, rank)] for r, p in zip(rows, plans)])
-                for calls, of_calls in zip((plan.forward, plan.backward), copies[rank].keys):
-                    for call, runs in zip(calls, of_calls):
-                        assert torch.equal(copied(runs, rows, len(call.keys)), received[call.keys]), (given, rank)
+                for calls, keys in zip((plan.forward, plan.backward), copies[rank].keys):
+                    of_row, to_row = keys.own
+                    assert torch.equal(of_row[:own], to_row[:own]) and torch.equal(of_row[:own], torch.arange(own))
+                    begin = own
+                    for call, pulls in zip(calls, keys.pulls):
+                        found, end = copied(pulls, rows, len(call.keys)), begin + len(call.keys)
+                        mine = (to_row >= begin) & (to_row < end)
+                        found[to_row[mine] - begin] = rows[rank][of_row[mine]]
+                        assert torch.equal(found, received[call.keys]), (given, rank)
+                        begin = end
                 made = [torch.arange(sum(len(c.keys) for c in p.backward)) + 10**6 * r for r, p in enumerate(plans)]
                 returned = torch.cat([m[_peers._to(p.parts, p.parts_sent, rank)] for m, p in zip(made, plans)])
                 assert torch.equal(copied(copies[rank].parts, made, len(returned)), returned), (given, rank)
@@ -83,10 +90,20 @@ class SharedFiles:
         dist.barrier(self.group)
 
 
+def _set_apart_from(rows):
+    """Sets from how many rows on two segments are calls of their own, and drops the plans that were made before."""
+    from tessera.torch._context_parallel import _peers, _plan
+    _plan._APART_FROM = rows
+    _plan.plan.cache_clear()
+    _plan._on_devices.clear()
+    _peers.copies.cache_clear()
+    _peers._on_devices.clear()
+
+
 @case
 def copies_give_the_bits_of_collectives(groups):
     """The way of GPUs of one host, over files in the place of their memory and streams that do all at once."""
-    from tessera.torch._context_parallel import _operators, _peers, _plan
+    from tessera.torch._context_parallel import _operators, _peers
     stream = unittest.mock.MagicMock()
     patches = [unittest.mock.patch.object(torch.cuda, name, with_) for name, with_ in (
         ("current_stream", lambda device: stream), ("Stream", lambda *a, **k: stream), ("Event", unittest.mock.MagicMock),
@@ -97,13 +114,11 @@ def copies_give_the_bits_of_collectives(groups):
         files = SharedFiles(groups[ranks])
         for options in ({"causal": True}, {"window": (20, 9)}, {"causal": True, "cu_seqlens": [0, 13, 50, 61, 90]}):
             for order, steps, apart, sizes in (("zigzag", 1, 8, {}), ("contiguous", 2, 10**6, {}),
-                                               ("zigzag", 3, 8, dict(heads_q=5, heads_kv=5)),
+                                               ("zigzag", 3, 8, dict(heads_q=5, heads_kv=5)), ("zigzag", 6, 8, dict(heads_kv=6, heads_q=6)),
                                                ("zigzag", None, 10**6, dict(batch=3))):
                 if "cu_seqlens" in options and "batch" in sizes:
                     continue
-                _plan._APART_FROM = apart
-                _plan.plan.cache_clear()
-                _peers.copies.cache_clear()
+                _set_apart_from(apart)
                 whole = inputs(**sizes)
                 want = ranks_part(whole, groups[ranks], order, options, steps=steps)
                 with contextlib.ExitStack() as stack:
@@ -113,6 +128,5 @@ def copies_give_the_bits_of_collectives(groups):
                     got = ranks_part(whole, groups[ranks], order, options, steps=steps)
                     assert of_group.called
                 expect(got, want, NAMES, 0, f"{options}, {order}, {steps} steps, {ranks} ranks")
-    _plan._APART_FROM = 4096
-    _plan.plan.cache_clear()
+    _set_apart_from(4096)
     assert not _operators._setups

@@ -74,11 +74,20 @@ void add_parts_op(const Tensor dk, const Tensor dv, const Tensor parts, const Te
     });
 }
 
+void copy_rows_op(const Tensor first, const Tensor second, const Tensor k, const Tensor v, const Tensor from,
+                  const Tensor to) {
+    with_torch_errors([&] {
+        copy_rows(view_of("first", first), view_of("second", second), view_of("k", k), view_of("v", v),
+                  view_of("from", from), view_of("to", to), execution_of(TensorRef(k)));
+    });
+}
+
 }  // namespace
 }  // namespace tessera::torch_ops
 
 STABLE_TORCH_LIBRARY_IMPL(tessera, TESSERA_TORCH_KEY, m) {
     m.impl("forward_to", TORCH_BOX(&tessera::torch_ops::forward_to_op));
     m.impl("backward_to", TORCH_BOX(&tessera::torch_ops::backward_to_op));
+    m.impl("copy_rows", TORCH_BOX(&tessera::torch_ops::copy_rows_op));
     m.impl("add_parts", TORCH_BOX(&tessera::torch_ops::add_parts_op));
 }

@@ -58,5 +58,6 @@ STABLE_TORCH_LIBRARY(tessera, m) {
     m.def("backward" TESSERA_BACKWARD);
     m.def("forward_to" TESSERA_FORWARD_TO);
     m.def("backward_to" TESSERA_BACKWARD_TO);
+    m.def("copy_rows(Tensor(a!) first, Tensor(b!) second, Tensor k, Tensor v, Tensor from_rows, Tensor to_rows) -> ()");
     m.def("add_parts(Tensor(a!) dk, Tensor(b!) dv, Tensor parts, Tensor first, Tensor sources) -> ()");
 }

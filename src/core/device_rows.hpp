@@ -29,6 +29,18 @@ struct RowSums {
     RowsAt to[2];
 };
 
+/// Copies of rows of two tensors side by side: row from[i] of the first and that of the second become the halves of row
+/// to[i] of the targets, whose rows are counted one after another: to[0] has the first `split` of them.
+struct RowCopies {
+    const std::int64_t* from = nullptr;  ///< [count], memory of the device
+    const std::int64_t* to = nullptr;
+    std::int64_t count = 0;
+    std::int64_t split = 0;
+    std::int64_t bytes[2] = {};  ///< of a row of both tensors
+    RowsAt source[2];
+    RowsAt target[2];
+};
+
 /// Memory of one device that lives as long as this object, and work on it. Each function that takes a stream queues
 /// its work there (a cudaStream_t); on the CPU, whose streams are null, it has ended on return.
 class DeviceRows {

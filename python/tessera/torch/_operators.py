@@ -32,6 +32,7 @@ attention_with_sinks_backward = torch.ops.tessera.attention_with_sinks_backward.
 forward_to = torch.ops.tessera.forward_to.default
 backward_to = torch.ops.tessera.backward_to.default
 add_parts = torch.ops.tessera.add_parts.default
+copy_rows = torch.ops.tessera.copy_rows.default
 
 _WAY_OUT = ("math=True of tessera.torch.attention, varlen_attention and scaled_dot_product_attention computes them, "
             "slowly")
@@ -228,7 +229,7 @@ for _name in ("attention_backward", "attention_with_sinks_backward"):
 
 _without_gradient = torch.library.Library("tessera", "IMPL")
 for _name in ("forward", "forward_with_residual", "forward_few", "forward_few_with_residual", "forward_o", "backward",
-              "forward_to", "backward_to", "add_parts"):
+              "forward_to", "backward_to", "add_parts", "copy_rows"):
     _without_gradient.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 

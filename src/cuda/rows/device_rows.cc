@@ -102,6 +102,11 @@ void add_rows(const RowSums& sums, const Device& device, void* stream) {
                     fmt::format("takes fp32, bf16 and fp16 on CUDA, got {}", name_of(sums.dtype)));
 }
 
+void copy_rows(const RowCopies& copies, const Device& device, void* stream) {
+    const CurrentDevice current(device);
+    check(rows::start_copy(copies, as_stream(stream)), "copies of rows");
+}
+
 std::unique_ptr<DeviceRows> device_rows(const Device& device) { return std::make_unique<CudaRows>(device); }
 
 }  // namespace tessera::cuda

@@ -14,4 +14,7 @@ std::unique_ptr<DeviceRows> device_rows(const Device& device);
 /// DeviceRows::add() on a stream of the device.
 void add_rows(const RowSums& sums, const Device& device, void* stream);
 
+/// All copies in one launch.
+void copy_rows(const RowCopies& copies, const Device& device, void* stream);
+
 }  // namespace tessera::cuda

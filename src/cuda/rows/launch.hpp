@@ -11,4 +11,7 @@ namespace tessera::cuda::rows {
 template <class T>
 cudaError_t start_add(const RowSums& sums, cudaStream_t stream);
 
+/// Makes all copies in one launch.
+cudaError_t start_copy(const RowCopies& copies, cudaStream_t stream);
+
 }  // namespace tessera::cuda::rows

@@ -9,6 +9,7 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.jit import is_tracing
 
 from .. import _attention, _operators as _kernels, _sinks
 from .._tensors import expect_tensor, is_plain
@@ -38,6 +39,7 @@ if typing.TYPE_CHECKING:
         timeout: float
         check: bool
 
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _CAUSAL = {None: False, False: False, True: True, "bottom-right": True, "top-left": True}
 __all__ = ["ContextParallelPlan", "balance_documents", "context_parallel", "context_parallel_attention",
            "context_parallel_plan", "context_parallel_unshard", "replace_context_parallel", "sequence_positions",
@@ -125,7 +127,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
     if torch.compiler.is_compiling():
         o, lse, _ = _operators.forward(*arguments)
     else:
-        o, lse, _ = _explained(arguments)
+        o, lse = _explained(arguments, gradients)
     if added is not None:
         o, lse = _sinks.added(o, lse, added, False)
     if not several:
@@ -133,10 +135,15 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
     return (o, lse) if return_lse else o
 
 
-def _explained(arguments):
-    """The operator's results. Raises what other calls raise where a kernel refuses the tensors."""
+def _explained(arguments, gradients):
+    """(o, lse) of an eager call. What the operator runs is called without it where nobody listens to the dispatcher,
+    which takes the host less time. Raises what other calls raise where a kernel refuses the tensors."""
     try:
-        return _operators.forward(*arguments)
+        if is_tracing() or _attention._functorch_active() or _dispatch_modes():
+            return _operators.forward(*arguments)[:2]
+        if gradients:
+            return _operators.EagerContextParallel.apply(*arguments[:4], arguments[4:])
+        return _operators.run_forward(*arguments)[:2]
     except (RuntimeError, AttributeError) as error:
         if str(error).startswith(_operators.FUNCTION):  # a rank that did not come
             raise

@@ -25,6 +25,7 @@ FUNCTION = "context_parallel_attention"
 # groups hide more and need less memory, and make smaller calls. On two H200 (32/8 heads of 128, causal), 1, 2 and 4 calls
 # for 8,192 rows of a rank take 1.67, 1.69 and 1.72 ms forward, and 5.2, 5.6 and 5.9 ms backward.
 _STEPS = ((256 << 20, 8), (64 << 20, 4), (16 << 20, 2)), ((512 << 20, 8), (256 << 20, 4))
+_GROWING = 32 << 20, 256 << 20  # bytes between which three steps of growing size are made where ranks copy
 _LARGEST = torch.finfo(torch.float32).max
 _FARTHEST = 2**31 - 1  # a side of a window that leaves out no key
 
@@ -65,7 +66,7 @@ class _Setup(typing.NamedTuple):
         if self.peers is None:
             return _exchange.steps(self.collectives, self.plan, calls, k, v, self.heads)
         return contextlib.closing(iter(_peer_exchange.PeerKeys(
-            self.peers, self.copies.keys[passing], calls, k, v, self.heads, s.limit)))
+            self.peers, self.copies.keys[passing], calls, k, v, self.heads, passing == 1, s.limit)))
 
     def parts(self, calls, k, v, heads, step):
         """Memory for dK and dV of a step's calls, [rows, width]."""
@@ -127,9 +128,12 @@ def _capturing(device):
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def steps_of(heads, size, wanted, passing):
+def steps_of(heads, size, wanted, passing, copied):
     """The key heads of each step, (first, last). size: the bytes of a rank's K and V on CUDA, 0 on the CPU. passing: 0
-    forward, 1 backward."""
+    forward, 1 backward. copied: whether ranks copy from each other."""
+    if not wanted and copied and passing == 0 and heads >= 8 and _GROWING[0] <= size < _GROWING[1]:
+        # The first step's exchange is not hidden, so it is small, and each step hides that of a larger one.
+        return [(0, heads // 8), (heads // 8, heads * 3 // 8), (heads * 3 // 8, heads)]
     if not wanted:
         wanted = next((steps for least, steps in _STEPS[passing] if size >= least), 1)
     count = min(wanted, heads)
@@ -195,16 +199,16 @@ def _made(q, k, v, permutation, cu_seqlens, s: Settings, passing, group):
     _groups.agree(s.group, message, s.limit, FUNCTION, s.check or q.device.type == "cpu")
     collectives = _exchange.Collectives(group, q.device, s.limit, FUNCTION)
     size = (k.numel() + v.numel()) * k.element_size() if k.is_cuda else 0
-    both = [steps_of(k.shape[2], size, s.steps, which) for which in (0, 1)]
-    heads = both[passing == "backward"]
     peers = _peers.of_group(s.group, q.device) if ranks > 1 else None
-    copies = _peers.copies(layout) if peers is not None else None
+    copies = _peers.copies_on(layout, rank, q.device) if peers is not None else None
+    both = [steps_of(k.shape[2], size, s.steps, which, copies is not None) for which in (0, 1)]
+    heads = both[passing == "backward"]
     if copies is None:
         return _Setup(plan, collectives, heads, None, None)
     # A backward's memory is made in the forward: making it waits for all ranks.
     row = (k.shape[3] + v.shape[3]) * k.element_size() * max(last - first for first, last in both[1])
-    peers.reserve(size, copies[rank].most_parts * row if s.gradients else 0)
-    return _Setup(plan, collectives, heads, peers, copies[rank])
+    peers.reserve((k.numel() + v.numel()) * k.element_size(), copies.most_parts * row if s.gradients else 0)
+    return _Setup(plan, collectives, heads, peers, copies)
 
 
 def bytes_of(permutation):
@@ -236,8 +240,7 @@ def _arguments(q, keys, call, k, heads, s: Settings):
         kernel=s.kernel)
 
 
-@torch.library.custom_op("tessera::context_parallel", mutates_args=())
-def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permutation: Optional[Tensor],
+def run_forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permutation: Optional[Tensor],
             cu_seqlens: Optional[Tensor], group: str, order: str, causal: bool, left: int, right: int,
             scale: Optional[float], softcap: float, kernel: Optional[str], blocks: int, steps: int, limit: float,
             check: bool, gradients: bool, sinks_of: str, residual: bool) -> Tuple[Tensor, Tensor, Tensor]:
@@ -283,6 +286,9 @@ def _forward(to, a, call, sinks):
     return True
 
 
+forward = torch.library.custom_op("tessera::context_parallel", run_forward, mutates_args=())
+
+
 @forward.register_fake
 def _(q, k, v, sinks, permutation, cu_seqlens, *settings):
     _checked(q, k, v)
@@ -293,8 +299,7 @@ def _(q, k, v, sinks, permutation, cu_seqlens, *settings):
     return o, lse, residual
 
 
-@torch.library.custom_op("tessera::context_parallel_backward", mutates_args=())
-def backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+def run_backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
              o_residual: Tensor, sinks: Optional[Tensor], permutation: Optional[Tensor], cu_seqlens: Optional[Tensor],
              group: str, order: str, causal: bool, left: int, right: int, scale: Optional[float], softcap: float,
              kernel: Optional[str], blocks: int, steps: int, limit: float, check: bool, gradients: bool, sinks_of: str,
@@ -372,6 +377,9 @@ def _sum(plan, summing, dk, dv):
     _operators.add_parts(dk[:, first:last], dv[:, first:last], gradients.finish(), plan.first, plan.sources)
 
 
+backward = torch.library.custom_op("tessera::context_parallel_backward", run_backward, mutates_args=())
+
+
 @backward.register_fake
 def _(d_o, dlse, q, k, v, o, lse, o_residual, sinks, *rest):
     of_sinks = q.new_empty((0,)) if sinks is None else sinks.new_empty(sinks.shape, dtype=torch.float32)
@@ -385,11 +393,34 @@ def _setup_context(ctx, inputs, output):
 
 
 def _registered_backward(ctx, d_o, dlse, _):
+    return *_gradients_of_all(backward, ctx, d_o, dlse), *(None,) * (2 + len(ctx.settings))
+
+
+def _gradients_of_all(run, ctx, d_o, dlse):
+    """The gradients of q, k, v and the sinks. run: the operator, or what it runs."""
     q, k, v, sinks, permutation, cu_seqlens, o, lse, o_residual = ctx.saved_tensors
     if d_o is None:
         d_o = torch.zeros_like(o)
-    dq, dk, dv, dsinks = backward(d_o, dlse, q, k, v, o, lse, o_residual, sinks, permutation, cu_seqlens, *ctx.settings)
-    return dq, dk, dv, None if sinks is None else dsinks.to(sinks.dtype), *(None,) * (2 + len(ctx.settings))
+    dq, dk, dv, dsinks = run(d_o, dlse, q, k, v, o, lse, o_residual, sinks, permutation, cu_seqlens, *ctx.settings)
+    return dq, dk, dv, None if sinks is None else dsinks.to(sinks.dtype)
+
+
+class EagerContextParallel(torch.autograd.Function):
+    """(o, lse) of an eager call that needs gradients. rest: the operator's arguments after the sinks in one tuple. It
+    runs what the operator runs and saves the host the operator's way, which is written in Python."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, sinks, rest):
+        inputs = (q, k, v, sinks, *rest)
+        results = run_forward(*inputs)
+        _setup_context(ctx, inputs, results)
+        return results[:2]
+
+    @staticmethod
+    def backward(ctx, d_o, dlse):
+        # With create_graph=True gradients are enabled here, and the operator that refuses to be differentiated runs.
+        run = backward if torch.is_grad_enabled() else run_backward
+        return *_gradients_of_all(run, ctx, d_o, dlse), None
 
 
 forward.register_autograd(_registered_backward, setup_context=_setup_context)

@@ -11,20 +11,29 @@ import functools
 
 import torch
 
+from .. import _operators
 from . import _exchange
+
+
+# With up to so many steps each has memory of its own for the keys of its calls; with more, two take turns. Then the own
+# rows of a later step are copied when memory is free, which waits for the kernels that run.
+_MOST_SETS = 4
 
 
 class PeerKeys:
     """K and V of all ranks, one group of key heads (a step) after another, as Keys gives them.
 
-    peers, runs: the Peers of the group, and the runs of rows of each call. limit: seconds that a rank waits."""
+    copies: the Copies of the pass. ordered: whether a step's calls wait for what the caller's stream did before. limit:
+    seconds that a rank waits for the others."""
 
-    def __init__(self, peers, runs, calls, k, v, steps, limit):
-        self.peers, self.runs, self.calls, self.k, self.v, self.steps = peers, runs, calls, k, v, steps
-        self.each, self.limit = k.shape[2] + v.shape[2], limit
-        most = max(last - first for first, last in steps) * self.each
-        twins = min(len(steps), 2)
-        self.packed = [[k.new_empty(call.keys.shape[0] * most) for call in calls] for _ in range(twins)]
+    def __init__(self, peers, copies, calls, k, v, steps, ordered, limit):
+        self.peers, self.copies, self.k, self.v, self.steps = peers, copies, k, v, steps
+        self.each, self.ordered, self.limit = k.shape[2] + v.shape[2], ordered, limit
+        self.rows = [call.keys.shape[0] for call in calls]
+        self.sets = len(steps) if len(steps) <= _MOST_SETS else 2
+        wide = max(map(self._width, range(len(steps))))
+        self.memory = [k.new_empty(sum(self.rows) * (self._width(step) if self.sets == len(steps) else wide))
+                       for step in range(self.sets)]
         self.current = torch.cuda.current_stream(k.device)
         # What is one call hides nothing, so its copies are on the caller's stream: more streams cost the host time.
         # Several calls run on two streams in turn, so that one fills the multiprocessors that another leaves idle.
@@ -32,59 +41,69 @@ class PeerKeys:
         if len(steps) * len(calls) > 1:
             self.side = _exchange.stream_of(k.device)
             self.streams.append(_second_stream(k.device))
-        self.ready, self.free = ([[torch.cuda.Event() for _ in calls] for _ in range(twins)] for _ in range(2))
+            self.ready, self.free = ([[torch.cuda.Event() for _ in calls] for _ in steps] for _ in range(2))
 
     def _width(self, step):
         first, last = self.steps[step]
         return (last - first) * self.each
 
-    def _rows(self, rank, step, first, rows):
+    def _shared(self, rank, step, first, rows):
         """Rows from `first` on of K and V of a step, in the memory of a rank."""
         width, size = self._width(step), self.k.dtype.itemsize
         byte = self.begin + (self.k.shape[0] * self.each * self.steps[step][0] + first * width) * size
         return self.peers.rows(rank, byte, rows, width, self.k.dtype)
 
     def _packed(self, step):
+        """The keys of all calls of a step, [rows, width]."""
         width = self._width(step)
-        return [flat[:call.keys.shape[0] * width].view(-1, width)
-                for flat, call in zip(self.packed[step % 2], self.calls)]
+        return self.memory[step % self.sets][:sum(self.rows) * width].view(-1, width)
+
+    def _of_call(self, step, index):
+        begin = sum(self.rows[:index])
+        return self._packed(step)[begin:begin + self.rows[index]]
+
+    def _copy_own(self, step, to):
+        """Copies this rank's rows in one launch: where the others read them, and to the keys of its own calls."""
+        first, last = self.steps[step]
+        heads, (of_row, to_row), own = slice(first, last), self.copies.own, self.k.shape[0]
+        if to == "both":
+            targets = self._shared(self.peers.rank, step, 0, own), self._packed(step)
+        elif to == "others":
+            targets, of_row, to_row = (self._shared(self.peers.rank, step, 0, own),) * 2, of_row[:own], to_row[:own]
+        else:
+            targets, of_row, to_row = (self._packed(step),) * 2, of_row[own:], to_row[own:] - own
+        _operators.copy_rows(*targets, self.k[:, heads], self.v[:, heads], of_row, to_row)
 
     def _publish(self):
-        """Writes this rank's K and V where the others read them."""
+        """Copies this rank's rows, and meets the others."""
         self.begin = self.peers.next_keys(self.limit)
-        count, (rows, heads, dim), each = len(self.steps), self.k.shape, self.each
-        if heads % count == 0 and dim == self.v.shape[2]:  # equal steps: one launch for K, and one for V
-            of_steps = self.peers.rows(self.peers.rank, self.begin, count * rows, heads // count * each, self.k.dtype)
-            of_steps = of_steps.view(count, rows, 2, heads // count, dim)
-            for half, tensor in ((0, self.k), (1, self.v)):
-                of_steps[:, :, half].copy_(tensor.unflatten(1, (count, heads // count)).transpose(0, 1))
-        else:
-            for step, (first, last) in enumerate(self.steps):
-                _exchange.side_by_side(self.k[:, first:last], self.v[:, first:last], None,
-                                       self._rows(self.peers.rank, step, 0, rows))
+        for step in range(len(self.steps)):
+            self._copy_own(step, "both" if step < self.sets else "others")
         self.peers.meet(self.limit)
 
-    def _copy(self, step, index):
-        into = self._packed(step)[index]
-        for run in self.runs[index]:
-            into[run.row:run.row + run.rows].copy_(self._rows(run.rank, step, run.source, run.rows))
+    def _pull(self, step, index):
+        into = self._of_call(step, index)
+        for run in self.copies.pulls[index]:
+            into[run.row:run.row + run.rows].copy_(self._shared(run.rank, step, run.source, run.rows))
         return into
 
     def _start(self, step):
         with torch.cuda.stream(self.side):
-            for index, ready in enumerate(self.ready[step % 2]):
-                if step >= 2:
-                    self.side.wait_event(self.free[step % 2][index])
-                self._copy(step, index)
+            if step >= self.sets:
+                for free in self.free[step - self.sets]:
+                    self.side.wait_event(free)
+                self._copy_own(step, "calls")
+            for index, ready in enumerate(self.ready[step]):
+                self._pull(step, index)
                 ready.record(self.side)
 
     @contextlib.contextmanager
     def _call(self, step, index):
-        stream = self.streams[(step * len(self.calls) + index) % 2]
+        stream = self.streams[(step * len(self.rows) + index) % 2]
         with torch.cuda.stream(stream):
-            stream.wait_event(self.ready[step % 2][index])
-            yield self._packed(step)[index]
-            self.free[step % 2][index].record(stream)
+            stream.wait_event(self.ready[step][index])
+            yield self._of_call(step, index)
+            self.free[step][index].record(stream)
 
     def _join(self):
         for stream in self.streams[1:]:
@@ -94,17 +113,20 @@ class PeerKeys:
         """Yields a Step for each group of key heads."""
         self._publish()
         if self.side is None:
-            yield _exchange.Step(*self.steps[0], lambda index: contextlib.nullcontext(self._copy(0, index)), self._join)
+            yield _exchange.Step(*self.steps[0], lambda index: contextlib.nullcontext(self._pull(0, index)), self._join)
             return
         for stream in (self.side, *self.streams[1:]):
             stream.wait_stream(self.current)
         try:
-            for step in range(min(2, len(self.steps))):
+            for step in range(self.sets):
                 self._start(step)
             for step, (first, last) in enumerate(self.steps):
+                if self.ordered and step:
+                    for stream in self.streams[1:]:
+                        stream.wait_stream(self.current)
                 yield _exchange.Step(first, last, functools.partial(self._call, step), self._join)
-                if step + 2 < len(self.steps):
-                    self._start(step + 2)
+                if step + self.sets < len(self.steps):
+                    self._start(step + self.sets)
         finally:
             self._join()
             self.current.wait_stream(self.side)

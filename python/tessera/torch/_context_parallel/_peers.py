@@ -5,6 +5,7 @@ multiprocessors to the kernels. NCCL's exchange gives equal bits where there is 
 The kernels for long sequences keep all multiprocessors until they end, so that what needs one, as NCCL does, waits."""
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import typing
@@ -39,13 +40,25 @@ def runs_of(rank, source) -> list[Run]:
             for start, end in zip(starts, [*starts[1:], len(rank)])]
 
 
+class OfKeys(typing.NamedTuple):
+    """Where the keys of a pass come from. own: (rows of this rank, rows that they become), int64 [copies] each: first
+    every row once, where the others read it, and then the rows of all calls one after another. pulls: for each call the
+    runs of other ranks."""
+    own: tuple
+    pulls: list
+
+
 class Copies(typing.NamedTuple):
-    """What a rank copies from itself and the others. keys: the runs of each call, forward and backward; parts: the runs
-    of dK and dV, in the order of the rows that an exchange would receive; most_parts: the rows of dK and dV that the
-    calls of a rank make, at most."""
+    """What a rank copies from itself and the others. keys: forward and backward; parts: the runs of dK and dV, in the
+    order of the rows that an exchange would receive; most_parts: the rows of dK and dV that the calls of a rank make, at
+    most."""
     keys: tuple
     parts: list
     most_parts: int
+
+    def to(self, device):
+        """The Copies with their tensors on `device`."""
+        return self._replace(keys=tuple(keys._replace(own=tuple(t.to(device) for t in keys.own)) for keys in self.keys))
 
 
 @functools.lru_cache(maxsize=16)
@@ -63,14 +76,39 @@ def copies(layout: _plan.Layout) -> typing.Optional[list[Copies]]:
             sent = [_to(p.send, p.sent, rank) for p in plans]
             of_row = torch.cat(sent)
             of_rank = torch.cat([torch.full((len(rows),), r) for r, rows in enumerate(sent)])
-        keys = tuple([runs_of(of_rank[call.keys], of_row[call.keys]) for call in calls]
+        keys = tuple(_of_keys(rank, own, [(of_rank[call.keys], of_row[call.keys]) for call in calls])
                      for calls in (plan.forward, plan.backward))
         returned = [_to(p.parts, p.parts_sent, rank) for p in plans]
         parts = runs_of(torch.cat([torch.full((len(rows),), r) for r, rows in enumerate(returned)]),
                         torch.cat(returned))
-        if max(sum(map(len, calls)) for calls in keys) > _MOST_COPIES or len(parts) > _MOST_COPIES:
+        if max(sum(map(len, of_pass.pulls)) for of_pass in keys) > _MOST_COPIES or len(parts) > _MOST_COPIES:
             return None
         found.append(Copies(keys, parts, most_parts))
+    return found
+
+
+def _of_keys(rank, own, calls):
+    """The OfKeys of a pass. calls: the rank and the row that each key of a call comes from."""
+    of_rank, of_row = (torch.cat(parts) for parts in zip(*calls))
+    mine = torch.nonzero(of_rank == rank).flatten()
+    every = torch.arange(own)
+    pulls = [[run for run in runs_of(*call) if run.rank != rank] for call in calls]
+    return OfKeys((torch.cat((every, of_row[mine])), torch.cat((every, own + mine))), pulls)
+
+
+_on_devices: collections.OrderedDict = collections.OrderedDict()  # the last Copies of copies_on()
+
+
+def copies_on(layout: _plan.Layout, rank: int, device: torch.device) -> typing.Optional[Copies]:
+    """copies() of one rank with their tensors on a device."""
+    of_ranks = copies(layout)
+    if of_ranks is None:
+        return None
+    key = layout, rank, device
+    found = _on_devices.pop(key, None) or of_ranks[rank].to(device)
+    _on_devices[key] = found
+    while len(_on_devices) > 16:
+        _on_devices.popitem(last=False)
     return found
 
 

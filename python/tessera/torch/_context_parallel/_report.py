@@ -55,7 +55,7 @@ def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int =
     plan = _plan.plan(layout, rank)
     width = (head_dim + (head_dim_v or head_dim)) * torch.empty((), dtype=dtype).element_size()  # of a row of one head
     own = plan.rows * batch
-    both = [_operators.steps_of(heads_kv, own * heads_kv * width, steps, which) for which in (0, 1)]
+    both = [_operators.steps_of(heads_kv, own * heads_kv * width, steps, which, False) for which in (0, 1)]
     most = [max(last - first for first, last in heads) * width for heads in both]
     memory = []
     for calls, heads in zip((plan.forward, plan.backward), both):
