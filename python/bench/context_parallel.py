@@ -3,17 +3,19 @@
 
     torchrun --nproc-per-node 4 python/bench/context_parallel.py [--rows 2048 8192 32768] [--heads 32/8] [--steps N]
 
-Milliseconds by CUDA events, the median of 5 runs of 4 calls, of the slowest rank; the runs of one GPU and of all take
-turns. `share` is the time of one GPU for the whole sequence, divided by the number of ranks and by the time here: 1
-would be perfect. Rank 0 measures the one GPU. The columns of PyTorch are its time, for the same numbers in
-[batch, heads, rows, head_dim] with K and V repeated to all heads, and its share of tessera on one GPU. "documents" are
-packed, with drawn lengths whose mean is a quarter of a shard. O and LSE are compared with one GPU's bits first.
+Milliseconds by CUDA events, the median of 5 runs of 4 to 50 calls in a row, of the slowest rank; the runs of one GPU
+and of all take turns. `share` is the time of one GPU for the whole sequence, divided by the number of ranks and by the
+time here: 1 would be perfect. Rank 0 measures the one GPU. With --graph both are measured as CUDA graphs too, which
+leave out what the host takes. The columns of PyTorch are its time, for the same numbers in [batch, heads, rows,
+head_dim] with K and V repeated to all heads, and its share of tessera on one GPU. "documents" are packed, with drawn
+lengths whose mean is a quarter of a shard. O and LSE are compared with one GPU's bits first.
 
 With --device cpu and gloo it runs anywhere and says nothing about speed.
 """
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import time
@@ -24,43 +26,41 @@ import torch.nn.functional as functional
 
 import tessera.torch as tt
 
-RUNS, CALLS, HEAD_DIM = 5, 4, 128
+RUNS, LEAST_MS, HEAD_DIM = 5, 20, 128
 
 
-def timed(function, device):
-    """Milliseconds of one of CALLS calls in a row on this rank."""
+def timed(function, calls, device):
+    """Milliseconds of one of so many calls in a row on this rank."""
     if device.type == "cuda":
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        for _ in range(CALLS):
+        for _ in range(calls):
             function()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / CALLS
+        return begin.elapsed_time(end) / calls
     start = time.monotonic()
-    for _ in range(CALLS):
+    for _ in range(calls):
         function()
-    return (time.monotonic() - start) * 1e3 / CALLS
+    return (time.monotonic() - start) * 1e3 / calls
 
 
 def milliseconds(functions, device):
     """The median time of one call of each function, of the slowest rank. The functions take turns, since a GPU that has
     worked for long runs at a lower clock."""
     taken = [[] for _ in functions]
-    for run in range(RUNS + 1):  # the first one warms up
+    for run in range(RUNS + 1):  # the first one warms up, and says how many calls last long enough
         for times, function in zip(taken, functions):
+            calls = 4 if not run else max(4, min(50, math.ceil(LEAST_MS / times[0])))
             dist.barrier()
-            slowest = torch.tensor([timed(function, device)], device=device)
+            slowest = torch.tensor([timed(function, calls, device)], device=device)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
-            if run:
-                times.append(float(slowest))
-    return [statistics.median(times) for times in taken]
+            times.append(float(slowest))
+    return [statistics.median(times[1:]) for times in taken]
 
 
-def captured(function, device):
-    """A function that replays a CUDA graph of one call, or None on a CPU."""
-    if device.type != "cuda":
-        return None
+def captured(function):
+    """A function that replays a CUDA graph of one call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -154,9 +154,11 @@ def measure(rows, heads, documents, options, device, mesh, graph):
             time_one, time_all = milliseconds([alone, of_all], device)
             found[name] = {"one": round(time_one, 3), "here": round(time_all, 3),
                            "share": round(time_one / ranks / time_all, 3)}
-            if graph and not backward and (replay := captured(of_all, device)) is not None:
-                in_graph, = milliseconds([replay], device)
-                found[name].update(graph=round(in_graph, 3), graph_share=round(time_one / ranks / in_graph, 3))
+            if graph and device.type == "cuda":
+                replays = [captured(of_one) if dist.get_rank() == 0 else alone, captured(of_all)]
+                time_one, time_all = milliseconds(replays, device)
+                found[name].update(graph_one=round(time_one, 3), graph=round(time_all, 3),
+                                   graph_share=round(time_one / ranks / time_all, 3))
         if not documents and mesh is not None:
             with pytorchs(mesh, whole[:3], own[3], backward) as theirs:
                 other, = milliseconds([theirs], device)
@@ -171,7 +173,7 @@ def main():
     parser.add_argument("--steps", type=int, help="groups of key heads; default: the library's choice")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--without-pytorch", action="store_true", help="leave PyTorch's context_parallel out")
-    parser.add_argument("--graph", action="store_true", help="measure forwards in a CUDA graph too")
+    parser.add_argument("--graph", action="store_true", help="measure the calls in a CUDA graph too")
     parser.add_argument("--without-documents", action="store_true", help="measure the dense sequence alone")
     options = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if options.device == "cuda" else torch.device("cpu")

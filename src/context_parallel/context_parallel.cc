@@ -90,6 +90,11 @@ std::vector<Step> steps_of(const Problem& whole, const ContextParallelOptions& o
     const std::int64_t bytes = rows * whole.heads_kv * (whole.head_dim + whole.head_dim_v) * size_of(whole.dtype);
     std::int64_t count = options.steps;
     if (count == 0) count = options.device.type == DeviceType::cuda ? steps_for(bytes, pass) : 1;
+    if (options.steps == 0 && count > 1 && count <= 4 && pass == Pass::forward && whole.heads_kv >= 8) {
+        // The first exchange is not hidden, so it is small, and each step hides that of a larger one.
+        const std::int64_t heads = whole.heads_kv;
+        return {{0, heads / 8}, {heads / 8, heads * 3 / 8}, {heads * 3 / 8, heads}};
+    }
     count = std::clamp<std::int64_t>(count, 1, std::max<std::int64_t>(whole.heads_kv, 1));
     std::vector<Step> steps;
     for (std::int64_t i = 0; i < count; ++i)

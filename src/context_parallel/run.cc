@@ -19,29 +19,37 @@ namespace {
 using namespace ranks;
 using State = ContextParallel::State;
 
-// Marks of a step, of which there are two of each: buffers are used in turn.
-constexpr int kArrived = 0;   // K and V of the step are there
-constexpr int kComputed = 2;  // the kernels of the step are done with K and V, and have written their dK and dV
-constexpr int kReturned = 4;  // dK and dV of the step are there
-constexpr int kBegun = 6;     // the caller's stream has reached the call
-constexpr int kSettled = 7;   // the side stream has done all
-constexpr int kForked = 8;    // the second stream may begin with calls of a step
-constexpr int kJoined = 9;    // and has done them
+// With up to so many steps each has memory of its own for K and V; with more, two take turns.
+constexpr std::size_t kMostBuffers = 4;
 
-/// The memory of a call. Buffers are for the widest step.
+// Marks of a step, by its buffer.
+constexpr int kArrived = 0;   // K and V of the step are there
+constexpr int kComputed = 4;  // the kernels of the step are done with K and V, and have written their dK and dV
+constexpr int kReturned = 8;  // dK and dV of the step are there; two buffers
+constexpr int kBegun = 10;    // the caller's stream has reached the call
+constexpr int kSettled = 11;  // another stream has done all
+constexpr int kForked = 12;   // the second stream may begin with calls of a step
+constexpr int kJoined = 13;   // and has done them
+
+/// The memory of a call.
 struct Memory {
-    std::byte* keys[2] = {};    ///< [batch * total, heads, head_dim + head_dim_v], as [K of all heads | V of all heads]
-    std::byte* parts[2] = {};   ///< [parts, ..] likewise: dK and dV
+    std::vector<std::byte*>
+        keys;                   ///< [batch * total, heads, head_dim + head_dim_v], as [K of all heads | V of all heads]
+    std::byte* parts[2] = {};   ///< [parts, ..] likewise: dK and dV of the widest step
     std::byte* kernel[2] = {};  ///< workspaces of the kernels on the caller's stream and on the second one
     std::size_t kernel_bytes = 0;
 
     Memory(const State& s, Pass pass, Arena& arena) {
-        const std::int64_t row = s.width(s.widest_step(pass)) * size_of(s.whole.dtype);
-        const std::size_t buffers = s.steps_of(pass).size() > 1 ? 2 : 1;
-        for (std::size_t i = 0; i < buffers; ++i) {
-            keys[i] = arena.take<std::byte>(s.batch, s.total, row);
-            if (pass == Pass::backward) parts[i] = arena.take<std::byte>(s.parts, row);
+        const std::vector<Step>& steps = s.steps_of(pass);
+        const std::int64_t size = size_of(s.whole.dtype), widest = s.width(s.widest_step(pass)) * size;
+        if (steps.size() <= kMostBuffers) {
+            for (const Step& step : steps)
+                keys.push_back(arena.take<std::byte>(s.batch, s.total, s.width(step.heads()) * size));
+        } else {
+            for (int i = 0; i < 2; ++i) keys.push_back(arena.take<std::byte>(s.batch, s.total, widest));
         }
+        for (std::size_t i = 0; pass == Pass::backward && i < std::min<std::size_t>(steps.size(), 2); ++i)
+            parts[i] = arena.take<std::byte>(s.parts, widest);
         kernel_bytes = s.kernel_bytes(pass);
         for (std::byte*& workspace_of : kernel)
             workspace_of = arena.take<std::byte>(static_cast<std::int64_t>(kernel_bytes));
@@ -101,12 +109,19 @@ class Running {
     /// compute(step) runs the kernels of a step.
     template <class Compute>
     void each_step(const Compute& compute) {
-        bring(0);
+        // This rank's rows are copied first, so that exchanges follow each other without a kernel of this stream
+        // between them: it would wait for the kernels of attention.
+        const std::size_t ahead = memory_.keys.size();
+        for (std::size_t i = 0; i < ahead; ++i) place(i);
+        for (std::size_t i = 0; i < ahead; ++i) bring(i);
         for (std::size_t i = 0; i < steps_.size(); ++i) {
-            if (i + 1 < steps_.size()) bring(i + 1);
             s_.memory->wait(kArrived + buffer(i), main_);
             compute(i);
             s_.memory->mark(kComputed + buffer(i), main_);
+            if (i + ahead >= steps_.size()) continue;
+            s_.memory->wait(kComputed + buffer(i), side_);
+            place(i + ahead);
+            bring(i + ahead);
         }
     }
 
@@ -114,16 +129,16 @@ class Running {
     void return_parts(std::size_t step) {
         s_.memory->mark(kComputed + buffer(step), main_);
         s_.memory->wait(kComputed + buffer(step), side_);
-        exchange(memory_.parts[buffer(step)], s_.parts_sent, s_.parts_received, step);
-        s_.memory->mark(kReturned + buffer(step), side_);
+        exchange(memory_.parts[step % 2], s_.parts_sent, s_.parts_received, step);
+        s_.memory->mark(kReturned + static_cast<int>(step % 2), side_);
     }
 
     /// Adds dK and dV of a step, in the order of the sequence.
     void add_parts(std::size_t step, const TensorView& dk, const TensorView& dv) {
-        s_.memory->wait(kReturned + buffer(step), main_);
+        s_.memory->wait(kReturned + static_cast<int>(step % 2), main_);
         const Step& heads = steps_[step];
         RowSums sums{.dtype = s_.whole.dtype,
-                     .parts = memory_.parts[buffer(step)],
+                     .parts = memory_.parts[step % 2],
                      .sources = s_.sources,
                      .rows = s_.rows,
                      .widths = {heads.heads() * s_.whole.head_dim, heads.heads() * s_.whole.head_dim_v},
@@ -138,12 +153,13 @@ class Running {
 
     /// K (V) of a call, as a view of the keys of a step.
     TensorView keys(const PlannedCall& planned, std::size_t step, bool values) const {
-        return half(memory_.keys[buffer(step)], planned.call.keys().begin, s_.total, planned, step, values);
+        return half(memory_.keys[step % memory_.keys.size()], planned.call.keys().begin, s_.total, planned, step,
+                    values);
     }
 
     /// Where a call writes its dK (dV).
     TensorView parts(const PlannedCall& planned, std::size_t step, bool values) const {
-        return half(memory_.parts[buffer(step)], planned.parts, planned.call.keys().size(), planned, step, values);
+        return half(memory_.parts[step % 2], planned.parts, planned.call.keys().size(), planned, step, values);
     }
 
     /// Runs call(planned, workspace, how) for every call of a step. Several calls take turns on two streams, so that
@@ -168,7 +184,7 @@ class Running {
     }
 
  private:
-    static int buffer(std::size_t step) { return static_cast<int>(step % 2); }
+    int buffer(std::size_t step) const { return static_cast<int>(step % memory_.keys.size()); }
 
     /// Rows of a member of the batch, from a head on.
     static RowsAt rows_at(const TensorView& t, std::int64_t member, std::int64_t row, std::int64_t head) {
@@ -215,12 +231,11 @@ class Running {
         if (s_.communicator->ranks() > 1) s_.communicator->exchange(messages(sent), messages(received), side_);
     }
 
-    /// K and V of a step: this rank's rows to their places, and then the exchange.
-    void bring(std::size_t step) {
-        if (step >= 2) s_.memory->wait(kComputed + buffer(step), side_);
+    /// Copies this rank's rows of K and V of a step to their places.
+    void place(std::size_t step) {
         const Step& heads = steps_[step];
         const std::size_t bytes = row_bytes(step);
-        std::byte* to = memory_.keys[buffer(step)];
+        std::byte* to = memory_.keys[step % memory_.keys.size()];
         const auto size = static_cast<std::size_t>(size_of(s_.whole.dtype) * heads.heads());
         const std::size_t of_k = size * static_cast<std::size_t>(s_.whole.head_dim);
         const std::size_t of_v = size * static_cast<std::size_t>(s_.whole.head_dim_v);
@@ -231,7 +246,11 @@ class Running {
                 s_.memory->copy({at + of_k, bytes}, rows_at(v_, b, piece.row, heads.first), of_v, piece.length, side_);
             }
         }
-        exchange(to, s_.sent, s_.received, step);
+    }
+
+    /// The exchange of K and V of a step.
+    void bring(std::size_t step) {
+        exchange(memory_.keys[step % memory_.keys.size()], s_.sent, s_.received, step);
         s_.memory->mark(kArrived + buffer(step), side_);
     }
 

@@ -65,7 +65,7 @@ class DeviceRows {
     /// What is queued on `stream` from here on begins when the work of the mark has ended.
     virtual void wait(int number, void* stream) = 0;
 
-    static constexpr int kMarks = 10;
+    static constexpr int kMarks = 14;
 };
 
 }  // namespace tessera
