@@ -103,7 +103,7 @@ def _set_apart_from(rows):
 @case
 def copies_give_the_bits_of_collectives(groups):
     """The way of GPUs of one host, over files in the place of their memory and streams that do all at once."""
-    from tessera.torch._context_parallel import _operators, _peers
+    from tessera.torch._context_parallel import _peers, _setup
     stream = unittest.mock.MagicMock()
     patches = [unittest.mock.patch.object(torch.cuda, name, with_) for name, with_ in (
         ("current_stream", lambda device: stream), ("Stream", lambda *a, **k: stream), ("Event", unittest.mock.MagicMock),
@@ -129,4 +129,4 @@ def copies_give_the_bits_of_collectives(groups):
                     assert of_group.called
                 expect(got, want, NAMES, 0, f"{options}, {order}, {steps} steps, {ranks} ranks")
     _set_apart_from(4096)
-    assert not _operators._setups
+    assert not _setup.setups

@@ -147,7 +147,7 @@ def gradients_on_any_number_of_gpus(alone):
 @case
 def nccl_has_the_bits_of_copies(alone):
     """Where ranks have no symmetric memory NCCL exchanges the rows, with equal bits."""
-    from tessera.torch._context_parallel import _operators, _peers
+    from tessera.torch._context_parallel import _peers, _setup
     for name in ("causal", "documents", "two-sided window"):
         for total, order in ((TOTAL, "contiguous"), (4 * TOTAL, "zigzag")):
             if total != TOTAL and name == "documents":
@@ -155,13 +155,13 @@ def nccl_has_the_bits_of_copies(alone):
             whole = inputs(total=total, heads_q=16, heads_kv=8)
             want = of_ranks(whole, None, order, OPTIONS[name])
             before, _peers.of_group = _peers.of_group, lambda *_: None
-            _operators._setups.clear()
+            _setup.setups.clear()
             try:
                 expect(of_ranks(whole, None, order, OPTIONS[name]), want, NAMES, 0, f"{name}, {order}, default steps")
                 expect(of_ranks(whole, None, order, OPTIONS[name], steps=3), want, NAMES, 0, f"{name}, {order}, 3 steps")
             finally:
                 _peers.of_group = before
-                _operators._setups.clear()
+                _setup.setups.clear()
 
 
 @case

@@ -155,17 +155,17 @@ def an_error_between_steps(groups):
 @case
 def captured(groups):
     """A graph's capture refuses a layout whose plan is not on the device; one that has run is taken."""
-    from tessera.torch._context_parallel import _operators
+    from tessera.torch._context_parallel import _setup
     q, k, v, _ = (t[:, :36] for t in inputs())
-    before, _operators._capturing = _operators._capturing, lambda device: True
+    before, _setup.capturing = _setup.capturing, lambda device: True
     try:
         raises(ValueError, ("q: expected a call", "capture"), lambda: tt.context_parallel_attention(q, k, v, groups[1]))
-        _operators._capturing = before
+        _setup.capturing = before
         tt.context_parallel_attention(q, k, v, groups[1])
-        _operators._capturing = lambda device: True
+        _setup.capturing = lambda device: True
         tt.context_parallel_attention(q, k, v, groups[1])
     finally:
-        _operators._capturing = before
+        _setup.capturing = before
 
 
 @case

@@ -13,7 +13,7 @@ from torch.jit import is_tracing
 
 from .. import _attention, _operators as _kernels, _sinks
 from .._tensors import expect_tensor, is_plain
-from . import _flops, _groups, _operators, _order  # noqa: F401 - _flops registers what FlopCounterMode counts
+from . import _flops, _groups, _operators, _order, _setup  # noqa: F401 - _flops registers what FlopCounterMode counts
 from ._order import balance_documents
 from ._report import ContextParallelPlan, plan_of as context_parallel_plan
 from ._sdpa import context_parallel, context_parallel_unshard, replace_context_parallel
@@ -145,7 +145,7 @@ def _explained(arguments, gradients):
             return _operators.EagerContextParallel.apply(*arguments[:4], arguments[4:])
         return _operators.run_forward(*arguments)[:2]
     except (RuntimeError, AttributeError) as error:
-        if str(error).startswith(_operators.FUNCTION):  # a rank that did not come
+        if str(error).startswith(_setup.FUNCTION):  # a rank that did not come
             raise
         raise _attention._explained(error, _kernels.Arguments(*arguments[:3])) from None
 
@@ -192,7 +192,7 @@ def unshard_sequence(tensor: Tensor, group: Group = None, *, dim: int = 1, order
         error = str(found)
     if not torch.compiler.is_compiling():
         message = {"error": error, "tensor": [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")], "dim": dim,
-                   "order": order if isinstance(order, str) else _operators.digest(positions.numpy().tobytes())}
+                   "order": order if isinstance(order, str) else _setup.digest(positions.numpy().tobytes())}
         _groups.agree(_groups.name_of(group), message, 300.0, "unshard_sequence", tensor.device.type == "cpu")
     elif error:
         raise ValueError(error)

@@ -6,7 +6,7 @@ import typing
 
 import torch
 
-from . import _exchange, _operators, _order, _plan
+from . import _exchange, _order, _plan, _setup
 
 
 class ContextParallelPlan(typing.NamedTuple):
@@ -49,13 +49,13 @@ def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int =
     if rank >= ranks:
         raise ValueError(f"rank: expected one of {ranks} ranks, got {rank}")
     _order.positions_of(order, total, ranks, "total")
-    name = order if isinstance(order, str) else _operators.bytes_of(_order.tensor_of(order))
+    name = order if isinstance(order, str) else _setup.bytes_of(_order.tensor_of(order))
     offsets = None if cu_seqlens is None else tuple(_order.offsets_of(cu_seqlens, total))
     layout = _plan.Layout(total, batch, ranks, name, offsets, bool(causal), left, right, gradient_blocks or 0)
     plan = _plan.plan(layout, rank)
     width = (head_dim + (head_dim_v or head_dim)) * torch.empty((), dtype=dtype).element_size()  # of a row of one head
     own = plan.rows * batch
-    both = [_operators.steps_of(heads_kv, own * heads_kv * width, steps, which, False) for which in (0, 1)]
+    both = [_setup.steps_of(heads_kv, own * heads_kv * width, steps, which, False) for which in (0, 1)]
     most = [max(last - first for first, last in heads) * width for heads in both]
     memory = []
     for calls, heads in zip((plan.forward, plan.backward), both):
