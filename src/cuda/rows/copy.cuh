@@ -5,14 +5,20 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "cuda/rows/launch.hpp"
 
 namespace tessera::cuda::rows {
 
 inline constexpr int kCopiesOfBlock = 8;
 
+/// What a lane copies at once: 16 bytes where rows are multiples of that, else one element of 16 bits.
+template <int kBytes>
+using CopyChunk = std::conditional_t<kBytes == 16, uint4, unsigned short>;
+
 /// A warp for each copy.
-template <class Chunk>
+template <int kBytes>
 __global__ void copy_kernel(const __grid_constant__ RowCopies copies) {
     const std::int64_t copy = std::int64_t{blockIdx.x} * kCopiesOfBlock + threadIdx.y;
     if (copy >= copies.count) return;
@@ -23,18 +29,18 @@ __global__ void copy_kernel(const __grid_constant__ RowCopies copies) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const char* source = static_cast<const char*>(copies.source[half].data) + from * copies.source[half].pitch;
-        const int chunks = static_cast<int>(copies.bytes[half] / sizeof(Chunk));
+        const int chunks = static_cast<int>(copies.bytes[half] / kBytes);
         for (int c = static_cast<int>(threadIdx.x); c < chunks; c += 32)
-            reinterpret_cast<Chunk*>(target)[c] = reinterpret_cast<const Chunk*>(source)[c];
+            reinterpret_cast<CopyChunk<kBytes>*>(target)[c] = reinterpret_cast<const CopyChunk<kBytes>*>(source)[c];
         target += copies.bytes[half];
     }
 }
 
-template <class Chunk>
+template <int kBytes>
 cudaError_t launch_copy(const RowCopies& copies, cudaStream_t stream) {
     const std::int64_t blocks = (copies.count + kCopiesOfBlock - 1) / kCopiesOfBlock;
     if (blocks == 0) return cudaSuccess;
-    copy_kernel<Chunk><<<static_cast<unsigned>(blocks), dim3(32, kCopiesOfBlock), 0, stream>>>(copies);
+    copy_kernel<kBytes><<<static_cast<unsigned>(blocks), dim3(32, kCopiesOfBlock), 0, stream>>>(copies);
     return cudaGetLastError();
 }
 
@@ -43,7 +49,7 @@ inline cudaError_t start_copy_of(const RowCopies& copies, cudaStream_t stream) {
     for (const RowsAt& rows : {copies.source[0], copies.source[1], copies.target[0], copies.target[1]})
         aligned = aligned && reinterpret_cast<std::uintptr_t>(rows.data) % sizeof(uint4) == 0 &&
                   rows.pitch % sizeof(uint4) == 0;
-    return aligned ? launch_copy<uint4>(copies, stream) : launch_copy<char>(copies, stream);
+    return aligned ? launch_copy<16>(copies, stream) : launch_copy<2>(copies, stream);
 }
 
 }  // namespace tessera::cuda::rows
