@@ -81,7 +81,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
         every number of ranks whose rows consist of whole blocks, a group of one among them. Default: the runs of rows
         that a rank holds, which is the fastest.
     steps: into how many groups the key heads are cut, one of which travels while another is computed. No bit depends
-        on it. Default: 1; on CUDA 4 from 4 MiB of a rank's K and V on, 8 from 64 MiB on.
+        on it. Default: 1; on CUDA by the bytes of a rank's K and V, up to 8.
     timeout: seconds after which a rank that waits for another raises.
     check: True: ranks compare the arguments in every call. They always do with gloo. With NCCL, False compares them in
         the first call of its kind, since the host waits for the answer.

@@ -226,5 +226,5 @@ def side_by_side(k, v, chosen, into):
 
 def halves(rows, heads, head_dim):
     """(K, V) of rows that lie side by side, as views."""
-    width = heads * head_dim
-    return rows[:, :width].unflatten(1, (heads, head_dim)), rows[:, width:].unflatten(1, (heads, -1))
+    count, width = rows.shape[0], heads * head_dim
+    return rows[:, :width].view(count, heads, head_dim), rows[:, width:].view(count, heads, rows.shape[1] // heads - head_dim)

@@ -32,7 +32,8 @@ def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int =
             steps: typing.Optional[int] = None) -> ContextParallelPlan:
     """What `rank` of `ranks` does in a call on a sequence of `total` rows; needs no group and runs nothing.
 
-    steps: default: that of CUDA for these bytes. The other arguments are those of context_parallel_attention() and the
+    Steps and memory are those of an exchange by collectives, NCCL's or gloo's; docs/context-parallel.md says what copies
+    between the GPUs of a host take. steps: default: that of CUDA for these bytes. The other arguments are those of context_parallel_attention() and the
     sizes of its tensors. Raises ValueError."""
     from .. import _attention
     left, right = _attention.window_sides(window)
