@@ -109,11 +109,17 @@ class PeerKeys:
         for stream in self.streams[1:]:
             self.current.wait_stream(stream)
 
+    def _part(self):
+        """In a graph: meets the others when all have copied, before a next call writes to the same place."""
+        if self.k.is_cuda and torch.cuda.is_current_stream_capturing():
+            self.peers.meet(self.limit)
+
     def __iter__(self):
         """Yields a Step for each group of key heads."""
         self._publish()
         if self.side is None:
             yield _exchange.Step(*self.steps[0], lambda index: contextlib.nullcontext(self._pull(0, index)), self._join)
+            self._part()
             return
         for stream in (self.side, *self.streams[1:]):
             stream.wait_stream(self.current)
@@ -127,6 +133,8 @@ class PeerKeys:
                 yield _exchange.Step(first, last, functools.partial(self._call, step), self._join)
                 if step + self.sets < len(self.steps):
                     self._start(step + self.sets)
+            self._join()
+            self._part()
         finally:
             self._join()
             self.current.wait_stream(self.side)

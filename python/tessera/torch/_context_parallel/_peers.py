@@ -122,7 +122,7 @@ class Peers:
     """Symmetric memory of a group. K and V of two calls, which take turns, come first, and then dK and dV."""
 
     def __init__(self, group, device):
-        self.group, self.device, self.turn = group, device, 0
+        self.group, self.device, self.turn, self.stream = group, device, 0, None
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.sizes, self.handle, self.views = (0, 0), None, {}
 
@@ -142,10 +142,17 @@ class Peers:
 
     def next_keys(self, limit):
         """The byte at which K and V of this call begin. Two calls take turns, so that one may write while another rank
-        still copies what the one before it wrote. A graph has one place for all its replays, which meet before."""
+        still copies what the one before it wrote. This needs the calls in one order on every rank, so a call on another
+        stream waits for that of the one before. A graph has one place for all its replays: its calls meet before, and
+        once more when all have copied (PeerKeys)."""
         self.turn ^= 1
         if torch.cuda.is_current_stream_capturing():
             self.meet(limit)
+            return self.turn * self.sizes[0]
+        stream = torch.cuda.current_stream(self.device)
+        if self.stream is not None and self.stream != stream:
+            stream.wait_stream(self.stream)
+        self.stream = stream
         return self.turn * self.sizes[0]
 
     def parts(self, twin):
