@@ -57,6 +57,29 @@ void append_on_cuda([[maybe_unused]] const AppendArgs& args, [[maybe_unused]] co
 #endif
 }
 
+std::unique_ptr<DeviceRows> rows_on_cuda(const Device& device) {
+    if (const auto problem = unavailable(device)) throw Error(ErrorCode::device_unavailable, "device", *problem);
+#if defined(TESSERA_HAS_CUDA)
+    return cuda::device_rows(device);
+#else
+    return nullptr;
+#endif
+}
+
+void add_rows_on_cuda([[maybe_unused]] const RowSums& sums, const Device& device, [[maybe_unused]] void* stream) {
+    if (const auto problem = unavailable(device)) throw Error(ErrorCode::device_unavailable, "device", *problem);
+#if defined(TESSERA_HAS_CUDA)
+    cuda::add_rows(sums, device, stream);
+#endif
+}
+
+void copy_rows_on_cuda([[maybe_unused]] const RowCopies& copies, const Device& device, [[maybe_unused]] void* stream) {
+    if (const auto problem = unavailable(device)) throw Error(ErrorCode::device_unavailable, "device", *problem);
+#if defined(TESSERA_HAS_CUDA)
+    cuda::copy_rows(copies, device, stream);
+#endif
+}
+
 const Kernel& kernel_of(const KernelInfo& info) { return registry()[static_cast<std::size_t>(&info - infos().data())]; }
 
 }  // namespace tessera

@@ -45,6 +45,7 @@ NEEDS = [
     (r"decode::split_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"decode::combine_kernel<.*>", {"MUFU"}),
     (r"append_rows::append_kernel<.*>", set()),
+    (r"rows::(add|copy)_kernel<.*>", set()),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"standard::(scores|values|gemm|dq|key_gemm)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
     (r"standard::(softmax|row_gradient)_kernel<.*>", {"MUFU"}),
@@ -86,7 +87,9 @@ WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax"
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
     for dim in (64, 128, 256)} | {
     f"decode::combine_kernel<{dtype}, {dim}, {parallel}>" for dtype in ("bf16", "fp16") for dim in (64, 128, 192, 256)
-    for parallel in (0, 1)} | {f"append_rows::append_kernel<{dtype}>" for dtype in ("bf16", "fp16", "float")}
+    for parallel in (0, 1)} | {f"append_rows::append_kernel<{dtype}>" for dtype in ("bf16", "fp16", "float")} | {
+    f"rows::copy_kernel<{chunk}>" for chunk in (2, 16)} | {
+    f"rows::add_kernel<{kind}>" for kind in ("bf16, 8", "bf16, 1", "fp16, 8", "fp16, 1", "float, 4", "float, 1")}
 
 
 class Allowed(NamedTuple):

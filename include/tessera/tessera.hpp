@@ -15,6 +15,7 @@
 
 #include "tessera/append.hpp"
 #include "tessera/attention.hpp"
+#include "tessera/context_parallel.hpp"
 #include "tessera/cost.hpp"
 #include "tessera/dtype.hpp"
 #include "tessera/error.hpp"

@@ -29,6 +29,11 @@ attention_backward = torch.ops.tessera.attention_backward.default
 attention_with_sinks = torch.ops.tessera.attention_with_sinks.default
 attention_with_sinks_and_residual = torch.ops.tessera.attention_with_sinks_and_residual.default
 attention_with_sinks_backward = torch.ops.tessera.attention_with_sinks_backward.default
+# For context parallelism: they write into parts of tensors that exist (python/torch_ops/ranks.cc).
+forward_to = torch.ops.tessera.forward_to.default
+backward_to = torch.ops.tessera.backward_to.default
+add_parts = torch.ops.tessera.add_parts.default
+copy_rows = torch.ops.tessera.copy_rows.default
 
 _WAY_OUT = ("math=True of tessera.torch.attention, varlen_attention and scaled_dot_product_attention computes them, "
             "slowly")
@@ -232,7 +237,8 @@ for _name in ("attention_backward", "attention_with_sinks_backward"):
     torch.library.register_autograd("tessera::" + _name, no_second_derivative)
 
 _without_gradient = torch.library.Library("tessera", "IMPL")
-for _name in ("forward", "forward_with_residual", "forward_few", "forward_few_with_residual", "forward_o", "backward"):
+for _name in ("forward", "forward_with_residual", "forward_few", "forward_few_with_residual", "forward_o", "backward",
+              "forward_to", "backward_to", "add_parts", "copy_rows"):
     _without_gradient.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 
