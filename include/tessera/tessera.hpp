@@ -24,5 +24,6 @@
 #include "tessera/mask.hpp"
 #include "tessera/plan.hpp"
 #include "tessera/predict.hpp"
+#include "tessera/predict_context_parallel.hpp"
 #include "tessera/problem.hpp"
 #include "tessera/tensor.hpp"
