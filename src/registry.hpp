@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "kernel/decode_block.hpp"
 #include "kernel/kernel.hpp"
 #include "tessera/append.hpp"
 
@@ -22,5 +23,8 @@ std::optional<std::string> unavailable(const Device& device);
 /// append() for tensors of one CUDA device, whose shapes are checked. Throws Error(device_unavailable) if there is
 /// none.
 void append_on_cuda(const AppendArgs& args, const AppendOptions& options, void* stream);
+
+/// The kernels of decode_block() for tensors on this device; null: this build has none.
+const DecodeBlockKernels* decode_block_kernels(const Device& device);
 
 }  // namespace tessera

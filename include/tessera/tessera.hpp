@@ -16,6 +16,7 @@
 #include "tessera/append.hpp"
 #include "tessera/attention.hpp"
 #include "tessera/cost.hpp"
+#include "tessera/decode_block.hpp"
 #include "tessera/dtype.hpp"
 #include "tessera/error.hpp"
 #include "tessera/kernel.hpp"
