@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cpu/backend.hpp"
+#include "cpu/block/kernels.hpp"
 #include "reference/backend.hpp"
 #include "tessera/error.hpp"
 #if defined(TESSERA_HAS_CUDA)
@@ -55,6 +56,10 @@ void append_on_cuda([[maybe_unused]] const AppendArgs& args, [[maybe_unused]] co
 #if defined(TESSERA_HAS_CUDA)
     cuda::append(args, options, stream);
 #endif
+}
+
+const DecodeBlockKernels* decode_block_kernels(const Device& device) {
+    return device.type == DeviceType::cpu ? &cpu::block::kernels() : nullptr;
 }
 
 const Kernel& kernel_of(const KernelInfo& info) { return registry()[static_cast<std::size_t>(&info - infos().data())]; }

@@ -23,8 +23,8 @@ namespace tessera {
 ///
 /// docs/decode-block.md says where results are rounded and in which order products are added.
 struct DecodeBlockProblem {
-    DType dtype = DType::bf16;          ///< of x, the cache, o and out: bf16, fp16, fp32 (CUDA: bf16)
-    DType weights_dtype = DType::bf16;  ///< of w_qkv, w_o and the biases: bf16 or `dtype`
+    DType dtype = DType::bf16;          ///< of x, residual, the cache, o and out: bf16 or fp32 (CUDA: bf16)
+    DType weights_dtype = DType::bf16;  ///< of w_qkv, b_qkv, w_o and b_o: bf16, or fp32 with a dtype of fp32
     std::int64_t batch = 1;
     std::int64_t hidden = 0;
     std::int64_t heads_q = 1;  ///< a multiple of heads_kv
@@ -83,7 +83,7 @@ struct DecodeBlockPlan {
     DecodeBlockWay way = DecodeBlockWay::chain;
     Device device{};
     int threads = 1;
-    Plan attention;                   ///< of the chain's forward()
+    Plan attention{};                 ///< of the chain's forward()
     std::size_t workspace_bytes = 0;  ///< aligned to Plan::kWorkspaceAlignment
     /// The first bytes of the workspace, which have to be 0 before its first call and belong to decode_block() from
     /// then on: counters by which the thread blocks of one launch wait for each other. Every plan that has them has as
@@ -117,7 +117,7 @@ struct DecodeBlockArgs {
     TensorView b_o{};                ///< [hidden]
     TensorView residual{};           ///< [batch, hidden]. Default: x
     TensorView out;                  ///< out: [batch, hidden]; it may be x or residual itself
-    TensorView o{};                  ///< out, optional: [batch, heads_q, head_dim]
+    TensorView o{};                  ///< out, optional: [batch, heads_q, head_dim], packed
     TensorView lse{};                ///< out, optional: fp32 [batch, heads_q]
 };
 

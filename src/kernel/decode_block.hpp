@@ -16,11 +16,12 @@ namespace tessera {
 /// A validated call, ready to run.
 struct DecodeBlockCall {
     const DecodeBlockProblem& problem;
-    const DecodeBlockArgs& args;  ///< residual is given, and so is positions if the Problem has a rotary embedding
-    Device device;                ///< of all tensors; on CUDA the current device
-    ParallelFor parallel_for;     ///< CPU: never empty; CUDA: empty
-    int threads;                  ///< CPU
-    void* stream;                 ///< CUDA
+    const DecodeBlockArgs& args;   ///< residual is given; with a rotary embedding positions are given (or kv_lengths)
+    Device device;                 ///< of all tensors; a CUDA kernel makes it the current device itself
+    ParallelFor parallel_for;      ///< CPU: never empty; CUDA: empty
+    int threads;                   ///< CPU
+    void* stream;                  ///< CUDA
+    std::span<std::byte> scratch;  ///< scratch_bytes() of the workspace, for the kernels of the chain
 };
 
 /// The kernels of one backend. Tensors named qkv, o and lengths lie in the workspace and are packed.
@@ -30,6 +31,10 @@ struct DecodeBlockKernels {
     std::optional<std::string> (*refuse)(const DecodeBlockProblem& problem, const Device& device);
     /// The first tensor of a valid call whose strides or alignment the backend can't process, or nothing.
     std::optional<TensorRefusal> (*refuse_tensors)(const DecodeBlockProblem& problem, const DecodeBlockArgs& args);
+    /// Throws Error(invalid_argument) naming a tensor that is not memory of the device. Null: there is nothing to ask.
+    void (*expect_memory)(const DecodeBlockArgs& args, const Device& device) = nullptr;
+    /// Bytes of scratch memory that the kernels of the chain need. Null: none.
+    std::size_t (*scratch_bytes)(const DecodeBlockProblem& problem) = nullptr;
     /// First kernel of the chain: qkv [batch, qkv_rows()] of the Problem's dtype, rounded once behind the bias. On CUDA
     /// it also writes lengths, int32 [batch]: kv_lengths + 1, or kv_lengths where that is the largest int32. On the CPU
     /// lengths are written beforehand.
