@@ -20,18 +20,18 @@ namespace hn = hwy::HWY_NAMESPACE;
 using ProductD = hn::ScalableTag<float>;
 using ProductV = hn::Vec<ProductD>;
 
-/// `count` elements as fp32, and 0 in the lanes behind them.
-HWY_INLINE ProductV load_some(const float* from, std::size_t count) { return hn::LoadN(ProductD(), from, count); }
-HWY_INLINE ProductV load_some(const Bf16* from, std::size_t count) {
-    const hn::RebindToUnsigned<ProductD> words;
-    const hn::Rebind<std::uint16_t, ProductD> halves;
-    return hn::BitCast(ProductD(), hn::ShiftLeft<16>(hn::PromoteTo(words, hn::LoadN(halves, &from->bits, count))));
-}
 HWY_INLINE ProductV load_all(const float* from) { return hn::LoadU(ProductD(), from); }
 HWY_INLINE ProductV load_all(const Bf16* from) {
     const hn::RebindToUnsigned<ProductD> words;
     const hn::Rebind<std::uint16_t, ProductD> halves;
     return hn::BitCast(ProductD(), hn::ShiftLeft<16>(hn::PromoteTo(words, hn::LoadU(halves, &from->bits))));
+}
+/// `count` elements as fp32, and 0 in the lanes behind them.
+template <class T>
+HWY_INLINE ProductV load_some(const T* from, std::int64_t count) {
+    T padded_elements[hn::MaxLanes(ProductD())] = {};
+    std::copy_n(from, count, padded_elements);
+    return load_all(padded_elements);
 }
 
 /// kOutputs rows of the matrix times kRows rows of x. Every vector of either is loaded once.
@@ -54,11 +54,12 @@ HWY_INLINE void product_block(const T* w, std::int64_t stride, const float* x, s
     std::int64_t i = 0;
     for (; i + width <= inputs; i += width) add([](const auto* from) HWY_ATTR { return load_all(from); }, i);
     if (i < inputs) {
-        const auto rest = static_cast<std::size_t>(inputs - i);
+        const std::int64_t rest = inputs - i;
         add([rest](const auto* from) HWY_ATTR { return load_some(from, rest); }, i);
     }
     TESSERA_UNROLL for (int o = 0; o < kOutputs; ++o) {
-        TESSERA_UNROLL for (int r = 0; r < kRows; ++r) y[o * kProductRows + r] = hn::ReduceSum(d, sums[o][r]);
+        TESSERA_UNROLL for (int r = 0; r < kRows; ++r) y[o * kProductRows + r] =
+            hn::GetLane(hn::SumOfLanes(d, sums[o][r]));
     }
 }
 
