@@ -12,9 +12,10 @@
 
 namespace tessera::cuda::block {
 
-/// Loads the old keys of the CTA's splits: for each tile a stage of K and one of V. By a loading warp.
+/// Loads the old keys of the CTA's splits, K (`which` 0) by one warp and V (1) by another. A tile has a stage of K,
+/// then one of V.
 template <class Shape>
-__device__ __forceinline__ void load_keys(const Block<Shape>& block, Position& at, int& turn) {
+__device__ __forceinline__ void load_keys(const Block<Shape>& block, Position& at, int which) {
     const decode::Launch& attention = block.launch.attention;
     for_each_item(block, [&](const Item& item) {
         const int tiles = item.tiles();
@@ -28,16 +29,18 @@ __device__ __forceinline__ void load_keys(const Block<Shape>& block, Position& a
         work.tile = item.tile;
         work.begin = item.keys.begin;
         work.end = item.keys.end - (item.newest ? 1 : 0);  // the new key is not in the cache yet
-        // With two loading warps and two stages a tile, a warp has K or V of all tiles.
-        const int which = turn;
         decode::KeyCopies<Shape> copies(attention, attention.loaded[which], block.lane);
         copies.begin(work);
-        if (which == 1) block.next(at);
         for (int i = 0; i < tiles; ++i) {
+            if (which == 1) block.next(at);
+            if (const int first = item.tile + i * decode::Config::kKeys; i > 0 && first >= work.end) {
+                work.tile = first;  // the new key is alone in the last tile, for which no page was looked up
+                copies.begin(work);
+            }
             block.wait_empty(at);
             copies.copy_tile(block.stage(at), work, block.shared.full[at.stage]);
             block.next(at);
-            if (which == 0 || i + 1 < tiles) block.next(at);
+            if (which == 0) block.next(at);
         }
     });
 }

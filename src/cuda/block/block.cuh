@@ -26,10 +26,10 @@ struct HandQkv {
     }
 };
 
-/// The number of this launch, the same for all CTAs: the last of them to read it counts the launch.
-__device__ __forceinline__ unsigned launch_number(Header& header, int thread) {
+/// The number of this launch, the same for all CTAs: the last of them to read it counts the launch. By one thread.
+__device__ __forceinline__ unsigned launch_number(Header& header) {
     const unsigned before = *static_cast<volatile unsigned*>(&header.launches);
-    if (thread == 0 && ptx::add_acq_rel(&header.arrived, 1) == gridDim.x - 1) {
+    if (ptx::add_acq_rel(&header.arrived, 1) == gridDim.x - 1) {
         header.arrived = 0;
         header.launches = before + 1;
     }
@@ -38,16 +38,29 @@ __device__ __forceinline__ unsigned launch_number(Header& header, int thread) {
 
 template <class Shape>
 __device__ __forceinline__ void load_all(const Block<Shape>& block) {
+    const Launch& launch = block.launch;
+    const auto mark = [&](Mark m) {
+        if (block.lane == 0) record(launch, m);
+    };
     Position at;
-    int turn = block.warp - Config::kWarps;
-    load_units(block, block.launch.qkv, at, turn);
-    if (block.lane == 0 && block.warp == Config::kWarps) record(block.launch, Mark::loads_qkv);
-    ptx::griddepcontrol_wait();
-    decode::wait(block.shared.members_known, 0);
-    load_keys(block, at, turn);
-    if (block.lane == 0 && block.warp == Config::kWarps) record(block.launch, Mark::loads_keys);
-    load_units(block, block.launch.output, at, turn);
-    if (block.lane == 0 && block.warp == Config::kWarps) record(block.launch, Mark::loads_output);
+    if (block.warp == Config::kWarps) {
+        load_units(block, launch.qkv, at);
+        mark(Mark::loads_qkv);
+        ptx::griddepcontrol_wait();
+        decode::wait(block.shared.known, 0);
+        load_keys(block, at, 0);
+        mark(Mark::loads_keys);
+        load_units(block, launch.output, at);
+        mark(Mark::loads_output);
+    } else {
+        ptx::griddepcontrol_wait();
+        find_members(block);
+        if (block.lane == 0) block.shared.number = launch_number(*launch.header);
+        ptx::mbarrier_arrive(block.shared.known);
+        decode::wait(block.shared.known, 0);
+        at.skip(stages_of_units<Shape>(launch.qkv), launch.layout.stages);
+        load_keys(block, at, 1);
+    }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
 }
@@ -61,17 +74,17 @@ __device__ __forceinline__ void compute_all(const Block<Shape>& block) {
     };
     ptx::griddepcontrol_wait();
     mark(Mark::inputs);
-    const unsigned number = launch_number(*launch.header, thread);
-    if (block.warp == Config::kWarps - 1) find_members(block);
     Position at;
     if (static_cast<int>(blockIdx.x) < launch.qkv.rows / Config::kUnitRows) {
         norm_rows(block);
         mark(Mark::normed);
-        HandQkv hand{launch, number};
+        decode::wait(block.shared.known, 0);
+        HandQkv hand{launch, block.shared.number};
         multiply_units(block, launch.qkv, at, hand);
     }
     mark(Mark::qkv_done);
-    decode::wait(block.shared.members_known, 0);
+    decode::wait(block.shared.known, 0);
+    const unsigned number = block.shared.number;
     attend(block, at, number);
     mark(Mark::attention_done);
     combine(block, number);
@@ -101,15 +114,6 @@ __global__ void __launch_bounds__(Config::threads(), 1) block_kernel(const __gri
 template <class Shape>
 int fixed_shared_bytes() {
     return static_cast<int>(sizeof(Shared<Shape::kConfig.head_dim>));
-}
-
-template <class Shape>
-cudaError_t resident_blocks(const Launch& launch, int& blocks) {
-    const cudaError_t status =
-        cudaFuncSetAttribute(block_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.layout.bytes);
-    if (status != cudaSuccess) return status;
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, block_kernel<Shape>, Config::threads(),
-                                                         static_cast<std::size_t>(launch.layout.bytes));
 }
 
 template <class Shape>

@@ -53,8 +53,7 @@ __global__ void __launch_bounds__(Config::threads(), 1) product_kernel(const __g
     __syncthreads();
     Position at;
     if (block.warp >= Config::kWarps) {
-        int turn = block.warp - Config::kWarps;
-        load_units(block, kFirst ? launch.qkv : launch.output, at, turn);
+        if (block.warp == Config::kWarps) load_units(block, kFirst ? launch.qkv : launch.output, at);
         return;
     }
     if constexpr (kFirst) {

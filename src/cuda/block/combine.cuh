@@ -144,38 +144,35 @@ __device__ __forceinline__ void combine(const Block<Shape>& block, unsigned numb
 /// Waits for the rows of O, and copies them into shared memory. By all computing warps, which may read them afterwards.
 template <class Shape>
 __device__ __forceinline__ void gather_output(const Block<Shape>& block, unsigned number) {
-    constexpr int kThreads = 32 * Config::kWarps, kAtOnce = 4;
+    constexpr int kThreads = 32 * Config::kWarps, kAtOnce = 8;
     const Launch& launch = block.launch;
-    const int columns = launch.output.columns, pairs = columns / 4;
+    const int columns = launch.output.columns, pairs_of_row = columns / 4, pairs = launch.batch * pairs_of_row;
     const int thread = 32 * block.warp + block.lane;
-    for (int row = 0; row < launch.batch; ++row) {
-        const Word* from = launch.o_words + std::int64_t{row} * columns / 2;
-        char* to = block.rows() + row * row_bytes(columns);
-        for (int first = thread; first < pairs; first += kAtOnce * kThreads) {
-            Word words[2 * kAtOnce];
-            Watchdog watchdog;
-            bool all;
-            do {
-                all = true;
-#pragma unroll
-                for (int i = 0; i < kAtOnce; ++i) {
-                    const int at = first + i * kThreads;
-                    if (at >= pairs) continue;
-                    ptx::load_relaxed(from + 2 * at, words[2 * i], words[2 * i + 1]);
-                }
-#pragma unroll
-                for (int i = 0; i < kAtOnce; ++i) {
-                    if (first + i * kThreads >= pairs) continue;
-                    all = all && launch_of(words[2 * i]) == number && launch_of(words[2 * i + 1]) == number;
-                }
-                if (!all) watchdog.again(Wait::output);
-            } while (!all);
+    for (int first = thread; first < pairs; first += kAtOnce * kThreads) {
+        Word words[2 * kAtOnce];
+        Watchdog watchdog;
+        bool all;
+        do {
+            all = true;
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i) {
                 const int at = first + i * kThreads;
-                if (at < pairs)
-                    *reinterpret_cast<uint2*>(to + at * 8) = {data_of(words[2 * i]), data_of(words[2 * i + 1])};
+                if (at < pairs) ptx::load_relaxed(launch.o_words + 2 * at, words[2 * i], words[2 * i + 1]);
             }
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                if (first + i * kThreads >= pairs) continue;
+                all = all && launch_of(words[2 * i]) == number && launch_of(words[2 * i + 1]) == number;
+            }
+            if (!all) watchdog.again(Wait::output);
+        } while (!all);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int at = first + i * kThreads;
+            if (at >= pairs) continue;
+            const int row = at / pairs_of_row, pair = at - row * pairs_of_row;
+            *reinterpret_cast<uint2*>(block.rows() + row * row_bytes(columns) + pair * 8) = {data_of(words[2 * i]),
+                                                                                             data_of(words[2 * i + 1])};
         }
     }
     block.sync_computing();

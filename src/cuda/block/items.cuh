@@ -32,7 +32,7 @@ __device__ __forceinline__ int row_tiles(const Launch& launch) {
     return (launch.attention.params.group + Config::kRowsOfTile - 1) / Config::kRowsOfTile;
 }
 
-/// Finds out about the sequences. By one warp; the others wait for members_known.
+/// Finds out about the sequences. By one warp.
 template <class Shape>
 __device__ __forceinline__ void find_members(const Block<Shape>& block) {
     const Launch& launch = block.launch;
@@ -63,7 +63,6 @@ __device__ __forceinline__ void find_members(const Block<Shape>& block) {
         if (b >= step) items += other;
     }
     if (b < launch.batch) block.shared.members[b].end = items;
-    ptx::mbarrier_arrive(block.shared.members_known);
 }
 
 /// Item `index` of all sequences.

@@ -44,7 +44,6 @@ enum class Mark : int {
     start,           ///< the first instruction
     inputs,          ///< the launch before has ended: x may be read
     normed,          ///< the norm of x is in shared memory
-    first_weights,   ///< the first stage of the weights is there
     qkv_done,        ///< the CTA's rows of Q, K and V are written
     queries,         ///< Q of the CTA's first split is there
     attention_done,  ///< the partial results of the CTA's splits are written
@@ -99,10 +98,6 @@ int fixed_shared_bytes();
 /// kernel before this one in the stream has ended.
 template <class Shape>
 cudaError_t start_block(const Launch& launch, int blocks, bool beside, cudaStream_t stream);
-
-/// The CTAs of a multiprocessor for start_block(), by the registers and the shared memory of the launch.
-template <class Shape>
-cudaError_t resident_blocks(const Launch& launch, int& blocks);
 
 /// The kernels of the chain, whose stages are those of ChainShape. Norm and product: qkv_rows and lengths from x.
 using ChainShape = HeadDim128;

@@ -10,18 +10,14 @@
 
 namespace tessera::cuda::block {
 
-/// Loads the CTA's units, by a loading warp: row by row, the columns of a stage at a time. `turn`: stages until it is
-/// the warp's turn.
+/// Loads the CTA's units, by a warp: row by row, the columns of a stage at a time.
 template <class Shape>
-__device__ __forceinline__ void load_units(const Block<Shape>& block, const Matrix& matrix, Position& at, int& turn) {
+__device__ __forceinline__ void load_units(const Block<Shape>& block, const Matrix& matrix, Position& at) {
     constexpr Config kConfig = Shape::kConfig;
     const int units = matrix.rows / Config::kUnitRows;
     for (int unit = static_cast<int>(blockIdx.x); unit < units; unit += static_cast<int>(gridDim.x)) {
         const char* from = matrix.data + (unit * Config::kUnitRows + block.lane) * matrix.row_bytes;
         for (int first = 0; first < matrix.columns; first += kConfig.stage_columns(), block.next(at)) {
-            const bool mine = turn == 0;
-            turn = mine ? Config::kLoaders - 1 : turn - 1;
-            if (!mine) continue;
             const int bytes = min(matrix.columns - first, kConfig.stage_columns()) * 2;
             block.wait_empty(at);
             ptx::Mbarrier& full = block.shared.full[at.stage];
@@ -33,6 +29,14 @@ __device__ __forceinline__ void load_units(const Block<Shape>& block, const Matr
                                ptx::CacheHint::evict_first);
         }
     }
+}
+
+/// The stages of the CTA's units.
+template <class Shape>
+__device__ __forceinline__ int stages_of_units(const Matrix& matrix) {
+    constexpr int kColumns = Shape::kConfig.stage_columns();
+    const int units = matrix.rows / Config::kUnitRows, ctas = static_cast<int>(gridDim.x);
+    return (units - static_cast<int>(blockIdx.x) + ctas - 1) / ctas * ((matrix.columns + kColumns - 1) / kColumns);
 }
 
 /// Multiplies the CTA's units with the rows in shared memory, by all computing warps. Finish f: f.begin(row, column)

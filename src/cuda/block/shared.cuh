@@ -6,6 +6,7 @@
 
 #include <cuda_bf16.h>
 
+#include "cuda/append/append.cuh"
 #include "cuda/block/launch.hpp"
 #include "cuda/decode/load.cuh"
 #include "cuda/ptx/handoff.cuh"
@@ -42,10 +43,12 @@ struct Shared {
     Half<kHeadDim> halves[2];
     float2 sums[2][Config::kWarps][32];  ///< a unit's products of each warp's columns; units with even and odd numbers
     float squares[Config::kMostBatch][Config::kWarps];
+    float factors[Config::kMostBatch];
     Member members[Config::kMostBatch];
     ptx::Mbarrier full[Config::kMostStages];
     ptx::Mbarrier empty[Config::kMostStages];
-    ptx::Mbarrier members_known;
+    ptx::Mbarrier known;  ///< members and number are
+    unsigned number;      ///< of this launch
 };
 
 /// The place of a warp in the ring.
@@ -104,7 +107,7 @@ struct Block {
             ptx::mbarrier_init(shared.full[s], 32);
             ptx::mbarrier_init(shared.empty[s], Config::kWarps);
         }
-        ptx::mbarrier_init(shared.members_known, 32);
+        ptx::mbarrier_init(shared.known, 32);
         ptx::fence_mbarrier_init();
     }
 };

@@ -26,7 +26,7 @@ class Watchdog {
  public:
     __device__ __forceinline__ void again([[maybe_unused]] Wait wait) {
 #ifndef NDEBUG
-        constexpr unsigned kMost = 1U << 24;
+        constexpr unsigned kMost = 1U << 22;
         if (++rounds_ < kMost) return;
         constexpr const char* kNames[] = {"queries", "new key", "partial results", "output"};
         printf("decode block: CTA %d, thread %d waits for %s\n", static_cast<int>(blockIdx.x),

@@ -15,7 +15,7 @@ namespace tessera::cuda::block {
 /// one ring of stages in shared memory, in the order in which they are needed.
 struct Config {
     static constexpr int kWarps = 8;        ///< that compute: all of them products, four each a split of the keys
-    static constexpr int kLoaders = 2;      ///< warps that load, which take the stages in turns
+    static constexpr int kLoaders = 2;      ///< warps that load: one weights and K, the other V
     static constexpr int kUnitRows = 8;     ///< rows of a matrix of weights that a CTA multiplies at a time
     static constexpr int kChunk = 32;       ///< columns that a warp multiplies at a time
     static constexpr int kMostBatch = 8;    ///< rows of x
