@@ -45,6 +45,8 @@ NEEDS = [
     (r"decode::split_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"decode::combine_kernel<.*>", {"MUFU"}),
     (r"append_rows::append_kernel<.*>", set()),
+    (r"block::block_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
+    (r"block::product_kernel<.*>", {"HMMA", "LDSM"}),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"standard::(scores|values|gemm|dq|key_gemm)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
     (r"standard::(softmax|row_gradient)_kernel<.*>", {"MUFU"}),
@@ -71,6 +73,7 @@ COMPILED = [
     ("fa1", "Shapes", "fa1::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa1", "BackwardShapes", "fa1::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("decode", "Shapes", "decode::split_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("block", "Shapes", "block::block_kernel<{shape}>", ("bf16",)),
     ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::gemm_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
@@ -86,7 +89,7 @@ WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax"
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
     for dim in (64, 128, 256)} | {
     f"decode::combine_kernel<{dtype}, {dim}, {parallel}>" for dtype in ("bf16", "fp16") for dim in (64, 128, 192, 256)
-    for parallel in (0, 1)} | {f"append_rows::append_kernel<{dtype}>" for dtype in ("bf16", "fp16", "float")}
+    for parallel in (0, 1)} | {f"block::product_kernel<{first}>" for first in (0, 1)} | {f"append_rows::append_kernel<{dtype}>" for dtype in ("bf16", "fp16", "float")}
 
 
 class Allowed(NamedTuple):

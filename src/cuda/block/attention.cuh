@@ -17,9 +17,12 @@ namespace tessera::cuda::block {
 template <class Shape>
 __device__ __forceinline__ void load_keys(const Block<Shape>& block, Position& at, int which) {
     const decode::Launch& attention = block.launch.attention;
-    for_each_item(block, [&](const Item& item) {
+    const int total = items_of_all(block);
+#pragma unroll 1
+    for (int index = first_item(); index < total; index += static_cast<int>(gridDim.x)) {
+        const Item item = find_item(block, index);
         const int tiles = item.tiles();
-        if (tiles == 0) return;
+        if (tiles == 0) continue;
         const Member& member = block.shared.members[item.member];
         decode::SplitWork work{};
         work.member.slot = member.slot;
@@ -42,71 +45,87 @@ __device__ __forceinline__ void load_keys(const Block<Shape>& block, Position& a
             block.next(at);
             if (which == 0) block.next(at);
         }
-    });
-}
-
-/// A head's row of the product of this launch, as the raw bits that append() takes. By a warp.
-template <int kHeadDim>
-__device__ __forceinline__ void read_head(Element* to, const Launch& launch, int member, int head, unsigned number,
-                                          Wait wait, int lane) {
-    const Word* from = launch.qkv_words + (std::int64_t{member} * launch.qkv.rows + head * kHeadDim) / 2;
-    if (lane < kHeadDim / 4) {
-        Word words[2];
-        wait_for<1>(from + 2 * lane, 0, words, number, wait);
-        reinterpret_cast<uint2*>(to)[lane] = {data_of(words[0]), data_of(words[1])};
     }
-    __syncwarp();
 }
 
-/// Norm and rotary embedding of a head in shared memory, in place.
-__device__ __forceinline__ void turn_head(Element* head, const Launch& launch, const append_rows::Numbers& norm,
-                                          std::int64_t position, int lane) {
-    if (norm.data == nullptr && launch.append.pairs == 0) return;
-    const append_rows::HeadRow<Element> row{head, 1};
-    append_rows::transform(row, row, launch.append, norm, position, lane);
-    __syncwarp();
-}
+/// The words of a head's row of the product that a lane reads: four numbers.
+template <int kHeadDim>
+struct HeadWords {
+    Word words[2];
+
+    __device__ __forceinline__ void read(const Launch& launch, int member, int head, int lane) {
+        if (lane < kHeadDim / 4) ptx::load_relaxed(place(launch, member, head, lane), words[0], words[1]);
+    }
+    /// Waits for them if they are not there yet, and copies the row: the raw numbers that append() takes. By a warp.
+    __device__ __forceinline__ void copy(Element* to, const Launch& launch, int member, int head, unsigned number,
+                                         Wait wait, int lane) {
+        if (lane < kHeadDim / 4) {
+            if (launch_of(words[0]) != number || launch_of(words[1]) != number)
+                wait_for<1>(place(launch, member, head, lane), 0, words, number, wait);
+            reinterpret_cast<uint2*>(to)[lane] = {data_of(words[0]), data_of(words[1])};
+        }
+        __syncwarp();
+    }
+
+ private:
+    __device__ __forceinline__ static const Word* place(const Launch& launch, int member, int head, int lane) {
+        return launch.qkv_words + (std::int64_t{member} * launch.qkv.rows + head * kHeadDim) / 2 + 2 * lane;
+    }
+};
+
+/// The heads that a split needs, dealt to the four warps of a half: its query heads, then new K and V if it has them.
+struct Heads {
+    const Launch& launch;
+    const Item& item;
+
+    __device__ __forceinline__ int count() const { return rows() + (item.newest ? 2 : 0); }
+    __device__ __forceinline__ int rows() const { return item.keys.count() > 0 ? item.rows : 0; }
+    /// 0: Q, 1: K, 2: V.
+    __device__ __forceinline__ int kind(int i) const { return i < rows() ? 0 : i - rows() + 1; }
+    /// Its number among all heads of the product.
+    __device__ __forceinline__ int head(int i) const {
+        const ForwardParams& p = launch.attention.params;
+        if (i < rows()) return item.kv_head * p.group + item.first_row + i;
+        return p.heads_q + (i - rows()) * p.heads_kv + item.kv_head;
+    }
+    /// Its row of Half::heads.
+    __device__ __forceinline__ int place(int i) const { return i < rows() ? i : Config::kRowsOfTile + i - rows(); }
+};
 
 /// Makes Q of an item, and the new key if the item has it, which is also written to the cache. By the four warps of a
-/// half, who then wait for each other.
+/// half, who then wait for each other. `words`: those of the warp's first head, read before.
 template <class Shape>
 __device__ __forceinline__ void prepare(const Block<Shape>& block, Half<Shape::kConfig.head_dim>& half,
-                                        const Item& item, unsigned number) {
+                                        const Item& item, HeadWords<Shape::kConfig.head_dim>& words, unsigned number) {
     constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
     const Launch& launch = block.launch;
-    const ForwardParams& p = launch.attention.params;
     const int lane = block.lane, slice = block.warp % 4;
     const Member& member = block.shared.members[item.member];
-    std::int64_t position = member.place.position;
-    if (item.keys.count() > 0) {
-        const int thread = 32 * slice + lane;
-        if (thread < Config::kRowsOfTile)
-            half.rows[thread] = thread < item.rows ? decode::RowInfo{member.visible.begin, member.visible.end - 1, 0}
-                                                   : decode::RowInfo{INT_MAX, -1, -1};
-        for (int row = slice; row < Config::kRowsOfTile; row += 4) {
-            Element* head = half.heads[row];
-            if (row < item.rows) {
-                read_head<kHeadDim>(head, launch, item.member, item.kv_head * p.group + item.first_row + row, number,
-                                    Wait::queries, lane);
-                turn_head(head, launch, launch.append.q_norm, position, lane);
-            }
-            if (lane < kChunks) {
-                const uint4 chunk = row < item.rows ? reinterpret_cast<const uint4*>(head)[lane] : uint4{};
-                *reinterpret_cast<uint4*>(half.queries + decode::chunk_in_panels(Config::kRowsOfTile, row, lane)) =
-                    chunk;
-            }
+    const Heads heads{launch, item};
+    if (const int row = 32 * slice + lane; row < Config::kRowsOfTile)
+        half.rows[row] = row < item.rows ? decode::RowInfo{member.visible.begin, member.visible.end - 1, 0}
+                                         : decode::RowInfo{INT_MAX, -1, -1};
+    for (int row = item.rows + slice; row < Config::kRowsOfTile; row += 4)
+        if (lane < kChunks)
+            *reinterpret_cast<uint4*>(half.queries + decode::chunk_in_panels(Config::kRowsOfTile, row, lane)) = uint4{};
+#pragma unroll 1
+    for (int i = slice; i < heads.count(); i += 4) {
+        const int kind = heads.kind(i);
+        Element* row = half.heads[heads.place(i)];
+        if (i != slice) words.read(launch, item.member, heads.head(i), lane);
+        words.copy(row, launch, item.member, heads.head(i), number, kind == 0 ? Wait::queries : Wait::new_key, lane);
+        const append_rows::Numbers& norm = kind == 0 ? launch.append.q_norm : launch.append.k_norm;
+        if (kind != 2 && (norm.data != nullptr || launch.append.pairs > 0)) {
+            const append_rows::HeadRow<Element> in_place{row, 1};
+            append_rows::transform(in_place, in_place, launch.append, norm, member.place.position, lane);
+            __syncwarp();
         }
-    }
-    if (item.newest) {
-        // K by one warp, V by another; query heads of a small group leave these two with the least to do.
-        for (int which = 0; which < 2; ++which) {
-            if (slice != 3 - which) continue;
-            const int head = p.heads_q + which * p.heads_kv + item.kv_head;
-            Element* row = half.heads[Config::kRowsOfTile + which];
-            read_head<kHeadDim>(row, launch, item.member, head, number, Wait::new_key, lane);
-            if (which == 0) turn_head(row, launch, launch.append.k_norm, position, lane);
-            if (!item.writes) continue;
-            const append_rows::Rows& cache = which == 0 ? launch.append.k_cache : launch.append.v_cache;
+        if (kind == 0) {
+            if (lane < kChunks)
+                *reinterpret_cast<uint4*>(half.queries + decode::chunk_in_panels(Config::kRowsOfTile, i, lane)) =
+                    reinterpret_cast<const uint4*>(row)[lane];
+        } else if (item.writes) {
+            const append_rows::Rows& cache = kind == 1 ? launch.append.k_cache : launch.append.v_cache;
             append_rows::copy_row(
                 append_rows::HeadRow<Element>{row, 1},
                 append_rows::head_row<Element>(cache, member.place.slot, member.place.row, item.kv_head), kHeadDim,
@@ -237,20 +256,32 @@ __device__ __forceinline__ void compute_item(const Block<Shape>& block, Half<Sha
 /// The items of this CTA, by a computing warp: each half of the warps has every second one.
 template <class Shape>
 __device__ __forceinline__ void attend(const Block<Shape>& block, Position& at, unsigned number) {
-    const int own = block.warp / 4;
+    const Launch& launch = block.launch;
+    const int own = block.warp / 4, slice = block.warp % 4, ctas = static_cast<int>(gridDim.x);
     auto& half = block.shared.halves[own];
+    const int total = items_of_all(block);
+    HeadWords<Shape::kConfig.head_dim> words;
+    const auto read_ahead = [&](int index) {
+        if (index >= total) return;
+        const Item item = find_item(block, index);
+        const Heads heads{launch, item};
+        if (slice < heads.count()) words.read(launch, item.member, heads.head(slice), block.lane);
+    };
     int turn = 0;
-    for_each_item(block, [&](const Item& item) {
+    read_ahead(first_item() + own * ctas);
+#pragma unroll 1
+    for (int index = first_item(); index < total; index += ctas, turn ^= 1) {
+        const Item item = find_item(block, index);
         const int tiles = item.tiles();
         if (turn == own) {
-            prepare(block, half, item, number);
-            if (block.warp % 4 == 0 && block.lane == 0 && own == 0) record(block.launch, Mark::queries);
+            prepare(block, half, item, words, number);
+            if (block.warp == 0 && block.lane == 0) record(launch, Mark::queries);
+            read_ahead(index + 2 * ctas);
             if (tiles > 0) compute_item(block, half, at, item, number);
             ptx::named_barrier_sync(kOfHalf + own, 128);  // before Q and the new key are overwritten
         }
-        at.skip(2 * tiles, block.launch.layout.stages);
-        turn ^= 1;
-    });
+        at.skip(2 * tiles, launch.layout.stages);
+    }
 }
 
 }  // namespace tessera::cuda::block

@@ -43,23 +43,24 @@ __device__ __forceinline__ void load_all(const Block<Shape>& block) {
         if (block.lane == 0) record(launch, m);
     };
     Position at;
-    if (block.warp == Config::kWarps) {
+    const int which = block.warp - Config::kWarps;
+    if (which == 0) {
         load_units(block, launch.qkv, at);
         mark(Mark::loads_qkv);
         ptx::griddepcontrol_wait();
-        decode::wait(block.shared.known, 0);
-        load_keys(block, at, 0);
-        mark(Mark::loads_keys);
-        load_units(block, launch.output, at);
-        mark(Mark::loads_output);
     } else {
         ptx::griddepcontrol_wait();
         find_members(block);
         if (block.lane == 0) block.shared.number = launch_number(*launch.header);
         ptx::mbarrier_arrive(block.shared.known);
-        decode::wait(block.shared.known, 0);
         at.skip(stages_of_units<Shape>(launch.qkv), launch.layout.stages);
-        load_keys(block, at, 1);
+    }
+    decode::wait(block.shared.known, 0);
+    load_keys(block, at, which);
+    if (which == 0) {
+        mark(Mark::loads_keys);
+        load_units(block, launch.output, at);
+        mark(Mark::loads_output);
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();

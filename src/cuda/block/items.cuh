@@ -92,13 +92,13 @@ __device__ __forceinline__ Item find_item(const Block<Shape>& block, int index) 
     return item;
 }
 
-/// Calls f(item) for the items of this CTA. The items with new keys, which wait longest for their data, come first and
-/// go to the last CTAs, which have no more rows of weights than others.
-template <class Shape, class F>
-__device__ __forceinline__ void for_each_item(const Block<Shape>& block, const F& f) {
-    const int total = block.shared.members[block.launch.batch - 1].end;
-    for (int index = static_cast<int>(gridDim.x - 1 - blockIdx.x); index < total; index += static_cast<int>(gridDim.x))
-        f(find_item(block, index));
+/// The items of a CTA are first_item(), and every gridDim.x-th behind it. The items with new keys, which wait longest
+/// for their data, come first and go to the last CTAs, which have no more rows of weights than others.
+__device__ __forceinline__ int first_item() { return static_cast<int>(gridDim.x - 1 - blockIdx.x); }
+
+template <class Shape>
+__device__ __forceinline__ int items_of_all(const Block<Shape>& block) {
+    return block.shared.members[block.launch.batch - 1].end;
 }
 
 }  // namespace tessera::cuda::block
