@@ -97,8 +97,13 @@ __device__ __forceinline__ void compute_all(const Block<Shape>& block) {
     mark(Mark::end);
 }
 
+/// CTAs of a multiprocessor whose registers suffice.
 template <class Shape>
-__global__ void __launch_bounds__(Config::threads(), 1) block_kernel(const __grid_constant__ Launch launch) {
+inline constexpr int kResident = Shape::kConfig.head_dim <= 64 ? 2 : 1;
+
+template <class Shape>
+__global__ void __launch_bounds__(Config::threads(), kResident<Shape>)
+    block_kernel(const __grid_constant__ Launch launch) {
     extern __shared__ __align__(1024) char memory[];
     const Block<Shape> block{launch, *reinterpret_cast<Shared<Shape::kConfig.head_dim>*>(memory), memory,
                              uniform(static_cast<int>(threadIdx.x / 32)), static_cast<int>(threadIdx.x % 32)};
