@@ -9,6 +9,7 @@
 #include "c_api_fields.hpp"
 #include "core/decode_block_fields.hpp"
 #include "core/decode_block_tensors.hpp"
+#include "tessera/decode_block.h"
 
 namespace tessera {
 namespace {

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "fixture.h"
+#include "tessera/decode_block.h"
 
 enum { kRows = 2, kHidden = 6, kHeads = 2, kHeadDim = 4, kCapacity = 3, kQkvRows = (kHeads + 2) * kHeadDim };
 
