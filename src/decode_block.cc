@@ -198,7 +198,8 @@ ParallelFor loop_on_cpu(const Execution& how) {
 
 DecodeBlockPlan decode_block_plan(const DecodeBlockProblem& problem, const DecodeBlockOptions& options) {
     problem.validate();
-    DecodeBlockPlan result{.problem = problem, .device = options.device.value_or(Device{})};
+    DecodeBlockPlan result{
+        .problem = problem, .device = options.device.value_or(Device{}), .early_weights = options.early_weights};
     const PlanOptions of_attention{.threads = options.threads, .device = result.device};
     if (const auto reason = unavailable(result.device)) {
         throw Error(ErrorCode::device_unavailable, "device", *reason);
@@ -212,7 +213,7 @@ DecodeBlockPlan decode_block_plan(const DecodeBlockProblem& problem, const Decod
     const bool one_launch = options.way.value_or(DecodeBlockWay::one_launch) == DecodeBlockWay::one_launch;
     result.way = one_launch && refused.empty() ? DecodeBlockWay::one_launch : DecodeBlockWay::chain;
     result.refused = one_launch ? std::move(refused) : "";
-    result.counter_bytes = result.way == DecodeBlockWay::one_launch ? kernels.counter_bytes : 0;
+    if (result.way == DecodeBlockWay::one_launch) result.counter_bytes = kernels.counter_bytes(problem, result.device);
     result.workspace_bytes = workspace_bytes_of(result, kernels);
     if (result.workspace_bytes >= Arena::kTooMuch) {
         not_supported("", "would need more workspace than memory can address");
@@ -246,8 +247,8 @@ void decode_block(const DecodeBlockPlan& plan, const DecodeBlockArgs& args, std:
     if (plan.problem.rotary_dim > 0 && !given.positions.given()) given.positions = given.kv_lengths;
     const bool on_cpu = plan.device.type == DeviceType::cpu;
     const auto call_with = [&](std::span<std::byte> scratch) {
-        return DecodeBlockCall{plan.problem, given,      plan.device, on_cpu ? loop_on_cpu(how) : ParallelFor{},
-                               plan.threads, how.stream, scratch};
+        return DecodeBlockCall{plan.problem, given,      plan.device,        on_cpu ? loop_on_cpu(how) : ParallelFor{},
+                               plan.threads, how.stream, plan.early_weights, scratch};
     };
     if (plan.way == DecodeBlockWay::one_launch) {
         if (plan.problem.batch > 0) kernels.one_launch(call_with({}), workspace);

@@ -9,6 +9,7 @@
 #include "tessera/error.hpp"
 #if defined(TESSERA_HAS_CUDA)
 #include "cuda/backend.hpp"
+#include "cuda/block/kernels.hpp"
 #endif
 
 namespace tessera {
@@ -59,7 +60,12 @@ void append_on_cuda([[maybe_unused]] const AppendArgs& args, [[maybe_unused]] co
 }
 
 const DecodeBlockKernels* decode_block_kernels(const Device& device) {
-    return device.type == DeviceType::cpu ? &cpu::block::kernels() : nullptr;
+    if (device.type == DeviceType::cpu) return &cpu::block::kernels();
+#if defined(TESSERA_HAS_CUDA)
+    return &cuda::block::kernels();
+#else
+    return nullptr;
+#endif
 }
 
 const Kernel& kernel_of(const KernelInfo& info) { return registry()[static_cast<std::size_t>(&info - infos().data())]; }

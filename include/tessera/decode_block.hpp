@@ -75,6 +75,9 @@ struct DecodeBlockOptions {
     std::optional<DecodeBlockWay> way{};  ///< default: one launch where it runs
     std::optional<Device> device{};       ///< of the tensors; default: host memory
     int threads = 0;                      ///< on the CPU; 0: one per core that this process may use
+    /// CUDA: one launch reads w_qkv before the kernel in front of it in the stream has ended (programmatic dependent
+    /// launch). That kernel must not write w_qkv.
+    bool early_weights = false;
 };
 
 /// Says how a DecodeBlockProblem runs. It has no data pointer: one plan serves any number of calls.
@@ -83,11 +86,13 @@ struct DecodeBlockPlan {
     DecodeBlockWay way = DecodeBlockWay::chain;
     Device device{};
     int threads = 1;
+    bool early_weights = false;
     Plan attention{};                 ///< of the chain's forward()
     std::size_t workspace_bytes = 0;  ///< aligned to Plan::kWorkspaceAlignment
     /// The first bytes of the workspace, which have to be 0 before its first call and belong to decode_block() from
-    /// then on: counters by which the thread blocks of one launch wait for each other. Every plan that has them has as
-    /// many of them, so plans may share a workspace. The bytes behind them may hold anything at any call.
+    /// then on: through them the thread blocks of one launch hand results to each other. Plans for one launch may share
+    /// a workspace, of which the most bytes that one of them names have to be 0. All other bytes may hold anything at
+    /// any call.
     std::size_t counter_bytes = 0;
     std::string refused{};  ///< why one launch does not run this Problem; empty if it does or `way` was asked for
 

@@ -21,6 +21,7 @@ struct DecodeBlockCall {
     ParallelFor parallel_for;      ///< CPU: never empty; CUDA: empty
     int threads;                   ///< CPU
     void* stream;                  ///< CUDA
+    bool early_weights;            ///< CUDA: DecodeBlockPlan::early_weights
     std::span<std::byte> scratch;  ///< scratch_bytes() of the workspace, for the kernels of the chain
 };
 
@@ -45,8 +46,8 @@ struct DecodeBlockKernels {
     // The one launch. Null: the backend has none.
     /// Why it does not run a Problem that refuse() accepts, or nothing.
     std::optional<std::string> (*refuse_one_launch)(const DecodeBlockProblem& problem, const Device& device) = nullptr;
-    /// DecodeBlockPlan::counter_bytes, a multiple of Plan::kWorkspaceAlignment. The counters begin the workspace.
-    std::size_t counter_bytes = 0;
+    /// DecodeBlockPlan::counter_bytes. They begin the workspace.
+    std::size_t (*counter_bytes)(const DecodeBlockProblem& problem, const Device& device) = nullptr;
     /// Bytes of its workspace, counters included.
     std::size_t (*workspace_bytes)(const DecodeBlockProblem& problem, const Device& device) = nullptr;
     void (*one_launch)(const DecodeBlockCall& call, std::span<std::byte> workspace) = nullptr;

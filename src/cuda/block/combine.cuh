@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sum over the splits of a row of O in the order of cuda.decode.forward (combine.cuh there), and the rows of O for
+// the output product. A warp has an eighth of the dims of a row, so that the sums of few rows occupy many CTAs.
+#pragma once
+
+#include "cuda/block/items.cuh"
+#include "cuda/block/words.cuh"
+#include "cuda/decode/combine.cuh"
+
+namespace tessera::cuda::block {
+
+inline constexpr int kSlabs = 8;  ///< of the dims of a row
+
+/// How the lanes of a warp share a slab: each has two dims of a segment of the splits.
+template <int kHeadDim>
+struct SlabLanes {
+    static constexpr int kLanes = kHeadDim / kSlabs / 2;          ///< of a segment
+    static constexpr int kSegments = 32 / kLanes;                 ///< at once
+    static constexpr int kOwn = decode::kSegmentSplits / kLanes;  ///< splits whose factors a lane computes
+};
+
+/// Splits first ... first + 7 of a row, up to `end`: sums of P V of a lane's two dims, maxima and sums of P of the
+/// lane's own splits.
+template <int kHeadDim>
+struct SlabParts {
+    static constexpr int kSplits = decode::kSegmentSplits;
+    static constexpr int kLanes = SlabLanes<kHeadDim>::kLanes, kOwn = SlabLanes<kHeadDim>::kOwn;
+    float2 o[kSplits];
+    float2 ml[kOwn];
+
+    /// Waits for them. `row`: number of the row's first split. `column`: the lane's first dim.
+    __device__ __forceinline__ void read(const Launch& launch, std::int64_t row, int first, int end, int column,
+                                         unsigned number, int lane) {
+        Watchdog watchdog;
+        bool all;
+        do {
+            all = true;
+            const auto read_pair = [&](const Word* from, bool exists, float2& pair, float otherwise) {
+                Word words[2] = {};
+                if (exists) ptx::load_relaxed(from, words[0], words[1]);
+                all = all && (!exists || (launch_of(words[0]) == number && launch_of(words[1]) == number));
+                pair = exists ? float2{float_of(words[0]), float_of(words[1])} : float2{otherwise, 0};
+            };
+#pragma unroll
+            for (int i = 0; i < kOwn; ++i) {
+                const int split = first + lane % kLanes + i * kLanes;
+                read_pair(launch.ml_partial + 2 * (row + split), split < end, ml[i], -INFINITY);
+            }
+#pragma unroll
+            for (int i = 0; i < kSplits; ++i)
+                read_pair(launch.o_partial + (row + first + i) * kHeadDim + column, first + i < end, o[i], 0);
+            if (!all) watchdog.again(Wait::partials);
+        } while (!all);
+    }
+};
+
+/// The largest score of a row. By a warp.
+__device__ __forceinline__ float wait_for_maximum(const Launch& launch, std::int64_t row, int splits, unsigned number,
+                                                  int lane) {
+    float maximum = -INFINITY;
+    for (int i = lane; i < splits; i += 32) {
+        Word words[2];
+        wait_for<1>(launch.ml_partial + 2 * (row + i), 0, words, number, Wait::partials);
+        maximum = fmaxf(maximum, float_of(words[0]));
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, step));
+    return maximum;
+}
+
+/// A slab of a row of O, and LSE with the first slab. By a warp. `index`: query head, counted over the sequences.
+template <class Shape>
+__device__ __forceinline__ void combine_slab(const Block<Shape>& block, int index, int slab, unsigned number) {
+    constexpr int kHeadDim = Shape::kConfig.head_dim;
+    using Lanes = SlabLanes<kHeadDim>;
+    constexpr int kLanes = Lanes::kLanes, kSplits = decode::kSegmentSplits;
+    const Launch& launch = block.launch;
+    const ForwardParams& p = launch.attention.params;
+    const int lane = block.lane, member = index / p.heads_q, head = index - member * p.heads_q;
+    const int splits = block.shared.members[member].splits.count, of_segment = decode::segment_splits(splits);
+    const int column = slab * (kHeadDim / kSlabs) + lane % kLanes * 2;
+    const std::int64_t row = std::int64_t{index} * launch.max_splits;
+    const Scale scale = decode::scale_of(launch.attention);
+    decode::RowSums<2> sums{};
+    float maximum = -INFINITY;
+    bool knows_maximum = false;
+#pragma unroll 1
+    for (int base = 0; base * of_segment < splits; base += Lanes::kSegments) {
+        const int begin = (base + lane / kLanes) * of_segment, end = min(begin + of_segment, splits);
+        decode::RowSums<2> of_own{};  // the sums over a segment
+#pragma unroll 1
+        for (int first = 0; first < of_segment; first += kSplits) {
+            SlabParts<kHeadDim> parts;
+            parts.read(launch, row, begin + first, end, column, number, lane);
+            if (!knows_maximum) maximum = wait_for_maximum(launch, row, splits, number, lane);
+            knows_maximum = true;
+            float factors[Lanes::kOwn];
+#pragma unroll
+            for (int i = 0; i < Lanes::kOwn; ++i)
+                factors[i] = decode::rescale_of<Element>(parts.ml[i].x, maximum, scale);
+#pragma unroll
+            for (int i = 0; i < kSplits; ++i) {
+                const int source = lane / kLanes * kLanes + i % kLanes;
+                const float factor = __shfl_sync(kAllLanes, factors[i / kLanes], source);
+                const float sum = __shfl_sync(kAllLanes, parts.ml[i / kLanes].y, source);
+                of_own.o[0] = __fmaf_rn(parts.o[i].x, factor, of_own.o[0]);
+                of_own.o[1] = __fmaf_rn(parts.o[i].y, factor, of_own.o[1]);
+                of_own.p = __fmaf_rn(sum, factor, of_own.p);
+            }
+        }
+        for (int i = 0; i < Lanes::kSegments && (base + i) * of_segment < splits; ++i) {
+            const int source = i * kLanes + lane % kLanes;
+            decode::RowSums<2> of_segment_i;
+            of_segment_i.o[0] = __shfl_sync(kAllLanes, of_own.o[0], source);
+            of_segment_i.o[1] = __shfl_sync(kAllLanes, of_own.o[1], source);
+            of_segment_i.p = __shfl_sync(kAllLanes, of_own.p, source);
+            sums.add(of_segment_i);
+        }
+    }
+    const decode::RowEnd end = decode::end_of_row<Element>(launch.attention, head, sums.p, maximum, scale);
+    if (lane < kLanes) {
+        // fmaf(x, f, 0) turns -0 into +0, as in the decode kernel.
+        const std::uint32_t two =
+            ptx::pack<Element>(fmaf(sums.o[0], end.factor, 0.0F), fmaf(sums.o[1], end.factor, 0.0F));
+        const std::int64_t at = std::int64_t{index} * kHeadDim + column;
+        ptx::store_relaxed(launch.o_words + at / 2, word_of(two, number));
+        if (p.o.data != nullptr)
+            *reinterpret_cast<std::uint32_t*>(p.o.data + head_offset(p.o, member, 0, head, 2) + column * 2) = two;
+    }
+    if (slab == 0 && lane == 0 && p.lse.data != nullptr)
+        *reinterpret_cast<float*>(p.lse.data + head_offset(p.lse, member, 0, head, sizeof(float))) = end.lse;
+}
+
+/// The slabs of this CTA, by its computing warps.
+template <class Shape>
+__device__ __forceinline__ void combine(const Block<Shape>& block, unsigned number) {
+    const int slabs = block.launch.batch * block.launch.attention.params.heads_q * kSlabs;
+    const int ctas = static_cast<int>(gridDim.x);
+    for (int i = static_cast<int>(blockIdx.x) + block.warp * ctas; i < slabs; i += ctas * Config::kWarps)
+        combine_slab(block, i / kSlabs, i % kSlabs, number);
+}
+
+/// Waits for the rows of O, and copies them into shared memory. By all computing warps, which may read them afterwards.
+template <class Shape>
+__device__ __forceinline__ void gather_output(const Block<Shape>& block, unsigned number) {
+    constexpr int kThreads = 32 * Config::kWarps, kAtOnce = 4;
+    const Launch& launch = block.launch;
+    const int columns = launch.output.columns, pairs = columns / 4;
+    const int thread = 32 * block.warp + block.lane;
+    for (int row = 0; row < launch.batch; ++row) {
+        const Word* from = launch.o_words + std::int64_t{row} * columns / 2;
+        char* to = block.rows() + row * row_bytes(columns);
+        for (int first = thread; first < pairs; first += kAtOnce * kThreads) {
+            Word words[2 * kAtOnce];
+            Watchdog watchdog;
+            bool all;
+            do {
+                all = true;
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    const int at = first + i * kThreads;
+                    if (at >= pairs) continue;
+                    ptx::load_relaxed(from + 2 * at, words[2 * i], words[2 * i + 1]);
+                }
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    if (first + i * kThreads >= pairs) continue;
+                    all = all && launch_of(words[2 * i]) == number && launch_of(words[2 * i + 1]) == number;
+                }
+                if (!all) watchdog.again(Wait::output);
+            } while (!all);
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                const int at = first + i * kThreads;
+                if (at < pairs)
+                    *reinterpret_cast<uint2*>(to + at * 8) = {data_of(words[2 * i]), data_of(words[2 * i + 1])};
+            }
+        }
+    }
+    block.sync_computing();
+}
+
+}  // namespace tessera::cuda::block

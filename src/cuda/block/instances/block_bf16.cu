@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/block/block.cuh"
+
+namespace tessera::cuda::block {
+
+template int fixed_shared_bytes<HeadDim64>();
+template cudaError_t resident_blocks<HeadDim64>(const Launch&, int&);
+template cudaError_t start_block<HeadDim64>(const Launch&, int, bool, cudaStream_t);
+
+template int fixed_shared_bytes<HeadDim128>();
+template cudaError_t resident_blocks<HeadDim128>(const Launch&, int&);
+template cudaError_t start_block<HeadDim128>(const Launch&, int, bool, cudaStream_t);
+
+}  // namespace tessera::cuda::block
