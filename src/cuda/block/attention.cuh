@@ -73,7 +73,7 @@ struct HeadWords {
     }
 };
 
-/// The heads that a split needs, dealt to the four warps of a half: its query heads, then new K and V if it has them.
+/// The heads that a split needs, dealt to the four warps of a group: its query heads, then new K and V if it has them.
 struct Heads {
     const Launch& launch;
     const Item& item;
@@ -88,14 +88,14 @@ struct Heads {
         if (i < rows()) return item.kv_head * p.group + item.first_row + i;
         return p.heads_q + (i - rows()) * p.heads_kv + item.kv_head;
     }
-    /// Its row of Half::heads.
+    /// Its row of Group::heads.
     __device__ __forceinline__ int place(int i) const { return i < rows() ? i : Config::kRowsOfTile + i - rows(); }
 };
 
 /// Makes Q of an item, and the new key if the item has it, which is also written to the cache. By the four warps of a
-/// half, who then wait for each other. `words`: those of the warp's first head, read before.
+/// group, who then wait for each other. `words`: those of the warp's first head, read before.
 template <class Shape>
-__device__ __forceinline__ void prepare(const Block<Shape>& block, Half<Shape::kConfig.head_dim>& half,
+__device__ __forceinline__ void prepare(const Block<Shape>& block, Group<Shape::kConfig.head_dim>& group,
                                         const Item& item, HeadWords<Shape::kConfig.head_dim>& words, unsigned number) {
     constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
     const Launch& launch = block.launch;
@@ -103,26 +103,36 @@ __device__ __forceinline__ void prepare(const Block<Shape>& block, Half<Shape::k
     const Member& member = block.shared.members[item.member];
     const Heads heads{launch, item};
     if (const int row = 32 * slice + lane; row < Config::kRowsOfTile)
-        half.rows[row] = row < item.rows ? decode::RowInfo{member.visible.begin, member.visible.end - 1, 0}
-                                         : decode::RowInfo{INT_MAX, -1, -1};
+        group.rows[row] = row < item.rows ? decode::RowInfo{member.visible.begin, member.visible.end - 1, 0}
+                                          : decode::RowInfo{INT_MAX, -1, -1};
     for (int row = item.rows + slice; row < Config::kRowsOfTile; row += 4)
         if (lane < kChunks)
-            *reinterpret_cast<uint4*>(half.queries + decode::chunk_in_panels(Config::kRowsOfTile, row, lane)) = uint4{};
+            *reinterpret_cast<uint4*>(group.queries + decode::chunk_in_panels(Config::kRowsOfTile, row, lane)) =
+                uint4{};
 #pragma unroll 1
     for (int i = slice; i < heads.count(); i += 4) {
         const int kind = heads.kind(i);
-        Element* row = half.heads[heads.place(i)];
+        Element* row = group.heads[heads.place(i)];
         if (i != slice) words.read(launch, item.member, heads.head(i), lane);
         words.copy(row, launch, item.member, heads.head(i), number, kind == 0 ? Wait::queries : Wait::new_key, lane);
-        const append_rows::Numbers& norm = kind == 0 ? launch.append.q_norm : launch.append.k_norm;
-        if (kind != 2 && (norm.data != nullptr || launch.append.pairs > 0)) {
+        const bool norms = (kind == 0 ? launch.append.q_norm : launch.append.k_norm).data != nullptr;
+        if (kind != 2 && (norms || launch.append.pairs > 0)) {
             const append_rows::HeadRow<Element> in_place{row, 1};
-            append_rows::transform(in_place, in_place, launch.append, norm, member.place.position, lane);
+            const append_rows::Change change{kHeadDim, launch.append.pairs, launch.append.interleaved, norms,
+                                             launch.append.norm_eps};
+            const float* weights = block.shared.norms[kind];
+            const float2* rotary = block.shared.rotary[item.member];
+            append_rows::transform(
+                in_place, in_place, change, [&](int c) { return double{weights[c]}; },
+                [&](int n) {
+                    return double2{rotary[n].x, rotary[n].y};
+                },
+                lane);
             __syncwarp();
         }
         if (kind == 0) {
             if (lane < kChunks)
-                *reinterpret_cast<uint4*>(half.queries + decode::chunk_in_panels(Config::kRowsOfTile, i, lane)) =
+                *reinterpret_cast<uint4*>(group.queries + decode::chunk_in_panels(Config::kRowsOfTile, i, lane)) =
                     reinterpret_cast<const uint4*>(row)[lane];
         } else if (item.writes) {
             const append_rows::Rows& cache = kind == 1 ? launch.append.k_cache : launch.append.v_cache;
@@ -132,7 +142,7 @@ __device__ __forceinline__ void prepare(const Block<Shape>& block, Half<Shape::k
                 lane);
         }
     }
-    ptx::named_barrier_sync(kOfHalf + block.warp / 4, 128);
+    ptx::named_barrier_sync(kOfGroup + block.warp / 4, 128);
 }
 
 /// Copies the new row into a tile of K: the slice's rows are read by this warp alone.
@@ -180,7 +190,7 @@ __device__ __forceinline__ void hand_partials(const decode::Output<kHeadDim>& o,
 
 /// One split, by a computing warp: decode's compute_by_mma() for one query, on stages of the ring.
 template <class Shape>
-__device__ __forceinline__ void compute_item(const Block<Shape>& block, Half<Shape::kConfig.head_dim>& half,
+__device__ __forceinline__ void compute_item(const Block<Shape>& block, Group<Shape::kConfig.head_dim>& group,
                                              Position& at, const Item& item, unsigned number) {
     using T = Element;
     constexpr int kHeadDim = Shape::kConfig.head_dim, kKeys = decode::Config::kKeys;
@@ -194,8 +204,7 @@ __device__ __forceinline__ void compute_item(const Block<Shape>& block, Half<Sha
     decode::Output<kHeadDim> o = {};
     float s[2][4] = {}, rescale[2] = {};
     const auto release = [&](Position& position) {
-        ptx::fence_proxy_async();  // bulk copies may follow these reads and stores
-        block.release(position, 2);
+        block.release(position);
         block.next(position);  // past V, or past K of the next tile
     };
     Position at_k = at, at_v = at;
@@ -208,22 +217,22 @@ __device__ __forceinline__ void compute_item(const Block<Shape>& block, Half<Sha
             block.wait_full(at_k);
             char* k = block.stage(at_k);
             if (new_key >= key_of_next && new_key < key_of_next + 16)
-                put_key<kHeadDim>(k, half.heads[Config::kRowsOfTile], new_key - key_of_next + 16 * slice, lane);
-            decode::multiply_qk<T, kHeadDim>(next, decode::PanelAddress::rows_first(half.queries, 0, lane),
+                put_key<kHeadDim>(k, group.heads[Config::kRowsOfTile], new_key - key_of_next + 16 * slice, lane);
+            decode::multiply_qk<T, kHeadDim>(next, decode::PanelAddress::rows_first(group.queries, 0, lane),
                                              Config::kRowsOfTile * kPanelRowBytes,
                                              decode::PanelAddress::chunks_first(k + 16 * slice * kPanelRowBytes, lane));
             release(at_k);
         }
         if (i + 1 >= 0 && i + 1 < tiles) {
-            decode::write_p(half.exchange[(i + 1) & 1], softmax, s, next_rescale, scale, slice, lane);
-            if (i + 2 == tiles) decode::write_sums(half.exchange[0], softmax, slice, lane);
+            decode::write_p(group.exchange[(i + 1) & 1], softmax, s, next_rescale, scale, slice, lane);
+            if (i + 2 == tiles) decode::write_sums(group.exchange[0], softmax, slice, lane);
         }
         if (i + 2 < tiles) {
             const int own = key_of_next + lane % 4 * 2;
             if (launch.natural) decode::modify(next, launch, work, 0, 0, own, lane);
             if (key_of_next < full_begin || key_of_next + 16 > full_end)
-                decode::mask_scores(next, half.rows, own, lane);
-            decode::write_maxima(half.exchange[i & 1], next, slice, lane);
+                decode::mask_scores(next, group.rows, own, lane);
+            decode::write_maxima(group.exchange[i & 1], next, slice, lane);
         }
         if (i >= 0) {
             const int key = item.tile + i * kKeys;
@@ -231,34 +240,35 @@ __device__ __forceinline__ void compute_item(const Block<Shape>& block, Half<Sha
             block.wait_full(at_v);
             char* v = block.stage(at_v);
             if (new_key >= key && new_key < key + kKeys)
-                put_value<kHeadDim>(v, half.heads[Config::kRowsOfTile + 1], new_key - key, slice, lane);
+                put_value<kHeadDim>(v, group.heads[Config::kRowsOfTile + 1], new_key - key, slice, lane);
             const decode::PanelAddress address(v, lane % 16, 2 * slice + lane / 16);
 #pragma unroll
             for (int n = 0; n < kHeadDim / 32; ++n) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) o[n][e] *= rescale[e / 2];
             }
-            const auto& p = half.exchange[i & 1].p;
-            if (full) decode::multiply_pv<T, kHeadDim, false>(o, p, address, half.rows, key, lane);
-            else decode::multiply_pv<T, kHeadDim, true>(o, p, address, half.rows, key, lane);
+            const auto& p = group.exchange[i & 1].p;
+            if (full) decode::multiply_pv<T, kHeadDim, false>(o, p, address, group.rows, key, lane);
+            else decode::multiply_pv<T, kHeadDim, true>(o, p, address, group.rows, key, lane);
             release(at_v);
         }
         if (i + 1 == tiles) break;
-        ptx::named_barrier_sync(kOfHalf + block.warp / 4, 128);
+        ptx::named_barrier_sync(kOfGroup + block.warp / 4, 128);
 #pragma unroll
         for (int j = 0; j < 8; ++j) s[j / 4][j % 4] = next[j / 4][j % 4];
         rescale[0] = next_rescale[0];
         rescale[1] = next_rescale[1];
     }
-    hand_partials<kHeadDim>(o, softmax, half.exchange[0], block.launch, item, number, slice, lane);
+    at = at_k;  // both are behind the last V
+    hand_partials<kHeadDim>(o, softmax, group.exchange[0], block.launch, item, number, slice, lane);
 }
 
-/// The items of this CTA, by a computing warp: each half of the warps has every second one.
+/// The items of this CTA, by a computing warp: the groups take them in turns.
 template <class Shape>
 __device__ __forceinline__ void attend(const Block<Shape>& block, Position& at, unsigned number) {
     const Launch& launch = block.launch;
     const int own = block.warp / 4, slice = block.warp % 4, ctas = static_cast<int>(gridDim.x);
-    auto& half = block.shared.halves[own];
+    auto& group = block.shared.groups[own];
     const int total = items_of_all(block);
     HeadWords<Shape::kConfig.head_dim> words;
     const auto read_ahead = [&](int index) {
@@ -270,17 +280,19 @@ __device__ __forceinline__ void attend(const Block<Shape>& block, Position& at, 
     int turn = 0;
     read_ahead(first_item() + own * ctas);
 #pragma unroll 1
-    for (int index = first_item(); index < total; index += ctas, turn ^= 1) {
+    for (int index = first_item(); index < total; index += ctas) {
         const Item item = find_item(block, index);
         const int tiles = item.tiles();
         if (turn == own) {
-            prepare(block, half, item, words, number);
-            if (block.warp == 0 && block.lane == 0) record(launch, Mark::queries);
-            read_ahead(index + 2 * ctas);
-            if (tiles > 0) compute_item(block, half, at, item, number);
-            ptx::named_barrier_sync(kOfHalf + own, 128);  // before Q and the new key are overwritten
+            prepare(block, group, item, words, number);
+            if (slice == 0 && block.lane == 0 && index == first_item()) record(launch, Mark::queries);
+            read_ahead(index + Shape::kConfig.groups() * ctas);
+            if (tiles > 0) compute_item(block, group, at, item, number);
+            ptx::named_barrier_sync(kOfGroup + own, 128);  // before Q and the new key are overwritten
+        } else {
+            block.pass(at, 2 * tiles);
         }
-        at.skip(2 * tiles, launch.layout.stages);
+        turn = turn + 1 == Shape::kConfig.groups() ? 0 : turn + 1;
     }
 }
 

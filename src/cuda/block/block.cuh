@@ -43,17 +43,18 @@ __device__ __forceinline__ void load_all(const Block<Shape>& block) {
         if (block.lane == 0) record(launch, m);
     };
     Position at;
-    const int which = block.warp - Config::kWarps;
+    const int which = block.warp - Shape::kConfig.warps;
     if (which == 0) {
         load_units(block, launch.qkv, at);
         mark(Mark::loads_qkv);
         ptx::griddepcontrol_wait();
     } else {
         ptx::griddepcontrol_wait();
-        find_members(block);
         if (block.lane == 0) block.shared.number = launch_number(*launch.header);
+        find_members(block);
+        read_tables(block);
         ptx::mbarrier_arrive(block.shared.known);
-        at.skip(stages_of_units<Shape>(launch.qkv), launch.layout.stages);
+        for (int i = stages_of_units<Shape>(launch.qkv); i > 0; --i, block.next(at)) block.wait_empty(at);
     }
     decode::wait(block.shared.known, 0);
     load_keys(block, at, which);
@@ -97,29 +98,22 @@ __device__ __forceinline__ void compute_all(const Block<Shape>& block) {
     mark(Mark::end);
 }
 
-/// CTAs of a multiprocessor whose registers suffice.
 template <class Shape>
-inline constexpr int kResident = Shape::kConfig.head_dim <= 64 ? 2 : 1;
-
-template <class Shape>
-__global__ void __launch_bounds__(Config::threads(), kResident<Shape>)
-    block_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(Shape::kConfig.threads(), 1) block_kernel(const __grid_constant__ Launch launch) {
     extern __shared__ __align__(1024) char memory[];
-    const Block<Shape> block{launch, *reinterpret_cast<Shared<Shape::kConfig.head_dim>*>(memory), memory,
+    const Block<Shape> block{launch, *reinterpret_cast<Shared<Shape>*>(memory), memory,
                              uniform(static_cast<int>(threadIdx.x / 32)), static_cast<int>(threadIdx.x % 32)};
     ptx::griddepcontrol_launch_dependents();
-    if (threadIdx.x == 0) {
-        record(launch, Mark::start);
-        block.init_barriers();
-    }
+    if (threadIdx.x == 0) record(launch, Mark::start);
+    block.init_barriers();
     __syncthreads();
-    if (block.warp >= Config::kWarps) load_all(block);
+    if (block.warp >= Shape::kConfig.warps) load_all(block);
     else compute_all(block);
 }
 
 template <class Shape>
 int fixed_shared_bytes() {
-    return static_cast<int>(sizeof(Shared<Shape::kConfig.head_dim>));
+    return static_cast<int>(sizeof(Shared<Shape>));
 }
 
 template <class Shape>
@@ -136,7 +130,7 @@ cudaError_t start_block(const Launch& launch, int blocks, bool beside, cudaStrea
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(static_cast<unsigned>(Config::threads()));
+    config.blockDim = dim3(static_cast<unsigned>(Shape::kConfig.threads()));
     config.dynamicSmemBytes = static_cast<std::size_t>(launch.layout.bytes);
     config.stream = stream;
     config.attrs = attributes;

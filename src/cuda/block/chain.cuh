@@ -36,7 +36,7 @@ __device__ __forceinline__ void copy_output(const Block<Shape>& block) {
     const Launch& launch = block.launch;
     const int columns = launch.output.columns, thread = 32 * block.warp + block.lane;
     for (int row = 0; row < launch.batch; ++row) {
-        for (int c = thread; c < columns / 8; c += 32 * Config::kWarps)
+        for (int c = thread; c < columns / 8; c += 32 * Shape::kConfig.warps)
             *reinterpret_cast<uint4*>(block.rows() + row * row_bytes(columns) + c * 16) =
                 *reinterpret_cast<const uint4*>(launch.o_rows.data + row * launch.o_rows.row_bytes + c * 16);
     }
@@ -44,16 +44,16 @@ __device__ __forceinline__ void copy_output(const Block<Shape>& block) {
 }
 
 /// kFirst: the norm and the product with qkv; otherwise the product with `output`.
-template <bool kFirst>
-__global__ void __launch_bounds__(Config::threads(), 1) product_kernel(const __grid_constant__ Launch launch) {
+template <class Shape, bool kFirst>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), 1) product_kernel(const __grid_constant__ Launch launch) {
     extern __shared__ __align__(1024) char memory[];
-    const Block<ChainShape> block{launch, *reinterpret_cast<Shared<ChainShape::kConfig.head_dim>*>(memory), memory,
-                                  uniform(static_cast<int>(threadIdx.x / 32)), static_cast<int>(threadIdx.x % 32)};
+    const Block<Shape> block{launch, *reinterpret_cast<Shared<Shape>*>(memory), memory,
+                             uniform(static_cast<int>(threadIdx.x / 32)), static_cast<int>(threadIdx.x % 32)};
     if (threadIdx.x == 0) block.init_barriers();
     __syncthreads();
     Position at;
-    if (block.warp >= Config::kWarps) {
-        if (block.warp == Config::kWarps) load_units(block, kFirst ? launch.qkv : launch.output, at);
+    if (block.warp >= Shape::kConfig.warps) {
+        if (block.warp == Shape::kConfig.warps) load_units(block, kFirst ? launch.qkv : launch.output, at);
         return;
     }
     if constexpr (kFirst) {
@@ -66,6 +66,16 @@ __global__ void __launch_bounds__(Config::threads(), 1) product_kernel(const __g
         FinishOutput finish{launch};
         multiply_units(block, launch.output, at, finish);
     }
+}
+
+template <class Shape>
+cudaError_t start_qkv(const Launch& launch, int blocks, cudaStream_t stream) {
+    return start(product_kernel<Shape, true>, blocks, Shape::kConfig.threads(), launch.layout.bytes, launch, stream);
+}
+
+template <class Shape>
+cudaError_t start_output(const Launch& launch, int blocks, cudaStream_t stream) {
+    return start(product_kernel<Shape, false>, blocks, Shape::kConfig.threads(), launch.layout.bytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::block

@@ -20,6 +20,24 @@ struct SlabLanes {
     static constexpr int kOwn = decode::kSegmentSplits / kLanes;  ///< splits whose factors a lane computes
 };
 
+/// Reads a pair of words again and again until it is of this launch.
+struct PairWait {
+    Word words[2];
+
+    /// A pair that does not exist is there.
+    __device__ __forceinline__ void start(const Word* from, bool exists, unsigned number) {
+        words[0] = words[1] = word_of(0, number);
+        if (exists) ptx::load_relaxed(from, words[0], words[1]);
+    }
+    /// Is it there? If not, it is read once more.
+    __device__ __forceinline__ bool done(const Word* from, unsigned number) {
+        const bool missing = launch_of(words[0]) != number || launch_of(words[1]) != number;
+        if (missing) ptx::load_relaxed(from, words[0], words[1]);
+        return !missing;
+    }
+    __device__ __forceinline__ float2 pair() const { return {float_of(words[0]), float_of(words[1])}; }
+};
+
 /// Splits first ... first + 7 of a row, up to `end`: sums of P V of a lane's two dims, maxima and sums of P of the
 /// lane's own splits.
 template <int kHeadDim>
@@ -29,37 +47,41 @@ struct SlabParts {
     float2 o[kSplits];
     float2 ml[kOwn];
 
-    /// Waits for them. `row`: number of the row's first split. `column`: the lane's first dim.
-    __device__ __forceinline__ void read(const Launch& launch, std::int64_t row, int first, int end, int column,
-                                         unsigned number, int lane) {
+    /// Waits for them, and for split `lane` of the row's `splits`, whose largest score it returns. `row`: number of the
+    /// row's first split. `column`: the lane's first dim.
+    __device__ __forceinline__ float read(const Launch& launch, std::int64_t row, int first, int end, int splits,
+                                          int column, unsigned number, int lane) {
+        const Word* const from_ml = launch.ml_partial + 2 * row;
+        const Word* const from_o = launch.o_partial + (row + first) * kHeadDim + column;
+        const int own = first + lane % kLanes;
+        PairWait of_o[kSplits], of_ml[kOwn], largest;
+        largest.start(from_ml + 2 * lane, lane < splits, number);
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) of_ml[i].start(from_ml + 2 * (own + i * kLanes), own + i * kLanes < end, number);
+#pragma unroll
+        for (int i = 0; i < kSplits; ++i) of_o[i].start(from_o + i * kHeadDim, first + i < end, number);
         Watchdog watchdog;
         bool all;
         do {
-            all = true;
-            const auto read_pair = [&](const Word* from, bool exists, float2& pair, float otherwise) {
-                Word words[2] = {};
-                if (exists) ptx::load_relaxed(from, words[0], words[1]);
-                all = all && (!exists || (launch_of(words[0]) == number && launch_of(words[1]) == number));
-                pair = exists ? float2{float_of(words[0]), float_of(words[1])} : float2{otherwise, 0};
-            };
+            all = largest.done(from_ml + 2 * lane, number);
 #pragma unroll
-            for (int i = 0; i < kOwn; ++i) {
-                const int split = first + lane % kLanes + i * kLanes;
-                read_pair(launch.ml_partial + 2 * (row + split), split < end, ml[i], -INFINITY);
-            }
+            for (int i = 0; i < kOwn; ++i) all = of_ml[i].done(from_ml + 2 * (own + i * kLanes), number) && all;
 #pragma unroll
-            for (int i = 0; i < kSplits; ++i)
-                read_pair(launch.o_partial + (row + first + i) * kHeadDim + column, first + i < end, o[i], 0);
+            for (int i = 0; i < kSplits; ++i) all = of_o[i].done(from_o + i * kHeadDim, number) && all;
             if (!all) watchdog.again(Wait::partials);
         } while (!all);
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) ml[i] = own + i * kLanes < end ? of_ml[i].pair() : float2{-INFINITY, 0};
+#pragma unroll
+        for (int i = 0; i < kSplits; ++i) o[i] = of_o[i].pair();
+        return lane < splits ? largest.pair().x : -INFINITY;
     }
 };
 
-/// The largest score of a row. By a warp.
-__device__ __forceinline__ float wait_for_maximum(const Launch& launch, std::int64_t row, int splits, unsigned number,
-                                                  int lane) {
-    float maximum = -INFINITY;
-    for (int i = lane; i < splits; i += 32) {
+/// The largest score of a row, from those of its first 32 splits, one of each lane. By a warp.
+__device__ __forceinline__ float wait_for_maximum(const Launch& launch, std::int64_t row, int splits, float maximum,
+                                                  unsigned number, int lane) {
+    for (int i = lane + 32; i < splits; i += 32) {
         Word words[2];
         wait_for<1>(launch.ml_partial + 2 * (row + i), 0, words, number, Wait::partials);
         maximum = fmaxf(maximum, float_of(words[0]));
@@ -92,8 +114,8 @@ __device__ __forceinline__ void combine_slab(const Block<Shape>& block, int inde
 #pragma unroll 1
         for (int first = 0; first < of_segment; first += kSplits) {
             SlabParts<kHeadDim> parts;
-            parts.read(launch, row, begin + first, end, column, number, lane);
-            if (!knows_maximum) maximum = wait_for_maximum(launch, row, splits, number, lane);
+            const float largest = parts.read(launch, row, begin + first, end, splits, column, number, lane);
+            if (!knows_maximum) maximum = wait_for_maximum(launch, row, splits, largest, number, lane);
             knows_maximum = true;
             float factors[Lanes::kOwn];
 #pragma unroll
@@ -137,33 +159,28 @@ template <class Shape>
 __device__ __forceinline__ void combine(const Block<Shape>& block, unsigned number) {
     const int slabs = block.launch.batch * block.launch.attention.params.heads_q * kSlabs;
     const int ctas = static_cast<int>(gridDim.x);
-    for (int i = static_cast<int>(blockIdx.x) + block.warp * ctas; i < slabs; i += ctas * Config::kWarps)
+    for (int i = static_cast<int>(blockIdx.x) + block.warp * ctas; i < slabs; i += ctas * Shape::kConfig.warps)
         combine_slab(block, i / kSlabs, i % kSlabs, number);
 }
 
 /// Waits for the rows of O, and copies them into shared memory. By all computing warps, which may read them afterwards.
 template <class Shape>
 __device__ __forceinline__ void gather_output(const Block<Shape>& block, unsigned number) {
-    constexpr int kThreads = 32 * Config::kWarps, kAtOnce = 8;
+    constexpr int kThreads = 32 * Shape::kConfig.warps, kAtOnce = 4;
     const Launch& launch = block.launch;
     const int columns = launch.output.columns, pairs_of_row = columns / 4, pairs = launch.batch * pairs_of_row;
     const int thread = 32 * block.warp + block.lane;
     for (int first = thread; first < pairs; first += kAtOnce * kThreads) {
-        Word words[2 * kAtOnce];
+        const Word* const from = launch.o_words + 2 * first;
+        PairWait waits[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) waits[i].start(from + 2 * i * kThreads, first + i * kThreads < pairs, number);
         Watchdog watchdog;
         bool all;
         do {
             all = true;
 #pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) {
-                const int at = first + i * kThreads;
-                if (at < pairs) ptx::load_relaxed(launch.o_words + 2 * at, words[2 * i], words[2 * i + 1]);
-            }
-#pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) {
-                if (first + i * kThreads >= pairs) continue;
-                all = all && launch_of(words[2 * i]) == number && launch_of(words[2 * i + 1]) == number;
-            }
+            for (int i = 0; i < kAtOnce; ++i) all = waits[i].done(from + 2 * i * kThreads, number) && all;
             if (!all) watchdog.again(Wait::output);
         } while (!all);
 #pragma unroll
@@ -171,8 +188,8 @@ __device__ __forceinline__ void gather_output(const Block<Shape>& block, unsigne
             const int at = first + i * kThreads;
             if (at >= pairs) continue;
             const int row = at / pairs_of_row, pair = at - row * pairs_of_row;
-            *reinterpret_cast<uint2*>(block.rows() + row * row_bytes(columns) + pair * 8) = {data_of(words[2 * i]),
-                                                                                             data_of(words[2 * i + 1])};
+            *reinterpret_cast<uint2*>(block.rows() + row * row_bytes(columns) + pair * 8) = {
+                data_of(waits[i].words[0]), data_of(waits[i].words[1])};
         }
     }
     block.sync_computing();

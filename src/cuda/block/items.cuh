@@ -65,6 +65,32 @@ __device__ __forceinline__ void find_members(const Block<Shape>& block) {
     if (b < launch.batch) block.shared.members[b].end = items;
 }
 
+/// Copies what the norm and the rotary embedding of the heads need into shared memory, by the warp that has found the
+/// members.
+template <class Shape>
+__device__ __forceinline__ void read_tables(const Block<Shape>& block) {
+    constexpr int kHeadDim = Shape::kConfig.head_dim;
+    const append_rows::Launch& append = block.launch.append;
+    __syncwarp();
+    for (int b = 0; b < block.launch.batch && append.pairs > 0; ++b) {
+        const std::int64_t row = append_rows::rotary_row(append, block.shared.members[b].place.position);
+#pragma unroll
+        for (int i = 0; i < kHeadDim / 64; ++i) {
+            const int n = block.lane + 32 * i;
+            if (n < append.pairs)
+                block.shared.rotary[b][n] = {static_cast<float>(append_rows::read<Element>(append.cos, row, n)),
+                                             static_cast<float>(append_rows::read<Element>(append.sin, row, n))};
+        }
+    }
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+        const append_rows::Numbers& norm = which == 0 ? append.q_norm : append.k_norm;
+        if (norm.data == nullptr) continue;
+        for (int c = block.lane; c < kHeadDim; c += 32)
+            block.shared.norms[which][c] = static_cast<float>(append_rows::read<Element>(norm, 0, c));
+    }
+}
+
 /// Item `index` of all sequences.
 template <class Shape>
 __device__ __forceinline__ Item find_item(const Block<Shape>& block, int index) {

@@ -24,25 +24,19 @@ constexpr std::int64_t kMostWords = std::int64_t{1} << 40;  ///< more than any d
 
 std::int64_t columns_of_output(const DecodeBlockProblem& p) { return p.heads_q * p.head_dim; }
 
-/// The index in Shapes of the shape that runs a Problem, or their number if none does.
-std::size_t shape_of(const DecodeBlockProblem& p) {
-    std::size_t i = 0;
-    while (i < Shapes::kConfigs.size() && Shapes::kConfigs[i].head_dim != p.head_dim) ++i;
-    return i;
-}
+/// The index in Shapes of the shape whose kernels run a Problem. Those of the chain take other head_dims too.
+std::size_t shape_of(const DecodeBlockProblem& p) { return p.head_dim == HeadDim64::kConfig.head_dim ? 0 : 1; }
+static_assert(Shapes::kConfigs.size() == 2);
 
-int fixed_bytes(std::size_t shape) {
-    return Shapes::call(shape, [](auto s) { return fixed_shared_bytes<decltype(s)>(); });
-}
-
-/// Shared memory of a kernel of the chain that keeps rows of this many columns.
-SharedLayout chain_layout(std::int64_t batch, std::int64_t columns, int most_bytes) {
-    return {ChainShape::kConfig, fixed_shared_bytes<ChainShape>(), batch, columns, most_bytes};
+/// Shared memory of a kernel that keeps rows of this many columns.
+SharedLayout layout_of(const DecodeBlockProblem& p, std::int64_t columns, int most_bytes) {
+    const std::size_t shape = shape_of(p);
+    const int fixed = Shapes::call(shape, [](auto s) { return fixed_shared_bytes<decltype(s)>(); });
+    return {Shapes::kConfigs[shape], fixed, p.batch, columns, most_bytes};
 }
 
 SharedLayout one_launch_layout(const DecodeBlockProblem& p, int most_bytes) {
-    const std::size_t shape = shape_of(p);
-    return {Shapes::kConfigs[shape], fixed_bytes(shape), p.batch, std::max(p.hidden, columns_of_output(p)), most_bytes};
+    return layout_of(p, std::max(p.hidden, columns_of_output(p)), most_bytes);
 }
 
 std::optional<std::string> refuse(const DecodeBlockProblem& p, const Device& device) {
@@ -66,7 +60,7 @@ std::optional<std::string> refuse(const DecodeBlockProblem& p, const Device& dev
     }
     if (p.qkv_rows() > std::numeric_limits<int>::max() / 4) return fmt::format("got {} rows of w_qkv", p.qkv_rows());
     for (const std::int64_t columns : {p.hidden, columns_of_output(p)}) {
-        if (chain_layout(p.batch, columns, properties.shared_bytes).stages < Config::kLeastStages) {
+        if (layout_of(p, columns, properties.shared_bytes).stages < Config::kLeastStages) {
             return fmt::format("{} rows of {} numbers leave too little of {} bytes of shared memory", p.batch, columns,
                                properties.shared_bytes);
         }
@@ -97,7 +91,7 @@ std::size_t workspace_bytes(const DecodeBlockProblem& p, const Device& /*device*
 }
 
 std::optional<std::string> refuse_one_launch(const DecodeBlockProblem& p, const Device& device) {
-    if (shape_of(p) == Shapes::kConfigs.size()) {
+    if (Shapes::kConfigs[shape_of(p)].head_dim != p.head_dim) {
         return fmt::format("it takes a head_dim of 64 or 128, got {}", p.head_dim);
     }
     const DeviceProperties& properties = cuda::properties(device);
@@ -278,19 +272,25 @@ void norm_and_qkv(const DecodeBlockCall& call, const TensorView& qkv, const Tens
     launch.kv_lengths = static_cast<const std::int32_t*>(call.args.kv_lengths.data);
     launch.kv_lengths_step = step(call.args.kv_lengths, 0);
     launch.lengths = static_cast<std::int32_t*>(lengths.data);
-    launch.layout = chain_layout(call.problem.batch, call.problem.hidden, properties(call.device).shared_bytes);
+    launch.layout = layout_of(call.problem, call.problem.hidden, properties(call.device).shared_bytes);
     const CurrentDevice current(call.device);
-    check(start_qkv(launch, chain_blocks(launch.qkv, call.device), static_cast<cudaStream_t>(call.stream)),
-          "decode_block, norm and product");
+    const cudaError_t status = Shapes::call(shape_of(call.problem), [&](auto shape) {
+        return start_qkv<decltype(shape)>(launch, chain_blocks(launch.qkv, call.device),
+                                          static_cast<cudaStream_t>(call.stream));
+    });
+    check(status, "decode_block, norm and product");
 }
 
 void output(const DecodeBlockCall& call, const TensorView& o) {
     Launch launch = products_of(call);
     launch.o_rows = rows_of_matrix(o);
-    launch.layout = chain_layout(call.problem.batch, launch.output.columns, properties(call.device).shared_bytes);
+    launch.layout = layout_of(call.problem, launch.output.columns, properties(call.device).shared_bytes);
     const CurrentDevice current(call.device);
-    check(start_output(launch, chain_blocks(launch.output, call.device), static_cast<cudaStream_t>(call.stream)),
-          "decode_block, output product");
+    const cudaError_t status = Shapes::call(shape_of(call.problem), [&](auto shape) {
+        return start_output<decltype(shape)>(launch, chain_blocks(launch.output, call.device),
+                                             static_cast<cudaStream_t>(call.stream));
+    });
+    check(status, "decode_block, output product");
 }
 
 void one_launch_of_call(const DecodeBlockCall& call, std::span<std::byte> workspace) {

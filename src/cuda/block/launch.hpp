@@ -99,10 +99,11 @@ int fixed_shared_bytes();
 template <class Shape>
 cudaError_t start_block(const Launch& launch, int blocks, bool beside, cudaStream_t stream);
 
-/// The kernels of the chain, whose stages are those of ChainShape. Norm and product: qkv_rows and lengths from x.
-using ChainShape = HeadDim128;
+/// The kernels of the chain. Norm and product: qkv_rows and lengths from x.
+template <class Shape>
 cudaError_t start_qkv(const Launch& launch, int blocks, cudaStream_t stream);
 /// The result from o_rows.
+template <class Shape>
 cudaError_t start_output(const Launch& launch, int blocks, cudaStream_t stream);
 
 }  // namespace tessera::cuda::block

@@ -37,7 +37,7 @@ __device__ __forceinline__ void read_weights(float (&weights)[8], const Launch& 
 /// Copies the rows into shared memory, and norms them there. By all computing warps, which may read them afterwards.
 template <class Shape>
 __device__ __forceinline__ void norm_rows(const Block<Shape>& block) {
-    constexpr int kThreads = 32 * Config::kWarps, kMost = Config::kMostBatch;
+    constexpr int kThreads = 32 * Shape::kConfig.warps, kMost = Config::kMostBatch;
     const Launch& launch = block.launch;
     const int columns = launch.qkv.columns, chunks = columns / 8, bytes = row_bytes(columns);
     const int thread = 32 * block.warp + block.lane;
@@ -72,7 +72,7 @@ __device__ __forceinline__ void norm_rows(const Block<Shape>& block) {
     if (block.warp < launch.batch) {  // the factor of a row for each warp
         float sum = block.shared.squares[block.warp][0];
 #pragma unroll
-        for (int w = 1; w < Config::kWarps; ++w) sum = __fadd_rn(sum, block.shared.squares[block.warp][w]);
+        for (int w = 1; w < Shape::kConfig.warps; ++w) sum = __fadd_rn(sum, block.shared.squares[block.warp][w]);
         const float mean = __fdiv_rn(sum, static_cast<float>(columns));
         if (block.lane == 0) block.shared.factors[block.warp] = __frcp_rn(__fsqrt_rn(__fadd_rn(mean, launch.norm_eps)));
     }

@@ -10,23 +10,28 @@
 
 namespace tessera::cuda::block {
 
-/// Loads the CTA's units, by a warp: row by row, the columns of a stage at a time.
+/// Loads the CTA's units, by a warp: a stage has some columns of the eight rows of a unit.
 template <class Shape>
 __device__ __forceinline__ void load_units(const Block<Shape>& block, const Matrix& matrix, Position& at) {
     constexpr Config kConfig = Shape::kConfig;
-    const int units = matrix.rows / Config::kUnitRows;
+    constexpr int kBytes = 32 * 16;                               // of a row, by one instruction
+    constexpr int kParts = kConfig.stage_columns() * 2 / kBytes;  // of a row of a stage
+    const int units = matrix.rows / Config::kUnitRows, own = block.lane * 16;
     for (int unit = static_cast<int>(blockIdx.x); unit < units; unit += static_cast<int>(gridDim.x)) {
-        const char* from = matrix.data + (unit * Config::kUnitRows + block.lane) * matrix.row_bytes;
+        const char* from = matrix.data + unit * Config::kUnitRows * matrix.row_bytes + own;
         for (int first = 0; first < matrix.columns; first += kConfig.stage_columns(), block.next(at)) {
-            const int bytes = min(matrix.columns - first, kConfig.stage_columns()) * 2;
+            const int bytes = min(matrix.columns - first, kConfig.stage_columns()) * 2 - own;
+            const std::uint32_t to = ptx::shared_address(block.stage(at)) + own;
             block.wait_empty(at);
-            ptx::Mbarrier& full = block.shared.full[at.stage];
-            if (block.lane == 0) ptx::mbarrier_arrive_expect(full, Config::kUnitRows * bytes);
-            else ptx::mbarrier_arrive(full);
-            __syncwarp();
-            if (block.lane < Config::kUnitRows)
-                ptx::bulk_load(block.stage(at) + block.lane * kConfig.stage_row_bytes(), from + first * 2, bytes, full,
-                               ptx::CacheHint::evict_first);
+#pragma unroll
+            for (int row = 0; row < Config::kUnitRows; ++row) {
+#pragma unroll
+                for (int part = 0; part < kParts; ++part)
+                    ptx::cp_async_16_if(part * kBytes < bytes, to + row * kConfig.stage_row_bytes() + part * kBytes,
+                                        from + row * matrix.row_bytes + first * 2 + part * kBytes,
+                                        ptx::CacheHint::evict_first);
+            }
+            ptx::cp_async_mbarrier_arrive(block.shared.full[at.stage]);
         }
     }
 }
@@ -46,7 +51,8 @@ template <class Shape, class Finish>
 __device__ __forceinline__ void multiply_units(const Block<Shape>& block, const Matrix& matrix, Position& at,
                                                Finish& finish) {
     constexpr Config kConfig = Shape::kConfig;
-    constexpr int kChunksOfWarp = kConfig.stage_columns() / Config::kChunk / Config::kWarps;
+    constexpr int kWarps = kConfig.warps, kChunks = kConfig.stage_columns() / Config::kChunk;
+    constexpr int kChunksOfWarp = (kChunks + kWarps - 1) / kWarps;
     const int lane = block.lane, warp = block.warp;
     const int units = matrix.rows / Config::kUnitRows;
     // Lane l has the address of row l % 8, columns 8 * (l / 8) on, of a chunk. Rows of x past the last are the last.
@@ -57,16 +63,17 @@ __device__ __forceinline__ void multiply_units(const Block<Shape>& block, const 
     int number = 0;
     for (int unit = static_cast<int>(blockIdx.x); unit < units; unit += static_cast<int>(gridDim.x), ++number) {
         const int column = unit * Config::kUnitRows + lane % 4 * 2;
-        const bool finishes = warp == number % Config::kWarps && row < block.launch.batch;
+        const bool finishes = warp == number % kWarps && row < block.launch.batch;
         if (finishes) finish.begin(row, column);
         float sums[2][4] = {};
+        int begin = warp;  // the warp's first chunk of the stage
         for (int first = 0; first < matrix.columns; first += kConfig.stage_columns()) {
             const int chunks = min(matrix.columns - first, kConfig.stage_columns()) / Config::kChunk;
             block.wait_full(at);
             const std::uint32_t weights = ptx::shared_address(block.stage(at)) + own_weights;
 #pragma unroll
             for (int i = 0; i < kChunksOfWarp; ++i) {
-                const int chunk = warp + i * Config::kWarps;
+                const int chunk = begin + i * kWarps;
                 if (chunk >= chunks) break;
                 std::uint32_t x[4], w[4];
                 ptx::ldmatrix_x4(w, weights + chunk * Config::kChunk * 2);
@@ -74,7 +81,9 @@ __device__ __forceinline__ void multiply_units(const Block<Shape>& block, const 
                 ptx::mma<Element>(sums[0], {x[0], 0, x[1], 0}, w[0], w[1]);
                 ptx::mma<Element>(sums[1], {x[2], 0, x[3], 0}, w[2], w[3]);
             }
-            block.release(at, 1);
+            block.release(at);
+            begin -= kChunks % kWarps;  // chunks of all stages are counted together
+            if (begin < 0) begin += kWarps;
         }
         auto& of_warps = block.shared.sums[number % 2];
         of_warps[warp][lane] = {__fadd_rn(sums[0][0], sums[1][0]), __fadd_rn(sums[0][1], sums[1][1])};
@@ -82,7 +91,7 @@ __device__ __forceinline__ void multiply_units(const Block<Shape>& block, const 
         if (!finishes) continue;
         float2 sum = of_warps[0][lane];
 #pragma unroll
-        for (int w = 1; w < Config::kWarps; ++w) {
+        for (int w = 1; w < kWarps; ++w) {
             const float2 part = of_warps[w][lane];
             sum = {__fadd_rn(sum.x, part.x), __fadd_rn(sum.y, part.y)};
         }

@@ -17,7 +17,7 @@ using Element = __nv_bfloat16;
 
 /// The named barriers of a CTA; 0 is that of __syncthreads().
 inline constexpr int kOfComputing = 1;  ///< all computing warps
-inline constexpr int kOfHalf = 2;       ///< and 3: a half of them, which has a split of the keys
+inline constexpr int kOfGroup = 2;      ///< and the next ones: those of a group, which has a split of the keys
 
 /// A sequence and its new key, as the launch sees them.
 struct Member {
@@ -29,21 +29,24 @@ struct Member {
     int end = 0;               ///< work items of the sequences up to this one
 };
 
-/// What a half of the computing warps has of its split: Q, what the warps tell each other, the new key.
+/// What a group of warps has of its split: Q, what the warps tell each other, the new key.
 template <int kHeadDim>
-struct Half {
+struct Group {
     alignas(128) char queries[Config::kRowsOfTile * kHeadDim * 2];  ///< in panels of 64 dims
     decode::SliceExchange exchange[2];                              ///< tiles with even and odd numbers in their split
     decode::RowInfo rows[Config::kRowsOfTile];
     Element heads[Config::kRowsOfTile + 2][kHeadDim];  ///< the query heads, new K, new V
 };
 
-template <int kHeadDim>
+template <class Shape>
 struct Shared {
-    Half<kHeadDim> halves[2];
-    float2 sums[2][Config::kWarps][32];  ///< a unit's products of each warp's columns; units with even and odd numbers
-    float squares[Config::kMostBatch][Config::kWarps];
+    static constexpr int kHeadDim = Shape::kConfig.head_dim, kWarps = Shape::kConfig.warps;
+    Group<kHeadDim> groups[Shape::kConfig.groups()];
+    float2 sums[2][kWarps][32];  ///< a unit's products of each warp's columns; units with even and odd numbers
+    float squares[Config::kMostBatch][kWarps];
     float factors[Config::kMostBatch];
+    float2 rotary[Config::kMostBatch][kHeadDim / 2];  ///< cosine and sine of the pairs at a sequence's new position
+    float norms[2][kHeadDim];                         ///< the weights of the QK norm, of Q and of K
     Member members[Config::kMostBatch];
     ptx::Mbarrier full[Config::kMostStages];
     ptx::Mbarrier empty[Config::kMostStages];
@@ -62,20 +65,17 @@ struct Position {
             parity ^= 1;
         }
     }
-    /// Past `count` stages.
-    __device__ __forceinline__ void skip(int count, int stages) {
-        for (; count > 0; --count) next(stages);
-    }
 };
 
 /// A CTA's view of its shared memory. Every stage has 32 arrivals when it is filled, one of each lane of the warp that
-/// loads it, and 8 when it is emptied: one of each computing warp, or two of each of the four that share a split.
+/// loads it, and one of each computing warp when it is emptied. A warp goes through all stages in order, also those
+/// that only others read: it may not get two rounds ahead, where the parity of a barrier would mean another round.
 template <class Shape>
 struct Block {
     static constexpr Config kConfig = Shape::kConfig;
-    static constexpr int kHeadDim = kConfig.head_dim;
+    static constexpr int kHeadDim = kConfig.head_dim, kWarps = kConfig.warps;
     const Launch& launch;
-    Shared<kHeadDim>& shared;
+    Shared<Shape>& shared;
     char* memory;
     int warp;
     int lane;
@@ -91,24 +91,29 @@ struct Block {
     __device__ __forceinline__ void wait_full(const Position& at) const {
         decode::wait(shared.full[at.stage], at.parity);
     }
-    /// By every warp that read the stage, with its `arrivals`.
-    __device__ __forceinline__ void release(Position& at, int arrivals) const {
+    /// Goes on to the next stage, by every computing warp.
+    __device__ __forceinline__ void release(Position& at) const {
         __syncwarp();
-        if (lane < arrivals) ptx::mbarrier_arrive(shared.empty[at.stage]);
+        if (lane == 0) ptx::mbarrier_arrive(shared.empty[at.stage]);
         next(at);
     }
-    __device__ __forceinline__ void sync_computing() const {
-        ptx::named_barrier_sync(kOfComputing, 32 * Config::kWarps);
-    }
-
-    /// By one thread, before a __syncthreads().
-    __device__ void init_barriers() const {
-        for (int s = 0; s < launch.layout.stages; ++s) {
-            ptx::mbarrier_init(shared.full[s], 32);
-            ptx::mbarrier_init(shared.empty[s], Config::kWarps);
+    /// Goes past stages that other computing warps read.
+    __device__ __forceinline__ void pass(Position& at, int count) const {
+        for (; count > 0; --count) {
+            wait_full(at);
+            release(at);
         }
-        ptx::mbarrier_init(shared.known, 32);
-        ptx::fence_mbarrier_init();
+    }
+    __device__ __forceinline__ void sync_computing() const { ptx::named_barrier_sync(kOfComputing, 32 * kWarps); }
+
+    /// By all threads, before a __syncthreads().
+    __device__ __forceinline__ void init_barriers() const {
+        const int thread = static_cast<int>(threadIdx.x);
+        if (thread < launch.layout.stages) {
+            ptx::mbarrier_init(shared.full[thread], 32);
+            ptx::mbarrier_init(shared.empty[thread], kWarps);
+        }
+        if (thread == Config::kMostStages) ptx::mbarrier_init(shared.known, 32);
     }
 };
 

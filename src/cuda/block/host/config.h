@@ -11,22 +11,24 @@
 
 namespace tessera::cuda::block {
 
-/// A thread block (CTA) has eight warps that compute and two that load. All of its reads of weights, K and V go through
-/// one ring of stages in shared memory, in the order in which they are needed.
+/// A thread block (CTA) has 12 or 16 warps that compute, and two that load. All of its reads of weights, K and V go
+/// through one ring of stages in shared memory, in the order in which they are needed.
 struct Config {
-    static constexpr int kWarps = 8;        ///< that compute: all of them products, four each a split of the keys
     static constexpr int kLoaders = 2;      ///< warps that load: one weights and K, the other V
     static constexpr int kUnitRows = 8;     ///< rows of a matrix of weights that a CTA multiplies at a time
     static constexpr int kChunk = 32;       ///< columns that a warp multiplies at a time
     static constexpr int kMostBatch = 8;    ///< rows of x
     static constexpr int kMostStages = 32;  ///< of the ring
-    static constexpr int kLeastStages = 4;  ///< of the ring: a tile of K and one of V for each half of the warps
+    static constexpr int kLeastStages = 4;  ///< of the ring
     static constexpr int kRowsOfTile = 16;  ///< query heads of a kv head that are computed at a time
     static constexpr int kRowPadding = 16;  ///< bytes between rows in shared memory, against bank conflicts
 
     int head_dim;
+    int warps;  ///< that compute; with the two that load, as many as have the registers they need
 
-    static constexpr int threads() { return 32 * (kWarps + kLoaders); }
+    /// Groups of four warps, each of which has a split of the keys.
+    constexpr int groups() const { return warps / 4; }
+    constexpr int threads() const { return 32 * (warps + kLoaders); }
     /// Columns of the weights' rows in a stage: a stage holds 8 rows of them, or a tile of 64 keys.
     constexpr int stage_columns() const { return 8 * head_dim; }
     constexpr int stage_row_bytes() const { return stage_columns() * 2 + kRowPadding; }
@@ -34,10 +36,10 @@ struct Config {
 };
 
 struct HeadDim64 {
-    static constexpr Config kConfig{.head_dim = 64};
+    static constexpr Config kConfig{.head_dim = 64, .warps = 16};
 };
 struct HeadDim128 {
-    static constexpr Config kConfig{.head_dim = 128};
+    static constexpr Config kConfig{.head_dim = 128, .warps = 12};
 };
 using Shapes = ShapeList<HeadDim64, HeadDim128>;
 

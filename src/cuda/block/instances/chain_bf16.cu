@@ -3,12 +3,10 @@
 
 namespace tessera::cuda::block {
 
-cudaError_t start_qkv(const Launch& launch, int blocks, cudaStream_t stream) {
-    return start(product_kernel<true>, blocks, Config::threads(), launch.layout.bytes, launch, stream);
-}
+template cudaError_t start_qkv<HeadDim64>(const Launch&, int, cudaStream_t);
+template cudaError_t start_output<HeadDim64>(const Launch&, int, cudaStream_t);
 
-cudaError_t start_output(const Launch& launch, int blocks, cudaStream_t stream) {
-    return start(product_kernel<false>, blocks, Config::threads(), launch.layout.bytes, launch, stream);
-}
+template cudaError_t start_qkv<HeadDim128>(const Launch&, int, cudaStream_t);
+template cudaError_t start_output<HeadDim128>(const Launch&, int, cudaStream_t);
 
 }  // namespace tessera::cuda::block
