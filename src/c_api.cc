@@ -242,7 +242,8 @@ const char* tessera_struct_fields(const char* name) {
         {"tessera_backward_args", "struct_size:size_t" TESSERA_BACKWARD_TENSORS(TESSERA_TENSOR)},
         {"tessera_append_args", "struct_size:size_t rotary_interleaved:int32 reserved:int32 norm_eps:double"  //
          TESSERA_APPEND_TENSORS(TESSERA_TENSOR)},
-        {"tessera_decode_block_problem", "struct_size:size_t" TESSERA_DECODE_BLOCK_FIELDS(TESSERA_FIELD) " way:int32"},
+        {"tessera_decode_block_problem", "struct_size:size_t" TESSERA_DECODE_BLOCK_FIELDS(
+                                             TESSERA_FIELD) " way:int32 early_weights:int32 reserved:int32"},
         {"tessera_decode_block_args", "struct_size:size_t" TESSERA_DECODE_BLOCK_TENSORS(TESSERA_TENSOR)}};
     for (const auto& [known, fields] : kStructs) {
         if (name != nullptr && known == name) return fields;

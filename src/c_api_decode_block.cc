@@ -27,7 +27,9 @@ DecodeBlockPlan plan_of_block(const tessera_decode_block_problem* from, const te
 #define TESSERA_READ(kind, field) problem.field = read_##kind(#field, p.field);
     TESSERA_DECODE_BLOCK_FIELDS(TESSERA_READ)
 #undef TESSERA_READ
-    DecodeBlockOptions options{.device = device, .threads = run.threads};
+    if (p.reserved != 0) invalid("reserved", fmt::format("expected 0, got {}", p.reserved));
+    DecodeBlockOptions options{
+        .device = device, .threads = run.threads, .early_weights = read_flag("early_weights", p.early_weights)};
     if (p.way != TESSERA_ANY_WAY) options.way = enum_value("way", p.way, DecodeBlockWay::chain, 1);
     return decode_block_plan(problem, options);
 }
