@@ -6,9 +6,6 @@
 
 #include <cstdint>
 
-#include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/copy.cuh"
-
 namespace tessera::cuda::ptx {
 
 /// st.relaxed.gpu.b64
@@ -39,17 +36,6 @@ __device__ __forceinline__ unsigned add_acq_rel(unsigned* to, unsigned value) {
                  : "l"(__cvta_generic_to_global(to)), "r"(value)
                  : "memory");
     return before;
-}
-
-/// cp.async.bulk, global to shared memory, with an eviction priority: `bytes` contiguous bytes, a multiple of 16.
-__device__ __forceinline__ void bulk_load(void* shared, const void* global, std::uint32_t bytes, Mbarrier& barrier,
-                                          CacheHint hint) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-            "r"(shared_address(shared)),
-        "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(&barrier)),
-        "l"(static_cast<std::uint64_t>(hint))
-        : "memory");
 }
 
 }  // namespace tessera::cuda::ptx
