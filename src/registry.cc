@@ -9,7 +9,6 @@
 #include "tessera/error.hpp"
 #if defined(TESSERA_HAS_CUDA)
 #include "cuda/backend.hpp"
-#include "cuda/block/kernels.hpp"
 #endif
 
 namespace tessera {

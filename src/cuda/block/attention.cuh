@@ -12,12 +12,27 @@
 
 namespace tessera::cuda::block {
 
+/// A page number of an item's first tile, of the lane's keys. It brings the page table into the L1, so that the copies
+/// of the item do not wait for it.
+template <class Shape>
+__device__ __forceinline__ int page_ahead(const Block<Shape>& block, int index, int total) {
+    const decode::Cache& cache = block.launch.attention.cache;
+    if (cache.pages == nullptr || index >= total) return 0;
+    const Item item = find_item(block, index);
+    const Member& member = block.shared.members[item.member];
+    const int key = item.tile + 2 * block.lane;
+    if (key < item.keys.begin || key >= item.keys.end) return 0;
+    const int number = cache.page_size.quotient(member.first_kv + key);
+    return cache.pages[item.member * cache.pages_batch + number * cache.pages_step];
+}
+
 /// Loads the old keys of the CTA's splits, K (`which` 0) by one warp and V (1) by another. A tile has a stage of K,
 /// then one of V.
 template <class Shape>
 __device__ __forceinline__ void load_keys(const Block<Shape>& block, Position& at, int which) {
     const decode::Launch& attention = block.launch.attention;
     const int total = items_of_all(block);
+    int ahead = 0;
 #pragma unroll 1
     for (int index = first_item(); index < total; index += static_cast<int>(gridDim.x)) {
         const Item item = find_item(block, index);
@@ -33,7 +48,9 @@ __device__ __forceinline__ void load_keys(const Block<Shape>& block, Position& a
         work.begin = item.keys.begin;
         work.end = item.keys.end - (item.newest ? 1 : 0);  // the new key is not in the cache yet
         decode::KeyCopies<Shape> copies(attention, attention.loaded[which], block.lane);
+        if (ahead == INT_MIN) __nanosleep(0);  // no page has this number: the compiler has to keep the read
         copies.begin(work);
+        ahead = page_ahead(block, index + static_cast<int>(gridDim.x), total);
         for (int i = 0; i < tiles; ++i) {
             if (which == 1) block.next(at);
             if (const int first = item.tile + i * decode::Config::kKeys; i > 0 && first >= work.end) {
@@ -268,6 +285,7 @@ template <class Shape>
 __device__ __forceinline__ void attend(const Block<Shape>& block, Position& at, unsigned number) {
     const Launch& launch = block.launch;
     const int own = block.warp / 4, slice = block.warp % 4, ctas = static_cast<int>(gridDim.x);
+    const int groups = launch.layout.groups;
     auto& group = block.shared.groups[own];
     const int total = items_of_all(block);
     HeadWords<Shape::kConfig.head_dim> words;
@@ -278,7 +296,7 @@ __device__ __forceinline__ void attend(const Block<Shape>& block, Position& at, 
         if (slice < heads.count()) words.read(launch, item.member, heads.head(slice), block.lane);
     };
     int turn = 0;
-    read_ahead(first_item() + own * ctas);
+    if (own < groups) read_ahead(first_item() + own * ctas);
 #pragma unroll 1
     for (int index = first_item(); index < total; index += ctas) {
         const Item item = find_item(block, index);
@@ -286,13 +304,13 @@ __device__ __forceinline__ void attend(const Block<Shape>& block, Position& at, 
         if (turn == own) {
             prepare(block, group, item, words, number);
             if (slice == 0 && block.lane == 0 && index == first_item()) record(launch, Mark::queries);
-            read_ahead(index + Shape::kConfig.groups() * ctas);
+            read_ahead(index + groups * ctas);
             if (tiles > 0) compute_item(block, group, at, item, number);
             ptx::named_barrier_sync(kOfGroup + own, 128);  // before Q and the new key are overwritten
         } else {
             block.pass(at, 2 * tiles);
         }
-        turn = turn + 1 == Shape::kConfig.groups() ? 0 : turn + 1;
+        turn = turn + 1 == groups ? 0 : turn + 1;
     }
 }
 

@@ -26,14 +26,11 @@ struct HandQkv {
     }
 };
 
-/// The number of this launch, the same for all CTAs: the last of them to read it counts the launch. By one thread.
-__device__ __forceinline__ unsigned launch_number(Header& header) {
-    const unsigned before = *static_cast<volatile unsigned*>(&header.launches);
-    if (ptx::add_acq_rel(&header.arrived, 1) == gridDim.x - 1) {
-        header.arrived = 0;
-        header.launches = before + 1;
-    }
-    return before + 1;
+/// Counts this launch, whose number all CTAs have read when the last of them arrives. By one thread.
+__device__ __forceinline__ void count_launch(Header& header, unsigned number) {
+    if (ptx::add_acq_rel(&header.arrived, 1) != gridDim.x - 1) return;
+    header.arrived = 0;
+    header.launches = number;
 }
 
 template <class Shape>
@@ -50,10 +47,13 @@ __device__ __forceinline__ void load_all(const Block<Shape>& block) {
         ptx::griddepcontrol_wait();
     } else {
         ptx::griddepcontrol_wait();
-        if (block.lane == 0) block.shared.number = launch_number(*launch.header);
+        const unsigned number = *static_cast<volatile unsigned*>(&launch.header->launches) + 1;
         find_members(block);
-        read_tables(block);
+        if (block.lane == 0) block.shared.number = number;
         ptx::mbarrier_arrive(block.shared.known);
+        read_tables(block);
+        ptx::mbarrier_arrive(block.shared.tables_known);
+        if (block.lane == 0) count_launch(*launch.header, number);
         for (int i = stages_of_units<Shape>(launch.qkv); i > 0; --i, block.next(at)) block.wait_empty(at);
     }
     decode::wait(block.shared.known, 0);
@@ -63,8 +63,7 @@ __device__ __forceinline__ void load_all(const Block<Shape>& block) {
         load_units(block, launch.output, at);
         mark(Mark::loads_output);
     }
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();
+    finish_loads();
 }
 
 template <class Shape>
@@ -86,6 +85,7 @@ __device__ __forceinline__ void compute_all(const Block<Shape>& block) {
     }
     mark(Mark::qkv_done);
     decode::wait(block.shared.known, 0);
+    decode::wait(block.shared.tables_known, 0);
     const unsigned number = block.shared.number;
     attend(block, at, number);
     mark(Mark::attention_done);
@@ -112,8 +112,9 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) block_kernel(cons
 }
 
 template <class Shape>
-int fixed_shared_bytes() {
-    return static_cast<int>(sizeof(Shared<Shape>));
+FixedBytes fixed_bytes() {
+    constexpr int kOfGroup = static_cast<int>(sizeof(Group<Shape::kConfig.head_dim>));
+    return {static_cast<int>(sizeof(Shared<Shape>)) - kOfGroup, kOfGroup};
 }
 
 template <class Shape>

@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) product_kernel(co
     Position at;
     if (block.warp >= Shape::kConfig.warps) {
         if (block.warp == Shape::kConfig.warps) load_units(block, kFirst ? launch.qkv : launch.output, at);
+        finish_loads();
         return;
     }
     if constexpr (kFirst) {

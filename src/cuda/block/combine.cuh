@@ -117,6 +117,7 @@ __device__ __forceinline__ void combine_slab(const Block<Shape>& block, int inde
             const float largest = parts.read(launch, row, begin + first, end, splits, column, number, lane);
             if (!knows_maximum) maximum = wait_for_maximum(launch, row, splits, largest, number, lane);
             knows_maximum = true;
+            if (block.warp == 0 && lane == 0) record(launch, Mark::partials);
             float factors[Lanes::kOwn];
 #pragma unroll
             for (int i = 0; i < Lanes::kOwn; ++i)

@@ -28,15 +28,18 @@ std::int64_t columns_of_output(const DecodeBlockProblem& p) { return p.heads_q *
 std::size_t shape_of(const DecodeBlockProblem& p) { return p.head_dim == HeadDim64::kConfig.head_dim ? 0 : 1; }
 static_assert(Shapes::kConfigs.size() == 2);
 
-/// Shared memory of a kernel that keeps rows of this many columns.
-SharedLayout layout_of(const DecodeBlockProblem& p, std::int64_t columns, int most_bytes) {
+/// Shared memory of a kernel that keeps rows of this many columns, and has up to `groups` groups of warps for splits.
+SharedLayout layout_of(const DecodeBlockProblem& p, std::int64_t columns, int groups, int most_bytes) {
     const std::size_t shape = shape_of(p);
-    const int fixed = Shapes::call(shape, [](auto s) { return fixed_shared_bytes<decltype(s)>(); });
-    return {Shapes::kConfigs[shape], fixed, p.batch, columns, most_bytes};
+    const FixedBytes bytes = Shapes::call(shape, [](auto s) { return fixed_bytes<decltype(s)>(); });
+    return {Shapes::kConfigs[shape], bytes.fixed, bytes.of_group, groups, p.batch, columns, most_bytes};
+}
+SharedLayout chain_layout(const DecodeBlockProblem& p, std::int64_t columns, int most_bytes) {
+    return layout_of(p, columns, 0, most_bytes);
 }
 
 SharedLayout one_launch_layout(const DecodeBlockProblem& p, int most_bytes) {
-    return layout_of(p, std::max(p.hidden, columns_of_output(p)), most_bytes);
+    return layout_of(p, std::max(p.hidden, columns_of_output(p)), Shapes::kConfigs[shape_of(p)].groups(), most_bytes);
 }
 
 std::optional<std::string> refuse(const DecodeBlockProblem& p, const Device& device) {
@@ -60,7 +63,7 @@ std::optional<std::string> refuse(const DecodeBlockProblem& p, const Device& dev
     }
     if (p.qkv_rows() > std::numeric_limits<int>::max() / 4) return fmt::format("got {} rows of w_qkv", p.qkv_rows());
     for (const std::int64_t columns : {p.hidden, columns_of_output(p)}) {
-        if (layout_of(p, columns, properties.shared_bytes).stages < Config::kLeastStages) {
+        if (chain_layout(p, columns, properties.shared_bytes).stages < Config::kLeastStages) {
             return fmt::format("{} rows of {} numbers leave too little of {} bytes of shared memory", p.batch, columns,
                                properties.shared_bytes);
         }
@@ -272,7 +275,7 @@ void norm_and_qkv(const DecodeBlockCall& call, const TensorView& qkv, const Tens
     launch.kv_lengths = static_cast<const std::int32_t*>(call.args.kv_lengths.data);
     launch.kv_lengths_step = step(call.args.kv_lengths, 0);
     launch.lengths = static_cast<std::int32_t*>(lengths.data);
-    launch.layout = layout_of(call.problem, call.problem.hidden, properties(call.device).shared_bytes);
+    launch.layout = chain_layout(call.problem, call.problem.hidden, properties(call.device).shared_bytes);
     const CurrentDevice current(call.device);
     const cudaError_t status = Shapes::call(shape_of(call.problem), [&](auto shape) {
         return start_qkv<decltype(shape)>(launch, chain_blocks(launch.qkv, call.device),
@@ -284,7 +287,7 @@ void norm_and_qkv(const DecodeBlockCall& call, const TensorView& qkv, const Tens
 void output(const DecodeBlockCall& call, const TensorView& o) {
     Launch launch = products_of(call);
     launch.o_rows = rows_of_matrix(o);
-    launch.layout = layout_of(call.problem, launch.output.columns, properties(call.device).shared_bytes);
+    launch.layout = chain_layout(call.problem, launch.output.columns, properties(call.device).shared_bytes);
     const CurrentDevice current(call.device);
     const cudaError_t status = Shapes::call(shape_of(call.problem), [&](auto shape) {
         return start_output<decltype(shape)>(launch, chain_blocks(launch.output, call.device),

@@ -47,6 +47,7 @@ enum class Mark : int {
     qkv_done,        ///< the CTA's rows of Q, K and V are written
     queries,         ///< Q of the CTA's first split is there
     attention_done,  ///< the partial results of the CTA's splits are written
+    partials,        ///< the partial results of the first warp's row are there
     combined,        ///< the CTA's rows of O are written
     output_ready,    ///< all rows of O are in shared memory
     end,             ///< the CTA's columns of the result are written
@@ -90,9 +91,13 @@ struct Launch {
     std::uint64_t* marks = nullptr;  ///< [CTAs, Mark::count], or null: the times of this launch
 };
 
-/// Bytes in front of the rows in the shared memory of a CTA.
+/// The first bytes of the shared memory of a CTA, and those of each group of its warps.
+struct FixedBytes {
+    int fixed;
+    int of_group;
+};
 template <class Shape>
-int fixed_shared_bytes();
+FixedBytes fixed_bytes();
 
 /// One launch of `blocks` CTAs, which all have to be on the device at once. `beside`: weights are read before the
 /// kernel before this one in the stream has ended.

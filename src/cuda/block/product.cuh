@@ -36,6 +36,12 @@ __device__ __forceinline__ void load_units(const Block<Shape>& block, const Matr
     }
 }
 
+/// Waits for the loads of this warp: it must not exit before.
+__device__ __forceinline__ void finish_loads() {
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+}
+
 /// The stages of the CTA's units.
 template <class Shape>
 __device__ __forceinline__ int stages_of_units(const Matrix& matrix) {

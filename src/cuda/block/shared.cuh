@@ -41,7 +41,6 @@ struct Group {
 template <class Shape>
 struct Shared {
     static constexpr int kHeadDim = Shape::kConfig.head_dim, kWarps = Shape::kConfig.warps;
-    Group<kHeadDim> groups[Shape::kConfig.groups()];
     float2 sums[2][kWarps][32];  ///< a unit's products of each warp's columns; units with even and odd numbers
     float squares[Config::kMostBatch][kWarps];
     float factors[Config::kMostBatch];
@@ -50,8 +49,10 @@ struct Shared {
     Member members[Config::kMostBatch];
     ptx::Mbarrier full[Config::kMostStages];
     ptx::Mbarrier empty[Config::kMostStages];
-    ptx::Mbarrier known;  ///< members and number are
-    unsigned number;      ///< of this launch
+    ptx::Mbarrier known;         ///< members and number are
+    ptx::Mbarrier tables_known;  ///< rotary and norms are
+    unsigned number;             ///< of this launch
+    Group<kHeadDim> groups[1];   ///< launch.layout.groups of them
 };
 
 /// The place of a warp in the ring.
@@ -113,7 +114,10 @@ struct Block {
             ptx::mbarrier_init(shared.full[thread], 32);
             ptx::mbarrier_init(shared.empty[thread], kWarps);
         }
-        if (thread == Config::kMostStages) ptx::mbarrier_init(shared.known, 32);
+        if (thread == Config::kMostStages) {
+            ptx::mbarrier_init(shared.known, 32);
+            ptx::mbarrier_init(shared.tables_known, 32);
+        }
     }
 };
 

@@ -48,21 +48,29 @@ constexpr int row_bytes(std::int64_t columns) { return static_cast<int>(columns)
 
 /// The dynamic shared memory of a CTA: what warps tell each other, the rows of x (later of O), the ring.
 struct SharedLayout {
+    int groups = 0;  ///< of warps that have a split each
     int rows = 0;    ///< offset of the rows
     int ring = 0;    ///< offset of the ring
     int stages = 0;  ///< of the ring: as many as fit; fewer than Config::kLeastStages if the rows leave too little
     int bytes = 0;   ///< of everything
 
     constexpr SharedLayout() = default;
-    /// `fixed`: bytes before the rows. `columns`: the most columns of x and O.
-    constexpr SharedLayout(const Config& config, int fixed, std::int64_t batch, std::int64_t columns, int most_bytes) {
+    /// `fixed`: bytes before the groups. `of_group`: bytes of one. `most_groups`: of the kernel, fewer if the rows
+    /// leave too little. `columns`: the most columns of x and O.
+    constexpr SharedLayout(const Config& config, int fixed, int of_group, int most_groups, std::int64_t batch,
+                           std::int64_t columns, int most_bytes)
+        : groups(most_groups) {
         const auto up = [](std::int64_t n) { return (n + 127) / 128 * 128; };
-        rows = static_cast<int>(up(fixed));
-        const std::int64_t behind = up(rows + batch * row_bytes(columns));
-        const std::int64_t room = (most_bytes - behind) / config.stage_bytes();
-        stages = static_cast<int>(std::clamp<std::int64_t>(room, 0, Config::kMostStages));
-        ring = static_cast<int>(behind);
-        bytes = ring + stages * config.stage_bytes();
+        for (;; --groups) {
+            const std::int64_t first_row = up(fixed + groups * of_group);
+            const std::int64_t behind = up(first_row + batch * row_bytes(columns));
+            const std::int64_t room = (most_bytes - behind) / config.stage_bytes();
+            rows = static_cast<int>(first_row);
+            ring = static_cast<int>(behind);
+            stages = static_cast<int>(std::clamp<std::int64_t>(room, 0, Config::kMostStages));
+            bytes = ring + stages * config.stage_bytes();
+            if (stages >= Config::kLeastStages || groups <= 1) return;
+        }
     }
 };
 

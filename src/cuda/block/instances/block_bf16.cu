@@ -3,10 +3,10 @@
 
 namespace tessera::cuda::block {
 
-template int fixed_shared_bytes<HeadDim64>();
+template FixedBytes fixed_bytes<HeadDim64>();
 template cudaError_t start_block<HeadDim64>(const Launch&, int, bool, cudaStream_t);
 
-template int fixed_shared_bytes<HeadDim128>();
+template FixedBytes fixed_bytes<HeadDim128>();
 template cudaError_t start_block<HeadDim128>(const Launch&, int, bool, cudaStream_t);
 
 }  // namespace tessera::cuda::block
