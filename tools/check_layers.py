@@ -101,7 +101,7 @@ ALLOWED = {
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "learn": LIBRARY | {"io", "measure", "plot", "walk", "diagnose", "cuda/host"},
     "cli": LIBRARY | TOOLS,
-    "bench": LIBRARY | TOOLS | {"cpu/simd", "cpu/matrix", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared"},
+    "bench": LIBRARY | TOOLS | {"cpu/simd", "cpu/matrix", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared", "cuda/block"},
     "python": LIBRARY | TOOLS,
     "web": LIBRARY | TOOLS | {"cli"},
     "examples": {"include"},
