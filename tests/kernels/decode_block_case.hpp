@@ -207,7 +207,11 @@ inline void run(const DecodeBlockPlan& plan, const DecodeBlockArgs& host) {
     }
     device::DeviceCopy copy(plan.device);
     DecodeBlockArgs there;
-    for (const DecodeBlockTensor& t : kDecodeBlockTensors) there.*t.view = copy.add(host.*t.view);
+    const bool in_x = host.out.data == host.x.data, in_residual = host.out.data == host.residual.data;
+    for (const DecodeBlockTensor& t : kDecodeBlockTensors) {
+        if (t.view != &DecodeBlockArgs::out || !(in_x || in_residual)) there.*t.view = copy.add(host.*t.view);
+    }
+    if (in_x || in_residual) there.out = in_x ? there.x : there.residual;
     const std::span<std::byte> workspace = copy.workspace(plan.workspace_bytes);
     if (plan.counter_bytes > 0) device::fill(plan.device, workspace.data(), 0, plan.counter_bytes);
     decode_block(plan, there, workspace);

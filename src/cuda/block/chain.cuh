@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) product_kernel(co
     extern __shared__ __align__(1024) char memory[];
     const Block<Shape> block{launch, *reinterpret_cast<Shared<Shape>*>(memory), memory,
                              uniform(static_cast<int>(threadIdx.x / 32)), static_cast<int>(threadIdx.x % 32)};
-    if (threadIdx.x == 0) block.init_barriers();
+    block.init_barriers();
     __syncthreads();
     Position at;
     if (block.warp >= Shape::kConfig.warps) {
