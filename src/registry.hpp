@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/device_rows.hpp"
+#include "kernel/decode_block.hpp"
 #include "kernel/kernel.hpp"
 #include "tessera/append.hpp"
 
@@ -32,5 +33,7 @@ std::unique_ptr<DeviceRows> rows_on_cuda(const Device& device);
 /// there is none.
 void add_rows_on_cuda(const RowSums& sums, const Device& device, void* stream);
 void copy_rows_on_cuda(const RowCopies& copies, const Device& device, void* stream);
+/// The kernels of decode_block() for tensors on this device; null: this build has none.
+const DecodeBlockKernels* decode_block_kernels(const Device& device);
 
 }  // namespace tessera
