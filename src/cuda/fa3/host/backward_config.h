@@ -23,7 +23,6 @@ struct Config {
     static constexpr int kQueryTile =
         kRows * kConsumers;  ///< queries of a CTA in kernels with the outer loop over queries
     static constexpr int kThreads = 128 * (kConsumers + 1);
-    static constexpr int kDqThreads = kConsumers + 1;  ///< producer threads that add to dQ or keep its order
     static constexpr int kProducerRegisters = 24;
     static constexpr int kConsumerRegisters = 240;
     static constexpr int kDeltaRegisters = 168;  ///< registers of a delta_kernel thread at launch
@@ -49,9 +48,6 @@ struct Config {
     constexpr int dq_columns() const { return dedicated_dq_warpgroup() ? head_dim : head_dim / kConsumers; }
     /// Does one producer thread wait for the dQ semaphores of both halves (order_dq_additions)?
     constexpr bool has_dq_order_thread() const { return !splits_dv_dk() && !dedicated_dq_warpgroup(); }
-    /// Does a CTA take one key block after the other (main/persistent.cuh)? The other shapes lose more in each step
-    /// than that saves (TRIED.md).
-    constexpr bool persistent() const { return has_dq_order_thread() && !general; }
     /// May the last key block that adds to dQ write the finished dQ? The other shapes have no registers for it.
     constexpr bool may_write_dq() const { return !splits_dv_dk() && !general; }
     /// RowStats of a query block, one after the other.

@@ -21,13 +21,13 @@ struct ConsumerThread : ConsumerState<kConfig> {
     using State::d_o, State::q, State::steps;
     static constexpr int kPairs = Config::kRows / 2;  ///< scores of a thread against 64 queries
     static constexpr int kChunks = kPairs / 8;        ///< chunks of 8 of them
-    static constexpr int kUnmasked = 1, kLargeLse = 2, kNonfinite = 4, kNotFirst = 8;  ///< flags of a step
+    static constexpr int kUnmasked = 1, kLargeLse = 2, kNonfinite = 4;  ///< flags of a step
 
     const Launch& launch;
     Shared<kConfig>& shared;
     int warpgroup;  ///< 0, 1
 
-    int flags = 0;  ///< flags of the step; kNotFirst: it is not the first of its key block
+    int flags = 0;  ///< flags of the step
 
     /// The thread's index in the CTA. It is computed anew at each use: values derived from it would take registers over
     /// the loop.
@@ -48,18 +48,10 @@ struct ConsumerThread : ConsumerState<kConfig> {
     __device__ __forceinline__ static int first_column() { return static_cast<int>(thread() % 4 * 2); }
     /// The step's first query.
     __device__ __forceinline__ int first_query() const { return shared.block_q[q.index()] * kConfig.block_q; }
-    __device__ __forceinline__ KeyBlock<kConfig>& block() const {
-        if constexpr (kConfig.persistent()) return shared.persistent.own_block[warpgroup];
-        else return shared.block;
-    }
-    /// The parity of the key blocks done.
-    __device__ __forceinline__ std::uint32_t block_parity() const {
-        if constexpr (kConfig.persistent()) return shared.persistent.parity[warpgroup];
-        else return 0;
-    }
+    __device__ __forceinline__ KeyBlock<kConfig>& block() const { return shared.block; }
     /// Reads the flags of the step whose Q has arrived. The loops do so one GEMM early: an ordinary load from shared
     /// memory takes 100 to 200 clocks while MMAs read it.
-    __device__ __forceinline__ void read_flags(bool not_first = false) {
+    __device__ __forceinline__ void read_flags() {
         const int m = shared.block_q[q.index()];
         const Span& unmasked = block().unmasked[warpgroup];
         int large = 0, nonfinite = 0;
@@ -69,7 +61,7 @@ struct ConsumerThread : ConsumerState<kConfig> {
             nonfinite |= stats.some_nonfinite;
         }
         flags = (m >= unmasked.begin && m < unmasked.end ? kUnmasked : 0) | (large != 0 ? kLargeLse : 0) |
-                (nonfinite != 0 ? kNonfinite : 0) | (not_first ? kNotFirst : 0);
+                (nonfinite != 0 ? kNonfinite : 0);
     }
     /// Are all pairs of this warpgroup visible in the step?
     __device__ __forceinline__ bool is_unmasked() const { return any_lane((flags & kUnmasked) != 0); }
@@ -102,13 +94,6 @@ struct ConsumerThread : ConsumerState<kConfig> {
     }
     __device__ __forceinline__ void wait_for_q() { wait_for(shared.q_ring.full[q.index()], q.phase()); }
     __device__ __forceinline__ void wait_for_do() { wait_for(shared.do_ring.full[d_o.index()], d_o.phase()); }
-    /// Persistent CTA: waits until dK of the previous key block has left shared memory.
-    __device__ __forceinline__ void wait_for_dk_store() const {
-        if constexpr (kConfig.persistent()) {
-            if (ptx::reload_thread_index() % 32 == 0) ptx::tma_store_wait_read();
-            __syncwarp();
-        }
-    }
     /// Waits until this step's dQ may be stored to shared memory.
     __device__ __forceinline__ void wait_for_dq_buffer() {
         wait_for(shared.dq_empty[warpgroup], (steps + 1) % 2, warpgroup);
@@ -144,27 +129,19 @@ struct ConsumerThread : ConsumerState<kConfig> {
 
 /// The prologue of consumers that compute S, dV and dK: sets the gradients to 0, and computes the first scores if there
 /// are steps. Meanwhile K is searched for NaN and infinities. If it has any, which is rare, they are set to 0 and the
-/// scores are computed again. Returns whether there are steps.
+/// scores are computed again.
 template <template <class, Config> class OfConsumer, class T, Config kConfig>
-__device__ __forceinline__ bool prologue(OfConsumer<T, kConfig>& c) {
+__device__ __forceinline__ void prologue(OfConsumer<T, kConfig>& c) {
 #pragma unroll
     for (float& element : c.dk) element = 0;
 #pragma unroll
     for (float& element : c.dv) element = 0;
-    if constexpr (kConfig.persistent()) ptx::discard_operand(c.ds);
-    const bool any = c.count_steps() > 0;
-    if (!kConfig.persistent() && !any) return false;
-    wait_for(c.shared.k_full, c.block_parity());
-    if (!any) {
-        c.wait_for_dk_store();
-        wait_for(c.shared.v_full, c.block_parity());
-        return false;
-    }
+    if (c.count_steps() == 0) return;
+    wait_for(c.shared.k_full, 0);
     c.load_keys();
     c.wait_for_q();
     c.start_s();
     c.read_flags();
-    c.wait_for_dk_store();
     const bool nonfinite = c.nonfinite_in_keys();
     ptx::wgmma_wait<0>();
     ptx::warpgroup_fence_operand(c.s);
@@ -174,8 +151,7 @@ __device__ __forceinline__ bool prologue(OfConsumer<T, kConfig>& c) {
         ptx::wgmma_wait<0>();
         ptx::warpgroup_fence_operand(c.s);
     }
-    wait_for(c.shared.v_full, c.block_parity());
-    return true;
+    wait_for(c.shared.v_full, 0);
 }
 
 /// Waits for the last dK.

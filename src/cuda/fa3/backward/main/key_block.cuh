@@ -45,7 +45,6 @@ struct KeyBlock {
         first_kv = sequence.first_kv;
         first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, sequence.first_q));
         schedule.set(p.mask, sequence.len_q, sequence.len_kv, p.group);
-        reload_from_memory();
         schedule.set_part(launch.part, launch.part_queries);
         const PlacedKeyBlock placed = place_key_block(schedule, p.heads_kv * schedule.head_splits, index,
                                                       !p.mask.trivial(), kConfig.splits_dv_dk());
@@ -66,7 +65,6 @@ struct KeyBlock {
         first_q = first_kv = 0;
         first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, 0));
         static_cast<SequenceSchedule&>(schedule) = launch.schedule;
-        reload_from_memory();
         schedule.set_part(launch.part, launch.part_queries);
         end_head = kv_head * p.group + (split + 1) * schedule.heads_per_split;
         // If dQ has a kernel of its own, no CTA waits for another one, and n is in launch order.
@@ -89,13 +87,6 @@ struct KeyBlock {
     /// The index of block m of a query head among all query blocks.
     __device__ __forceinline__ std::int64_t block_q(const Launch& launch, int head, int m) const {
         return std::int64_t{head} * launch.blocks_q + first_block_q + m;
-    }
-
- private:
-    /// The producer thread of a persistent CTA has few registers. It reads the schedule from shared memory instead of
-    /// keeping it.
-    __device__ __forceinline__ static void reload_from_memory() {
-        if constexpr (kConfig.persistent()) ptx::compiler_memory_barrier();
     }
 };
 

@@ -44,10 +44,7 @@ struct Consumer : ConsumerThread<T, kConfig> {
 
     __device__ __forceinline__ void run();
     /// Has the last step's dQ been stored but not signaled (signal_dq)?
-    __device__ __forceinline__ bool has_pending_dq() const {
-        if constexpr (!kConfig.persistent()) return steps > 0;
-        else return any_lane((Base::flags & Base::kNotFirst) != 0) && !writes_dq;
-    }
+    __device__ __forceinline__ bool has_pending_dq() const { return steps > 0 && !writes_dq; }
     /// Releases Q of the last step, whose dK is done.
     __device__ __forceinline__ void release_q(int last_q) {
         ptx::warpgroup_fence_operand(dk);
@@ -76,10 +73,6 @@ struct Consumer : ConsumerThread<T, kConfig> {
     __device__ __forceinline__ void exponentiate_with_score_mod();
     template <bool kMasked>
     __device__ __forceinline__ void score_gradients(float4 (&delta)[Base::kChunks]);
-    /// Persistent CTA: this warpgroup reads K no more.
-    __device__ __forceinline__ void release_k() {
-        if constexpr (kConfig.persistent()) arrive(shared.persistent.k_empty);
-    }
     /// Stores dS^T to shared memory, for the dQ of both warpgroups.
     __device__ __forceinline__ void publish_ds() {
         Base::store_ds(ds, Base::ds_address(warpgroup));
@@ -239,8 +232,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     int left = Base::count_steps();
     if constexpr (kConfig.may_write_dq()) writes_dq = any_lane(Base::block().writes_dq);
     prologue(*this);
-    // prologue() returns the same, but using that changes ptxas's register allocation in the loop.
-    if (left == 0) return release_k();
+    if (left == 0) return;
     int last_q = -1;  // stage of the Q that dK of the last step reads
 #pragma unroll 1
     while (true) {
@@ -262,7 +254,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         arrive(shared.do_ring.empty[d_o.index()]);
         start_dq();
         start_dk(last_q);
-        Base::read_flags(true);
+        Base::read_flags();
         ptx::wgmma_wait<1>();
         ptx::warpgroup_fence_operand(s);
         ptx::warpgroup_fence_operand(dq);
@@ -277,7 +269,6 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         if (left == 0) break;
     }
     if (!writes_dq) signal_dq(*this);
-    release_k();
 }
 
 }  // namespace tessera::cuda::fa3::backward
