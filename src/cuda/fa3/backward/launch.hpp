@@ -31,7 +31,7 @@ struct alignas(16) RowStats {
 struct CallState {
     int cu_seqlens_decreased;  ///< sequences overlap, so their CTAs would wait for each other forever: nothing runs
     int some_large;            ///< with o_residual: some rows are left to the kernel that sums delta
-    int nonfinite_keys;        ///< dV and dK split: the main kernel has met NaN or infinities in K
+    int nonfinite_keys;        ///< the main kernel has met NaN or infinities in K
 };
 
 /// fp16: upper bounds for |dS| over a head split (common/fp16_scale.cuh). |dS| is at most

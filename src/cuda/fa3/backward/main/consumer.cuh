@@ -21,7 +21,9 @@ struct ConsumerThread : ConsumerState<kConfig> {
     using State::d_o, State::q, State::steps;
     static constexpr int kPairs = Config::kRows / 2;  ///< scores of a thread against 64 queries
     static constexpr int kChunks = kPairs / 8;        ///< chunks of 8 of them
-    static constexpr int kUnmasked = 1, kLargeLse = 2, kNonfinite = 4;  ///< flags of a step
+    static constexpr int kUnmasked = 1, kRareScores = 2, kNonfinite = 4;  ///< flags of a step
+    /// Is S computed from K in shared memory, out of which zero_nonfinite_keys() takes NaN and infinities for dQ?
+    static constexpr bool kScoresLackKeys = kConfig.has_dq_order_thread();
 
     const Launch& launch;
     Shared<kConfig>& shared;
@@ -60,7 +62,8 @@ struct ConsumerThread : ConsumerState<kConfig> {
             large |= stats.some_large;
             nonfinite |= stats.some_nonfinite;
         }
-        flags = (m >= unmasked.begin && m < unmasked.end ? kUnmasked : 0) | (large != 0 ? kLargeLse : 0) |
+        const bool rare = large != 0 || (kScoresLackKeys && unmasked.end < 0);
+        flags = (m >= unmasked.begin && m < unmasked.end ? kUnmasked : 0) | (rare ? kRareScores : 0) |
                 (nonfinite != 0 ? kNonfinite : 0);
     }
     /// Are all pairs of this warpgroup visible in the step?
@@ -110,6 +113,28 @@ struct ConsumerThread : ConsumerState<kConfig> {
         for (int i = 0; i < kPairs; i += 2) out[i / 8][i / 2 % 4] = ptx::pack_finite<T>(values[i], values[i + 1]);
     }
     __device__ __forceinline__ void zero_nonfinite_keys();
+    __device__ __forceinline__ bool some_of_keys_nonfinite() const;
+    /// Does S lack NaN and infinities of K?
+    __device__ __forceinline__ bool lacks_keys() const {
+        return block().unmasked[warpgroup].end < 0;
+    }
+    /// Does the thread's row r have a key with NaN or infinities, if lacks_keys()?
+    __device__ __forceinline__ bool is_nonfinite_key(int r) const {
+        const unsigned own = thread();
+        return (shared.nonfinite_keys[warpgroup][own / 32 % 4] >> (own % 32 / 4 * 4 + r) & 1) != 0;
+    }
+    /// If lacks_keys(): sets the scores of such keys to -inf. A query that sees one has this score, or LSE and delta of
+    /// NaN, which make P and dS NaN. (With a softcap, Consumer::add_nonfinite_keys() finds the score.)
+    __device__ __forceinline__ void set_scores_of_nonfinite_keys(float (&s)[kPairs]) const {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const bool lacks = is_nonfinite_key(r);
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) {
+                if (row_of(i) == r && lacks) s[i] = -INFINITY;
+            }
+        }
+    }
     __device__ __forceinline__ bool nonfinite_in_keys() const;
     /// Does `found` hold in one of the warpgroup's threads?
     __device__ __forceinline__ bool any_in_warpgroup(bool found) const {
@@ -128,8 +153,8 @@ struct ConsumerThread : ConsumerState<kConfig> {
 };
 
 /// The prologue of consumers that compute S, dV and dK: sets the gradients to 0, and computes the first scores if there
-/// are steps. Meanwhile K is searched for NaN and infinities. If it has any, which is rare, they are set to 0 and the
-/// scores are computed again.
+/// are steps. Meanwhile K is searched for NaN and infinities. If it has any, which is rare, they are set to 0 when
+/// these scores are complete.
 template <template <class, Config> class OfConsumer, class T, Config kConfig>
 __device__ __forceinline__ void prologue(OfConsumer<T, kConfig>& c) {
 #pragma unroll
@@ -145,12 +170,7 @@ __device__ __forceinline__ void prologue(OfConsumer<T, kConfig>& c) {
     const bool nonfinite = c.nonfinite_in_keys();
     ptx::wgmma_wait<0>();
     ptx::warpgroup_fence_operand(c.s);
-    if (nonfinite) {  // rare
-        c.zero_nonfinite_keys();
-        c.start_s();
-        ptx::wgmma_wait<0>();
-        ptx::warpgroup_fence_operand(c.s);
-    }
+    if (nonfinite) c.zero_nonfinite_keys();  // rare
     wait_for(c.shared.v_full, 0);
 }
 
@@ -173,7 +193,10 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void ConsumerThread<T, kConfig>::exponentiate(float (&s)[kPairs],
                                                                          const float4 (&minus_lse)[kChunks],
                                                                          int half) const {
-    if (any_lane((flags & kLargeLse) != 0)) {  // rare
+    if (any_lane((flags & kRareScores) != 0)) {
+        if constexpr (kScoresLackKeys) {
+            if (any_lane(lacks_keys())) set_scores_of_nonfinite_keys(s);
+        }
         const int column = first_column();
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
@@ -209,44 +232,54 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::score_gradients(floa
     }
 }
 
-/// Sets NaN and infinities of K to 0. Their effect on scores is in LSE and delta, and dQ is to have no other.
+/// Sets NaN and infinities of the warpgroup's keys to 0 for dQ, whose hidden pairs must not meet them. dQ of the
+/// queries that see them becomes NaN when it is written (store_nan_of_keys). The first step's S is complete; at
+/// head_dim 64 that of the others has them, too, since its K is in registers.
 template <class T, Config kConfig>
 __device__ __forceinline__ void ConsumerThread<T, kConfig>::zero_nonfinite_keys() {
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
-    bool found = false;
-    for (auto& panel : shared.k) {
-        found |= zero_nonfinite<T, kKeys * kPanelRowBytes, 128, 4>(panel[kKeys * warpgroup], thread);
+    if constexpr (kScoresLackKeys) {
+        std::uint32_t found = 0;  // lane 4 i + r, r < 2, has row i + 8 r of the warp
+        for (const auto& panel : shared.k) {
+            const auto* chunks = reinterpret_cast<const uint4*>(panel[row() + lane() % 2 * 8]);
+            for (int i = 0; i < kPanelRowBytes / 16; ++i) found |= nonfinite<T>(chunks[i]);
+        }
+        const unsigned rows = __ballot_sync(kAllLanes, found != 0);
+        if (lane() == 0) shared.nonfinite_keys[warpgroup][warp()] = rows;
     }
+    ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);  // all have read it, S of the first step among them
+    if (kScoresLackKeys && thread == 0) block().unmasked[warpgroup].end = ~block().unmasked[warpgroup].end;
+    for (auto& panel : shared.k) zero_nonfinite<T, kKeys * kPanelRowBytes, 128, 4>(panel[kKeys * warpgroup], thread);
+    launch.workspace.state->nonfinite_keys = 1;
     ptx::fence_proxy_async();
-    if constexpr (kConfig.splits_dv_dk()) {
-        if (any_lane(found)) launch.workspace.state->nonfinite_keys = 1;
-        ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
-    } else {
-        ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
-    }
+    ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
 }
 
-/// Do the warpgroup's keys hold NaN or infinities?
+/// Do the keys that this thread searches hold NaN or infinities?
 template <class T, Config kConfig>
-__device__ __forceinline__ bool ConsumerThread<T, kConfig>::nonfinite_in_keys() const {
+__device__ __forceinline__ bool ConsumerThread<T, kConfig>::some_of_keys_nonfinite() const {
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
     bool found = false;
     for (const auto& panel : shared.k) {
         found |= any_nonfinite<T, kKeys * kPanelRowBytes, 128, 4>(panel[kKeys * warpgroup], thread);
     }
-    return any_in_warpgroup(found);
+    return found;
+}
+
+/// Do the warpgroup's keys hold NaN or infinities?
+template <class T, Config kConfig>
+__device__ __forceinline__ bool ConsumerThread<T, kConfig>::nonfinite_in_keys() const {
+    return any_in_warpgroup(some_of_keys_nonfinite());
 }
 
 /// Sets NaN and infinities of 64 rows of Q and dO to 0, in tiles with masked pairs. The epilogue adds those of dO back
 /// (restore_nonfinite).
 template <class T, Config kConfig>
 __device__ __forceinline__ void ConsumerThread<T, kConfig>::zero_nonfinite_queries(int half) {
-    const Span& first = block().unmasked[0];
-    const Span& second = block().unmasked[1];
     const int m = shared.block_q[q.index()];
-    if (any_lane(m >= max(first.begin, second.begin) && m < min(first.end, second.end))) return;
+    if (any_lane(block().is_unmasked(0, m) && block().is_unmasked(1, m))) return;
     block().zeroed_do = 1;
     constexpr int kThreads = 128 * Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) - 128;

@@ -276,6 +276,39 @@ __device__ __forceinline__ void write_dq(ConsumerThread<T, kConfig>& c, float (&
     c.arrive(shared.dq_full[c.warpgroup]);
 }
 
+/// After the last step of a key block that writes dQ: not 0 if a key block of this call has met NaN or infinities in
+/// K. Each one sets the flag before it adds to dQ, and this one has waited for those that add earlier.
+__device__ __forceinline__ int nonfinite_keys_met(const Launch& launch) {
+    return ptx::load_relaxed(&launch.workspace.state->nonfinite_keys);
+}
+
+/// A consumer of a key block that has written dQ: stores the NaN of infinite keys over the warp's rows of half `half`
+/// of each query block whose dQ it has written (store_nan_of_keys).
+template <class T, Config kConfig>
+__device__ __forceinline__ void store_nan_of_written_dq(const ConsumerThread<T, kConfig>& c, int half) {
+    constexpr bool kByColumns = kConfig.block_q == Config::kRows;
+    const KeyBlock<kConfig>& block = c.block();
+    const int heads = block.schedule.heads_per_split;
+    __syncwarp();
+#pragma unroll 1
+    for (StepIterator<false> step(block.schedule, block.n, heads); step.more(); step.advance(heads)) {
+        DqSemaphore semaphore{};
+        semaphore.set<DqOrder::segmented>(c.launch, block, step);
+        if (semaphore.position + 1 != block.schedule.key_blocks_of(step.m).end) continue;
+        const int query = step.m * kConfig.block_q + (kByColumns ? 0 : Config::kRows * half) + 16 * c.warp();
+        store_nan_of_keys<T>(c.launch, block.schedule,
+                             {.batch = block.batch,
+                              .head = block.end_head - step.heads_left,
+                              .first_q = block.first_q,
+                              .first_kv = block.first_kv,
+                              .query = query,
+                              .queries = 16,
+                              .column = kByColumns ? kConfig.dq_columns() * half : 0,
+                              .columns = kConfig.dq_columns()},
+                             c.lane(), 32);
+    }
+}
+
 /// A consumer of the key block that adds last to some query blocks.
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_or_write_dq(ConsumerThread<T, kConfig>& c, float (&dq)[kConfig.dq_columns() / 2],

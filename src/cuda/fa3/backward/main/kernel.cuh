@@ -19,11 +19,26 @@ __device__ __forceinline__ void run(const Launch& launch, Shared<kConfig>& share
     store_gradients(consumer);
 }
 
+/// A consumer warpgroup that makes dK, dV and its half of dQ. If it has written dQ, the flag is loaded beside the
+/// stores of dK and dV.
+template <class T, Config kConfig>
+__device__ __forceinline__ void run_alone(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {
+    Consumer<T, kConfig> consumer{{ConsumerState<kConfig>{}, launch, shared, warpgroup}};
+    consumer.run();
+    if constexpr (kConfig.may_write_dq()) {
+        const int nonfinite_keys = consumer.writes_dq ? nonfinite_keys_met(launch) : 0;
+        store_gradients(consumer);
+        if (any_lane(nonfinite_keys != 0)) store_nan_of_written_dq(consumer, warpgroup);
+    } else {
+        store_gradients(consumer);
+    }
+}
+
 /// A consumer warpgroup that has keys.
 template <class T, Config kConfig>
 __device__ __forceinline__ void consume(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {
     if constexpr (kConfig.dedicated_dq_warpgroup()) run<KeyConsumer<T, kConfig>>(launch, shared, warpgroup);
-    else if constexpr (!kConfig.splits_dv_dk()) run<Consumer<T, kConfig>>(launch, shared, warpgroup);
+    else if constexpr (!kConfig.splits_dv_dk()) run_alone<T>(launch, shared, warpgroup);
     else if (warpgroup == 0) run<DvConsumer<T, kConfig>>(launch, shared, 0);
     else run<DkConsumer<T, kConfig>>(launch, shared, 1);
 }

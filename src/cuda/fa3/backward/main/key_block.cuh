@@ -25,7 +25,9 @@ struct KeyBlock {
     int segment_begin, segment_last;    ///< first and last key block of n's segment
     int first_q, first_kv;              ///< rows where a ragged sequence begins
     int first_block_q;                  ///< query blocks before the sequence's first one
-    Span unmasked[Config::kConsumers];  ///< query blocks that see all keys of a warpgroup
+    /// Query blocks that see all keys of a warpgroup. If its scores lack some keys (ConsumerThread::lacks_keys), the
+    /// complement of the end stands there, which is negative.
+    Span unmasked[Config::kConsumers];
 
     /// Sets which keys the block has. set_derived() sets the other members, after the first loads have been started.
     __device__ __forceinline__ void decode(const Launch& launch, unsigned number) {
@@ -82,6 +84,11 @@ struct KeyBlock {
             unmasked[w] = schedule.unmasked_query_blocks(n * kConfig.block_kv + kConfig.first_row(w), Config::kRows);
         }
         if constexpr (kFp16Scaled<T>) ds_factor = ds_scale<T>(launch, batch, kv_head, split) / kPScale<T>;
+    }
+    /// Does query block m see all keys of the warpgroup?
+    __device__ __forceinline__ bool is_unmasked(int warpgroup, int m) const {
+        const Span& of_warpgroup = unmasked[warpgroup];
+        return m >= of_warpgroup.begin && m < (of_warpgroup.end ^ of_warpgroup.end >> 31);
     }
     __device__ __forceinline__ bool exists() const { return n < schedule.count_kv; }
     /// The index of block m of a query head among all query blocks.

@@ -51,6 +51,7 @@ struct Consumer : ConsumerThread<T, kConfig> {
         ptx::warpgroup_fence_operand(ds);
         if (steps > 0) arrive(shared.q_ring.empty[last_q]);
     }
+    __device__ __forceinline__ void add_nonfinite_keys();
     __device__ __forceinline__ void make_ds();
     __device__ __forceinline__ void make_ds_with_score_mod();
     /// P^T of a chunk of 8 elements from S^T.
@@ -110,6 +111,35 @@ struct Consumer : ConsumerThread<T, kConfig> {
     }
 };
 
+/// Adds to S^T the products of Q with the NaN and infinities that zero_nonfinite_keys() has taken out of K. It is rare
+/// and slow.
+template <class T, Config kConfig>
+__device__ __forceinline__ void Consumer<T, kConfig>::add_nonfinite_keys() {
+    const KeyBlock<kConfig>& block = Base::block();
+    const ForwardParams& p = launch.params.forward;
+    const int batch = p.cu_seqlens_q != nullptr ? 0 : block.batch;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int key = block.n * kConfig.block_kv + row() + 8 * r;
+        if (!Base::is_nonfinite_key(r) || key >= block.schedule.len_kv()) continue;
+        const T* elements = reinterpret_cast<const T*>(p.k.data) + batch * p.k.batch + block.kv_head * p.k.head +
+                            (std::int64_t{block.first_kv} + key) * p.k.row;
+#pragma unroll 1
+        for (int column = 0; column < p.head_dim; ++column) {
+            const float element = static_cast<float>(elements[column * p.k.column]);
+            if (isfinite(element)) continue;
+            const auto* panel = reinterpret_cast<const char*>(shared.q[q.index()][column / kPanelColumns]);
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) {
+                if (row_of(i) != r) continue;
+                const int query = first_column() + column_of(i);
+                const int offset = swizzled(query, column % kPanelColumns / 8) + 2 * (column % 8);
+                s[i] = fmaf(static_cast<float>(*reinterpret_cast<const T*>(panel + offset)), element, s[i]);
+            }
+        }
+    }
+}
+
 /// Computes from S^T: P^T in 16 bits after dropout, and in s P^T times the derivative of the softcap.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_score_mod() {
@@ -122,6 +152,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_score_mo
     const bool full = is_unmasked();
     const PairMask mask(block.schedule, key, query);
     kept = score_mod.kept(query, key, lane());
+    if (any_lane(Base::lacks_keys())) add_nonfinite_keys();
 #pragma unroll
     for (int i = 0; i < kPairs; i += 2) {
         const float4 minus_lse = stats_of_chunk(&RowStats::minus_lse, i / 8, column);
@@ -169,7 +200,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     constexpr int kChunks = Base::kChunks, kAhead = kChunks / 2;  // chunks before the wait for dP^T
     const bool some_nonfinite = Base::some_nonfinite();
     const bool full = is_unmasked();
-    const bool plain = any_lane((Base::flags & (Base::kUnmasked | Base::kLargeLse)) == Base::kUnmasked);
+    const bool plain = any_lane((Base::flags & (Base::kUnmasked | Base::kRareScores)) == Base::kUnmasked);
     float4 minus_lse[kChunks], delta[kChunks];
     Base::read_stats(minus_lse, &RowStats::minus_lse);
     Base::wait_for_do();

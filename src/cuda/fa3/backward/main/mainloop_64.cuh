@@ -66,11 +66,6 @@ struct KeyConsumer : HalfStepThread<T, kConfig> {
         nonfinite = Base::any_in_warpgroup(found != 0);
     }
     __device__ __forceinline__ bool nonfinite_in_keys() const { return nonfinite; }
-    /// Sets NaN and infinities of K to 0 in shared memory, and loads K into registers again.
-    __device__ __forceinline__ void zero_nonfinite_keys() {
-        Base::zero_nonfinite_keys();
-        load_rows(k, shared.k[0], kHalf * warpgroup);
-    }
     __device__ __forceinline__ void start_s(int half = 0) {
         start_scores_of_registers<T, kConfig.head_dim>(s, k,
                                                        uniform(row_descriptor(&shared.q[q.index()][0][kHalf * half])));
@@ -202,6 +197,10 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::run() {
             arrive(shared.q_ring.empty[q.index()]);  // write_dq() reads block_q and head of the stage
         ++steps;
         q.advance();
+    }
+    if constexpr (kWritesDq) {
+        if (any_lane(nonfinite_keys_met(Base::launch) == 0)) return;
+        for (int half = 0; half < 2; ++half) store_nan_of_written_dq(*this, half);
     }
 }
 

@@ -61,6 +61,8 @@ struct alignas(1024) Shared : Exchange<kConfig> {
     Ring<kConfig.dedicated_dq_warpgroup() ? 2 * Config::kDsStages : 1> ds_ring;
     ptx::Mbarrier p_full[kConfig.splits_dv_dk() ? kConfig.q_stages : 1];  ///< dV and dK split: P, for the dK warpgroup
     DqTarget dq_target[Config::kConsumers];  ///< where the step's dQ goes, if this key block writes it
+    /// The keys of each warp of the consumers that have NaN or infinities (ConsumerThread::is_nonfinite_key).
+    unsigned nonfinite_keys[Config::kConsumers][4];
     KeyBlock<kConfig> block;
 
     __device__ void init_barriers() {
