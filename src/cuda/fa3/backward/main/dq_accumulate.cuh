@@ -216,7 +216,7 @@ __device__ __forceinline__ void signal_dq(ConsumerThread<T, kConfig>& c) {
 /// A consumer: stores its half of dQ to shared memory, 16 bytes of a thread beside those of its neighbours.
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_dq(ConsumerThread<T, kConfig>& c, const float (&dq)[kConfig.dq_columns() / 2]) {
-    auto* out = reinterpret_cast<float4*>(c.shared.dq[c.warpgroup]) + threadIdx.x % 128;
+    auto* out = reinterpret_cast<float4*>(c.shared.dq[c.warpgroup]) + c.thread() % 128;
 #pragma unroll
     for (int j = 0; j < kConfig.dq_columns() / 8; ++j) {
         out[128 * j] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);

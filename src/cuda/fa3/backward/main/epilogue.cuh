@@ -89,8 +89,9 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void store_dv(const ConsumerThread<T, kConfig>& c, float (&dv)[kConfig.head_dim_v / 2]) {
     const Launch& launch = c.launch;
     if (c.block().zeroed_do != 0) restore_nonfinite(c, dv);
-    // In fp16 P has not been multiplied by dropout's keep_scale (exponentiate_with_score_mod).
-    const float factor = kFp16Scaled<T> ? launch.params.forward.keep_scale / kPScale<T> : 1.0F;
+    // P has not been multiplied by dropout's keep_scale, but in bf16 in general shapes (exponentiate_with_score_mod).
+    constexpr bool kScaled = kFp16Scaled<T> || kConfig.scores == Scores::dropout;
+    const float factor = kScaled ? launch.params.forward.keep_scale / kPScale<T> : 1.0F;
     if (c.block().schedule.sums_in_workspace()) {
         if (launch.params.dv.data == nullptr) return;
         return store_split<kConfig.head_dim_v>(
@@ -100,7 +101,7 @@ __device__ __forceinline__ void store_dv(const ConsumerThread<T, kConfig>& c, fl
         gradient_rows(c, launch.params.dv, launch.maps.dv, launch.gradients.tma_dv, launch.params.forward.head_dim_v);
     PanelRows rows[kConfig.v_panels()];
     set_rows(rows, c.shared.v, c.first_row() + 16 * c.warp());
-    if constexpr (kFp16Scaled<T>) store_gradient<T, kConfig.head_dim_v>(dv, factor, to, rows, c.lane());
+    if constexpr (kScaled) store_gradient<T, kConfig.head_dim_v>(dv, factor, to, rows, c.lane());
     else store_gradient<T, kConfig.head_dim_v>(dv, Unscaled{}, to, rows, c.lane());
 }
 

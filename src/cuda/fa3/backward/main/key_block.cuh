@@ -16,15 +16,15 @@ template <Config kConfig>
 struct KeyBlock {
     ScheduleOf<kConfig> schedule;
     int batch, kv_head, n;
-    int segment, index;                 ///< KeyBlockNumber's; ragged: `index` is that of the number in its sequence
-    int split;                          ///< index of the head split (dq_order.hpp)
-    int end_head;                       ///< one past the split's last query head
-    int zeroed_do;                      ///< not 0: NaN or infinities may have been taken out of dO
-    float ds_factor;                    ///< fp16: the scale of dS over that of P (common/fp16_scale.cuh)
-    bool writes_dq;                     ///< it is the last to add to some query blocks, and writes their dQ
-    int segment_begin, segment_last;    ///< first and last key block of n's segment
-    int first_q, first_kv;              ///< rows where a ragged sequence begins
-    int first_block_q;                  ///< query blocks before the sequence's first one
+    int segment, index;               ///< KeyBlockNumber's; ragged: `index` is that of the number in its sequence
+    int split;                        ///< index of the head split (dq_order.hpp)
+    int end_head;                     ///< one past the split's last query head
+    int zeroed_do;                    ///< not 0: NaN or infinities may have been taken out of dO
+    float ds_factor;                  ///< fp16: the scale of dS over that of P (common/fp16_scale.cuh)
+    bool writes_dq;                   ///< it is the last to add to some query blocks, and writes their dQ
+    int segment_begin, segment_last;  ///< first and last key block of n's segment
+    int first_q, first_kv;            ///< rows where a ragged sequence begins
+    int first_block_q;                ///< query blocks before the sequence's first one
     /// Query blocks that see all keys of a warpgroup. If its scores lack some keys (ConsumerThread::lacks_keys), the
     /// complement of the end stands there, which is negative.
     Span unmasked[Config::kConsumers];

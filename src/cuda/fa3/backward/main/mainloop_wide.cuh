@@ -58,7 +58,7 @@ struct DvConsumer : SplitThread<T, kConfig> {
     /// Computes P^T from S^T, which is complete.
     __device__ __forceinline__ void make_p(const float4 (&minus_lse)[Base::kChunks]) {
         ptx::warpgroup_fence_operand(s);
-        Base::exponentiate(s, minus_lse);
+        Base::exponentiate(s, minus_lse, {});
         Base::apply_mask(s);
     }
     /// Passes P^T to the dK warpgroup, in fp32. That warpgroup has released the stage's Q, so it has read its last P^T.

@@ -48,8 +48,8 @@ struct alignas(1024) Shared : Exchange<kConfig> {
     PanelKv v[kConfig.v_panels()];
     PanelQ q[kConfig.q_stages][kConfig.qk_panels()];
     PanelQ d_o[kConfig.do_stages][kConfig.v_panels()];
-    RowStats stats[kConfig.q_stages][kConfig.row_stats()];                               ///< arrive with Q
-    int block_q[kConfig.q_stages], head[kConfig.q_stages];                               ///< query block of this Q
+    RowStats stats[kConfig.q_stages][kConfig.row_stats()];  ///< arrive with Q
+    int block_q[kConfig.q_stages], head[kConfig.q_stages];  ///< query block of this Q
     Ring<kConfig.q_stages> q_ring;
     Ring<kConfig.do_stages> do_ring;
     ptx::Mbarrier k_full, v_full;
