@@ -7,6 +7,7 @@
 #include <map>
 #include <tuple>
 
+#include "length_distribution.hpp"
 #include "parse.hpp"
 #include "tessera/error.hpp"
 
@@ -144,7 +145,8 @@ void ShapeOptions::declare(CLI::App& command, bool lists) {
     add_text(command, kProblem, "--dtype", dtype, "TYPE",
              "fp32 (default), bf16, fp16, or fp64 (reference only)" + also_list);
     add_text(command, kProblem, "--ragged", ragged, "LENS",
-             "Lengths of the sequences of a ragged batch, LEN or QxKV: 100,37,1x512");
+             "Lengths of the sequences of a ragged batch, LEN or QxKV: 100,37,1x512; or exp:MEAN:TOTAL, "
+             "uniform:MEAN:TOTAL: those of a distribution that add up to TOTAL rows");
     add_text(command, kProblem, "--kv-lengths", kv_lengths, "LENS",
              "K and V are a cache, and the sequences have so many keys: 4000,17,512; --len-kv is its capacity");
     add_text(command, kProblem, "--pages", pages, "N",
@@ -172,6 +174,10 @@ std::vector<std::pair<std::int64_t, std::int64_t>> ShapeOptions::sequences() con
         return result;
     }
     if (ragged.empty()) return result;
+    if (is_distribution(ragged)) {
+        for (const std::int64_t rows : lengths_of_distribution("--ragged", ragged)) result.emplace_back(rows, rows);
+        return result;
+    }
     for (const std::string& part : parse_list("--ragged", ragged)) result.push_back(parse_pair("--ragged", part, 'x'));
     return result;
 }

@@ -9,6 +9,7 @@
 #include "commands.hpp"
 #include "device_option.hpp"
 #include "options.hpp"
+#include "plan_model.hpp"
 #include "plan_text.hpp"
 #include "report.hpp"
 #include "roofline_text.hpp"
@@ -23,6 +24,7 @@ struct PlanCommandOptions {
     HowOptions how;
     PassOptions pass;
     std::string device;
+    std::string model;
     bool dtype_given = false;
 };
 
@@ -102,6 +104,11 @@ void print_text(const Session& session, const Plan& plan, const Predictor& predi
 }
 
 void execute(const PlanCommandOptions& options, const Session& session) {
+    if (!options.model.empty()) {
+        if (options.device.empty()) throw UsageError("--model", "expected --device with it: the machine to plan for");
+        return show_plan_of_model(options.model, machine_of_option(options.device), options.shape, options.dtype_given,
+                                  session);
+    }
     const Pass pass = options.pass.one();
     if (!options.device.empty()) {
         const model::Machine machine = machine_of_option(options.device);
@@ -127,6 +134,7 @@ void add_plan_command(CLI::App& app, Session& session) {
           "a causal prefill on a known host"},
          {"tessera plan --len 4096 --heads 32/8 --head-dim 128 --dtype bf16 --device h200",
           "which kernel a GPU would run that is not here"},
+         {"tessera plan --model config.json --device h200 --batch 4 --len 8k", "the kernels of a whole model"},
          {"tessera plan --len-q 1 --len-kv 8192 --dtype bf16", "one query against a long cache"},
          {"tessera plan --ragged 100,37,1x512 --backward --schedule fa1",
           "the backward of a ragged batch, by one schedule"},
@@ -141,10 +149,17 @@ void add_plan_command(CLI::App& app, Session& session) {
         ->add_option("--device", options->device,
                      "Plan for another machine: a file of tessera calibrate, or one of " + machine_names())
         ->type_name("NAME");
+    command
+        ->add_option(
+            "--model", options->model,
+            "config.json of a model (Hugging Face), with --device: the kernels of its attention in a prefill, a "
+            "training step and a decode step")
+        ->type_name("FILE");
     add_csv_flag(*command, session);
     command->get_option("--dtype")->description(kDefaultDtype);
     command->callback([options, command, &session] {
         options->dtype_given = command->count("--dtype") > 0;
+        if (!options->model.empty()) expect_only(*command, "--model", {"--device", "--batch", "--len", "--dtype"});
         execute(*options, session);
     });
 }

@@ -76,9 +76,10 @@ void expect_drawable(const RooflineOptions& options) {
 
 void draw(const RooflineOptions& options, const model::Machine& machine, std::span<const measure::SweepRow> rows) {
     if (options.svg.empty() && options.png.empty()) return;
-    const std::string svg = plot::svg(measure::roofline_figure(machine, rows, options.baseline_given));
-    if (!options.svg.empty()) write_file(options.svg, svg);
-    if (!options.png.empty()) write_file(options.png, plot::png(svg));
+    // The lengths of a decode step lie on one point of a roofline.
+    const bool decode = rows.size() > 1 && measure::is_decode(rows);
+    draw_files(options, decode ? measure::decode_figure(machine, rows)
+                               : measure::roofline_figure(machine, rows, options.baseline_given));
 }
 
 /// True if the rows differ only in length (and batch), so that they fit in one table.
@@ -243,6 +244,10 @@ void execute(const RooflineOptions& options, const Session& session) {
     if (!options.records.empty()) throw UsageError("--records", "expected --accuracy with it");
     if (!options.model.empty()) return show_model(options, session);
     if (!options.compare.empty()) return show_comparison(options, session);
+    if (!options.gpus.empty()) {
+        expect_drawable(options);
+        return show_gpus(options, session);
+    }
     const model::Machine machine = machine_of_option(options.device);
     if (options.timeline) return show_timeline(options, machine, session);
     if (!options.tile.empty()) return show_tile(options, machine, session);
@@ -288,11 +293,27 @@ void expect_of_question(const RooflineOptions& options, const CLI::App& command,
              {"--svg", "--png", "--tile", "--timeline", "--worksheet", "--amdahl", "--accuracy", "--baseline"})
             if (command.count(other) > 0) throw UsageError(other, "has no effect with --compare: expected without it");
     }
+    if (!options.gpus.empty())
+        expect_only(
+            command, "--gpus",
+            {"--device", "--link", "--rows", "--batch", "--len", "--heads", "--head-dim", "--dtype", "--causal",
+             "--window", "--scale", "--softcap", "--sinks", "--schedule", "--pass", "--backward", "--svg", "--png"});
+    for (const char* needs_gpus : {"--link", "--rows"})
+        if (options.gpus.empty() && command.count(needs_gpus) > 0)
+            throw UsageError(needs_gpus, "expected --gpus with it");
+    if (!options.rows_of_gpu.empty() && command.count("--len") > 0)
+        throw UsageError("--rows", "expected --rows or --len, got both");
     if (!options.compare.empty() && command.count("--device") > 0)
         throw UsageError("--device", "expected --compare or --device, got both");
 }
 
 }  // namespace
+
+void draw_files(const RooflineOptions& options, const plot::Figure& figure) {
+    const std::string svg = plot::svg(figure);
+    if (!options.svg.empty()) write_file(options.svg, svg);
+    if (!options.png.empty()) write_file(options.png, plot::png(svg));
+}
 
 void add_roofline_command(CLI::App& app, Session& session) {
     CLI::App* command = add_command(
@@ -304,6 +325,8 @@ void add_roofline_command(CLI::App& app, Session& session) {
          {"tessera roofline --compare h100,h200,b200 --len 8192 --heads 32/8 --head-dim 128",
           "which GPU for this call"},
          {"tessera roofline --model config.json --device h200 --batch 4 --len 8k", "attention in a whole model"},
+         {"tessera roofline --gpus 1,2,4,8 --rows 8k --heads 32/8 --head-dim 128 --causal bottom-right",
+          "one sequence on several GPUs"},
          {"tessera roofline --device h200 --len 4096 --schedule fa3 --worksheet", "the calculation, line by line"},
          {"tessera roofline --device l4 --len 8192 --amdahl 0.4", "the speed-up of a whole model"},
          {"tessera roofline --device a100 --head-dim 128 --tile 128,64", "what fits the memory of a core"},

@@ -47,6 +47,12 @@ void RooflineOptions::declare(CLI::App& command) {
     add("--compare", compare, "NAMES", "Several machines in one table, the first as the measure: h100,h200,b200");
     add("--model", model, "FILE",
         "config.json of a model (Hugging Face): attention in a prefill, a training step and a decode step of it");
+    add("--gpus", gpus, "N",
+        "One sequence whose rows are spread over N GPUs (context parallelism), by tessera's kernels; a list gives a "
+        "line for each");
+    add("--link", link, "NAME",
+        "With --gpus: nvlink (default), pcie, ib, or GB/s[,us] that each GPU receives, and the start of an exchange");
+    add("--rows", rows_of_gpu, "N", "With --gpus: rows of each GPU in place of --len; a list gives several lines");
     add("--schedule", schedules, "NAME", "all (default), or a list of " + schedule_names());
     pass.declare(command, "forward (default), backward, or both: their sum", "Short for --pass backward");
     add("--by", by, "NAME",
@@ -149,6 +155,19 @@ std::vector<std::int64_t> RooflineOptions::model_lengths() const {
     for (const std::int64_t len : lengths)
         if (len < 1 || len > kMost) unexpected("--len", "1..2^24", std::to_string(len));
     return lengths;
+}
+
+std::vector<std::int64_t> RooflineOptions::rows_list() const {
+    const std::string text = expanded("--rows", rows_of_gpu);
+    expect_no_thousands("--rows", text);
+    std::vector<std::int64_t> list;
+    constexpr std::int64_t kMost = std::int64_t{1} << 24;
+    for (const std::string& part : parse_list("--rows", text)) {
+        list.push_back(parse_size("--rows", part));
+        if (list.back() < 1 || list.back() > kMost) unexpected("--rows", "1..2^24", part);
+    }
+    expect_each_once("--rows", text, list);
+    return list;
 }
 
 std::vector<Problem> RooflineOptions::problems(const model::Machine& machine) const {

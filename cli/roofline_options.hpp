@@ -27,6 +27,9 @@ struct RooflineOptions {
     std::string tile;
     std::string compare;
     std::string model;
+    std::string gpus;
+    std::string link = "nvlink";
+    std::string rows_of_gpu;
     bool timeline = false;
     bool worksheet = false;
     bool accuracy = false;
@@ -49,6 +52,8 @@ struct RooflineOptions {
     std::optional<double> attention_fraction() const;
     /// Returns the lengths of --len with --model, each at least 1.
     std::vector<std::int64_t> model_lengths() const;
+    /// Returns the rows of a GPU of --rows.
+    std::vector<std::int64_t> rows_list() const;
     /// Returns every problem, each with a query and a sequence, with lengths in the given order; "512:65536" doubles.
     /// The default dtype is bf16 on GPUs and fp32 on CPUs.
     std::vector<Problem> problems(const model::Machine& machine) const;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two further questions of `tessera roofline`: several machines (--compare), and a whole model (--model).
+// Further questions of `tessera roofline`: several machines (--compare), a whole model (--model), and several GPUs
+// (--gpus).
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "plot/figure.hpp"
 #include "roofline_options.hpp"
 #include "session.hpp"
 
@@ -19,6 +21,12 @@ void show_comparison(const RooflineOptions& options, const Session& session);
 
 /// Prints attention in the model of --model: prefill, training step and decode, on --device or each of --compare.
 void show_model(const RooflineOptions& options, const Session& session);
+
+/// Prints one sequence on each number of GPUs of --gpus.
+void show_gpus(const RooflineOptions& options, const Session& session);
+
+/// Writes the figure to --svg and --png, whichever is given.
+void draw_files(const RooflineOptions& options, const plot::Figure& figure);
 
 /// The larger error bar of the passes.
 double error_of(const measure::SweepCell& cell);

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "diagnose/advice.hpp"
+#include "diagnose/slowed_clock.hpp"
 #include "table.hpp"
 
 namespace tessera::cli {
@@ -168,12 +169,25 @@ std::string stall_sentence(const Diagnosis& d) {
         title_of(found->reading.family), text);
 }
 
+std::string slowed_sentence(const Diagnosis& d, const diagnose::Call& stated) {
+    const auto slowed = diagnose::slowed_clock(d, stated);
+    if (!slowed) return "";
+    return fmt::format(
+        " All {} kinds of calls that the model predicts took {:.2f} to {:.2f} times their prediction, so the GPU may "
+        "be "
+        "held below its clock by a power cap, a locked clock or heat: {:.2f} GHz in place of {:.2f} would explain it "
+        "(nvidia-smi -q -d CLOCK,PERFORMANCE says). tessera machine {} --set clock_ghz={:.2f} --set "
+        "loaded_clock_ghz={:.2f} writes such a card for roofline --device.",
+        slowed->kinds, slowed->least, slowed->most, slowed->ghz, slowed->usual_ghz, slowed->machine, slowed->ghz,
+        slowed->ghz);
+}
+
 }  // namespace
 
 std::string step_sentences(const Diagnosis& d, const diagnose::Call& stated) {
     if (!d.timed || d.kinds.empty()) return "";
-    return clock_sentence(d) + elsewhere_sentence(d) + stall_sentence(d) + host_sentence(d) +
-           repeats_sentence(d, stated);
+    return clock_sentence(d) + elsewhere_sentence(d) + slowed_sentence(d, stated) + stall_sentence(d) +
+           host_sentence(d) + repeats_sentence(d, stated);
 }
 
 std::vector<std::pair<std::string, std::string>> step_facts(const AttentionKind& kind) {
@@ -196,12 +210,21 @@ std::vector<std::pair<std::string, std::string>> step_facts(const AttentionKind&
 
 std::vector<std::pair<std::string, std::string>> step_facts(const Diagnosis& d) {
     constexpr std::int64_t kEnoughRuns = 50;  // fewer kernels are no step
-    if (!d.timed || d.clock.clock_us <= 0 || d.clock.runs < kEnoughRuns) return {};
-    return {
+    const diagnose::MarkedSteps& steps = d.steps;
+    if (!d.timed || d.clock.clock_us <= 0 || (d.clock.runs < kEnoughRuns && steps.count == 0)) return {};
+    std::vector<std::pair<std::string, std::string>> facts{
         {"  clock", fmt::format("{} from the first kernel to the last one", ms_text(d.clock.clock_us))},
         {"  GPU busy", fmt::format("{}, {}", ms_text(d.clock.busy_us), percent_of(d.clock.busy_us, d.clock.clock_us))},
         {"  attention", fmt::format("{}, {} of the clock", ms_text(d.clock.attention_us),
                                     percent_of(d.clock.attention_us, d.clock.clock_us))}};
+    if (steps.count > 0)
+        facts.emplace_back(
+            "  steps",
+            fmt::format("{} marked by the profiler: {} at the median, {} at most "
+                        "(ProfilerStep#{}); in them the GPU was busy {}, with attention {}",
+                        count_text(steps.count), ms_text(steps.median_us), ms_text(steps.longest_us), steps.longest,
+                        percent_of(steps.busy_us, steps.us), percent_of(steps.attention_us, steps.us)));
+    return facts;
 }
 
 }  // namespace tessera::cli

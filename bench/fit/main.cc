@@ -103,7 +103,9 @@ model::Question question(const Row& row) {
     const model::Prediction& p = row.measured.prediction;
     model::PredictOptions options = options_of(row);
     options.threads = 0;
-    return model::question_of(row.problem, p.schedule, p.pass, row.machine, options);
+    model::Question asked = model::question_of(row.problem, p.schedule, p.pass, row.machine, options);
+    asked.empty_blocks = measure::had_empty_blocks(row.measured.record);
+    return asked;
 }
 
 void fit_gpu(const Asked& asked) {

@@ -15,7 +15,9 @@
 
 #include "tessera/append.hpp"
 #include "tessera/attention.hpp"
+#include "tessera/context_parallel.hpp"
 #include "tessera/cost.hpp"
+#include "tessera/decode_block.hpp"
 #include "tessera/dtype.hpp"
 #include "tessera/error.hpp"
 #include "tessera/kernel.hpp"
@@ -23,5 +25,6 @@
 #include "tessera/mask.hpp"
 #include "tessera/plan.hpp"
 #include "tessera/predict.hpp"
+#include "tessera/predict_context_parallel.hpp"
 #include "tessera/problem.hpp"
 #include "tessera/tensor.hpp"

@@ -61,7 +61,7 @@ class Report:
     def __str__(self) -> str:
         lines = [self.paragraph, ""]
         for kind in self.kinds:
-            time = f", {kind['us'] / 1000:.3f} ms" if "us" in kind else ""
+            time = f", {kind['us'] / 1000:.3f} ms" if kind["us"] is not None else ""
             lines.append(f"{kind['family']} {kind['pass']}: {kind['calls']} calls{time} ({kind['confidence']})")
         return "\n".join(lines).rstrip()
 

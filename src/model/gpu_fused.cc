@@ -165,11 +165,11 @@ void Gpu::add_head_splits(std::int64_t splits) {
                  copy_rate() * 1e-6);
 }
 
-/// Adds the thread blocks of a ragged call that have no keys: the grid has as many for each sequence as for the
-/// longest.
+/// Adds the thread blocks of a ragged call that have no keys, which kernels of Records started
+/// (predict_with_empty_blocks).
 void Gpu::add_empty_blocks(std::int64_t splits) {
     const auto& sequences = q.options.sequences;
-    if (sequences.empty() || c.empty_cycles <= 0) return;
+    if (!q.empty_blocks || sequences.empty() || c.empty_cycles <= 0) return;
     const std::int64_t heads = q.problem.heads_kv * splits;
     const std::int64_t all =
         static_cast<std::int64_t>(sequences.size()) * heads * schedule::ceil_div(q.problem.len_kv, tile.block_kv);

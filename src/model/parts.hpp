@@ -16,7 +16,8 @@ struct Question {
     Pass pass;
     const Machine& machine;
     PredictOptions options;
-    bool in_pages = false;  ///< are the keys in the pages of a cache?
+    bool in_pages = false;      ///< are the keys in the pages of a cache?
+    bool empty_blocks = false;  ///< does a ragged grid start blocks for keys that sequences lack?
 };
 
 /// The Question of predict(). On a GPU, options.kernel names the kernel of tessera that is meant.

@@ -208,6 +208,31 @@ void Account::close() {
          p.tflops);
 }
 
+/// predict(), with or without the blocks of predict_with_empty_blocks().
+static Prediction predict_call(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
+                               const PredictOptions& options, bool empty_blocks) {
+    problem.validate();
+    if (const auto reason = refusal(problem, schedule, pass, machine, options))
+        throw Error(ErrorCode::unsupported, "schedule",
+                    fmt::format("{} {}: {}", name_of(schedule), name_of(pass), *reason));
+    Prediction prediction{.schedule = schedule, .pass = pass};
+    Question question = question_of(problem, schedule, pass, machine, options);
+    question.empty_blocks = empty_blocks;
+    const bool on_gpu = machine.kind == MachineKind::gpu;
+    prediction.not_modelled = not_modelled(problem, on_gpu ? gpu_knows_dropout(question) : cpu_knows_dropout(question));
+    if (on_gpu) predict_gpu(question, prediction);
+    else predict_cpu(question, prediction);
+    if (problem.kv_lengths) prediction.memory.tensors += bytes_of_free_slots(problem, question.problem);
+    if (question.options.kernel == kDecodeKernel) prediction.memory.workspace = decode_workspace(problem);
+    prediction.error = error_bar(problem, prediction, machine);
+    return prediction;
+}
+
+Prediction predict_with_empty_blocks(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
+                                     const PredictOptions& options) {
+    return predict_call(problem, schedule, pass, machine, options, true);
+}
+
 }  // namespace tessera::model
 
 namespace tessera {
@@ -248,21 +273,7 @@ std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pa
 
 Prediction predict(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
                    const PredictOptions& options) {
-    problem.validate();
-    if (const auto reason = refusal(problem, schedule, pass, machine, options))
-        throw Error(ErrorCode::unsupported, "schedule",
-                    fmt::format("{} {}: {}", name_of(schedule), name_of(pass), *reason));
-    Prediction prediction{.schedule = schedule, .pass = pass};
-    const model::Question question = model::question_of(problem, schedule, pass, machine, options);
-    const bool on_gpu = machine.kind == MachineKind::gpu;
-    prediction.not_modelled =
-        model::not_modelled(problem, on_gpu ? model::gpu_knows_dropout(question) : model::cpu_knows_dropout(question));
-    if (on_gpu) model::predict_gpu(question, prediction);
-    else model::predict_cpu(question, prediction);
-    if (problem.kv_lengths) prediction.memory.tensors += model::bytes_of_free_slots(problem, question.problem);
-    if (question.options.kernel == model::kDecodeKernel) prediction.memory.workspace = model::decode_workspace(problem);
-    prediction.error = model::error_bar(problem, prediction, machine);
-    return prediction;
+    return model::predict_call(problem, schedule, pass, machine, options, false);
 }
 
 std::int64_t longest_that_fits(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine) {

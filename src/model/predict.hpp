@@ -18,4 +18,9 @@ using tessera::refusal;
 using tessera::Roof;
 using tessera::WorksheetLine;
 
+/// predict() for Records of ragged backwards whose kernels had a grid of as many key blocks for each sequence as for
+/// the longest one: with the time of the blocks that have no keys. The kernels start no such blocks.
+Prediction predict_with_empty_blocks(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
+                                     const PredictOptions& options);
+
 }  // namespace tessera::model

@@ -315,5 +315,36 @@ TEST_F(QuestionsTest, documents_name_their_schema) {
     EXPECT_EQ(run("roofline --device h300 --json").json().at("schema"), "tessera.error/1");
 }
 
+TEST_F(QuestionsTest, plan_of_a_model_names_the_kernel_of_each_call) {
+    write_config();
+    const std::string command = "plan --model config.json --device h200 --batch 4 --len 8k";
+    const Outcome text = run_ok(command);
+    for (const char* word : {"prefill", "training step", "decode", "cuda.fa3.forward", "cuda.fa3.backward",
+                             "cuda.decode.forward", "32 full"})
+        expect_says(text, word);
+    const auto json = run_ok(command + " --json").json();
+    EXPECT_EQ(json.at("schema"), "tessera.plan.model/1");
+    ASSERT_EQ(json.at("rows").size(), 4U);
+    const auto& prefill = json.at("rows").at(0);
+    EXPECT_EQ(prefill.at("layers"), 32);
+    EXPECT_NEAR(prefill.at("ms"), 32 * prefill.at("ms_of_layer").get<double>(), 1e-9);
+    const auto one = run_ok(
+                         "plan --device h200 --json --batch 4 --len 8k --heads 32/8 --head-dim 128 "
+                         "--causal bottom-right")
+                         .json();
+    EXPECT_EQ(prefill.at("kernel"), one.at("chosen").at("kernel"));
+    EXPECT_EQ(prefill.at("ms_of_layer"), one.at("chosen").at("predicted").at("ms"));
+    expect_says(run_ok(command + " --csv"), "call,kind,layers,pass,");
+    expect_error("plan --model config.json", 2, "expected --device with it");
+    expect_error("plan --model config.json --device h200 --heads 4", 2, "--heads");
+    const Outcome a100 = run_ok("plan --model config.json --device a100");
+    expect_says(a100, "cuda.fa2.backward");
+    std::ofstream(path("latent.json"))
+        << R"({"model_type": "deepseek_v3", "hidden_size": 7168, "num_attention_heads": 128, "num_hidden_layers": 61,
+               "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+               "v_head_dim": 128, "intermediate_size": 18432, "vocab_size": 129280})";
+    expect_says(run_ok("plan --model latent.json --device h200"), "compressed cache");
+}
+
 }  // namespace
 }  // namespace tessera::questions_test

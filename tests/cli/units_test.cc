@@ -41,5 +41,24 @@ TEST_F(UnitsTest, mistyped_names_get_a_suggestion) {
     expect_error("which --torch 2.11 --gpu l40 --shape 1,8,512,64 --dtype bf16", 2, "or one of v100, t4");
 }
 
+/// The lengths are quantiles, so a sum and an order are all that is drawn of them.
+TEST_F(UnitsTest, lengths_by_their_distribution_add_up) {
+    const auto problem = [&](const std::string& text) {
+        return run_ok("roofline --schedule fa2 --json --ragged " + text).json().at("rows").at(0).at("problem");
+    };
+    for (const char* text : {"exp:1024:32k", "uniform:1024:32k", "exp:1000:32768"}) {
+        EXPECT_EQ(problem(text).at("total_q"), 32768) << text;
+        EXPECT_NEAR(problem(text).at("batch").get<double>(), 32, 1) << text;
+    }
+    EXPECT_GT(problem("exp:1024:32k").at("len_q"), 4 * 1024);  // the longest of 32: about 4.2 means
+    EXPECT_LT(problem("uniform:1024:32k").at("len_q"), 2 * 1024);
+    EXPECT_EQ(problem("exp:1:100").at("batch"), 100);  // each has a row
+    EXPECT_EQ(problem("exp:100:100").at("batch"), 1);
+    expect_error("roofline --ragged exp:1024", 2, "exp:MEAN:TOTAL");
+    expect_error("roofline --ragged exp:1024:100", 2, "MEAN <= TOTAL");
+    expect_error("roofline --ragged exp:0:100", 2, "1 <= MEAN");
+    expect_error("roofline --ragged exp:1:100000", 2, "at most 65536 sequences");
+}
+
 }  // namespace
 }  // namespace tessera::units_test

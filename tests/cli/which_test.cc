@@ -260,5 +260,29 @@ TEST_F(WhichTest, prints_what_the_page_shows) {
     EXPECT_GE(commands, 5);
 }
 
+/// The fields of a document do not depend on the kind of file; what a file does not say is null.
+TEST_F(WhichTest, json_has_the_same_fields_for_every_kind_of_file) {
+    write("names.txt", "flash_fwd_splitkv_kernel\n");
+    write("table.md", "| kernel | time | runs |\n| --- | --- | --- |\n| flash_fwd_splitkv_kernel | 774.9 us | 2 |\n");
+    const auto keys = [](const nlohmann::json& object) {
+        std::string text;
+        for (const auto& [key, value] : object.items()) text += key + " ";
+        return text;
+    };
+    const auto read = [&](const std::string& file) {
+        return run_ok("which " + file + " --json").json().at("files").at(0);
+    };
+    const auto trace = read(kTraces + "padding.json");
+    EXPECT_TRUE(trace.at("steps").is_null());
+    for (const char* name : {"names.txt", "table.md"}) {
+        const auto other = read(name);
+        EXPECT_EQ(keys(other), keys(trace)) << name;
+        EXPECT_EQ(keys(other.at("attention").at(0)), keys(trace.at("attention").at(0))) << name;
+        EXPECT_TRUE(other.at("clock").is_null()) << name;
+    }
+    EXPECT_TRUE(read("names.txt").at("attention").at(0).at("us").is_null());
+    EXPECT_NEAR(read("table.md").at("attention").at(0).at("us").get<double>(), 774.9, 0.01);
+}
+
 }  // namespace
 }  // namespace tessera::which_test

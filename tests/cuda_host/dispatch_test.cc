@@ -96,6 +96,10 @@ TEST(Dispatch, fa3_by_the_queue) {
     const auto rows = [](std::int64_t batch, std::int64_t heads, std::int64_t len) {
         return Problem::dense(batch, len, heads, 64, DType::bf16);
     };
+    Problem with_sinks = causal(rows(8, 12, 8192));
+    EXPECT_EQ(fa3_shape(with_sinks), "HeadDim64");
+    with_sinks.sinks = true;
+    EXPECT_EQ(fa3_shape(with_sinks), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(causal(rows(1, 1, 32768))), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(causal(rows(1, 3, 8192))), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(causal(rows(3, 1, 8192))), "HeadDim64Short") << "sequences are heads, too";
@@ -135,6 +139,9 @@ TEST(Dispatch, fa3_backward) {
     Problem large = capped(of_dims(64, 64));
     large.softcap = 1000;
     EXPECT_EQ(shape(large), "HeadDim64General") << "rows may have a large LSE";
+    Problem sunk = capped(of_dims(64, 64));
+    sunk.sinks = true;
+    EXPECT_EQ(shape(sunk), "HeadDim64General") << "a sink may be large";
     EXPECT_EQ(shape(capped(of_dims(192, 64))), "none");
 }
 

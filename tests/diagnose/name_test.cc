@@ -8,58 +8,25 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <random>
-#include <sstream>
 
 #include "diagnose/kernel_text.hpp"
 #include "diagnose/name_words.hpp"
+#include "labelled_names.hpp"
 
 namespace tessera::diagnose::name_test {
 namespace {
 
-struct Labelled {
-    std::string set, family, pass, role;
-    int arch = 0;
-    int head_dim = 0;
-    std::string name;
-};
+std::vector<LabelledName> corpus(const std::string& set) { return labelled_names("names.tsv", set); }
 
-std::vector<Labelled> corpus(const std::string& set) {
-    std::ifstream file(TESSERA_SOURCE_DIR "/tests/diagnose/names.tsv");
-    std::vector<Labelled> rows;
-    for (std::string line; std::getline(file, line);) {
-        if (line.empty() || line[0] == '#') continue;
-        std::istringstream fields(line);
-        Labelled row;
-        std::string arch;
-        std::string head_dim;
-        for (std::string* field : {&row.set, &row.family, &row.pass, &row.role, &arch, &head_dim, &row.name})
-            std::getline(fields, *field, '\t');
-        row.arch = std::stoi(arch);
-        row.head_dim = std::stoi(head_dim);
-        if (row.set == set) rows.push_back(row);
-    }
-    return rows;
-}
-
-std::string difference(const Labelled& row, const NameReading& got) {
-    std::string text;
-    const auto compare = [&](const char* what, const std::string& expected, const std::string& actual) {
-        if (expected != actual) text += fmt::format(" {}: expected {}, got {};", what, expected, actual);
-    };
-    compare("family", row.family, name_of(got.family));
-    compare("pass", row.pass, name_of(got.pass));
-    compare("role", row.role, name_of(got.role));
-    compare("arch", std::to_string(row.arch), std::to_string(got.arch));
-    if (row.head_dim != 0) compare("head_dim", std::to_string(row.head_dim), std::to_string(got.head_dim));
-    return text;
+std::string difference(const LabelledName& row, const NameReading& got) {
+    return differences(row, got, Unsaid::scored);
 }
 
 TEST(KernelNames, reads_every_known_name) {
     const auto rows = corpus("known");
     ASSERT_GE(rows.size(), 40U);
-    for (const Labelled& row : rows) EXPECT_EQ(difference(row, read_name(row.name)), "") << row.name;
+    for (const LabelledName& row : rows) EXPECT_EQ(difference(row, read_name(row.name)), "") << row.name;
 }
 
 /// Held-out names that were first read wrong are moved to "known" (docs/which.md), so this test guards against getting
@@ -68,7 +35,7 @@ TEST(KernelNames, reads_held_out_names_without_a_confident_mistake) {
     const auto rows = corpus("held-out");
     ASSERT_GE(rows.size(), 50U);
     int right = 0;
-    for (const Labelled& row : rows) {
+    for (const LabelledName& row : rows) {
         const NameReading got = read_name(row.name);
         const std::string wrong = difference(row, got);
         if (wrong.empty()) ++right;
@@ -82,7 +49,7 @@ TEST(KernelNames, reads_held_out_names_without_a_confident_mistake) {
 TEST(KernelNames, guesses_no_open_name) {
     const auto rows = corpus("open");
     ASSERT_GE(rows.size(), 10U);
-    for (const Labelled& row : rows) {
+    for (const LabelledName& row : rows) {
         const NameReading got = read_name(row.name);
         const bool guessed = got.role != Role::unknown && got.confidence >= Confidence::likely;
         EXPECT_FALSE(guessed && difference(row, got) != "") << row.name << difference(row, got);
@@ -92,7 +59,7 @@ TEST(KernelNames, guesses_no_open_name) {
 /// Tools cut names anywhere. The rest may say less, but must not name another family with confidence.
 TEST(KernelNames, never_takes_a_cut_name_for_another_family) {
     for (const char* set : {"known", "held-out"}) {
-        for (const Labelled& row : corpus(set)) {
+        for (const LabelledName& row : corpus(set)) {
             for (std::size_t length = 1; length < row.name.size(); length += length < 80 ? 1 : 7) {
                 for (const char* end : {"", "..."}) {
                     const NameReading got = read_name(row.name.substr(0, length) + end);

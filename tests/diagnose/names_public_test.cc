@@ -3,63 +3,21 @@
 // Compares the reader of kernels' names with names from public tables, traces and issues (names_public.tsv), whose
 // expected readings were written down before the reader saw them. The "first" names showed which kinds were read wrong;
 // the "second" ones were scored once, at the end.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <sstream>
-
-#include "diagnose/name.hpp"
+#include "labelled_names.hpp"
 
 namespace tessera::diagnose::names_public_test {
 namespace {
 
-struct Expected {
-    std::string set, family, pass, role, exactness;
-    int arch = 0;
-    int head_dim = 0;
-    std::string source, name;
-};
-
-std::vector<Expected> names_of_set(const std::string& set) {
-    std::ifstream file(TESSERA_SOURCE_DIR "/tests/diagnose/names_public.tsv");
-    std::vector<Expected> rows;
-    for (std::string line; std::getline(file, line);) {
-        if (line.empty() || line[0] == '#') continue;
-        std::istringstream fields(line);
-        Expected row;
-        std::string arch;
-        std::string head_dim;
-        for (std::string* field :
-             {&row.set, &row.family, &row.pass, &row.role, &row.exactness, &arch, &head_dim, &row.source, &row.name})
-            std::getline(fields, *field, '\t');
-        row.arch = std::stoi(arch);
-        row.head_dim = std::stoi(head_dim);
-        if (row.set == set) rows.push_back(row);
-    }
-    return rows;
-}
-
-std::string mistakes(const Expected& row, const NameReading& got) {
-    std::string text;
-    const auto compare = [&](const char* what, const std::string& expected, const std::string& actual) {
-        if (expected != actual) text += fmt::format(" {}: expected {}, got {};", what, expected, actual);
-    };
-    compare("family", row.family, name_of(got.family));
-    if (row.pass != "unknown") compare("pass", row.pass, name_of(got.pass));
-    compare("role", row.role, name_of(got.role));
-    if (row.exactness != "-") compare("exactness", row.exactness, name_of(got.exactness));
-    if (row.arch != 0) compare("arch", std::to_string(row.arch), std::to_string(got.arch));
-    if (row.head_dim != 0) compare("head_dim", std::to_string(row.head_dim), std::to_string(got.head_dim));
-    return text;
-}
+std::vector<LabelledName> names_of_set(const std::string& set) { return labelled_names("names_public.tsv", set); }
 
 void expect_no_confident_mistake(const std::string& set, std::size_t least) {
     const auto rows = names_of_set(set);
     ASSERT_GE(rows.size(), least);
-    for (const Expected& row : rows) {
+    for (const LabelledName& row : rows) {
         const NameReading got = read_name(row.name);
-        const std::string wrong = mistakes(row, got);
+        const std::string wrong = differences(row, got, Unsaid::not_scored);
         if (!wrong.empty()) {
             EXPECT_LT(got.confidence, Confidence::likely) << row.name << wrong;
         }
@@ -72,7 +30,7 @@ TEST(PublicNames, kept_apart_are_read_without_a_confident_mistake) { expect_no_c
 /// Every quote of the evidence stands in the name that it is about, or in its demangled form.
 TEST(PublicNames, are_quoted_as_they_are) {
     for (const char* set : {"first", "second"}) {
-        for (const Expected& row : names_of_set(set)) {
+        for (const LabelledName& row : names_of_set(set)) {
             for (const std::string& evidence : read_name(row.name).evidence) {
                 const std::size_t end = evidence.find("\" in the name");
                 if (evidence.empty() || evidence[0] != '"' || end == std::string::npos) continue;

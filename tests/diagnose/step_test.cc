@@ -7,6 +7,7 @@
 
 #include "diagnose/advice.hpp"
 #include "diagnose/call_inputs.hpp"
+#include "diagnose/slowed_clock.hpp"
 #include "traces.hpp"
 
 namespace tessera::diagnose::step_test {
@@ -48,6 +49,64 @@ TEST(Steps, count_kernels_that_overlap_once) {
     EXPECT_DOUBLE_EQ(clock.clock_us, 30);
     EXPECT_DOUBLE_EQ(clock.busy_us, 20);
     EXPECT_DOUBLE_EQ(clock.attention_us, 10);
+}
+
+/// Kernels run from 1000 us on, one after another.
+TEST(Steps, count_what_runs_within_marked_steps) {
+    TraceText trace;
+    trace.step(4, 1000, 1200).step(5, 1200, 1500).step(6, 1500, 1600);
+    trace.sdpa(900, 950).kernel(kFlashForward, 99, 910).gap(300);  // 1000 to 1099
+    trace.sdpa(960, 990).kernel(kFlashForward, 99, 970);           // 1400 to 1499
+    trace.kernel(kGemm, 400);                                      // 1500 to 1900, of which 100 are in a step
+    const MarkedSteps steps = diagnosis_of(trace).steps;
+    EXPECT_EQ(steps.count, 3);
+    EXPECT_DOUBLE_EQ(steps.us, 600);
+    EXPECT_DOUBLE_EQ(steps.median_us, 200);
+    EXPECT_DOUBLE_EQ(steps.longest_us, 300);
+    EXPECT_EQ(steps.longest, 5);
+    EXPECT_NEAR(steps.attention_us, 198, 1e-9);
+    EXPECT_NEAR(steps.busy_us, 298, 1e-9);
+}
+
+TEST(Steps, that_overlap_are_left_out) {
+    TraceText trace;
+    trace.step(1, 1000, 1200).step(1, 1100, 1300).sdpa(900, 950).kernel(kFlashForward, 50, 910);
+    EXPECT_EQ(diagnosis_of(trace).steps.count, 0);
+    EXPECT_EQ(diagnosis_of(step(3, 10, 0)).steps.count, 0) << "none are marked";
+}
+
+/// A capped clock makes every kernel longer by one factor; one slow kernel is something else.
+TEST(Steps, find_a_clock_that_all_kernels_imply) {
+    const std::string efficient = "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel)";
+    Call stated;
+    stated.torch = Version{2, 11, 0};
+    const auto trace_of = [&](double flash_us, double efficient_us) {
+        TraceText trace;
+        trace.sdpa(0, 50).kernel(kFlashForward, flash_us, 10);
+        trace.sdpa(100, 150).kernel(efficient, efficient_us, 110);
+        return diagnosis_of(trace);
+    };
+    const Diagnosis first = trace_of(1000, 1000);
+    ASSERT_EQ(first.kinds.size(), 2U);
+    std::vector<double> predicted;
+    for (const AttentionKind& kind : first.kinds) {
+        const auto advice = advise(first, kind, stated);
+        ASSERT_TRUE(advice);
+        predicted.push_back(1000 * advice->ways.baseline.predicted_ms);
+    }
+    const bool flash_first = first.kinds[0].reading.family == Family::fa2;
+    const double flash = predicted[flash_first ? 0 : 1], other = predicted[flash_first ? 1 : 0];
+    ASSERT_GT(flash, 0);
+    ASSERT_GT(other, 0);
+    EXPECT_FALSE(slowed_clock(trace_of(flash, other), stated)) << "as predicted";
+    EXPECT_FALSE(slowed_clock(trace_of(1.6 * flash, other), stated)) << "one kernel alone";
+    EXPECT_FALSE(slowed_clock(trace_of(1.6 * flash, 3 * other), stated)) << "different factors";
+    const auto slowed = slowed_clock(trace_of(1.6 * flash, 1.7 * other), stated);
+    ASSERT_TRUE(slowed);
+    EXPECT_EQ(slowed->machine, "h200");
+    EXPECT_NEAR(slowed->least, 1.6, 1e-3);
+    EXPECT_NEAR(slowed->most, 1.7, 1e-3);
+    EXPECT_NEAR(slowed->ghz, slowed->usual_ghz / 1.65, 0.01);
 }
 
 /// One stall of 90 ms among 30 runs of 0.6 ms.

@@ -65,6 +65,13 @@ class TraceText {
                         R"("Scalar"],"Concrete Inputs":["","","","","0.","{}","","False"])",
                         m, mask ? "bool" : "", mask ? "False" : "True"));
     }
+    /// A step that the profiler marked.
+    TraceText& step(int number, double begin, double end) {
+        add(fmt::format(
+            R"({{"ph":"X","cat":"user_annotation","name":"ProfilerStep#{}","pid":1,"tid":1,"ts":{},"dur":{}}})", number,
+            begin, end - begin));
+        return *this;
+    }
     std::string text() const {
         std::string events;
         for (const std::string& event : events_) events += (events.empty() ? "" : ",\n") + event;

@@ -31,7 +31,7 @@ Case bent(Case c, DType dtype, bool plain) {
     p.head_dim_v = rounded_up(p.head_dim_v);
     p.bias = p.bias_gradient = false;
     if (plain) {
-        p.sinks = p.kv_lengths = p.left_padding = p.cache_batch_index = false;
+        p.kv_lengths = p.left_padding = p.cache_batch_index = false;
         p.page_size = 0;
         p.softcap = 0;
         p.alibi = false;

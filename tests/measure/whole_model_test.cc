@@ -65,6 +65,11 @@ const Published kPublished[] = {
          "num_attention_heads": 71, "num_hidden_layers": 32, "num_kv_heads": 71, "vocab_size": 65024,
          "tie_word_embeddings": true})",
      6.92e9, 1, 64, 8192},
+    {"DBRX",
+     R"({"model_type": "dbrx", "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000}, "d_model": 6144,
+         "ffn_config": {"ffn_hidden_size": 10752, "moe_jitter_eps": 0, "moe_num_experts": 16, "moe_top_k": 4},
+         "n_heads": 48, "n_layers": 40, "tie_word_embeddings": false, "vocab_size": 100352})",
+     132e9, 8, 128, 163840},
 };
 
 ModelConfig config_of(const char* text) { return model_config_from_json(Json::parse(text)); }
@@ -281,8 +286,9 @@ TEST(WholeModel, errors_name_the_field) {
             "}";
         expect_bad(text.c_str(), message);
     };
-    expect_refused(R"("attn_config": {"kv_n_heads": 2})", "attn_config.kv_n_heads: expected a model whose sizes stand");
-    expect_refused(R"("ffn_config": {"moe_num_experts": 16})", "ffn_config.moe_num_experts: expected a model");
+    expect_refused(R"("attn_config": {"kv_n_heads": "2"})", "attn_config.kv_n_heads: expected a whole number");
+    expect_refused(R"("attn_config": {"kv_n_heads": 3})", "num_key_value_heads: expected a divisor of 4");
+    expect_refused(R"("ffn_config": {"moe_num_experts": 16})", "num_experts_per_tok: expected");
     expect_refused(R"("mlp_only_layers": [0])", "mlp_only_layers: expected a model whose layers");
     expect_refused(R"("moe_layer_freq": [0, 1, 1, 1])", "moe_layer_freq: expected a model whose layers");
     expect_refused(R"("moe_layer_freq": 2)", "moe_layer_freq: expected a model whose layers");

@@ -145,6 +145,22 @@ TEST(Baseline, bars_only_of_calls_that_have_rows) {
     }
 }
 
+/// The rows of the math path take milliseconds. Calls of traces were up to a quarter over 1 ms, and more than twice
+/// over 0.07 ms.
+TEST(Baseline, bars_of_the_math_path_are_wide_for_short_calls) {
+    const auto bar_of = [](std::int64_t batch, std::int64_t len) {
+        const Prediction found =
+            predict(Problem::dense(batch, len, 16, 64, DType::bf16), Baseline::math, Pass::forward, card("h200"));
+        return std::pair{found.ms, found.error};
+    };
+    for (const auto& [batch, len] : {std::pair{16, 4096}, {8, 2048}, {4, 1024}, {2, 512}, {1, 256}, {1, 64}}) {
+        const auto [ms, bar] = bar_of(batch, len);
+        EXPECT_EQ(bar, ms < 0.1 ? 1.5 : ms < 0.5 ? 0.5 : ms < 2.5 ? 0.3 : 0.1) << ms;
+    }
+    EXPECT_LT(bar_of(1, 64).first, 0.1);
+    EXPECT_GT(bar_of(16, 4096).first, 2.5);
+}
+
 TEST(Baseline, refuses_what_pytorch_has_not) {
     Problem p = Problem::dense(2, 2048, 16, 64, DType::bf16);
     p.sinks = true;

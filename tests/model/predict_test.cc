@@ -356,5 +356,39 @@ TEST(Families, tiles_are_those_of_the_kernels) {
     }
 }
 
+/// Decode steps of all lengths lie on one point of a roofline, so they have a picture of their own.
+TEST(Predict, decode_picture_is_over_keys) {
+    std::vector<measure::SweepRow> rows;
+    const measure::SweepQuestion question{
+        *find_machine("h200"), {Schedule::fa2, Schedule::fa3}, {Pass::forward}, {.by = "published"}};
+    for (const std::int64_t keys : {1024, 8192, 65536}) {
+        Problem p = Problem::dense(8, keys, 32, 128, DType::bf16);
+        p.heads_kv = 8;
+        p.len_q = 1;
+        rows.push_back(measure::sweep_one(p, question));
+    }
+    ASSERT_TRUE(measure::is_decode(rows));
+    const plot::Figure figure = measure::decode_figure(*find_machine("h200"), rows);
+    ASSERT_EQ(figure.series.size(), 2U);
+    EXPECT_EQ(figure.series[0].points.size(), 3U);
+    EXPECT_EQ(figure.series[0].points[1].x, 8192);
+    EXPECT_LT(figure.series[0].points[0].y, figure.series[0].points[2].y) << "longer caches read at a higher rate";
+    rows.front().problem.len_q = 1024;
+    EXPECT_FALSE(measure::is_decode(rows));
+}
+
+/// A picture says which kernels nobody here ran.
+TEST(Predict, pictures_have_the_caveat_of_others_tables) {
+    const auto subtitle = [](const char* machine) {
+        const measure::SweepQuestion question{
+            *find_machine(machine), {Schedule::fa3}, {Pass::forward}, {.by = "published"}};
+        const std::vector<measure::SweepRow> rows{
+            measure::sweep_one(Problem::dense(4, 4096, 16, 128, DType::bf16), question)};
+        return measure::roofline_figure(*find_machine(machine), rows).subtitle;
+    };
+    EXPECT_NE(subtitle("b200").find("by others' tables: never run here"), std::string::npos);
+    EXPECT_EQ(subtitle("h200").find("never run here"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace tessera::model::predict_test

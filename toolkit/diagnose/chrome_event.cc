@@ -99,6 +99,7 @@ void EventSink::end_event() {
     if (event_.phase != "X" || !(event_.us >= 0) || event_.us > 1e15) return;
     if (event_.category == "kernel" || event_.category == "Kernel") return add_kernel();
     if (event_.category.empty() && jax_ && on_gpu_row()) return add_kernel();
+    if (event_.category == "user_annotation") return add_step();
     if (event_.category == "cpu_op" || event_.category == "Operator") {
         if (is_kept_op(event_.name)) add_op();
         return;
@@ -120,6 +121,13 @@ void EventSink::add_kernel() {
     run.correlation = event_.correlation;
     run.external = event_.external;
     trace_.add(run);
+}
+
+/// Keeps "ProfilerStep#7", which torch.profiler's step() makes.
+void EventSink::add_step() {
+    if (event_.name.compare(0, 13, "ProfilerStep#") != 0) return;
+    const auto step = number_after(event_.name, "ProfilerStep#");
+    if (step) trace_.add(MarkedStep{*step, event_.start_us, event_.start_us + event_.us});
 }
 
 void EventSink::add_op() {

@@ -60,6 +60,7 @@ class EventSink {
 
     void add_kernel();
     void add_op();
+    void add_step();
     void add_metadata();
     std::uint32_t row_number(const Row& row);
     bool on_gpu_row() const;

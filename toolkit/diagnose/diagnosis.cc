@@ -326,6 +326,7 @@ class Sorter {
         d.softmaxes = named_kernels(trace_, readings_, softmaxes_);
         if (trace_.runs.empty()) list_cpu_ops();
         d.clock = clock_of(trace_, taken_);
+        d.steps = steps_of(trace_, taken_);
         d.shares = shares_of(trace_, readings_, taken_);
         return std::move(d);
     }

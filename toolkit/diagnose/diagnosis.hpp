@@ -69,6 +69,7 @@ struct Diagnosis {
     /// first.
     std::vector<NamedKernel> softmaxes{};
     StepClock clock{};
+    MarkedSteps steps{};
     StepShares shares{};
     std::vector<std::string> cpu_ops{};  ///< attention operators in a trace without kernels
     std::vector<std::string> notes{};

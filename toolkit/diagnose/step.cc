@@ -10,16 +10,59 @@ namespace {
 
 using Interval = std::pair<double, double>;  // start, end
 
-/// The length of the union; it sorts the intervals.
-double covered(std::vector<Interval>& intervals) {
+/// Sorts intervals and joins those that touch.
+void join(std::vector<Interval>& intervals) {
     std::sort(intervals.begin(), intervals.end());
+    std::size_t kept = 0;
+    for (const Interval& one : intervals) {
+        if (kept > 0 && one.first <= intervals[kept - 1].second)
+            intervals[kept - 1].second = std::max(intervals[kept - 1].second, one.second);
+        else intervals[kept++] = one;
+    }
+    intervals.resize(kept);
+}
+
+double length_of(const std::vector<Interval>& joined) {
     double total = 0;
-    double end = intervals.empty() ? 0 : intervals.front().first;
-    for (const auto& [from, to] : intervals) {
-        total += std::max(0.0, to - std::max(from, end));
-        end = std::max(end, to);
+    for (const auto& [from, to] : joined) total += to - from;
+    return total;
+}
+
+/// The part of `joined` within windows, which are sorted and do not overlap.
+double length_within(const std::vector<Interval>& joined, const std::vector<Interval>& windows) {
+    double total = 0;
+    std::size_t at = 0;
+    for (const auto& [from, to] : windows) {
+        while (at < joined.size() && joined[at].second <= from) ++at;
+        for (std::size_t i = at; i < joined.size() && joined[i].first < to; ++i)
+            total += std::min(to, joined[i].second) - std::max(from, joined[i].first);
     }
     return total;
+}
+
+/// When kernels ran.
+struct Busy {
+    std::vector<Interval> all, attention;  // joined
+    double first_us = 0, last_us = 0;
+    std::int64_t runs = 0;
+};
+
+/// No runs: the trace has no order of time.
+Busy busy_of(const Trace& trace, const std::vector<bool>& in_attention) {
+    Busy busy;
+    if (!trace.ordered || trace.runs.empty() || trace.tool == "Nsight Compute") return busy;
+    for (std::size_t i = 0; i < trace.runs.size(); ++i) {
+        const KernelRun& run = trace.runs[i];
+        if (run.count != 1 || !std::isfinite(run.start_us)) return {};  // a sum has no place in time
+        busy.all.emplace_back(run.start_us, run.start_us + run.us);
+        if (in_attention[i]) busy.attention.push_back(busy.all.back());
+    }
+    busy.runs = static_cast<std::int64_t>(busy.all.size());
+    join(busy.all);
+    join(busy.attention);
+    busy.first_us = busy.all.front().first;
+    busy.last_us = busy.all.back().second;
+    return busy;
 }
 
 }  // namespace
@@ -31,23 +74,36 @@ bool StepClock::host_bound() const {
 }
 
 StepClock clock_of(const Trace& trace, const std::vector<bool>& in_attention) {
-    StepClock clock;
-    if (!trace.ordered || trace.runs.empty() || trace.tool == "Nsight Compute") return clock;
-    std::vector<Interval> all;
-    std::vector<Interval> attention;
-    double end = 0;
-    for (std::size_t i = 0; i < trace.runs.size(); ++i) {
-        const KernelRun& run = trace.runs[i];
-        if (run.count != 1 || !std::isfinite(run.start_us)) return {};  // a sum has no place in time
-        all.emplace_back(run.start_us, run.start_us + run.us);
-        end = std::max(end, run.start_us + run.us);
-        if (in_attention[i]) attention.push_back(all.back());
+    const Busy busy = busy_of(trace, in_attention);
+    return {.clock_us = busy.last_us - busy.first_us,
+            .busy_us = length_of(busy.all),
+            .attention_us = length_of(busy.attention),
+            .runs = busy.runs};
+}
+
+MarkedSteps steps_of(const Trace& trace, const std::vector<bool>& in_attention) {
+    std::vector<MarkedStep> marked = trace.steps;
+    std::sort(marked.begin(), marked.end(),
+              [](const MarkedStep& a, const MarkedStep& b) { return a.start_us < b.start_us; });
+    MarkedSteps steps;
+    std::vector<Interval> windows;
+    std::vector<double> times;
+    for (const MarkedStep& step : marked) {
+        if (!(step.end_us > step.start_us) || !std::isfinite(step.end_us)) return {};
+        if (!windows.empty() && step.start_us < windows.back().second) return {};
+        windows.emplace_back(step.start_us, step.end_us);
+        times.push_back(step.end_us - step.start_us);
+        steps.us += times.back();
+        if (times.back() > steps.longest_us) steps.longest_us = times.back(), steps.longest = step.number;
     }
-    clock.runs = static_cast<std::int64_t>(all.size());
-    clock.busy_us = covered(all);
-    clock.attention_us = covered(attention);
-    clock.clock_us = end - all.front().first;
-    return clock;
+    const Busy busy = busy_of(trace, in_attention);
+    if (windows.empty() || busy.runs == 0) return {};
+    std::sort(times.begin(), times.end());
+    steps.count = static_cast<std::int64_t>(times.size());
+    steps.median_us = times[times.size() / 2];
+    steps.busy_us = length_within(busy.all, windows);
+    steps.attention_us = length_within(busy.attention, windows);
+    return steps;
 }
 
 Spread spread_of(std::vector<float>& times) {

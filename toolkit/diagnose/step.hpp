@@ -25,6 +25,21 @@ struct StepClock {
 /// `in_attention[i]`: run i belongs to a call of attention.
 StepClock clock_of(const Trace& trace, const std::vector<bool>& in_attention);
 
+/// The steps that the profiler marked on the CPU ("ProfilerStep#7"), one after another. The GPU may run behind the CPU,
+/// so a step's kernels are those that ran in its time, not those that it launched.
+struct MarkedSteps {
+    std::int64_t count = 0;
+    double us = 0;  ///< of all steps
+    double median_us = 0;
+    double longest_us = 0;
+    std::int64_t longest = 0;  ///< its number
+    double busy_us = 0;        ///< part of `us` in which a kernel or more ran
+    double attention_us = 0;   ///< part of `us` in which a kernel of attention ran
+};
+
+/// No steps: none are marked, or they overlap, as those of several processes do.
+MarkedSteps steps_of(const Trace& trace, const std::vector<bool>& in_attention);
+
 /// The GPU's time by kinds of kernels, outside of attention.
 struct StepShares {
     double gemm_us = 0;

@@ -112,6 +112,11 @@ void Trace::add(const OpRun& op) {
     if (ops.size() < kMostOps) ops.push_back(op);
 }
 
+void Trace::add(const MarkedStep& step) {
+    constexpr std::size_t kMostSteps = 100'000;
+    if (steps.size() < kMostSteps) steps.push_back(step);
+}
+
 Trace read_trace(const std::string& path, const OnProgress& on_progress) {
     refuse_reports(path);
     Sniffed sniffed(open_bytes(path, on_progress));

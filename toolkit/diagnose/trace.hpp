@@ -66,6 +66,13 @@ struct OpRun {
     std::int64_t external = -1;
 };
 
+/// A step that PyTorch's profiler marked on the CPU, "ProfilerStep#7".
+struct MarkedStep {
+    std::int64_t number = 0;
+    double start_us = 0;
+    double end_us = 0;
+};
+
 /// The `tool` of a file that holds only names of kernels.
 inline constexpr const char* kNamesAlone = "names of kernels";
 
@@ -78,6 +85,7 @@ struct Trace {
     std::deque<KernelRun> runs;
     std::deque<LaunchSite> sites;
     std::deque<OpRun> ops;
+    std::vector<MarkedStep> steps;  ///< in the order of the file
     std::vector<Gpu> gpus;
     std::optional<Version> torch;
     std::optional<int> cuda;         ///< run time: 12080
@@ -89,6 +97,7 @@ struct Trace {
     void add(const KernelRun& run);
     void add(const LaunchSite& site);
     void add(const OpRun& op);
+    void add(const MarkedStep& step);  ///< nothing beyond a limit
 
  private:
     std::unordered_map<std::uint32_t, std::size_t> sums_;  // kernel -> its run that holds the sum

@@ -23,6 +23,10 @@ Problem problem_of(const Record& record);
 /// True if the Record can come from a machine of this kind: its kernel has no other backend.
 bool is_of_kind(const Record& record, model::MachineKind kind);
 
+/// True if the Record is of a ragged backward of tessera whose grid had blocks for keys that sequences lack: those
+/// before the list of key blocks.
+bool had_empty_blocks(const Record& record);
+
 /// Returns (queries, keys) of each sequence of a ragged Record; empty for any other Record.
 std::vector<std::pair<std::int64_t, std::int64_t>> sequences_of(const Record& record);
 

@@ -33,13 +33,17 @@ inline constexpr std::int64_t kMostOfConfig = std::int64_t{1} << 28;  // keeps p
 /// Fields of a config by the names that model families give them; the first name is the usual one.
 class Fields {
  public:
-    explicit Fields(const ConfigJson& json) : json_(json) {}
+    /// `more`: an object with fields that count where `json` lacks them.
+    explicit Fields(const ConfigJson& json, const ConfigJson* more = nullptr) : json_(json), more_(more) {}
 
     const ConfigJson& raw(Names names) const {
         static const ConfigJson nothing;
-        for (const char* name : names) {
-            const auto found = json_.find(name);
-            if (found != json_.end() && !found->is_null()) return *found;
+        for (const ConfigJson* json : {&json_, more_}) {
+            if (json == nullptr) continue;
+            for (const char* name : names) {
+                const auto found = json->find(name);
+                if (found != json->end() && !found->is_null()) return *found;
+            }
         }
         return nothing;
     }
@@ -95,6 +99,7 @@ class Fields {
     }
 
     const ConfigJson& json_;
+    const ConfigJson* more_;
 };
 
 }  // namespace tessera::measure

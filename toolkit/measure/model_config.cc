@@ -33,6 +33,27 @@ const ConfigJson& text_part(const ConfigJson& json, ModelConfig& config) {
     return json;
 }
 
+/// Sizes in the objects attn_config and ffn_config, by their usual names: DBRX keeps its key heads and experts there.
+ConfigJson inner_sizes(const ConfigJson& json) {
+    struct Inner {
+        const char *object, *name, *usual;
+    };
+    constexpr Inner kInner[] = {{"attn_config", "kv_n_heads", "num_key_value_heads"},
+                                {"ffn_config", "moe_num_experts", "num_experts"},
+                                {"ffn_config", "moe_top_k", "num_experts_per_tok"},
+                                {"ffn_config", "ffn_hidden_size", "intermediate_size"}};
+    ConfigJson sizes = ConfigJson::object();
+    for (const auto& [object, name, usual] : kInner) {
+        const auto found = json.find(object);
+        if (found == json.end() || !found->is_object()) continue;
+        const auto value = found->find(name);
+        if (value == found->end() || value->is_null()) continue;
+        if (!value->is_number()) bad_field(fmt::format("{}.{}", object, name), "a whole number", *value);
+        sizes[usual] = *value;
+    }
+    return sizes;
+}
+
 void add_layers(ModelConfig& config, LayerGroup::Kind kind, std::int64_t width, std::int64_t layers) {
     for (LayerGroup& group : config.groups) {
         if (group.kind != kind || group.width != width) continue;
@@ -73,14 +94,6 @@ void refuse_unread_layers(const Fields& fields, const ModelConfig& config) {
     for (const char* name : {"hybrid_override_pattern", "block_configs", "block_types", "num_query_heads"}) {
         if (!fields.raw({name}).is_null())
             refuse_field(name, "a model whose layers all have attention and an MLP", config);
-    }
-    // DBRX keeps its key heads and experts in objects of their own. MPT has the same objects without these fields.
-    const std::pair<const char*, const char*> nested[] = {
-        {"attn_config", "kv_n_heads"}, {"ffn_config", "moe_num_experts"}, {"ffn_config", "ffn_hidden_size"}};
-    for (const auto& [object, name] : nested) {
-        const ConfigJson& inner = fields.raw({object});
-        if (inner.is_object() && !Fields(inner).raw({name}).is_null())
-            refuse_field(fmt::format("{}.{}", object, name), "a model whose sizes stand at the top level", config);
     }
     for (const char* name : {"mlp_only_layers", "moe_layer_freq", "moe_layers"}) {
         const ConfigJson& value = fields.raw({name});
@@ -281,7 +294,8 @@ ModelConfig model_config_from_json(const ConfigJson& json) {
     if (!json.is_object()) bad_field("config", "a JSON object", json);
     ModelConfig config;
     const ConfigJson& part = text_part(json, config);
-    const Fields fields(part);
+    const ConfigJson inner = inner_sizes(part);
+    const Fields fields(part, &inner);
     config.name = fields.text("model_type");
     if (config.name.empty()) config.name = Fields(json).text("model_type");
     if (config.name.empty()) config.name = "model";

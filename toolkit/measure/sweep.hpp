@@ -82,4 +82,10 @@ double mma_peak_tflops(const model::Machine& machine, const Problem& problem, co
 /// schedule. `with_baseline` adds a line of what the wins are counted from.
 plot::Figure roofline_figure(const model::Machine& machine, std::span<const SweepRow> rows, bool with_baseline = false);
 
+/// True if all rows are of few queries on longer keys, whose FLOP per byte do not change with the length.
+bool is_decode(std::span<const SweepRow> rows);
+
+/// Plots the rate at which such calls read memory over the keys, beside the rates that the memory reaches.
+plot::Figure decode_figure(const model::Machine& machine, std::span<const SweepRow> rows);
+
 }  // namespace tessera::measure

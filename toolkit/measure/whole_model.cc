@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "measure/whole_model.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -52,45 +54,13 @@ std::int64_t keys_of(const LayerGroup& group, std::int64_t len) {
     return group.width > 0 ? std::min(group.width, len) : len;
 }
 
-/// The attention of one layer over `len` tokens, or of one query behind `len` keys.
-Problem layer_problem(const ModelQuestion& q, const LayerGroup& group, bool decode) {
-    const ModelConfig& c = q.config;
-    Problem p;
-    p.dtype = q.dtype;
-    p.batch = q.batch;
-    p.heads_q = c.heads_q, p.heads_kv = c.heads_kv;
-    p.head_dim = c.head_dim, p.head_dim_v = c.head_dim_v;
-    p.softcap = c.softcap;
-    p.sinks = c.sinks;
-    if (decode) {
-        p.len_q = 1;
-        p.len_kv = keys_of(group, q.len);
-        return p;  // one query at the end sees every key of its window
-    }
-    p.len_q = p.len_kv = q.len;
-    if (c.causal) p.mask.causal = Causal::bottom_right;
-    if (group.width == 0 || group.width >= q.len) return p;
-    if (group.kind == Kind::chunked) {
-        p.batch = q.batch * ((q.len + group.width - 1) / group.width);
-        p.len_q = p.len_kv = group.width;
-    } else if (c.causal) {
-        p.mask.window_left = group.width - 1;
-    } else {
-        p.mask.window_left = p.mask.window_right = group.width / 2;
-    }
-    return p;
-}
-
 CallCost call_of(const ModelQuestion& q, const char* name, const std::vector<Pass>& passes, bool decode) {
     CallCost call{.call = name};
-    if (decode && q.config.kv_rank > 0) {
-        call.refusal = "multi-head latent attention decodes on its compressed cache, which the model does not predict";
-        return call;
-    }
+    if (decode && !(call.refusal = decode_refusal(q.config)).empty()) return call;
     const SweepQuestion sweep{q.machine, q.schedules, passes, q.options};
     for (const LayerGroup& group : q.config.groups) {
         if (group.kind == Kind::other || group.layers == 0) continue;
-        const Problem problem = layer_problem(q, group, decode);
+        const Problem problem = layer_problem(q.config, group, q.batch, q.len, q.dtype, decode);
         problem.validate();
         call.groups.push_back({group, sweep_one(problem, sweep)});
         if (const SweepCell* best = call.groups.back().best())
@@ -101,6 +71,42 @@ CallCost call_of(const ModelQuestion& q, const char* name, const std::vector<Pas
 }
 
 }  // namespace
+
+Problem layer_problem(const ModelConfig& c, const LayerGroup& group, std::int64_t batch, std::int64_t len, DType dtype,
+                      bool decode) {
+    Problem p;
+    p.dtype = dtype;
+    p.batch = batch;
+    p.heads_q = c.heads_q, p.heads_kv = c.heads_kv;
+    p.head_dim = c.head_dim, p.head_dim_v = c.head_dim_v;
+    p.softcap = c.softcap;
+    p.sinks = c.sinks;
+    if (decode) {
+        p.len_q = 1;
+        p.len_kv = keys_of(group, len);
+        return p;  // one query at the end sees every key of its window
+    }
+    p.len_q = p.len_kv = len;
+    if (c.causal) p.mask.causal = Causal::bottom_right;
+    if (group.width == 0 || group.width >= len) return p;
+    if (group.kind == Kind::chunked) {
+        p.batch = batch * ((len + group.width - 1) / group.width);
+        p.len_q = p.len_kv = group.width;
+    } else if (c.causal) {
+        p.mask.window_left = group.width - 1;
+    } else {
+        p.mask.window_left = p.mask.window_right = group.width / 2;
+    }
+    return p;
+}
+
+std::string decode_refusal(const ModelConfig& config) {
+    if (config.kv_rank == 0) return "";
+    return fmt::format(
+        "multi-head latent attention decodes on its compressed cache (keys of {} and values of {}, one head for all), "
+        "for which tessera has no kernel and the model no constants",
+        config.kv_rank + config.rope_dim, config.kv_rank);
+}
 
 std::string GroupCost::refusal() const {
     std::vector<std::pair<std::string, std::string>> reasons;  // a reason, and its schedules

@@ -22,6 +22,13 @@ struct ModelQuestion {
     model::PredictOptions options{};
 };
 
+/// The attention of one layer of a group over `len` tokens of each sequence, or of one query behind `len` keys.
+Problem layer_problem(const ModelConfig& config, const LayerGroup& group, std::int64_t batch, std::int64_t len,
+                      DType dtype, bool decode);
+
+/// Why no decode step is answered: the model keeps a cache that no kernel here reads. Empty: it is.
+std::string decode_refusal(const ModelConfig& config);
+
 /// The attention of the layers of one group, each of which costs the same.
 struct GroupCost {
     LayerGroup group;

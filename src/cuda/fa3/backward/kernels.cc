@@ -151,6 +151,8 @@ cudaError_t launch_all(const Problem& p, const Launch& launch, cudaStream_t stre
         status = backward::launch_delta_from_output<T, Delta>(launch, stream);
     }
     if (status == cudaSuccess && has_queries(p)) status = backward::launch_delta<T, Delta>(launch, stream);
+    if (status == cudaSuccess && launch.params.dsinks.data != nullptr)
+        status = backward::launch_sink_gradient<kConfig.block_q>(launch, stream);
     if (status == cudaSuccess && has_keys(p) && !launch.gradients.only_dq) {
         status = launch_main<T, Shape>(launch, stream);
     }

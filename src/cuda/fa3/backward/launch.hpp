@@ -139,6 +139,9 @@ cudaError_t launch_dkdv_reduce(const Launch& launch, cudaStream_t stream);
 /// Writes dQ from its accumulators, in shapes whose main kernel adds up dQ.
 template <class T, class Shape>
 cudaError_t launch_dq_convert(const Launch& launch, cudaStream_t stream);
+/// Sums the gradient of the sinks.
+template <int kBlockQ>
+cudaError_t launch_sink_gradient(const Launch& launch, cudaStream_t stream);
 /// Computes dQ, in shapes whose main kernel splits dV and dK between its warpgroups.
 template <class T, class Shape>
 cudaError_t launch_dq_kernel(const Launch& launch, cudaStream_t stream);

@@ -17,7 +17,8 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// The largest softcap of capped shapes. It keeps every LSE within kOrdinaryLse, since there are at most 2^31 keys.
+/// The largest softcap of capped shapes. It keeps every LSE within kOrdinaryLse, since there are at most 2^31 keys. (A
+/// sink could make one larger.)
 inline constexpr double kMaxSoftcap = 128;
 
 /// The score modification of a Problem.
@@ -30,7 +31,7 @@ inline Scores scores_of(const Problem& p) {
     if (drops) return Scores::dropout;
     if (p.softcap <= 0) return Scores::plain;
     const bool fits_shape =
-        p.softcap <= kMaxSoftcap && fits(softcap_of(p.softcap, static_cast<float>(p.effective_scale())));
+        p.softcap <= kMaxSoftcap && !p.sinks && fits(softcap_of(p.softcap, static_cast<float>(p.effective_scale())));
     return fits_shape ? Scores::capped : Scores::general;
 }
 

@@ -37,6 +37,10 @@ struct Config {
     /// GEMMs. Untried in the general shapes.
     constexpr bool ping_pong() const { return consumers == 2 && scores != Scores::general; }
 
+    /// May a call have sinks? They come in by a branch beside a running wgmma, which ptxas serializes in the kernel of
+    /// three consumers.
+    constexpr bool takes_sinks() const { return consumers < 3; }
+
     /// Swizzle panels of 64 columns in shared memory, with zeros past head_dim.
     constexpr int qk_panels() const { return (head_dim + 63) / 64; }
     constexpr int v_panels() const { return (head_dim_v + 63) / 64; }

@@ -18,6 +18,7 @@
 #include "cuda/tile/fragment.cuh"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tile/sink.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
@@ -216,6 +217,8 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_nonfi
             sum_p_dp[r] += __shfl_xor_sync(kAllLanes, sum_p_dp[r], mask);
             if constexpr (kFp16Scaled<T>) max_dp[r] = fmaxf(max_dp[r], __shfl_xor_sync(kAllLanes, max_dp[r], mask));
         }
+        // The sink has a part of the sum of P, and its dP is 0.
+        sum_p[r] += ptx::exp2_approx(fmaf(sink_of(launch.params.forward, tile.head), kLog2E, minus_lse[r]));
         if (lane() % 4 != 0 || (launch.output.residual.data != nullptr && !large[r])) continue;
         float delta = 0;
         if (minus_lse[r] != -INFINITY) {  // the row sees keys

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// roofline --gpus: what it prints, draws and refuses.
+#include <fstream>
+#include <sstream>
+
+#include "process.hpp"
+
+namespace tessera::gpus_test {
+namespace {
+
+class GpusTest : public CommandTest {
+ protected:
+    const std::string sizes_ = " --heads 32/8 --head-dim 128 --causal bottom-right";
+
+    static void expect_fits(const Outcome& outcome) {
+        std::istringstream lines(outcome.out);
+        for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80U) << line;
+    }
+};
+
+TEST_F(GpusTest, a_table_with_a_line_for_each_number_of_gpus) {
+    const Outcome text = run_ok("roofline --gpus 1,2,4,8,64,1024 --len 128k,1M --pass both" + sizes_);
+    expect_fits(text);
+    for (const char* word : {"1,048,576  1,024", "a ring", "share 0.9 from", "all times are predictions",
+                             "measured on up to 4 GPUs", "between hosts", "backward on 1024"})
+        expect_says(text, word);
+    expect_says(run_ok("roofline --gpus 2 --len 8k --link pcie" + sizes_), "not measured by this project");
+}
+
+TEST_F(GpusTest, json_has_what_the_time_is_made_of) {
+    const auto json = run_ok("roofline --gpus 1,4 --rows 8192 --pass both --json" + sizes_).json();
+    EXPECT_EQ(json.at("schema"), "tessera.roofline.gpus/1");
+    ASSERT_EQ(json.at("rows").size(), 2U);
+    const auto& row = json.at("rows").at(1);
+    EXPECT_EQ(row.at("gpus"), 4);
+    EXPECT_EQ(row.at("problem").at("len_q"), 4 * 8192);
+    EXPECT_EQ(row.at("link_measured"), true);
+    EXPECT_LT(row.at("share"), 1);
+    double sum = 0;
+    for (const auto& pass : row.at("passes"))
+        for (const auto& [name, ms] : pass.at("parts_ms").items()) sum += ms.get<double>();
+    EXPECT_NEAR(sum, row.at("ms").get<double>(), 1e-9 * sum);
+    EXPECT_EQ(json.at("limits").size(), 1U);
+    const Outcome csv = run_ok("roofline --gpus 2,4 --len 8k,16k --csv" + sizes_);
+    expect_says(csv, "device,link,gpus,");
+    EXPECT_EQ(std::count(csv.out.begin(), csv.out.end(), '\n'), 5);
+}
+
+TEST_F(GpusTest, a_link_in_numbers) {
+    const std::string command = "roofline --gpus 2 --len 32k --json" + sizes_;
+    const auto ms = [&](const std::string& link) {
+        return run_ok(command + " --link " + link).json().at("rows").at(0).at("ms").get<double>();
+    };
+    EXPECT_LT(ms("400"), ms("400,500"));
+    EXPECT_LT(ms("400,500"), ms("4,500"));
+    const std::string bad = "roofline --gpus 2 --len 32k" + sizes_;
+    expect_error(bad + " --link carrier-pigeon", 2, "expected nvlink, pcie, ib, or GB/s[,us]");
+    expect_error(bad + " --link 0", 2, "GB/s over 0");
+    expect_error(bad + " --link 1,2,3", 2, "--link");
+}
+
+TEST_F(GpusTest, refused_with_a_reason) {
+    expect_error("roofline --link nvlink", 2, "expected --gpus with it");
+    expect_error("roofline --rows 8k", 2, "expected --gpus with it");
+    expect_error("roofline --gpus 0", 2, "--gpus: expected 1..65536");
+    expect_error("roofline --gpus 2,2", 2, "each value once");
+    expect_error("roofline --gpus 2 --rows 8k --len 8k", 2, "got both");
+    expect_error("roofline --gpus 2 --len 8k --ragged 100,200", 2, "--ragged");
+    expect_error("roofline --gpus 2 --len 4097" + sizes_, 2, "a multiple of 4 rows, 2 for each GPU");
+    expect_error("roofline --gpus 2 --len 4k --device xeon-16", 69, "xeon-16 is a CPU");
+}
+
+TEST_F(GpusTest, a_picture) {
+    run_ok("roofline --gpus 2,8 --len 8k:64k --svg " + path("gpus.svg") + sizes_);
+    std::ifstream file(path("gpus.svg"));
+    std::stringstream svg;
+    svg << file.rdbuf();
+    for (const char* word : {"share of one GPU", "2 GPUs", "8 GPUs", "predicted"})
+        EXPECT_NE(svg.str().find(word), std::string::npos) << word;
+}
+
+}  // namespace
+}  // namespace tessera::gpus_test

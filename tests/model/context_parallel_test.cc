@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tessera/predict_context_parallel.hpp"
+
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "model/context_parallel.hpp"
+#include "tessera/error.hpp"
+
+namespace tessera::model::test::context_parallel_test {
+namespace {
+
+const Machine& h200() { return *find_machine("h200"); }
+
+Problem sequence(std::int64_t len, std::int64_t heads_q = 32, std::int64_t heads_kv = 8) {
+    Problem p = Problem::dense(1, len, heads_q, 128, DType::bf16);
+    p.heads_kv = heads_kv;
+    p.mask.causal = Causal::bottom_right;
+    return p;
+}
+
+PredictContextParallelOptions on(int ranks, const char* link = "nvlink") {
+    return {.ranks = ranks, .link = *find_link(link)};
+}
+
+ContextParallelPrediction predicted(const Problem& p, Pass pass, const PredictContextParallelOptions& options) {
+    return predict_context_parallel(p, Schedule::fa3, pass, h200(), options);
+}
+
+constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
+
+TEST(ContextParallel, one_gpu_is_predict) {
+    for (const Pass pass : kPasses) {
+        const Problem p = sequence(8192);
+        const ContextParallelPrediction one = predicted(p, pass, on(1));
+        const Prediction alone = predict(p, Schedule::fa3, pass, h200(), {.by = "tessera"});
+        EXPECT_EQ(one.ms, alone.ms);
+        EXPECT_EQ(one.share, 1);
+        EXPECT_EQ(one.bytes_received, 0);
+        EXPECT_EQ(one.ring_ms, 0);
+    }
+}
+
+TEST(ContextParallel, parts_add_up) {
+    for (const Pass pass : kPasses) {
+        for (const int ranks : {2, 4, 8, 64}) {
+            for (const std::int64_t len : {16384, 131072}) {
+                const ContextParallelPrediction found = predicted(sequence(len), pass, on(ranks));
+                double sum = 0;
+                for (const Part& part : found.parts) sum += part.ms;
+                EXPECT_NEAR(sum, found.ms, 1e-9 * found.ms) << ranks << " " << len;
+                EXPECT_GE(found.ms, found.kernel_ms);
+                EXPECT_GE(found.hidden_ms, 0);
+                EXPECT_LE(found.hidden_ms, found.exchange_ms);
+                EXPECT_NEAR(found.share, found.one_gpu_ms / ranks / found.ms, 1e-12);
+                EXPECT_LT(found.share, 1.02) << "no more than perfect, beside the rounding of waves";
+            }
+        }
+    }
+}
+
+/// The figures of docs/context-parallel.md ("Memory") and of tessera.torch.context_parallel_plan() for a million rows.
+TEST(ContextParallel, bytes_and_memory_are_those_of_the_page) {
+    const std::int64_t total = 1 << 20, keys = total * 8 * 256 * 2;
+    const ContextParallelPrediction forward = predicted(sequence(total), Pass::forward, on(8));
+    const ContextParallelPrediction backward = predicted(sequence(total), Pass::backward, on(8));
+    EXPECT_EQ(forward.steps, 8);
+    EXPECT_EQ(backward.steps, 8);
+    EXPECT_EQ(forward.order, "zigzag");
+    EXPECT_EQ(forward.bytes_received, keys / 8 * 7);
+    EXPECT_EQ(backward.bytes_received, 2 * (keys / 8 * 7));
+    // (1 + 2 f) g and (1 + 5 f) g, with g an eighth of K and V and f = 1 + 1 / 16.
+    EXPECT_EQ(forward.memory, keys / 8 + 2 * (keys / 8 * 17 / 16));
+    EXPECT_EQ(backward.memory, keys / 8 + 5 * (keys / 8 * 17 / 16));
+}
+
+/// Groups of key heads by the MiB of a GPU's K and V, as the library makes them.
+TEST(ContextParallel, steps_follow_the_bytes) {
+    const auto steps = [](std::int64_t rows, Pass pass) { return predicted(sequence(2 * rows), pass, on(2)).steps; };
+    for (const auto& [rows, forward, backward] :
+         {std::tuple{2048, 1, 1}, {4096, 2, 1}, {8192, 2, 1}, {16384, 4, 1}, {65536, 8, 4}, {131072, 8, 8}}) {
+        EXPECT_EQ(steps(rows, Pass::forward), forward) << rows;
+        EXPECT_EQ(steps(rows, Pass::backward), backward) << rows;
+    }
+}
+
+/// Between hosts NCCL gathers, which brings the same bytes to all GPUs of a host, and sends, which does not.
+TEST(ContextParallel, hosts_share_their_adapters_in_a_gather) {
+    PredictContextParallelOptions slow = on(64);
+    slow.link.between_gbs = {10};
+    const Problem p = sequence(1 << 20);
+    const double one_host = predicted(p, Pass::forward, on(8)).exchange_ms;
+    EXPECT_GT(predicted(p, Pass::forward, slow).exchange_ms, 2 * predicted(p, Pass::forward, on(64)).exchange_ms);
+    EXPECT_GT(predicted(p, Pass::backward, on(64)).exchange_ms,
+              predicted(p, Pass::forward, on(64)).exchange_ms + one_host);
+}
+
+TEST(ContextParallel, order_follows_the_mask) {
+    Problem p = sequence(16384);
+    EXPECT_EQ(predicted(p, Pass::forward, on(4)).order, "zigzag");
+    p.mask.window_left = 1023;
+    const ContextParallelPrediction window = predicted(p, Pass::forward, on(4));
+    EXPECT_EQ(window.order, "contiguous");
+    EXPECT_EQ(window.ring_ms, 0);
+    p.mask = {};
+    const ContextParallelPrediction open = predicted(p, Pass::forward, on(4));
+    EXPECT_EQ(open.order, "contiguous");
+    EXPECT_GT(open.ring_ms, 0);
+}
+
+TEST(ContextParallel, a_slower_link_is_never_faster) {
+    for (const Pass pass : kPasses) {
+        double before = 0;
+        for (const double gbs : {1000.0, 300.0, 100.0, 30.0, 10.0, 3.0}) {
+            PredictContextParallelOptions options = on(4, "ib");
+            options.link.copy_gbs = options.link.gather_gbs = options.link.send_gbs = {gbs};
+            const double ms = predicted(sequence(65536), pass, options).ms;
+            EXPECT_GE(ms, before) << gbs;
+            before = ms;
+        }
+    }
+}
+
+TEST(ContextParallel, exchanges_hide_behind_long_rows) {
+    for (const Pass pass : kPasses) {
+        EXPECT_GT(predicted(sequence(262144), pass, on(4)).share, 0.9);
+        EXPECT_LT(predicted(sequence(8192), pass, on(4)).share, predicted(sequence(65536), pass, on(4)).share);
+    }
+}
+
+/// With one step nothing can be hidden: the exchange comes before the kernels.
+TEST(ContextParallel, one_step_hides_nothing) {
+    PredictContextParallelOptions options = on(4);
+    options.steps = 1;
+    const ContextParallelPrediction found = predicted(sequence(65536), Pass::forward, options);
+    EXPECT_EQ(found.steps, 1);
+    EXPECT_NEAR(found.hidden_ms, 0, 0.2);
+    options.steps = 4;
+    EXPECT_GT(predicted(sequence(65536), Pass::forward, options).hidden_ms, 0.2);
+}
+
+TEST(ContextParallel, steps_in_time) {
+    const RankStep step{.pack = 1, .gather = 4, .copy = 1, .kernels = 10};
+    const RanksInTime two = in_time({step, step}, Pass::forward);
+    // The first exchange, the kernels of both steps, and what the second exchange takes from the first kernels.
+    EXPECT_GT(two.ms, 6 + 20);
+    EXPECT_LT(two.ms, 6 + 20 + 6);
+    EXPECT_NEAR(two.hidden_ms, 6, 0.2);
+    RankStep slow = step;
+    slow.gather = 40;  // kernels wait for every exchange
+    EXPECT_GT(in_time({slow, slow}, Pass::forward).ms, 2 * 42 + 10);
+}
+
+TEST(ContextParallel, links_have_sources) {
+    EXPECT_EQ(find_link("carrier pigeon"), nullptr);
+    for (const Link& link : links()) {
+        EXPECT_GT(link.gather_gbs.value, 0) << link.name;
+        for (const Quantity& rate : {link.gather_gbs, link.gather_us, link.hop_us, link.send_gbs, link.send_us})
+            EXPECT_FALSE(rate.source.empty()) << link.name;
+        EXPECT_EQ(link.copy_gbs > 0, link.gpus_of_host > 0) << link.name << ": GPUs of one host copy from each other";
+        for (const Quantity& rate : {link.copy_gbs, link.copy_us, link.meet_us})
+            EXPECT_EQ(rate.source.empty(), link.gpus_of_host == 0) << link.name;
+    }
+}
+
+TEST(ContextParallel, refused_with_a_reason) {
+    const auto reason = [](const Problem& p, const char* machine = "h200") {
+        return refusal(p, Schedule::fa2, Pass::forward, *find_machine(machine), on(2)).value_or("");
+    };
+    Problem p = sequence(4096);
+    EXPECT_EQ(reason(p), "");
+    EXPECT_NE(reason(p, "xeon-16").find("CPU"), std::string::npos);
+    p.len_q = 1;
+    EXPECT_NE(reason(p).find("as many queries as keys"), std::string::npos);
+    p = sequence(4096);
+    p.alibi = true;
+    EXPECT_NE(reason(p).find("ALiBi"), std::string::npos);
+    p = sequence(4096);
+    p.ragged = true, p.total_q = p.total_kv = 4096;
+    EXPECT_NE(reason(p).find("documents"), std::string::npos);
+}
+
+TEST(ContextParallel, options_out_of_range_are_named) {
+    const auto argument = [](const Problem& p, const PredictContextParallelOptions& options) -> std::string {
+        try {
+            predicted(p, Pass::forward, options);
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+            return error.argument();
+        }
+        return "";
+    };
+    EXPECT_EQ(argument(sequence(4096), on(0)), "ranks");
+    EXPECT_EQ(argument(sequence(4097), on(2)), "len");
+    EXPECT_EQ(argument(sequence(4096), {.ranks = 2, .link = {}}), "link.gather_gbs");
+    PredictContextParallelOptions options = on(2);
+    options.steps = -1;
+    EXPECT_EQ(argument(sequence(4096), options), "steps");
+    options = on(2);
+    options.kernels.sequences = {{1, 1}};
+    EXPECT_EQ(argument(sequence(4096), options), "kernels.sequences");
+}
+
+}  // namespace
+}  // namespace tessera::model::test::context_parallel_test
