@@ -65,8 +65,6 @@ int expect_right(const Case& which) {
     int ran = 0;
     for (const KernelInfo& kernel : kernels()) {
         if (kernel.backend != Backend::cuda) continue;
-        // docs/numerics.md, "Special values": this kernel takes an infinite element of K as 0.
-        if (which.id == "infinite_key_of_weight_0" && kernel.name == "cuda.fa3.backward") continue;
         const Outcome outcome = runner.run(kernel);
         EXPECT_TRUE(outcome.pass()) << kernel.name << "\n" << outcome.report.describe();
         if (outcome.refusal && expected_refusal(kernel, runner.problem()).empty() && has_to_take(kernel))

@@ -83,8 +83,15 @@ def keeps_residual(q, dropout_p=0.0, kernel=None):
     The answer depends on no size: with the residual delta is computed in another way, which gives gradients other bits,
     and a sequence has the same bits in every batch. tessera.plan() knows more, but a compiled graph needs one answer
     for every problem that it may meet."""
-    return (q.is_cuda and q.dtype == torch.bfloat16 and dropout_p == 0
-            and (kernel is None or kernel.startswith(("cuda.fa2.", "cuda.fa3."))))
+    if not (q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)):
+        return False
+    if not (kernel is None or kernel.startswith(("cuda.fa2.", "cuda.fa3."))):
+        return False
+    if dropout_p == 0:
+        return True
+    # With dropout cuda.fa3.backward alone reads it (docs/numerics.md).
+    return (dropout_p <= 0.9 and not (kernel or "").startswith("cuda.fa2.") and torch.cuda.is_available()
+            and torch.cuda.get_device_capability(q.device) == (9, 0))
 
 
 def _empty_like(tensor, shape, heads_first):

@@ -4,18 +4,10 @@
 // ratios on an H200 (fa3/TRIED.md).
 #pragma once
 
+#include "cuda/fa3/host/score_mod.h"
 #include "cuda/host/shape_list.hpp"
 
 namespace tessera::cuda::fa3 {
-
-/// Score modification besides scale and mask (score_mod.cuh).
-enum class Scores {
-    plain,    ///< none
-    capped,   ///< softcap
-    alibi,    ///< ALiBi; scales of any sign
-    dropout,  ///< none; dropout on the probabilities
-    general,  ///< several of these, and scales of 0 and less
-};
 
 /// One compiled shape of the kernel. Dimensions of a Problem are padded with zeros to the first shape that holds them.
 struct Config {
