@@ -63,7 +63,7 @@ std::optional<std::string> refuse(const DecodeBlockProblem& p, const Device& dev
     }
     if (p.qkv_rows() > std::numeric_limits<int>::max() / 4) return fmt::format("got {} rows of w_qkv", p.qkv_rows());
     for (const std::int64_t columns : {p.hidden, columns_of_output(p)}) {
-        if (chain_layout(p, columns, properties.shared_bytes).stages < Config::kLeastStages) {
+        if (chain_layout(p, columns, properties.shared_bytes).stages < Config::kLeastStagesOfProduct) {
             return fmt::format("{} rows of {} numbers leave too little of {} bytes of shared memory", p.batch, columns,
                                properties.shared_bytes);
         }
