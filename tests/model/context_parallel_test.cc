@@ -175,7 +175,7 @@ TEST(ContextParallel, links_have_sources) {
 
 TEST(ContextParallel, refused_with_a_reason) {
     const auto reason = [](const Problem& p, const char* machine = "h200") {
-        return refusal(p, Schedule::fa2, Pass::forward, *find_machine(machine), on(2)).value_or("");
+        return context_parallel_refusal(p, Schedule::fa2, Pass::forward, *find_machine(machine), on(2)).value_or("");
     };
     Problem p = sequence(4096);
     EXPECT_EQ(reason(p), "");
