@@ -17,9 +17,12 @@
 #include <utility>
 
 #include "c_api.hpp"
+#include "c_api_fields.hpp"
 #include "check_call.hpp"
 #include "core/append_tensors.hpp"
 #include "core/arguments.hpp"
+#include "core/decode_block_fields.hpp"
+#include "core/decode_block_tensors.hpp"
 #include "core/problem_fields.hpp"
 
 namespace tessera {
@@ -62,37 +65,6 @@ void copy_text(char (&to)[N], const char* from) noexcept {
     std::memcpy(to, from, length);
     to[length] = '\0';
 }
-
-/// `first` is the C constant of the first enumerator; `what` says which field of `name` it is.
-template <class Enum>
-Enum enum_value(const char* name, std::int32_t value, Enum last, int first = 0, const char* what = "") {
-    const int highest = static_cast<int>(last) + first;
-    if (value < first || value > highest)
-        invalid(name, fmt::format("expected {}{}..{}, got {}", what, first, highest, value));
-    return static_cast<Enum>(value - first);
-}
-
-// Conversions between a field of tessera_problem and the member of Problem, for each kind of TESSERA_PROBLEM_FIELDS.
-DType read_dtype(const char* name, std::int32_t value) { return enum_value(name, value, DType::int8); }
-Causal read_causal(const char* name, std::int32_t value) { return enum_value(name, value, Causal::top_left); }
-bool read_flag(const char* name, std::int32_t value) {
-    if (value != 0 && value != 1) invalid(name, fmt::format("expected 0 or 1, got {}", value));
-    return value == 1;
-}
-std::int64_t read_size(const char*, std::int64_t value) { return value; }
-double read_number(const char*, double value) { return value; }
-std::uint64_t read_seed(const char*, std::uint64_t value) { return value; }
-std::optional<double> read_scale(const char*, double value) {
-    return value == TESSERA_DEFAULT_SCALE ? std::nullopt : std::optional(value);
-}
-
-std::int32_t write_dtype(DType value) { return static_cast<std::int32_t>(value); }
-std::int32_t write_causal(Causal value) { return static_cast<std::int32_t>(value); }
-std::int32_t write_flag(bool value) { return value ? 1 : 0; }
-std::int64_t write_size(std::int64_t value) { return value; }
-double write_number(double value) { return value; }
-std::uint64_t write_seed(std::uint64_t value) { return value; }
-double write_scale(const std::optional<double>& value) { return value.value_or(TESSERA_DEFAULT_SCALE); }
 
 Problem read_problem(const tessera_problem* from) {
     const tessera_problem p = read_struct("problem", from);
@@ -262,14 +234,17 @@ const char* tessera_struct_fields(const char* name) {
 #define TESSERA_TYPE_number "double"
 #define TESSERA_TYPE_scale "double"
 #define TESSERA_TYPE_seed "uint64"
-#define TESSERA_FIELD(kind, field, member) " " #field ":" TESSERA_TYPE_##kind
+#define TESSERA_FIELD(kind, field, ...) " " #field ":" TESSERA_TYPE_##kind
 #define TESSERA_TENSOR(member, ...) " " #member ":tensor"
     constexpr std::pair<std::string_view, const char*> kStructs[] = {
         {"tessera_problem", "struct_size:size_t" TESSERA_PROBLEM_FIELDS(TESSERA_FIELD)},
         {"tessera_forward_args", "struct_size:size_t" TESSERA_FORWARD_TENSORS(TESSERA_TENSOR)},
         {"tessera_backward_args", "struct_size:size_t" TESSERA_BACKWARD_TENSORS(TESSERA_TENSOR)},
         {"tessera_append_args", "struct_size:size_t rotary_interleaved:int32 reserved:int32 norm_eps:double"  //
-         TESSERA_APPEND_TENSORS(TESSERA_TENSOR)}};
+         TESSERA_APPEND_TENSORS(TESSERA_TENSOR)},
+        {"tessera_decode_block_problem", "struct_size:size_t" TESSERA_DECODE_BLOCK_FIELDS(
+                                             TESSERA_FIELD) " way:int32 early_weights:int32 reserved:int32"},
+        {"tessera_decode_block_args", "struct_size:size_t" TESSERA_DECODE_BLOCK_TENSORS(TESSERA_TENSOR)}};
     for (const auto& [known, fields] : kStructs) {
         if (name != nullptr && known == name) return fields;
     }

@@ -85,6 +85,24 @@ T read_struct(const char* name, const T* from) {
     return read;
 }
 
+/// Checks a struct that the library fills in, and sets everything behind struct_size to 0.
+template <class T>
+void clear_struct(const char* name, T* to) {
+    expect_address(name, to);
+    const std::size_t size = to->struct_size;
+    expect_struct_size<T>(name, size);
+    std::memset(static_cast<void*>(to), 0, size);
+    to->struct_size = size;
+}
+
+/// Cuts the text off if it is too long.
+template <std::size_t N>
+void copy_text(char (&to)[N], const std::string& from) {
+    const std::size_t length = std::min(from.size(), N - 1);
+    std::memcpy(to, from.data(), length);
+    to[length] = '\0';
+}
+
 /// Each throws Error(invalid_argument) naming the field.
 Problem problem_of(const tessera_problem* problem);
 tessera_options read_options(const tessera_options* options);

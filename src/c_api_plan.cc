@@ -14,13 +14,6 @@
 namespace tessera {
 namespace {
 
-template <std::size_t N>
-void copy_text(char (&to)[N], const std::string& from) {
-    const std::size_t length = std::min(from.size(), N - 1);
-    std::memcpy(to, from.data(), length);
-    to[length] = '\0';
-}
-
 /// Kernels that were not chosen, of the plan's pass.
 std::vector<const Refusal*> refusals_of(const Plan& plan) {
     std::vector<const Refusal*> result;
@@ -28,16 +21,6 @@ std::vector<const Refusal*> refusals_of(const Plan& plan) {
         if (r.kernel->pass == plan.pass) result.push_back(&r);
     }
     return result;
-}
-
-/// Checks a struct that the library fills in, and sets everything behind struct_size to 0.
-template <class T>
-void clear_struct(const char* name, T* to) {
-    expect_address(name, to);
-    const std::size_t size = to->struct_size;
-    expect_struct_size<T>(name, size);
-    std::memset(static_cast<void*>(to), 0, size);
-    to->struct_size = size;
 }
 
 const Machine& machine_named(const char* name) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cpu/backend.hpp"
+#include "cpu/block/kernels.hpp"
 #include "reference/backend.hpp"
 #include "tessera/error.hpp"
 #if defined(TESSERA_HAS_CUDA)
@@ -54,6 +55,38 @@ void append_on_cuda([[maybe_unused]] const AppendArgs& args, [[maybe_unused]] co
     if (const auto problem = unavailable(args.k.device)) throw Error(ErrorCode::device_unavailable, "device", *problem);
 #if defined(TESSERA_HAS_CUDA)
     cuda::append(args, options, stream);
+#endif
+}
+
+const DecodeBlockKernels* decode_block_kernels(const Device& device) {
+    if (device.type == DeviceType::cpu) return &cpu::block::kernels();
+#if defined(TESSERA_HAS_CUDA)
+    return &cuda::block::kernels();
+#else
+    return nullptr;
+#endif
+}
+
+std::unique_ptr<DeviceRows> rows_on_cuda(const Device& device) {
+    if (const auto problem = unavailable(device)) throw Error(ErrorCode::device_unavailable, "device", *problem);
+#if defined(TESSERA_HAS_CUDA)
+    return cuda::device_rows(device);
+#else
+    return nullptr;
+#endif
+}
+
+void add_rows_on_cuda([[maybe_unused]] const RowSums& sums, const Device& device, [[maybe_unused]] void* stream) {
+    if (const auto problem = unavailable(device)) throw Error(ErrorCode::device_unavailable, "device", *problem);
+#if defined(TESSERA_HAS_CUDA)
+    cuda::add_rows(sums, device, stream);
+#endif
+}
+
+void copy_rows_on_cuda([[maybe_unused]] const RowCopies& copies, const Device& device, [[maybe_unused]] void* stream) {
+    if (const auto problem = unavailable(device)) throw Error(ErrorCode::device_unavailable, "device", *problem);
+#if defined(TESSERA_HAS_CUDA)
+    cuda::copy_rows(copies, device, stream);
 #endif
 }
 

@@ -45,6 +45,11 @@ NEEDS = [
     (r"decode::split_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"decode::combine_kernel<.*>", {"MUFU"}),
     (r"append_rows::append_kernel<.*>", set()),
+    (r"rows::(add|copy)_kernel<.*>", set()),
+    (r"block::block_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
+    (r"block::product_kernel<.*>", {"HMMA", "LDSM"}),
+    (r"fa3::backward::sink_gradient_kernel<.*>", {"MUFU"}),
+    (r"(gradient|standard)::sink_gradient_kernel", {"MUFU"}),
     (r"fa1::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"standard::(scores|values|gemm|dq|key_gemm)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM"}),
     (r"standard::(softmax|row_gradient)_kernel<.*>", {"MUFU"}),
@@ -55,11 +60,11 @@ NEEDS = [
 COMPILED = [
     ("fa3", "Shapes", "fa3::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "Shapes", "fa3::backward::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "Shapes", "fa3::backward::delta_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "Shapes", "fa3::backward::dkdv_reduce_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "DeltaShapes", "fa3::backward::delta_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "ReduceShapes", "fa3::backward::dkdv_reduce_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "ShapesAddingDq", "fa3::backward::dq_convert_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "ShapesSplitDvDk", "fa3::backward::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
-    ("fa3/backward", "Shapes", "fa3::backward::delta_from_output_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "DeltaShapes", "fa3::backward::delta_from_output_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "Shapes", "fa2::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "ShapesFp32", "fa2::forward_fp32_kernel<{shape}>", ("fp32",)),
     ("fa2", "BackwardShapes", "fa2::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
@@ -71,6 +76,7 @@ COMPILED = [
     ("fa1", "Shapes", "fa1::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa1", "BackwardShapes", "fa1::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("decode", "Shapes", "decode::split_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("block", "Shapes", "block::block_kernel<{shape}>", ("bf16",)),
     ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::gemm_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
@@ -79,14 +85,19 @@ COMPILED = [
 ]
 WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax", "row_gradient", "bias_gradient")
                   for dtype in ("bf16", "fp16")} | {
-    "fa3::reset_kernel", "gradient::list_kernel", "gradient::fp16_scale_kernel<fp16>"} | {
+    "fa3::reset_kernel", "gradient::list_kernel", "gradient::fp16_scale_kernel<fp16>",
+    "gradient::sink_gradient_kernel", "standard::sink_gradient_kernel"} | {
+    f"fa3::backward::sink_gradient_kernel<{block_q}>" for block_q in (64, 128)} | {
     f"fa3::backward::list_kernel<{block_q}, {block_kv}>" for block_q, block_kv in ((64, 64), (64, 128), (128, 128))} | {
     f"gradient::dkdv_reduce_kernel<{dtype}>" for dtype in ("bf16", "fp16")} | {
     f"gradient::delta_from_output_kernel<{dtype}, {chunks}>" for dtype in ("bf16", "fp16") for chunks in (1, 2, 4)} | {
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
     for dim in (64, 128, 256)} | {
     f"decode::combine_kernel<{dtype}, {dim}, {parallel}>" for dtype in ("bf16", "fp16") for dim in (64, 128, 192, 256)
-    for parallel in (0, 1)} | {f"append_rows::append_kernel<{dtype}>" for dtype in ("bf16", "fp16", "float")}
+    for parallel in (0, 1)} | {f"append_rows::append_kernel<{dtype}>" for dtype in ("bf16", "fp16", "float")} | {
+    f"block::product_kernel<{first}>" for first in (0, 1)} | {
+    f"rows::copy_kernel<{chunk}>" for chunk in (2, 16)} | {
+    f"rows::add_kernel<{kind}>" for kind in ("bf16, 8", "bf16, 1", "fp16, 8", "fp16, 1", "float, 4", "float, 1")}
 
 
 class Allowed(NamedTuple):

@@ -89,6 +89,7 @@ ALLOWED = {
     "cuda/backward": CUDA_TILE,
     "cuda/gradient": CUDA_TILE | {"kernel", "cuda/shared", "cuda/backward"},
     "cuda": CUDA_SCHEDULE,  # also for each schedule, such as cuda/fa1; no schedule includes another
+    "cuda/block": CUDA_SCHEDULE | {"cuda/append", "cuda/decode"},  # one launch for what these do
     "registry": {"include", "core", "kernel", "reference", "cpu", "cuda"},
     "api": {"include", "core", "schedule", "model", "kernel", "registry", "cuda/host"},
     "device": {"include", "core"},
@@ -100,7 +101,7 @@ ALLOWED = {
     "diagnose": LIBRARY | {"io", "device", "check", "measure"},
     "learn": LIBRARY | {"io", "measure", "plot", "walk", "diagnose", "cuda/host"},
     "cli": LIBRARY | TOOLS,
-    "bench": LIBRARY | TOOLS | {"cpu/simd", "cpu/matrix", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared"},
+    "bench": LIBRARY | TOOLS | {"cpu/simd", "cpu/matrix", "cuda/ptx", "cuda/host", "cuda/tile", "cuda/shared", "cuda/block"},
     "python": LIBRARY | TOOLS,
     "web": LIBRARY | TOOLS | {"cli"},
     "examples": {"include"},

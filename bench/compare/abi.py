@@ -28,9 +28,9 @@ TYPES = {"size_t": c.c_size_t, "int32_t": c.c_int32, "int64_t": c.c_int64, "uint
          "tessera_tensor": Tensor}
 
 
-def struct_of(name):
-    """The ctypes struct of this name, read from the header."""
-    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+def struct_of(name, header=HEADER):
+    """The ctypes struct of this name, read from a header."""
+    text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
     body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", text, re.DOTALL)[1]
     fields = re.findall(r"(\w+)\s+(\w+)\s*;", body)
     return type(name, (c.Structure,), {"_fields_": [(field, TYPES[kind]) for kind, field in fields]})

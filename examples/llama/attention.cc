@@ -60,15 +60,12 @@ void Attention::run(std::int64_t layer, const Batch& batch, const float* q, cons
     const auto rows = [&](const Buffer& data) {
         return dense_view(data.data.get(), dtype_, {batch.rows(), config_.heads_q, config_.head_dim}, device);
     };
-    const auto pages = [&](const std::byte* data) {
-        return dense_view(data, dtype_, {pages_, page_size_, config_.heads_kv, config_.head_dim}, device);
-    };
     const std::int64_t sequences = batch.sequences();
     tessera::forward(
         *plan_,
         {.q = rows(q_),
-         .k = pages(cache(layer, 0)),
-         .v = pages(cache(layer, 1)),
+         .k = pages(layer, 0),
+         .v = pages(layer, 1),
          .cu_seqlens_q = dense_view(first_rows_.data.get(), DType::int32, {sequences + 1}, device),
          .o = rows(o_),
          .kv_lengths = dense_view(lengths_.data.get(), DType::int32, {sequences}, device),

@@ -29,6 +29,13 @@ class Attention {
     void run(std::int64_t layer, const Batch& batch, const float* q, const float* k, const float* v, float* o,
              Threads& threads);
 
+    /// K (which = 0) or V (which = 1) of a layer: [pages, page_size, heads_kv, head_dim].
+    tessera::TensorView pages(std::int64_t layer, std::int64_t which) const {
+        return tessera::dense_view(cache(layer, which), dtype_,
+                                   {pages_, page_size_, config_.heads_kv, config_.head_dim}, memory_.device());
+    }
+    std::int64_t page_size() const { return page_size_; }
+
     std::int64_t bytes() const { return 2 * layer_bytes_ * config_.layers; }
 
     /// The kernel and the instruction set or device, once a step has been planned: "cpu.fa2.forward on AVX3".
@@ -44,7 +51,6 @@ class Attention {
     void upload(Buffer& buffer, const float* from, std::int64_t elements);
     void upload(Buffer& buffer, const std::vector<std::int32_t>& from);
     void append(std::byte* cache, const Batch& batch, const float* rows);
-    /// K (which = 0) or V (which = 1) of a layer: [pages, page_size, heads_kv, head_dim].
     std::byte* cache(std::int64_t layer, std::int64_t which) const {
         return cache_.get() + (2 * layer + which) * layer_bytes_;
     }

@@ -57,4 +57,16 @@ void Rotary::rotate(std::span<float> row, std::int64_t position) const {
     }
 }
 
+RotaryTables Rotary::tables(std::int64_t positions) const {
+    RotaryTables tables;
+    for (std::int64_t position = 0; position < positions; ++position) {
+        for (const float frequency : frequencies_) {
+            const float angle = static_cast<float>(position) * frequency;
+            tables.cos.push_back(std::cos(angle));
+            tables.sin.push_back(std::sin(angle));
+        }
+    }
+    return tables;
+}
+
 }  // namespace llama

@@ -49,6 +49,8 @@ void declare(CLI::App& app, Arguments& a) {
     app.add_option("--dtype", a.dtype, "of the cache and of the attention")
         ->check(CLI::IsMember({"fp32", "bf16"}))
         ->capture_default_str();
+    app.add_flag("--block", a.engine.model.block,
+                 "attention blocks by tessera::decode_block() in steps of one token for each text");
     app.add_option("--running", a.engine.scheduler.running, "texts that grow at the same time, at most")
         ->capture_default_str();
     app.add_option("--step-tokens", a.engine.scheduler.step_tokens, "rows of a step, at most")->capture_default_str();
@@ -141,6 +143,7 @@ void print_figures(const Engine& engine, double first_token) {
     fmt::print(stderr, "first     token after {:.1f} ms\n", first_token * 1e3);
     fmt::print(stderr, "time      attention {:.1f} %, matrix products {:.1f} %, the rest {:.1f} %\n",
                percent(t.attention), percent(t.linear), percent(t.all - t.attention - t.linear));
+    if (t.block_steps > 0) fmt::print(stderr, "blocks    by decode_block in {} steps\n", t.block_steps);
     const PageAllocator& pages = engine.scheduler().pages();
     fmt::print(stderr, "cache     {} pages, {:.1f} MB; {} used at most, {} now, {} preemptions\n", pages.total(),
                static_cast<double>(model.attention().bytes()) / 1e6, pages.most_used(), pages.used(),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "llama/model.hpp"
 
+#include <algorithm>
 #include <chrono>
 
 #include "llama/bf16.hpp"
@@ -43,7 +44,11 @@ Model::Model(const std::string& folder, const ModelOptions& options, Memory& mem
       weights_(folder, config_),
       rotary_(config_),
       threads_(options.threads),
-      attention_(config_, options.pages, options.page_size, options.dtype, memory) {}
+      attention_(config_, options.pages, options.page_size, options.dtype, memory) {
+    if (!options.block) return;
+    const std::int64_t positions = std::min(options.pages * options.page_size, config_.max_positions);
+    block_.emplace(config_, weights_, options.dtype, positions, memory);
+}
 
 std::vector<float> Model::forward(const Batch& batch) {
     const Clock::time_point start = Clock::now();
@@ -53,6 +58,8 @@ std::vector<float> Model::forward(const Batch& batch) {
         embed(weights_.embedding, batch.tokens[static_cast<std::size_t>(r)], row(x_, r, hidden));
     }
     attention_.begin(batch, threads_);
+    by_block_ = block_ && block_->begin(batch, attention_.page_size(), threads_);
+    if (by_block_) ++times_.block_steps;
     for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
         attention_of(layer, batch);
         feed_forward_of(layer, rows);
@@ -75,6 +82,12 @@ std::vector<float> Model::forward(const Batch& batch) {
 void Model::attention_of(std::int64_t layer, const Batch& batch) {
     const LayerWeights& w = weights_.layers[static_cast<std::size_t>(layer)];
     const std::int64_t rows = batch.rows(), dim = config_.head_dim;
+    if (by_block_) {
+        const Clock::time_point begin = Clock::now();
+        block_->run(layer, attention_, x_, threads_);
+        times_.attention += seconds_since(begin);
+        return;
+    }
     norm_rows(x_, w.input_norm, config_.rms_norm_eps, normed_);
     linear(w.q, normed_, rows, q_);
     linear(w.k, normed_, rows, k_);

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "llama/attention.hpp"
 #include "llama/batch.hpp"
+#include "llama/block.hpp"
 #include "llama/config.hpp"
 #include "llama/layers.hpp"
 #include "llama/threads.hpp"
@@ -17,8 +19,9 @@ namespace llama {
 /// The seconds that the steps took.
 struct Times {
     double all = 0;
-    double attention = 0;  ///< tessera's call, and K and V on their way into the cache
+    double attention = 0;  ///< tessera's call, and K and V on their way into the cache; with --block the whole block
     double linear = 0;     ///< matrix products
+    std::int64_t block_steps = 0;  ///< steps whose attention blocks were computed by tessera::decode_block()
 };
 
 /// How to run a model.
@@ -27,6 +30,7 @@ struct ModelOptions {
     std::int64_t page_size = 16;                  ///< tokens
     tessera::DType dtype = tessera::DType::fp32;  ///< of the cache and of the attention: fp32 or bf16
     int threads = 0;                              ///< 0: as many as this process may use
+    bool block = false;  ///< steps of one token for each sequence: attention blocks by tessera::decode_block()
 };
 
 /// A decoder of Llama's or Qwen3's shape with its cache. Everything but the cache's dtype is fp32.
@@ -55,6 +59,8 @@ class Model {
     Rotary rotary_;
     Threads threads_;
     Attention attention_;
+    std::optional<Block> block_;
+    bool by_block_ = false;  // in this step
     Times times_;
     std::vector<float> x_;          // [rows, hidden_size]: the residual stream
     std::vector<float> normed_;     // [rows, hidden_size]

@@ -233,9 +233,10 @@ const char* tessera_version(void);
 const char* tessera_last_error(void);
 const char* tessera_last_error_argument(void);
 
-/* The fields of tessera_problem or of the args of forward, backward or append ("tessera_append_args") in their order,
- * for callers that build the struct at run time: "struct_size:size_t dtype:int32 ...". A type is size_t, int32, int64,
- * uint64, double or tensor (a tessera_tensor). Null for any other name. */
+/* The fields of tessera_problem, of the args of forward, backward or append ("tessera_append_args"), or of a struct of
+ * decode_block.h, in their order, for callers that build the struct at run time:
+ * "struct_size:size_t dtype:int32 ...". A type is size_t, int32, int64, uint64, double or tensor (a tessera_tensor).
+ * Null for any other name. */
 const char* tessera_struct_fields(const char* name);
 
 /* Every kernel of this build in order of preference. The name is null when index >= tessera_kernel_count(). */

@@ -15,7 +15,9 @@
 
 #include "tessera/append.hpp"
 #include "tessera/attention.hpp"
+#include "tessera/context_parallel.hpp"
 #include "tessera/cost.hpp"
+#include "tessera/decode_block.hpp"
 #include "tessera/dtype.hpp"
 #include "tessera/error.hpp"
 #include "tessera/kernel.hpp"

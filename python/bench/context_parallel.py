@@ -3,18 +3,21 @@
 
     torchrun --nproc-per-node 4 python/bench/context_parallel.py [--rows 2048 8192 32768] [--heads 32/8] [--steps N]
 
-Milliseconds by CUDA events, the least of 5 runs of 4 calls, of the slowest rank. `share` is the time of one GPU for the
-whole sequence, divided by the number of ranks and by the time here: 1 would be perfect. Rank 0 measures the one GPU. The
-columns of PyTorch are its time, for the same tensors in [batch, heads, rows, head_dim] and zig-zag, and its share of
-tessera on one GPU. "documents" are packed, with drawn lengths whose mean is a quarter of a shard. O and LSE are compared
-with one GPU's bits first.
+Milliseconds by CUDA events, the median of 5 runs of 4 to 50 calls in a row, of the slowest rank; the runs of one GPU
+and of all take turns. `share` is the time of one GPU for the whole sequence, divided by the number of ranks and by the
+time here: 1 would be perfect. Rank 0 measures the one GPU. With --graph both are measured as CUDA graphs too, which
+leave out what the host takes. The columns of PyTorch are its time, for the same numbers in [batch, heads, rows,
+head_dim] with K and V repeated to all heads, and its share of tessera on one GPU. "documents" are packed, with drawn
+lengths whose mean is a quarter of a shard. O and LSE are compared with one GPU's bits first.
 
 With --device cpu and gloo it runs anywhere and says nothing about speed.
 """
 import argparse
 import contextlib
 import json
+import math
 import os
+import statistics
 import time
 
 import torch
@@ -23,37 +26,51 @@ import torch.nn.functional as functional
 
 import tessera.torch as tt
 
-RUNS, CALLS, HEAD_DIM = 5, 4, 128
+RUNS, LEAST_MS, HEAD_DIM = 5, 20, 128
 
 
-def milliseconds(function, device):
-    """The time of one call: the least of RUNS, and of the slowest rank."""
-    least = float("inf")
-    for run in range(RUNS + 1):  # the first one warms up
-        dist.barrier()
-        if device.type == "cuda":
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            for _ in range(CALLS):
-                function()
-            end.record()
-            end.synchronize()
-            taken = begin.elapsed_time(end) / CALLS
-        else:
-            start = time.monotonic()
-            for _ in range(CALLS):
-                function()
-            taken = (time.monotonic() - start) * 1e3 / CALLS
-        slowest = torch.tensor([taken], device=device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        if run:
-            least = min(least, float(slowest))
-    return least
+def timed(function, calls, device):
+    """Milliseconds of one of so many calls in a row on this rank."""
+    if device.type == "cuda":
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(calls):
+            function()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / calls
+    start = time.monotonic()
+    for _ in range(calls):
+        function()
+    return (time.monotonic() - start) * 1e3 / calls
 
 
-def alone(function, device):
-    """milliseconds() of rank 0; the other ranks wait."""
-    return milliseconds(function if dist.get_rank() == 0 else lambda: None, device)
+def milliseconds(functions, device):
+    """The median time of one call of each function, of the slowest rank. The functions take turns, since a GPU that has
+    worked for long runs at a lower clock."""
+    taken = [[] for _ in functions]
+    for run in range(RUNS + 1):  # the first one warms up, and says how many calls last long enough
+        for times, function in zip(taken, functions):
+            calls = 4 if not run else max(4, min(50, math.ceil(LEAST_MS / times[0])))
+            dist.barrier()
+            slowest = torch.tensor([timed(function, calls, device)], device=device)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            times.append(float(slowest))
+    return [statistics.median(times[1:]) for times in taken]
+
+
+def captured(function):
+    """A function that replays a CUDA graph of one call."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
 
 
 def lengths_of(total, mean, seed=0):
@@ -78,21 +95,27 @@ def without_gradients(call, tensors, d_o):
     return lambda: call(*tensors)
 
 
-def pytorchs(mesh, tensors, d_o, backward):
-    """A function that runs PyTorch's context_parallel on this rank's rows."""
+@contextlib.contextmanager
+def pytorchs(mesh, whole, d_o, backward):
+    """A context with a function that runs PyTorch's context_parallel on this rank's rows, which PyTorch chooses. Its ring
+    takes as many heads of K and V as of Q."""
     from torch.distributed.tensor.experimental import context_parallel
-    turned = [t.detach().transpose(1, 2).contiguous().requires_grad_(backward) for t in tensors]
+    heads = whole[0].shape[2]
+    turned = [t.detach().repeat_interleave(heads // t.shape[2], 2).transpose(1, 2).contiguous() for t in whole]
     d_o = d_o.transpose(1, 2).contiguous()
+    with context_parallel(mesh, buffers=turned, buffer_seq_dims=[2] * 3):
+        own = [t.detach().requires_grad_(backward) for t in turned]
 
-    def run():
-        with context_parallel(mesh):
-            o = functional.scaled_dot_product_attention(*turned, is_causal=True, enable_gqa=True)
+        def run():
+            for t in own:
+                t.grad = None
+            o = functional.scaled_dot_product_attention(*own, is_causal=True)
             if backward:
                 o.backward(d_o)
-    return run
+        yield run
 
 
-def measure(rows, heads, documents, options, device, mesh):
+def measure(rows, heads, documents, options, device, mesh, graph):
     ranks = dist.get_world_size()
     total, dtype = rows * ranks, torch.bfloat16
     generator = torch.Generator(device).manual_seed(1)
@@ -101,12 +124,13 @@ def measure(rows, heads, documents, options, device, mesh):
     offsets = lengths_of(total, rows / 4) if documents else None
     order = tt.balance_documents(offsets, ranks, total=total) if documents else "zigzag"
     cu = None if offsets is None else torch.tensor(offsets, dtype=torch.int32)
+    on_device, longest = (None, 0) if cu is None else (cu.to(device), int(cu.diff().max()))
 
     def one(q, k, v):
         if cu is None:
             return tt.attention(q, k, v, causal="bottom-right", return_lse=True)
-        on_device = cu.to(device)
-        o, lse = tt.varlen_attention(q[0], k[0], v[0], on_device, on_device, causal="bottom-right", return_lse=True)
+        o, lse = tt.varlen_attention(q[0], k[0], v[0], on_device, on_device, max_len_q=longest, max_len_kv=longest,
+                                     causal="bottom-right", return_lse=True)
         return o[None], lse[None]
 
     def spread(q, k, v):
@@ -126,12 +150,19 @@ def measure(rows, heads, documents, options, device, mesh):
         with contextlib.nullcontext() if backward else torch.no_grad():
             make = with_gradients if backward else without_gradients
             of_one, of_all = make(one, tensors, whole[3]), make(spread, parts, own[3])
-            time_one, time_all = alone(of_one, device), milliseconds(of_all, device)
+            alone = of_one if dist.get_rank() == 0 else lambda: None
+            time_one, time_all = milliseconds([alone, of_all], device)
             found[name] = {"one": round(time_one, 3), "here": round(time_all, 3),
                            "share": round(time_one / ranks / time_all, 3)}
-            if not documents and mesh is not None:
-                other = milliseconds(pytorchs(mesh, own[:3], own[3], backward), device)
-                found[name].update(pytorch=round(other, 3), pytorch_share=round(time_one / ranks / other, 3))
+            if graph and device.type == "cuda":
+                replays = [captured(of_one) if dist.get_rank() == 0 else alone, captured(of_all)]
+                time_one, time_all = milliseconds(replays, device)
+                found[name].update(graph_one=round(time_one, 3), graph=round(time_all, 3),
+                                   graph_share=round(time_one / ranks / time_all, 3))
+        if not documents and mesh is not None:
+            with pytorchs(mesh, whole[:3], own[3], backward) as theirs:
+                other, = milliseconds([theirs], device)
+            found[name].update(pytorch=round(other, 3), pytorch_share=round(time_one / ranks / other, 3))
     return found
 
 
@@ -142,6 +173,8 @@ def main():
     parser.add_argument("--steps", type=int, help="groups of key heads; default: the library's choice")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--without-pytorch", action="store_true", help="leave PyTorch's context_parallel out")
+    parser.add_argument("--graph", action="store_true", help="measure the calls in a CUDA graph too")
+    parser.add_argument("--without-documents", action="store_true", help="measure the dense sequence alone")
     options = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if options.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
@@ -152,9 +185,9 @@ def main():
         mesh = torch.distributed.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),))
     for heads in options.heads:
         for rows in options.rows:
-            for documents in (False, True):
+            for documents in ((False,) if options.without_documents else (False, True)):
                 found = measure(rows, [int(n) for n in heads.split("/")], documents,
-                                {"steps": options.steps} if options.steps else {}, device, mesh)
+                                {"steps": options.steps} if options.steps else {}, device, mesh, options.graph)
                 if dist.get_rank() == 0:
                     print(json.dumps(found), flush=True)
     dist.destroy_process_group()

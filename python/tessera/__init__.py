@@ -14,6 +14,7 @@ import typing
 
 from ._append import append_kv
 from ._attention import attention, attention_backward
+from ._decode_block import DecodeBlockWorkspace, decode_block
 from ._merge import merge
 from ._native import DeviceUnavailable, Unsupported
 from ._plan import Plan, Prediction, Refusal, plan, predict
@@ -26,8 +27,8 @@ if typing.TYPE_CHECKING:
 
 __version__: str  # of the library, which is loaded for it
 
-__all__ = ["append_kv", "attention", "attention_backward", "merge", "plan", "predict", "Plan", "Prediction",
-           "Refusal", "Spec", "DeviceUnavailable", "Unsupported"]
+__all__ = ["append_kv", "attention", "attention_backward", "decode_block", "merge", "plan", "predict",
+           "DecodeBlockWorkspace", "Plan", "Prediction", "Refusal", "Spec", "DeviceUnavailable", "Unsupported"]
 
 # Modules that need another package, or are seldom needed, are imported at their first use: tessera.torch, say.
 _MODULES = ("bert_padding", "compat", "flash_attn", "flash_attn_3", "flash_attn_cute", "jax", "rotary", "torch",

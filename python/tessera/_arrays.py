@@ -130,7 +130,7 @@ def dtypes_of(name) -> str:
     """The dtypes that an argument may have, in words."""
     if name.startswith("cu_seqlens") or name in ("slot_mapping", "positions", "q_positions"):
         return "int32 or int64"
-    if name in ("kv_lengths", "page_table", "cache_batch_index"):
+    if name in ("kv_lengths", "page_table", "cache_batch_index", "left_padding"):
         return "int32"
     return "int8" if name == "o_residual" else "float32, bfloat16, float16 or float64"
 

@@ -41,11 +41,12 @@ class Options(ctypes.Structure):
 _TYPES = {"size_t": ctypes.c_size_t, "int32": ctypes.c_int32, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64,
           "double": ctypes.c_double, "tensor": Tensor}
 _STRUCTS = {"Problem": "tessera_problem", "ForwardArgs": "tessera_forward_args",
-            "BackwardArgs": "tessera_backward_args", "AppendArgs": "tessera_append_args"}
+            "BackwardArgs": "tessera_backward_args", "AppendArgs": "tessera_append_args",
+            "DecodeBlockProblem": "tessera_decode_block_problem", "DecodeBlockArgs": "tessera_decode_block_args"}
 
 
 def __getattr__(name):
-    """Problem, ForwardArgs, BackwardArgs and AppendArgs, with the fields that the library says they have."""
+    """Problem, ForwardArgs and the other structs of _STRUCTS, with the fields that the library says they have."""
     if name not in _STRUCTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _struct(library(), name)
@@ -70,6 +71,12 @@ class Refusal(ctypes.Structure):
                 ("reason", ctypes.c_char * 500)]
 
 
+class DecodeBlockInfo(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("workspace_bytes", ctypes.c_size_t),
+                ("counter_bytes", ctypes.c_size_t), ("attention", ctypes.c_char_p), ("way", ctypes.c_int32),
+                ("threads", ctypes.c_int32), ("refused", ctypes.c_char * 500)]
+
+
 class Prediction(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("schedule", ctypes.c_int32), ("reserved", ctypes.c_int32),
                 ("ms", ctypes.c_double), ("tflops", ctypes.c_double), ("percent_of_bound", ctypes.c_double),
@@ -92,7 +99,7 @@ def library() -> ctypes.CDLL:
         raise ImportError(f"libtessera can't be loaded from {path}: {error}; `python -m tessera doctor` says more"
                           ) from error
     pointer, size = ctypes.POINTER, ctypes.c_size_t
-    problem, forward, backward, append = (pointer(_struct(lib, name)) for name in _STRUCTS)
+    problem, forward, backward, append, block, block_args = (pointer(_struct(lib, name)) for name in _STRUCTS)
     for name in ("tessera_version", "tessera_last_error", "tessera_last_error_argument"):
         getattr(lib, name).restype = ctypes.c_char_p
     lib.tessera_kernel_count.restype = size
@@ -110,6 +117,10 @@ def library() -> ctypes.CDLL:
     lib.tessera_backward.argtypes = [problem, pointer(Options), backward] + run
     lib.tessera_check_forward.argtypes = [problem, pointer(Options), forward]
     lib.tessera_append.argtypes = [append, pointer(Options), ctypes.c_void_p]
+    lib.tessera_decode_block_problem_init.argtypes = [block, size]
+    lib.tessera_decode_block_query.argtypes = [block, pointer(Options), ctypes.c_int32, ctypes.c_int32,
+                                               pointer(DecodeBlockInfo)]
+    lib.tessera_decode_block.argtypes = [block, pointer(Options), block_args] + run
     return lib
 
 

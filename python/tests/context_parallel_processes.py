@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import context_parallel_bits  # noqa: F401
+import context_parallel_copies  # noqa: F401
 import context_parallel_interfaces  # noqa: F401
 import context_parallel_plans  # noqa: F401
 import context_parallel_uses  # noqa: F401

@@ -114,6 +114,28 @@ def test_the_operator_keeps_the_rules_of_pytorch():
     torch.library.opcheck(torch.ops.tessera.attention_with_sinks.default, arguments)
 
 
+@pytest.mark.parametrize("len_q,len_kv", [(200, 200), (3, 700)], ids=["queries of several tiles", "few queries"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_kernels_take_sinks_in_both_passes(dtype, len_q, len_kv, device):
+    """No operator of PyTorch computes O from LSE, and gradients of 16 bits are those of the exact inputs."""
+    leaves = [t.detach().requires_grad_() for t in reference.inputs(len_q=len_q, len_kv=len_kv, device=device, dtype=dtype)]
+    leaves.append(torch.tensor([0.5, -1.0, 6.0, 0.1], device=device).requires_grad_())
+    with reference.Names() as names:
+        o, lse = call(*leaves, causal="bottom-right")
+    assert any(name.startswith("tessera::attention_with_sinks") for name in names.seen)
+    assert "aten::sigmoid" not in names.seen
+    want, lse_want = reference.attention(*leaves[:3], sinks=leaves[3], causal="bottom-right")
+    few = {torch.float32: 3e-6}.get(dtype, 3 * torch.finfo(dtype).eps)
+    of_sinks = 1e-3 if device == "cuda" and dtype != torch.float32 else 1e-5  # there delta comes from O and its residual
+    reference.expect_close(o, want, few, "o")
+    reference.expect_lse(lse, lse_want)
+    d_o, dlse = reference.random(o.shape, 3, device).to(dtype), reference.random(lse.shape, 4, device)
+    found = torch.autograd.grad((o, lse), leaves, (d_o, dlse))
+    right = torch.autograd.grad((want, lse_want), leaves, (d_o.to(want.dtype), dlse.to(lse_want.dtype)))
+    for name, a, b in zip(("dq", "dk", "dv", "dsinks"), found, right):
+        reference.expect_close(a, b, of_sinks if name == "dsinks" else max(1e-5, few), name)
+
+
 @pytest.mark.parametrize("sinks,words", [
     (torch.zeros(3), r"^sinks: expected shape \[4\], got \[3\]"), (torch.zeros(4, dtype=torch.int32), "^sinks: "),
     (0.5, "^sinks: expected a torch.Tensor"), (torch.zeros(4, 1), "^sinks: ")])

@@ -89,14 +89,16 @@ Backward backward_op(const Tensor d_o, const OptionalTensor dlse, const Tensor q
     });
 }
 
-Forward<false> with_sinks_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
-                             const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
-                             const OptionalTensor cu_seqlens_kv, const OptionalTensor seed, std::int64_t max_len_q,
-                             std::int64_t max_len_kv, std::int64_t causal, std::int64_t window_left,
-                             std::int64_t window_right, std::optional<double> scale, double softcap, double dropout_p,
-                             const std::optional<std::string> kernel, bool heads_first, const Tensor sinks) {
+template <bool with_residual>
+Forward<with_residual> with_sinks_op(const Tensor q, const Tensor k, const Tensor v, const OptionalTensor bias,
+                                     const OptionalTensor alibi_slopes, const OptionalTensor cu_seqlens_q,
+                                     const OptionalTensor cu_seqlens_kv, const OptionalTensor seed,
+                                     std::int64_t max_len_q, std::int64_t max_len_kv, std::int64_t causal,
+                                     std::int64_t window_left, std::int64_t window_right, std::optional<double> scale,
+                                     double softcap, double dropout_p, const std::optional<std::string> kernel,
+                                     bool heads_first, const Tensor sinks) {
     return with_torch_errors([&] {
-        return forward_results<false>(
+        return forward_results<with_residual>(
             {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, sinks},
             {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first});
     });
@@ -112,10 +114,10 @@ BackwardWithSinks with_sinks_backward_op(const Tensor d_o, const OptionalTensor 
                                          std::int64_t window_left, std::int64_t window_right,
                                          std::optional<double> scale, double softcap, double dropout_p,
                                          const std::optional<std::string> kernel, bool bias_gradient, bool heads_first,
-                                         const Tensor sinks) {
+                                         const Tensor sinks, const OptionalTensor o_residual) {
     return with_torch_errors([&]() -> BackwardWithSinks {
         Gradients found = run_backward(
-            d_o, dlse, {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, sinks}, o, lse, {},
+            d_o, dlse, {q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_kv, seed, sinks}, o, lse, o_residual,
             {max_len_q, max_len_kv, causal, window_left, window_right, scale, softcap, dropout_p, kernel, heads_first},
             bias_gradient);
         if (!bias_gradient) found.dbias = empty(q, {0}, TensorRef(q).dtype());
@@ -131,7 +133,8 @@ STABLE_TORCH_LIBRARY_IMPL(tessera, TESSERA_TORCH_KEY, m) {
     m.impl("attention", TORCH_BOX(&tessera::torch_ops::forward_op<false>));
     m.impl("attention_with_residual", TORCH_BOX(&tessera::torch_ops::forward_op<true>));
     m.impl("attention_backward", TORCH_BOX(&tessera::torch_ops::backward_op));
-    m.impl("attention_with_sinks", TORCH_BOX(&tessera::torch_ops::with_sinks_op));
+    m.impl("attention_with_sinks", TORCH_BOX(&tessera::torch_ops::with_sinks_op<false>));
+    m.impl("attention_with_sinks_and_residual", TORCH_BOX(&tessera::torch_ops::with_sinks_op<true>));
     m.impl("attention_with_sinks_backward", TORCH_BOX(&tessera::torch_ops::with_sinks_backward_op));
     m.impl("forward", TORCH_BOX(&tessera::torch_ops::forward_op<false>));
     m.impl("forward_with_residual", TORCH_BOX(&tessera::torch_ops::forward_op<true>));

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "cuda/append/append.hpp"
+#include "cuda/block/kernels.hpp"
+#include "cuda/rows/device_rows.hpp"
 #include "kernel/kernel.hpp"
 
 namespace tessera::cuda {

@@ -27,7 +27,7 @@ struct Ranks {
     Schedule schedule;
     Pass pass;
     const Machine& machine;
-    const ContextParallelOptions& options;
+    const PredictContextParallelOptions& options;
 
     double ranks() const { return options.ranks; }
     double rows() const { return static_cast<double>(problem.batch * problem.len_q) / ranks(); }
@@ -242,7 +242,7 @@ std::vector<RankStep> steps_on(const Ranks& q, int count, const std::vector<Run>
     return steps;
 }
 
-void check_options(const Problem& problem, const ContextParallelOptions& options) {
+void check_options(const Problem& problem, const PredictContextParallelOptions& options) {
     const auto out_of_range = [](const char* argument, const std::string& expected, auto got) {
         throw Error(ErrorCode::invalid_argument, argument, fmt::format("expected {}, got {}", expected, got));
     };
@@ -269,8 +269,9 @@ void check_options(const Problem& problem, const ContextParallelOptions& options
 
 namespace tessera {
 
-std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
-                                   const ContextParallelOptions& options) {
+std::optional<std::string> context_parallel_refusal(const Problem& problem, Schedule schedule, Pass pass,
+                                                    const Machine& machine,
+                                                    const PredictContextParallelOptions& options) {
     if (machine.kind != MachineKind::gpu) return fmt::format("expected GPUs, {} is a CPU", machine.name);
     if (problem.kv_lengths) return "expected K and V of the whole sequence, got a cache";
     if (problem.ragged) return "expected sequences of one length: packed documents are not modelled";
@@ -284,12 +285,13 @@ std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pa
 }
 
 ContextParallelPrediction predict_context_parallel(const Problem& problem, Schedule schedule, Pass pass,
-                                                   const Machine& machine, const ContextParallelOptions& options) {
+                                                   const Machine& machine,
+                                                   const PredictContextParallelOptions& options) {
     problem.validate();
-    ContextParallelOptions known = options;
+    PredictContextParallelOptions known = options;
     if (known.kernels.by.empty()) known.kernels.by = "tessera";
     model::check_options(problem, known);
-    if (const auto reason = refusal(problem, schedule, pass, machine, known))
+    if (const auto reason = context_parallel_refusal(problem, schedule, pass, machine, known))
         throw Error(ErrorCode::unsupported, "schedule",
                     fmt::format("{} {}: {}", name_of(schedule), name_of(pass), *reason));
     const Prediction alone = predict(problem, schedule, pass, machine, known.kernels);

@@ -78,7 +78,7 @@ std::vector<Configuration> configurations() {
         {"head_pairs_128", shape(kBf16, 1, 8192, 8192, 4, 2, 128, kCausal)},
         {"causal_256", shape(kFp16, 1, 400, 777, 4, 2, 256, kCausal)},
         {"top_left_128", shape(kBf16, 1, 600, 300, 4, 4, 128, kTopLeft)},
-        // More key blocks than multiprocessors, so that fa3's persistent CTAs take several; some have no queries ...
+        // More key blocks than multiprocessors; some have no queries ...
         {"many_blocks_128", shape(kBf16, 4, 200, 700, 12, 12, 128, kTopLeft)},
         {"many_groups_128", shape(kFp16, 6, 700, 700, 16, 8, 128, kCausal)},
         // ... and enough that the last key block writes dQ.

@@ -96,6 +96,10 @@ TEST(Dispatch, fa3_by_the_queue) {
     const auto rows = [](std::int64_t batch, std::int64_t heads, std::int64_t len) {
         return Problem::dense(batch, len, heads, 64, DType::bf16);
     };
+    Problem with_sinks = causal(rows(8, 12, 8192));
+    EXPECT_EQ(fa3_shape(with_sinks), "HeadDim64");
+    with_sinks.sinks = true;
+    EXPECT_EQ(fa3_shape(with_sinks), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(causal(rows(1, 1, 32768))), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(causal(rows(1, 3, 8192))), "HeadDim64Short");
     EXPECT_EQ(fa3_shape(causal(rows(3, 1, 8192))), "HeadDim64Short") << "sequences are heads, too";
@@ -125,7 +129,19 @@ TEST(Dispatch, fa3_backward) {
     EXPECT_EQ(shape(of_dims(136, 128)), "HeadDim192V128");
     EXPECT_EQ(shape(of_dims(128, 136)), "HeadDim192");
     EXPECT_EQ(shape(of_dims(200, 64)), "HeadDim256");
-    EXPECT_EQ(shape(capped(of_dims(64, 64))), "HeadDim64General");
+    EXPECT_EQ(shape(capped(of_dims(64, 64))), "HeadDim64Capped");
+    EXPECT_EQ(shape(capped(of_dims(72, 64))), "HeadDim128Capped");
+    EXPECT_EQ(shape(with_alibi(of_dims(64, 64))), "HeadDim64Alibi");
+    EXPECT_EQ(shape(with_alibi(scaled(of_dims(64, 64), -1))), "HeadDim64General") << "it scales in the exponential";
+    EXPECT_EQ(shape(dropped(of_dims(128, 64))), "HeadDim128Dropout");
+    EXPECT_EQ(shape(dropped(with_alibi(of_dims(128, 64)))), "HeadDim128General");
+    EXPECT_EQ(shape(scaled(of_dims(64, 64), -1)), "HeadDim64General");
+    Problem large = capped(of_dims(64, 64));
+    large.softcap = 1000;
+    EXPECT_EQ(shape(large), "HeadDim64General") << "rows may have a large LSE";
+    Problem sunk = capped(of_dims(64, 64));
+    sunk.sinks = true;
+    EXPECT_EQ(shape(sunk), "HeadDim64General") << "a sink may be large";
     EXPECT_EQ(shape(capped(of_dims(192, 64))), "none");
 }
 

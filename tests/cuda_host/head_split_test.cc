@@ -28,6 +28,7 @@ TEST(HeadSplit, few_key_blocks_split_the_heads) {
     EXPECT_EQ(splits(kCausal, 2048, 2048, 64), 32);
     EXPECT_EQ(splits(kCausal, 2048, 2048, 1), 1);  // nothing to split
     EXPECT_EQ(splits({}, 1, 4096, 64), 1);         // too little work to pay for the sum
+    EXPECT_EQ(HeadSplit::num_splits(0, 0), 1);     // no query heads: dK and dV are still written
 }
 
 /// Every head is in one split, and no split is empty.

@@ -130,15 +130,14 @@ TEST_F(CudaGradients, a_sequence_has_the_same_bits_among_few_and_many_blocks) {
     for (const Shape& shape : kShapesOfShares) expect_the_same_bits_in_batches(shape, Schedule::fa3);
 }
 
-/// More key blocks than a GPU has multiprocessors, so that at head_dim 128 fa3's persistent CTAs take several: some
-/// with many steps, some that no query sees.
+/// More key blocks than a GPU has multiprocessors: some with many steps, some that no query sees.
 const Shape kShapesOfManyBlocks[] = {
     {150, 1100, 40, 40, 128, DType::bf16, {.causal = Causal::top_left}},
     {300, 900, 30, 30, 128, DType::fp16, {.window_left = 40, .window_right = 90}},
     {700, 520, 80, 40, 120, DType::bf16, {.causal = Causal::bottom_right}},
 };
 
-TEST_F(CudaGradients, thread_blocks_go_on_from_block_to_block) {
+TEST_F(CudaGradients, many_key_blocks_run_one_after_the_other) {
     for (const Shape& shape : kShapesOfManyBlocks) {
         expect_right_gradients_of_fa3(problem_of(shape, 2));
         expect_the_same_bits_in_batches(shape, Schedule::fa3);

@@ -111,7 +111,7 @@ TEST(Sinks, gradients_are_those_of_one_more_key_without_a_value) {
 }
 
 TEST(Sinks, results_are_within_the_limits) {
-    for (const Size& size : {kSizes[0], kSizes[1]}) {
+    for (const Size& size : kSizes) {
         for (const DType dtype : kStorageTypes) {
             Attention a = with_sinks(size, dtype);
             expect_right(a);

@@ -45,6 +45,25 @@ TEST_P(RandomModel, says_what_transformers_says) {
     }
 }
 
+/// Prompts of several lengths, so that some steps mix prompts with single tokens and others do not.
+TEST_P(RandomModel, says_the_same_by_decode_block) {
+    const std::string path = std::string(TESSERA_SOURCE_DIR) + "/tests/llama/" + GetParam() + ".json";
+    const nlohmann::json cases = read_json(path)["cases"];
+    for (const std::int64_t running : {1, 16}) {
+        EngineOptions options{.model = {.page_size = 5, .block = true}};
+        options.scheduler.running = running;
+        Recorded run(random_model(GetParam()), options);
+        for (const auto& c : cases) run.submit({.prompt = c["prompt"], .new_tokens = 40});
+        run.run();
+        EXPECT_GE(run.engine.model().times().block_steps, 39);
+        for (std::size_t n = 0; n < cases.size(); ++n) {
+            std::vector<std::int32_t> all = cases[n]["prompt"];
+            all.insert(all.end(), run.texts[n].tokens.begin(), run.texts[n].tokens.end());
+            EXPECT_EQ(all, cases[n]["tokens"].get<std::vector<std::int32_t>>()) << n;
+        }
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, RandomModel, testing::Values("qwen3", "llama3"));
 
 /// Requests of very different lengths, half of them sampled.

@@ -20,9 +20,11 @@ Problem sequence(std::int64_t len, std::int64_t heads_q = 32, std::int64_t heads
     return p;
 }
 
-ContextParallelOptions on(int ranks, const char* link = "nvlink") { return {.ranks = ranks, .link = *find_link(link)}; }
+PredictContextParallelOptions on(int ranks, const char* link = "nvlink") {
+    return {.ranks = ranks, .link = *find_link(link)};
+}
 
-ContextParallelPrediction predicted(const Problem& p, Pass pass, const ContextParallelOptions& options) {
+ContextParallelPrediction predicted(const Problem& p, Pass pass, const PredictContextParallelOptions& options) {
     return predict_context_parallel(p, Schedule::fa3, pass, h200(), options);
 }
 
@@ -85,7 +87,7 @@ TEST(ContextParallel, steps_follow_the_bytes) {
 
 /// Between hosts NCCL gathers, which brings the same bytes to all GPUs of a host, and sends, which does not.
 TEST(ContextParallel, hosts_share_their_adapters_in_a_gather) {
-    ContextParallelOptions slow = on(64);
+    PredictContextParallelOptions slow = on(64);
     slow.link.between_gbs = {10};
     const Problem p = sequence(1 << 20);
     const double one_host = predicted(p, Pass::forward, on(8)).exchange_ms;
@@ -111,7 +113,7 @@ TEST(ContextParallel, a_slower_link_is_never_faster) {
     for (const Pass pass : kPasses) {
         double before = 0;
         for (const double gbs : {1000.0, 300.0, 100.0, 30.0, 10.0, 3.0}) {
-            ContextParallelOptions options = on(4, "ib");
+            PredictContextParallelOptions options = on(4, "ib");
             options.link.copy_gbs = options.link.gather_gbs = options.link.send_gbs = {gbs};
             const double ms = predicted(sequence(65536), pass, options).ms;
             EXPECT_GE(ms, before) << gbs;
@@ -129,7 +131,7 @@ TEST(ContextParallel, exchanges_hide_behind_long_rows) {
 
 /// With one step nothing can be hidden: the exchange comes before the kernels.
 TEST(ContextParallel, one_step_hides_nothing) {
-    ContextParallelOptions options = on(4);
+    PredictContextParallelOptions options = on(4);
     options.steps = 1;
     const ContextParallelPrediction found = predicted(sequence(65536), Pass::forward, options);
     EXPECT_EQ(found.steps, 1);
@@ -173,7 +175,7 @@ TEST(ContextParallel, links_have_sources) {
 
 TEST(ContextParallel, refused_with_a_reason) {
     const auto reason = [](const Problem& p, const char* machine = "h200") {
-        return refusal(p, Schedule::fa2, Pass::forward, *find_machine(machine), on(2)).value_or("");
+        return context_parallel_refusal(p, Schedule::fa2, Pass::forward, *find_machine(machine), on(2)).value_or("");
     };
     Problem p = sequence(4096);
     EXPECT_EQ(reason(p), "");
@@ -189,7 +191,7 @@ TEST(ContextParallel, refused_with_a_reason) {
 }
 
 TEST(ContextParallel, options_out_of_range_are_named) {
-    const auto argument = [](const Problem& p, const ContextParallelOptions& options) -> std::string {
+    const auto argument = [](const Problem& p, const PredictContextParallelOptions& options) -> std::string {
         try {
             predicted(p, Pass::forward, options);
         } catch (const Error& error) {
@@ -201,7 +203,7 @@ TEST(ContextParallel, options_out_of_range_are_named) {
     EXPECT_EQ(argument(sequence(4096), on(0)), "ranks");
     EXPECT_EQ(argument(sequence(4097), on(2)), "len");
     EXPECT_EQ(argument(sequence(4096), {.ranks = 2, .link = {}}), "link.gather_gbs");
-    ContextParallelOptions options = on(2);
+    PredictContextParallelOptions options = on(2);
     options.steps = -1;
     EXPECT_EQ(argument(sequence(4096), options), "steps");
     options = on(2);

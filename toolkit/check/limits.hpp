@@ -14,7 +14,7 @@
 
 namespace tessera::check {
 
-/// True for the kernel of few queries, caches and sinks, which splits the keys among thread blocks.
+/// True for the kernel of few queries and caches, which splits the keys among thread blocks.
 inline bool splits_keys(const KernelInfo& kernel) { return kernel.name == "cuda.decode.forward"; }
 
 /// True if this kernel supports the dtype. KernelInfo::dtypes is not read, because a change may shorten it by mistake.
@@ -34,7 +34,7 @@ inline bool plain_scores(const Problem& p) {
 /// Refusals of cuda.decode.forward.
 inline std::string decode_refusal(const Problem& p) {
     if (p.bias || p.dropout.probability > 0) return "takes no bias or dropout";
-    if (p.kv_lengths || p.sinks) return "";
+    if (p.kv_lengths) return "";
     if (p.len_q > 8) return "takes up to 8 queries a sequence";
     if (p.len_kv < 512) return "takes 512 keys and more";
     return "";
@@ -52,7 +52,6 @@ inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) 
     if (p.kv_lengths && kernel.pass == Pass::backward) return "a cache of keys has no gradient";
     const bool serves = kernel.backend != Backend::cuda || splits_keys(kernel);
     if (p.kv_lengths && !serves) return "takes no cache of keys";
-    if (p.sinks && !serves) return "takes no sinks";
     if (kernel.name == "cpu.fa1.forward" && p.len_kv > 65536) return "renormalises O at every K/V block";
     const std::int64_t most_terms = p.dtype == DType::fp16 ? 32'768 : 65'536;
     if (kernel.name == "cuda.standard.backward" && std::max(p.len_q * p.group(), p.len_kv) > most_terms) {

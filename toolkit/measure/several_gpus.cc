@@ -73,7 +73,7 @@ std::int64_t GpusRow::bytes_received() const {
 
 GpusRow row_on_gpus(const Problem& problem, int gpus, const GpusQuestion& question) {
     GpusRow row{problem, gpus, {}};
-    const ContextParallelOptions options{gpus, question.link, question.steps, {}};
+    const PredictContextParallelOptions options{gpus, question.link, question.steps, {}};
     for (const Pass pass : question.passes)
         row.passes.push_back(predict_context_parallel(problem, question.schedule, pass, question.machine, options));
     return row;

@@ -280,7 +280,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores. A CausalBias of
         torch.nn.attention.bias (causal_upper_left, causal_lower_right) stands for its alignment, with causal=None.
         A mask is 0 where the key takes part and -inf where it does not.
-    sinks: [heads_q]: logits that take part in the softmax as keys without a value (on CUDA O is rounded twice).
+    sinks: [heads_q]: logits that take part in the softmax as keys without a value.
     dropout_p, seed: seed is an int of 64 bits or an int64 tensor in host memory; default: drawn from torch's CPU
         generator. A graph of torch.compile that may recompute its random numbers (activation memory budget under 1)
         needs a seed.

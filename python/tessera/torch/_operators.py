@@ -27,7 +27,13 @@ attention = torch.ops.tessera.attention.default
 attention_with_residual = torch.ops.tessera.attention_with_residual.default
 attention_backward = torch.ops.tessera.attention_backward.default
 attention_with_sinks = torch.ops.tessera.attention_with_sinks.default
+attention_with_sinks_and_residual = torch.ops.tessera.attention_with_sinks_and_residual.default
 attention_with_sinks_backward = torch.ops.tessera.attention_with_sinks_backward.default
+# For context parallelism: they write into parts of tensors that exist (python/torch_ops/ranks.cc).
+forward_to = torch.ops.tessera.forward_to.default
+backward_to = torch.ops.tessera.backward_to.default
+add_parts = torch.ops.tessera.add_parts.default
+copy_rows = torch.ops.tessera.copy_rows.default
 
 _WAY_OUT = ("math=True of tessera.torch.attention, varlen_attention and scaled_dot_product_attention computes them, "
             "slowly")
@@ -58,6 +64,7 @@ class Arguments(typing.NamedTuple):
 
 
 TENSORS = 8  # Arguments begins with so many tensors
+SINKS = 23  # their place among the arguments of attention_with_sinks_backward
 DROPOUT_P = Arguments._fields.index("dropout_p")
 
 
@@ -76,8 +83,15 @@ def keeps_residual(q, dropout_p=0.0, kernel=None):
     The answer depends on no size: with the residual delta is computed in another way, which gives gradients other bits,
     and a sequence has the same bits in every batch. tessera.plan() knows more, but a compiled graph needs one answer
     for every problem that it may meet."""
-    return (q.is_cuda and q.dtype == torch.bfloat16 and dropout_p == 0
-            and (kernel is None or kernel.startswith(("cuda.fa2.", "cuda.fa3."))))
+    if not (q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)):
+        return False
+    if not (kernel is None or kernel.startswith(("cuda.fa2.", "cuda.fa3."))):
+        return False
+    if dropout_p == 0:
+        return True
+    # With dropout cuda.fa3.backward alone reads it (docs/numerics.md).
+    return (dropout_p <= 0.9 and not (kernel or "").startswith("cuda.fa2.") and torch.cuda.is_available()
+            and torch.cuda.get_device_capability(q.device) == (9, 0))
 
 
 def _empty_like(tensor, shape, heads_first):
@@ -136,8 +150,13 @@ def _fake_with_sinks(*arguments):
     return _fake_forward(*arguments[:-1])
 
 
+def _fake_with_sinks_and_residual(*arguments):
+    return _fake_forward_with_residual(*arguments[:-1])
+
+
 def _fake_with_sinks_backward(*arguments):
-    return *_fake_backward(*arguments[:-1]), arguments[-1].new_empty(arguments[-1].shape)
+    before, sinks = arguments[:SINKS], arguments[SINKS]  # o_residual comes last
+    return *_fake_backward(*before), sinks.new_empty(sinks.shape)
 
 
 for _name, _fake in (("forward", _fake_forward), ("attention", _fake_forward), ("forward_o", _fake_forward_o),
@@ -147,6 +166,7 @@ for _name, _fake in (("forward", _fake_forward), ("attention", _fake_forward), (
                      ("attention_with_residual", _fake_forward_with_residual),
                      ("backward", _fake_backward), ("attention_backward", _fake_backward),
                      ("attention_with_sinks", _fake_with_sinks),
+                     ("attention_with_sinks_and_residual", _fake_with_sinks_and_residual),
                      ("attention_with_sinks_backward", _fake_with_sinks_backward)):
     torch.library.register_fake("tessera::" + _name)(_fake)
 
@@ -204,12 +224,13 @@ def _setup_context_with_sinks(ctx, inputs, output):
     ctx.set_materialize_grads(False)
 
 
-def _backward_with_sinks(ctx, d_o, dlse):
+def _backward_with_sinks(ctx, d_o, dlse, _=None):
     *saved, sinks = ctx.saved_tensors
     of_sinks = []
 
     def run_backward(*arguments):
-        *found, dsinks = attention_with_sinks_backward(*arguments, sinks)
+        *arguments, o_residual = arguments if len(saved) > TENSORS + 2 else (*arguments, None)
+        *found, dsinks = attention_with_sinks_backward(*arguments, sinks, o_residual)
         of_sinks.append(dsinks)
         return found
 
@@ -217,13 +238,14 @@ def _backward_with_sinks(ctx, d_o, dlse):
     return *found, *(None,) * (len(Arguments._fields) - 4), of_sinks[0] if of_sinks else None
 
 
-torch.library.register_autograd("tessera::attention_with_sinks", _backward_with_sinks,
-                                setup_context=_setup_context_with_sinks)
+for _name in ("attention_with_sinks", "attention_with_sinks_and_residual"):
+    torch.library.register_autograd("tessera::" + _name, _backward_with_sinks, setup_context=_setup_context_with_sinks)
 for _name in ("attention_backward", "attention_with_sinks_backward"):
     torch.library.register_autograd("tessera::" + _name, no_second_derivative)
 
 _without_gradient = torch.library.Library("tessera", "IMPL")
-for _name in ("forward", "forward_with_residual", "forward_few", "forward_few_with_residual", "forward_o", "backward"):
+for _name in ("forward", "forward_with_residual", "forward_few", "forward_few_with_residual", "forward_o", "backward",
+              "forward_to", "backward_to", "add_parts", "copy_rows"):
     _without_gradient.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 

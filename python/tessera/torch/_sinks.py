@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention sinks on PyTorch tensors: by the kernels for the CPU, which take them, or from O and LSE of a call without.
+"""Attention sinks on PyTorch tensors: by the kernels, which take them, or from O and LSE of a call without.
 
 A sink is a score without a value: exp(sink) joins the sum of the exponentials of each row of its head. O then keeps the
 share exp(LSE) / (exp(LSE) + exp(sink)) = sigmoid(LSE - sink) of itself. LSE has a gradient, so the sinks, q and k get
@@ -16,7 +16,7 @@ def run(arguments, sinks, with_lse=True, math=False, name="sinks"):
     """_attention.run(), or run_math() with math, with a sink for each query head; None: without. name: the caller's
     name of the sinks.
 
-    On CUDA, in forward mode, under torch.func and for DTensors no kernel with sinks runs. Raises ValueError naming the
+    In forward mode, under torch.func and for DTensors no kernel with sinks runs. Raises ValueError naming the
     argument."""
     from . import _attention  # which imports this module
     of_call = _attention.run_math if math else _attention.run
@@ -24,13 +24,16 @@ def run(arguments, sinks, with_lse=True, math=False, name="sinks"):
         return of_call(arguments, with_lse)
     plain = expect_arguments(arguments)
     sinks = checked(sinks, arguments.q, arguments.q.shape[1 if arguments.heads_first else -2], name)
-    if (math or not plain or arguments.q.device.type != "cpu" or not is_plain(sinks)
-            or _attention._functorch_active() or _attention._forward_mode()):
+    if math or not plain or not is_plain(sinks) or _attention._functorch_active() or _attention._forward_mode():
         o, lse = added(*of_call(arguments, True), sinks, arguments.heads_first)
         return (o, lse) if with_lse else o
     arguments = arguments if is_compiling() else _attention._with_numbers(arguments)
     try:
-        results = _operators.attention_with_sinks(*arguments, sinks.float())
+        inputs = *arguments[:4], sinks
+        differentiates = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+        keeps = differentiates and _operators.keeps_residual(arguments.q, arguments.dropout_p, arguments.kernel)
+        of_kernels = _operators.attention_with_sinks_and_residual if keeps else _operators.attention_with_sinks
+        results = of_kernels(*arguments, sinks.float())[:2]
     except (RuntimeError, AttributeError) as error:
         raise _attention._explained(error, arguments) from None
     return results if with_lse else results[0]

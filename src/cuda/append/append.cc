@@ -59,7 +59,9 @@ Numbers numbers_of(const TensorView& t) {
             .fp32 = t.dtype == DType::fp32};
 }
 
-Launch launch_of(const AppendArgs& a, const AppendOptions& options) {
+}  // namespace
+
+append_rows::Launch append_rows::launch_of(const AppendArgs& a, const AppendOptions& options) {
     Launch launch{.k = rows_of(a.k),
                   .v = rows_of(a.v),
                   .q = rows_of(a.q),
@@ -89,8 +91,6 @@ Launch launch_of(const AppendArgs& a, const AppendOptions& options) {
     }
     return launch;
 }
-
-}  // namespace
 
 void append(const AppendArgs& args, const AppendOptions& options, void* stream) {
     const Device device = args.k.device;

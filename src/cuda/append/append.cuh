@@ -103,13 +103,23 @@ __device__ __forceinline__ void copy_row(const HeadRow<T>& from, const HeadRow<T
     for (int c = lane; c < dim; c += 32) to.at(c) = from.at(c);
 }
 
-/// Norm and rotary embedding of a row of K or Q. `from` and `to` may be one row.
-template <class T>
-__device__ __forceinline__ void transform(const HeadRow<T>& from, const HeadRow<T>& to, const Launch& launch,
-                                          const Numbers& norm, std::int64_t position, int lane) {
-    const int dim = launch.head_dim;
+/// The changes of a head's row: its dims, the pairs of the rotary embedding and which they are, the norm.
+struct Change {
+    int dim;
+    int pairs;
+    bool interleaved;
+    bool norms;
+    double norm_eps;
+};
+
+/// Norm and rotary embedding of a row of K or Q. `from` and `to` may be one row. weight(c): that of the norm for dim c.
+/// turn(n): cosine and sine of pair n.
+template <class T, class Weight, class Turn>
+__device__ __forceinline__ void transform(const HeadRow<T>& from, const HeadRow<T>& to, const Change& change,
+                                          const Weight& weight, const Turn& turn, int lane) {
+    const int dim = change.dim;
     double factor = 1;
-    if (norm.data != nullptr) {
+    if (change.norms) {
         double squares = 0;
         for (int c = lane; c < dim; c += 32) {
             const double x = as_double(from.at(c));
@@ -117,30 +127,43 @@ __device__ __forceinline__ void transform(const HeadRow<T>& from, const HeadRow<
         }
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(kAllLanes, squares, step);
-        factor = 1 / sqrt(squares / dim + launch.norm_eps);
+        factor = 1 / sqrt(squares / dim + change.norm_eps);
         __syncwarp();
     }
     const auto element = [&](int c) {
         const double x = as_double(from.at(c));
-        return norm.data != nullptr ? x * (factor * read<T>(norm, 0, c)) : x;
+        return change.norms ? x * (factor * weight(c)) : x;
     };
-    const std::int64_t last = max(launch.rotary_positions - 1, std::int64_t{0});
-    position = min(max(position, std::int64_t{0}), last);
-    for (int n = lane; n < launch.pairs; n += 32) {
-        const int a = launch.interleaved ? 2 * n : n, b = a + (launch.interleaved ? 1 : launch.pairs);
-        const double cos = read<T>(launch.cos, position, n), sin = read<T>(launch.sin, position, n);
+    for (int n = lane; n < change.pairs; n += 32) {
+        const int a = change.interleaved ? 2 * n : n, b = a + (change.interleaved ? 1 : change.pairs);
+        const double2 of_pair = turn(n);
         const double first = element(a), second = element(b);
-        round_to(to.at(a), __dsub_rn(__dmul_rn(first, cos), __dmul_rn(second, sin)));
-        round_to(to.at(b), __dadd_rn(__dmul_rn(first, sin), __dmul_rn(second, cos)));
+        round_to(to.at(a), __dsub_rn(__dmul_rn(first, of_pair.x), __dmul_rn(second, of_pair.y)));
+        round_to(to.at(b), __dadd_rn(__dmul_rn(first, of_pair.y), __dmul_rn(second, of_pair.x)));
     }
-    for (int c = 2 * launch.pairs + lane; c < dim; c += 32) round_to(to.at(c), element(c));
+    for (int c = 2 * change.pairs + lane; c < dim; c += 32) round_to(to.at(c), element(c));
+}
+
+/// The row of the rotary embedding's tables for a position.
+__device__ __forceinline__ std::int64_t rotary_row(const Launch& launch, std::int64_t position) {
+    const std::int64_t last = max(launch.rotary_positions - 1, std::int64_t{0});
+    return min(max(position, std::int64_t{0}), last);
 }
 
 template <class T>
 __device__ __forceinline__ void write_row(const HeadRow<T>& from, const HeadRow<T>& to, const Launch& launch,
                                           const Numbers& norm, std::int64_t position, int lane) {
     if (norm.data == nullptr && launch.pairs == 0) copy_row(from, to, launch.head_dim, lane);
-    else transform(from, to, launch, norm, position, lane);
+    else {
+        const std::int64_t row = rotary_row(launch, position);
+        transform(
+            from, to, Change{launch.head_dim, launch.pairs, launch.interleaved, norm.data != nullptr, launch.norm_eps},
+            [&](int c) { return read<T>(norm, 0, c); },
+            [&](int n) {
+                return double2{read<T>(launch.cos, row, n), read<T>(launch.sin, row, n)};
+            },
+            lane);
+    }
 }
 
 template <class T>

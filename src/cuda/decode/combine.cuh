@@ -8,6 +8,7 @@
 
 #include "cuda/decode/work.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/tile/sink.cuh"
 
 namespace tessera::cuda::decode {
 
@@ -120,32 +121,35 @@ __device__ __forceinline__ RowSums<kHeadDim / 32> segment_sum(const Launch& laun
     return sums;
 }
 
-/// Adds the sink of the head, and writes O and LSE of the row if it `writes`.
+/// What turns the sums of a row into its results: O = fmaf(sum of P V, factor, 0).
+struct RowEnd {
+    float factor;
+    float lse;
+};
+
+/// The end of a row of query head `head`, with its sink. `sum`: the sum of P.
+template <class T>
+__device__ __forceinline__ RowEnd end_of_row(const Launch& launch, int head, float sum, float maximum,
+                                             const Scale& scale) {
+    OnlineSoftmax<T> softmax;
+    softmax.max[0] = maximum;
+    softmax.sum[0] = sum;
+    const WithSink with = with_sink_of(launch.params, head, softmax.lse(0, scale));
+    return {softmax.inverse_sum(0) * with.factor, with.lse};
+}
+
+/// Writes O and LSE of the row if it `writes`.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void write_row(const Launch& launch, const CombineRow& row,
                                           const RowSums<kHeadDim / 32>& sums, float maximum, const Scale& scale,
                                           bool writes, int lane) {
     constexpr int kColumns = kHeadDim / 32;
     const ForwardParams& p = launch.params;
-    OnlineSoftmax<T> softmax;
-    softmax.max[0] = maximum;
-    softmax.sum[0] = sums.p;
-    float lse = softmax.lse(0, scale);
-    float factor = softmax.inverse_sum(0);
-    if (launch.sinks != nullptr) {
-        // O and LSE of the keys alone, then the sink as one more part: O * sigmoid(LSE - sink).
-        const float sink = launch.sinks[row.head * launch.sinks_step];
-        const float above = fmaxf(lse, sink), below = fminf(lse, sink);
-        float all = above + ptx::log2_approx(1 + ptx::exp2_approx((below - above) * kLog2E)) * kLn2;
-        if (below == -INFINITY) all = above;
-        if (lse != lse || !(sink < INFINITY)) all = lse == -INFINITY ? sink : NAN;
-        factor *= lse == -INFINITY ? 0.0F : ptx::exp2_approx((lse - all) * kLog2E);
-        lse = all;
-    }
+    const RowEnd end = end_of_row<T>(launch, row.head, sums.p, maximum, scale);
     if (writes && lane == 0 && p.lse.data != nullptr) {
         char* to =
             p.lse.data + head_offset(p.lse, row.batch, row.sequence.first_q + row.query, row.head, sizeof(float));
-        *reinterpret_cast<float*>(to) = lse;
+        *reinterpret_cast<float*>(to) = end.lse;
     }
     char* to = p.o.data + head_offset(p.o, row.batch, row.sequence.first_q + row.query, row.head, sizeof(T));
 #pragma unroll
@@ -154,7 +158,7 @@ __device__ __forceinline__ void write_row(const Launch& launch, const CombineRow
         // fmaf(x, f, 0) turns -0 into +0: the sign must not reveal how many masked products were added.
         if (writes && column < p.head_dim_v)
             *reinterpret_cast<T*>(to + column * p.o.column * std::int64_t{sizeof(T)}) =
-                T(fmaf(sums.o[c], factor, 0.0F));
+                T(fmaf(sums.o[c], end.factor, 0.0F));
     }
 }
 

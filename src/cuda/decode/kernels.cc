@@ -66,28 +66,9 @@ void forward(const ForwardCall& call) {
     const CurrentDevice current(call.plan.device);
     Arena arena(call.workspace);
     const Workspace workspace(arena, p);
-    Launch launch{
-        .params = params,
-        .cache = cache_of(p, call.args),
-        .sinks = p.sinks ? static_cast<const float*>(call.args.sinks.data) : nullptr,
-        .sinks_step = p.sinks ? step(call.args.sinks, 0) : 0,
-        .o = workspace.o,
-        .ml = workspace.ml,
-        .max_splits = max_splits(p),
-        .groups = Divider(static_cast<int>((p.batch + kMostMembers - 1) / kMostMembers)),
-        .of_member = Divider(std::max(items_of(p).tiles * items_of(p).splits * static_cast<int>(p.heads_kv), 1)),
-        .items = items_of(p),
-        .group = Divider(params.group),
-        .heads_kv = Divider(std::max(params.heads_kv, 1)),
-        .left = static_cast<int>(std::min(p.mask.window_left, kNoWindow)),
-        .right = p.mask.causal == Causal::bottom_right ? 0 : static_cast<int>(std::min(p.mask.window_right, kNoWindow)),
-        .top_left = p.mask.causal == Causal::top_left,
-        .vector_q = takes_vectors(params.q, params.head_dim),
-        .loaded = {{params.k, params.head_dim, takes_vectors(params.k, params.head_dim)},
-                   {params.v, params.head_dim_v, takes_vectors(params.v, params.head_dim_v)}},
-        .read_once = row_tiles(p) == 1,
-        .natural = changes_scores(p) || !scale_can_wait(p),
-        .overlaps = limits(call.plan.device).capability >= 90};
+    Launch launch = launch_of(call, params);
+    launch.o = workspace.o;
+    launch.ml = workspace.ml;
     const std::int64_t blocks = p.len_kv == 0 ? 0 : blocks_of(p, call.plan.device);
     const cudaError_t status = Shapes::call(shape_of(p), [&](auto shape) {
         using Shape = decltype(shape);
@@ -105,6 +86,29 @@ std::size_t workspace_bytes(const Plan& plan) {
 
 }  // namespace
 
+Launch launch_of(const ForwardCall& call, const ForwardParams& params) {
+    const Problem& p = call.plan.problem;
+    const ForwardArgs& a = call.args;
+    return {
+        .params = params,
+        .cache = cache_of(p, a),
+        .max_splits = max_splits(p),
+        .groups = Divider(static_cast<int>((p.batch + kMostMembers - 1) / kMostMembers)),
+        .of_member = Divider(std::max(items_of(p).tiles * items_of(p).splits * static_cast<int>(p.heads_kv), 1)),
+        .items = items_of(p),
+        .group = Divider(params.group),
+        .heads_kv = Divider(std::max(params.heads_kv, 1)),
+        .left = static_cast<int>(std::min(p.mask.window_left, kNoWindow)),
+        .right = p.mask.causal == Causal::bottom_right ? 0 : static_cast<int>(std::min(p.mask.window_right, kNoWindow)),
+        .top_left = p.mask.causal == Causal::top_left,
+        .vector_q = takes_vectors(params.q, params.head_dim),
+        .loaded = {{params.k, params.head_dim, takes_vectors(params.k, params.head_dim)},
+                   {params.v, params.head_dim_v, takes_vectors(params.v, params.head_dim_v)}},
+        .read_once = row_tiles(p) == 1,
+        .natural = changes_scores(p) || !scale_can_wait(p),
+        .overlaps = limits(call.plan.device).capability >= 90};
+}
+
 std::vector<Kernel> kernels() {
     return {
         {.info = {.name = kName,
@@ -112,7 +116,7 @@ std::vector<Kernel> kernels() {
                   .schedule = Schedule::fa2,
                   .pass = Pass::forward,
                   .dtypes = {DType::bf16, DType::fp16},
-                  .summary = "few queries, caches and sinks: the keys are split among thread blocks, partial results "
+                  .summary = "few queries and caches: the keys are split among thread blocks, partial results "
                              "are combined in a fixed order; memory O(len)",
                   .limits = "sm_80 or later, with 105 to 217 KiB of shared memory; up to 8 queries a sequence where "
                             "there is no cache and no sink; no bias, no dropout"},

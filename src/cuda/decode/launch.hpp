@@ -36,8 +36,6 @@ struct Loaded {
 struct Launch {
     ForwardParams params;
     Cache cache;
-    const float* sinks = nullptr;  ///< [heads_q]; null: none
-    std::int64_t sinks_step = 0;
     float* o = nullptr;    ///< [rows, max_splits, head_dim]: sums of P V of a split
     float2* ml = nullptr;  ///< [rows, max_splits]: its largest score and its sum of P
     int max_splits = 0;

@@ -9,6 +9,7 @@
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/output.cuh"
 #include "cuda/tile/score.cuh"
+#include "cuda/tile/sink.cuh"
 #include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda::fa1 {
@@ -193,6 +194,13 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
     const int q_begin = tile * kConfig.block_q();
     const bool begun = head.band.any(q_begin, min(q_begin + kConfig.block_q(), sequence.len_q));
     const Stored<kConfig> stored(head.launch, head.work, shared, tile, begun);
+    const auto with_sink_of_row = [&](int row) {
+        const float2 ml = stored.read_ml(row);
+        return with_sink_of(p, head.work.head, finite_max(ml.x) + logf(ml.y * exp2f(kExponentOffset<T>)));
+    };
+    const auto factor = [&](int row) {
+        return p.sinks == nullptr ? p.keep_scale : p.keep_scale * with_sink_of_row(row).factor;
+    };
 #pragma unroll
     for (int unit = 0; unit < kConfig.units(); ++unit) {
         constexpr int kUnitsOfRows = kConfig.head_dim / 64;
@@ -200,13 +208,14 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
             const float4 o = stored.read_o(unit, t);
+            const float factors[2] = {factor(row), factor(row + 8)};
             const int chunk = unit % kUnitsOfRows * 8 + 2 * shared.warp + t;
             const auto to = [&](int r) {
                 char* at = shared.q() + chunk_offset<kConfig.head_dim>(row + 8 * r, chunk) + shared.lane % 4 * 4;
                 return reinterpret_cast<std::uint32_t*>(at);
             };
-            *to(0) = ptx::pack<T>(o.x * p.keep_scale, o.y * p.keep_scale);
-            *to(1) = ptx::pack<T>(o.z * p.keep_scale, o.w * p.keep_scale);
+            *to(0) = ptx::pack<T>(o.x * factors[0], o.y * factors[0]);
+            *to(1) = ptx::pack<T>(o.z * factors[1], o.w * factors[1]);
         }
     }
     shared.sync();
@@ -221,9 +230,7 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
     if (p.lse.data != nullptr && row < kConfig.block_q() && q_begin + row < sequence.len_q) {
         const std::int64_t offset =
             head_offset(p.lse, head.work.batch, sequence.first_q, head.work.head, sizeof(float));
-        const float2 ml = stored.read_ml(row);
-        reinterpret_cast<float*>(p.lse.data + offset)[(q_begin + row) * p.lse.row] =
-            finite_max(ml.x) + logf(ml.y * exp2f(kExponentOffset<T>));
+        reinterpret_cast<float*>(p.lse.data + offset)[(q_begin + row) * p.lse.row] = with_sink_of_row(row).lse;
     }
     shared.sync();  // all warps are done with the tile in shared memory
 }

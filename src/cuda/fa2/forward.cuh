@@ -11,6 +11,7 @@
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/output.cuh"
 #include "cuda/tile/residual.cuh"
+#include "cuda/tile/sink.cuh"
 
 namespace tessera::cuda::fa2 {
 
@@ -27,7 +28,9 @@ __device__ __forceinline__ void write_lse(const Launch& launch, const Work& work
         for (int r = 0; r < 2; ++r) {
             const int row = work.q_begin + position.row() + 16 * m + 8 * r;
             if (row >= work.sequence.len_q) continue;
-            *reinterpret_cast<float*>(to + row * lse.row * std::int64_t{sizeof(float)}) = out.rows(m).lse(r, scale);
+            const float of_keys = out.rows(m).lse(r, scale);
+            *reinterpret_cast<float*>(to + row * lse.row * std::int64_t{sizeof(float)}) =
+                with_sink_of(launch.params, work.head, of_keys).lse;
         }
     }
 }
@@ -35,13 +38,17 @@ __device__ __forceinline__ void write_lse(const Launch& launch, const Work& work
 /// Writes a warp's rows of O, normalised, through the shared memory of Q, whose rows only this warp has read.
 template <class T, Config kConfig>
 __device__ __forceinline__ void write_o(const Inputs<T, kConfig>& inputs, const Work& work,
-                                        const Accumulators<T, kConfig>& out) {
+                                        const Accumulators<T, kConfig>& out, const Scale& scale) {
     const ForwardParams& p = inputs.launch.params;
     float factor[kConfig.row_tiles][2];
 #pragma unroll
     for (int m = 0; m < kConfig.row_tiles; ++m) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) factor[m][r] = out.rows(m).inverse_sum(r) * p.keep_scale;
+        for (int r = 0; r < 2; ++r) {
+            const OnlineSoftmax<T> rows = out.rows(m);
+            factor[m][r] = rows.inverse_sum(r) * p.keep_scale;
+            if (p.sinks != nullptr) factor[m][r] *= with_sink_of(p, work.head, rows.lse(r, scale)).factor;
+        }
     }
     const Position position = Position::of_thread<kConfig>();
     if (inputs.launch.o_residual.data != nullptr) {
@@ -108,7 +115,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
         out.set_rows(m, rows);
     }
     write_lse<T, kConfig>(launch, work, out, mainloop.scale);
-    write_o<T, kConfig>(inputs, work, out);
+    write_o<T, kConfig>(inputs, work, out, mainloop.scale);
 }
 
 template <class T, class Shape>

@@ -11,6 +11,7 @@
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/exponent_offset.cuh"
 #include "cuda/tile/fragment.cuh"
+#include "cuda/tile/sink.cuh"
 
 namespace tessera::cuda::fa2 {
 
@@ -247,8 +248,9 @@ struct MainloopFp32 {
             const float l = over_row(rows.sum[i], [](float a, float b) { return a + b; });
             if (query(i) >= work.sequence.len_q) continue;
             const float m = rows.max[i] == -INFINITY ? 0.0F : rows.max[i];
-            if (params.lse.data && column == 0) reinterpret_cast<float*>(lse)[query(i) * params.lse.row] = m + logf(l);
-            const float factor = l == 0.0F ? 0.0F : params.keep_scale / l;
+            const WithSink with = with_sink_of(params, work.head, m + logf(l));
+            if (params.lse.data && column == 0) reinterpret_cast<float*>(lse)[query(i) * params.lse.row] = with.lse;
+            const float factor = l == 0.0F ? 0.0F : params.keep_scale / l * with.factor;
 #pragma unroll
             for (int n = 0; n < Layout::kHeadDim / 16; ++n) {
                 const int dim = n / 4 * 64 + 4 * column + n % 4;

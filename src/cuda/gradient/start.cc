@@ -128,6 +128,7 @@ void start_after(const Problem& p, const Launch& launch, const Extents& extents,
         const auto start = dim == 64 ? dq<64> : dim == 128 ? dq<128> : dq<256>;
         check(start(p, launch, stream), "dQ");
     }
+    if (launch.params.dsinks.data != nullptr) check(start_sink_gradient(launch, stream), "dsinks");
     if (!p.bias_gradient) return;
     if (p.dtype == DType::fp32) check(bias_fp32(p, launch, stream), "dbias");
     else if (p.dtype == DType::bf16) check(bias<__nv_bfloat16>(p, launch, stream), "dbias");

@@ -41,6 +41,9 @@ cudaError_t start_dq(const Launch& launch, cudaStream_t stream);
 template <class T, class Shape>
 cudaError_t start_bias(const Launch& launch, cudaStream_t stream);
 
+/// The gradient of the sinks, from the rows' delta.
+cudaError_t start_sink_gradient(const Launch& launch, cudaStream_t stream);
+
 /// The fp32 forms.
 template <class Shape>
 cudaError_t start_delta_fp32(const Launch& launch, cudaStream_t stream);

@@ -77,7 +77,7 @@ Refusal refuse_decode(const Problem& p, const AskedTile& tile, const Limits& lim
     if (auto reason = refuse_capability(limits, kAmpere)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
     if (p.bias || p.dropout.probability > 0) return "takes no bias or dropout";
-    if (!p.kv_lengths && !p.sinks) {  // other kernels take these too
+    if (!p.kv_lengths) {  // other kernels take these too
         if (p.len_q > kMostQueriesToSplit)
             return fmt::format("takes up to {} queries a sequence without a cache, got {}", kMostQueriesToSplit,
                                p.len_q);
@@ -294,7 +294,6 @@ Refusal refusal(const KernelEntry& entry, const Problem& problem, const AskedTil
     if (std::find(entry.dtypes.begin(), entry.dtypes.end(), problem.dtype) == entry.dtypes.end())
         return fmt::format("does not take {}", name_of(problem.dtype));
     if (problem.kv_lengths && !entry.serves) return "takes no cache of keys";
-    if (problem.sinks && !entry.serves) return "takes no sinks";
     return entry.refuse(problem, tile, limits);
 }
 

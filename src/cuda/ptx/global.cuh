@@ -13,6 +13,13 @@ __device__ __forceinline__ int load_acquire(const int* from) {
     return value;
 }
 
+/// ld.relaxed.gpu: a word that other thread blocks write. The order is that of an acquire before it.
+__device__ __forceinline__ int load_relaxed(const int* from) {
+    int value;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(from)));
+    return value;
+}
+
 /// st.release.gpu
 __device__ __forceinline__ void store_release(int* to, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(value) : "memory");

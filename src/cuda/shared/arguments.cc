@@ -61,6 +61,17 @@ void set_alibi(ForwardParams& params, const TensorView& slopes) {
     params.alibi_head = step(slopes, slopes.rank == 2 ? 1 : 0);
 }
 
+void set_sinks(ForwardParams& params, const TensorView& sinks) {
+    if (!sinks.given()) return;
+    params.sinks = static_cast<const float*>(sinks.data);
+    params.sinks_step = step(sinks, 0);
+}
+
+SinkGradient sink_gradient_of(const TensorView& t) {
+    if (!t.given()) return {};
+    return {.data = static_cast<char*>(t.data), .fp64 = t.dtype == DType::fp64, .step = step(t, 0)};
+}
+
 void set_sequences(ForwardParams& params, const TensorView& cu_q, const TensorView& cu_kv) {
     if (!cu_q.given()) return;
     params.cu_seqlens_q = cu_q.data;
@@ -91,6 +102,7 @@ ForwardParams common_params(const Call<Args>& call) {
     params.lse = lse_of(a.lse);
     params.bias = bias_of(a.bias);
     set_alibi(params, a.alibi_slopes);
+    set_sinks(params, a.sinks);
     set_sequences(params, a.cu_seqlens_q, a.cu_seqlens_kv);
     params.total_q = p.total_q;
     params.total_kv = p.total_kv;
@@ -156,7 +168,8 @@ BackwardParams backward_params(const BackwardCall& call) {
             .dq = rows_of(a.dq),
             .dk = rows_of(a.dk),
             .dv = rows_of(a.dv),
-            .dbias = bias_gradient_of(a.dbias)};
+            .dbias = bias_gradient_of(a.dbias),
+            .dsinks = sink_gradient_of(a.dsinks)};
 }
 
 }  // namespace tessera::cuda

@@ -22,12 +22,14 @@ struct Workspace {
     float* dp;         // [heads_q, rows, pitch]
     float* exact;      // [heads_q, rows, pitch] dS in fp32, in fp16; else null
     float* unrounded;  // [heads_q, rows, pitch] for dbias; null when that is not wanted
+    float* delta;      // [heads_q, rows] for dsinks; null without sinks
 
     Workspace(Arena& arena, const Problem& p)
         : matrix(arena, p),
           dp(arena.take<float>(p.heads_q, matrix.rows, matrix.pitch)),
           exact(p.dtype == DType::fp16 ? arena.take<float>(p.heads_q, matrix.rows, matrix.pitch) : nullptr),
-          unrounded(p.bias_gradient ? arena.take<float>(p.heads_q, matrix.rows, matrix.pitch) : nullptr) {}
+          unrounded(p.bias_gradient ? arena.take<float>(p.heads_q, matrix.rows, matrix.pitch) : nullptr),
+          delta(p.sinks ? arena.take<float>(p.heads_q, matrix.rows) : nullptr) {}
 };
 
 std::size_t workspace_bytes(const Problem& problem) {
@@ -102,6 +104,7 @@ void start_of_queries(const Launch& forward, const BackwardParams& params, const
                                     .dp = workspace.dp,
                                     .exact = workspace.exact,
                                     .unrounded = workspace.unrounded,
+                                    .delta = params.dsinks.data ? workspace.delta : nullptr,
                                     .dlse = params.dlse};
     check(start_row_gradients<T>(of_rows, stream), "P and dS");
     if (params.dq.data != nullptr) {
@@ -130,6 +133,8 @@ void start(const Problem& problem, const BackwardParams& params, const Workspace
                   "dK");
         }
     }
+    if (params.dsinks.data != nullptr)
+        check(start_sink_gradient({params, workspace.delta, forward.rows}, stream), "dsinks");
     if (!problem.bias_gradient) return;
     BiasGradientLaunch of_bias{.forward = forward, .dbias = params.dbias};
     of_bias.forward.scores = workspace.unrounded;

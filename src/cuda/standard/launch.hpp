@@ -28,6 +28,7 @@ struct RowGradientLaunch {
     float* dp = nullptr;         // [heads_q, rows, pitch] dP; then dS in 16 bits, in the first half of each row
     float* exact = nullptr;      // [heads_q, rows, pitch] dS in fp32 as well; null: not wanted
     float* unrounded = nullptr;  // [heads_q, rows, pitch] dS before the softcap; null: not wanted
+    float* delta = nullptr;      // [heads_q, rows] delta - dLSE, for dsinks; null: not wanted
     Rows dlse;                   // [batch, len_q, heads_q] fp32; null: 0
 };
 
@@ -50,6 +51,13 @@ struct BiasGradientLaunch {
     BiasGradient dbias;
 };
 
+/// Arguments of dsinks.
+struct SinkLaunch {
+    BackwardParams params;
+    const float* delta = nullptr;  // RowGradientLaunch::delta
+    std::int64_t rows = 0;         ///< of a head
+};
+
 // The kernels of the forward. instances/ has one instance of each; the softmax does not depend on head_dim.
 template <class T, class Shape>
 cudaError_t start_scores(const Launch& launch, cudaStream_t stream);
@@ -70,5 +78,6 @@ template <class T, class Shape>
 cudaError_t start_key_gemm(const KeyGemmLaunch& launch, cudaStream_t stream);
 template <class T>
 cudaError_t start_bias_gradient(const BiasGradientLaunch& launch, cudaStream_t stream);
+cudaError_t start_sink_gradient(const SinkLaunch& launch, cudaStream_t stream);
 
 }  // namespace tessera::cuda::standard

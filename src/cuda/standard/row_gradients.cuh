@@ -196,17 +196,22 @@ __global__ void __launch_bounds__(kSoftmaxThreads)
         const std::int64_t offset = head_offset(rows, head.batch, head.sequence.first_q, head.head, sizeof(float));
         dlse = reinterpret_cast<const float*>(rows.data + offset)[query * rows.row];
     }
-    RowFactors factors{m, 0, 0, 1};
+    // The sink has a part of the sum of P, and its dP is 0.
+    const float sink = sink_of(p, head.head);
+    RowFactors factors{m, 0, sink == -INFINITY ? 0.0F : -dlse, 1};
     if (l != 0) {
-        factors.norm = 1 / l;
-        factors.delta = p_dp / l - dlse;
-        factors.scale = ds_scale<T>((largest + fabsf(p_dp)) / l + fabsf(dlse));
+        const float all = l + ptx::exp2_approx((sink - m) * kLog2E);
+        factors.norm = 1 / all;
+        factors.delta = p_dp / all - dlse;
+        factors.scale = ds_scale<T>((largest + fabsf(p_dp)) / all + fabsf(dlse));
     }
     const std::int64_t offset = s_row - launch.forward.scores;
     write_row(row, factors, reinterpret_cast<T*>(s_row), reinterpret_cast<T*>(dp_row),
               launch.exact == nullptr ? nullptr : launch.exact + offset,
               launch.unrounded == nullptr ? nullptr : launch.unrounded + offset);
-    if (threadIdx.x == 0) head.factors[query] = p.scale / factors.scale;
+    if (threadIdx.x != 0) return;
+    head.factors[query] = p.scale / factors.scale;
+    if (launch.delta != nullptr) launch.delta[head.factors - launch.forward.factors + query] = factors.delta;
 }
 
 template <class T>

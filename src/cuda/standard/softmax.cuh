@@ -12,6 +12,7 @@
 #include "cuda/standard/work.cuh"
 #include "cuda/tile/dropout_mask.cuh"
 #include "cuda/tile/fragment.cuh"
+#include "cuda/tile/sink.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace tessera::cuda::standard {
@@ -125,12 +126,13 @@ __global__ void __launch_bounds__(kSoftmaxThreads) softmax_kernel(const __grid_c
     l = block_reduce(l, parts[1], [](float a, float b) { return a + b; });
 
     if (threadIdx.x != 0) return;
-    head.factors[query] = l == 0 ? 0 : params.keep_scale / l;
+    const WithSink with = with_sink_of(params, head.head, m + logf(l * exp2f(kExponentOffset<T>)));
+    head.factors[query] = l == 0 ? 0 : params.keep_scale / l * with.factor;
     if (params.lse.data == nullptr) return;
     const Rows& lse = params.lse;
     const std::int64_t offset = head_offset(lse, head.batch, head.sequence.first_q, head.head, sizeof(float));
     auto* to = reinterpret_cast<float*>(lse.data + offset);
-    to[query * lse.row] = m + logf(l * exp2f(kExponentOffset<T>));
+    to[query * lse.row] = with.lse;
 }
 
 template <class T>

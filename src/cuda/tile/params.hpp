@@ -47,6 +47,8 @@ struct ForwardParams {
     const float* alibi_slopes = nullptr;  // [batch, heads_q] by the strides below; null: none
     std::int64_t alibi_batch = 0;
     std::int64_t alibi_head = 0;
+    const float* sinks = nullptr;  // [heads_q] by the stride below, in units of the natural logarithm; null: none
+    std::int64_t sinks_step = 0;
     const void* cu_seqlens_q = nullptr;  // ragged: [batch + 1], int32 or int64; null: dense
     const void* cu_seqlens_kv = nullptr;
     std::int64_t cu_stride_q = 1;
@@ -88,6 +90,13 @@ struct BiasGradient {
     std::int64_t column = 0;
 };
 
+/// The gradient of the sinks, [heads_q]. Null: not wanted.
+struct SinkGradient {
+    char* data = nullptr;
+    bool fp64 = false;  ///< otherwise fp32
+    std::int64_t step = 0;
+};
+
 /// Parameters of a backward kernel.
 struct BackwardParams {
     ForwardParams forward;  ///< the inputs; o and lse are the forward's results, read only
@@ -97,6 +106,7 @@ struct BackwardParams {
     Rows dk;                // [batch, len_kv, heads_kv, head_dim]
     Rows dv;                // [batch, len_kv, heads_kv, head_dim_v]
     BiasGradient dbias;
+    SinkGradient dsinks;
 };
 
 }  // namespace tessera::cuda

@@ -9,10 +9,11 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.jit import is_tracing
 
 from .. import _attention, _operators as _kernels, _sinks
 from .._tensors import expect_tensor, is_plain
-from . import _flops, _groups, _operators, _order  # noqa: F401 - _flops registers what FlopCounterMode counts
+from . import _flops, _groups, _operators, _order, _setup  # noqa: F401 - _flops registers what FlopCounterMode counts
 from ._order import balance_documents
 from ._report import ContextParallelPlan, plan_of as context_parallel_plan
 from ._sdpa import context_parallel, context_parallel_unshard, replace_context_parallel
@@ -38,6 +39,7 @@ if typing.TYPE_CHECKING:
         timeout: float
         check: bool
 
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _CAUSAL = {None: False, False: False, True: True, "bottom-right": True, "top-left": True}
 __all__ = ["ContextParallelPlan", "balance_documents", "context_parallel", "context_parallel_attention",
            "context_parallel_plan", "context_parallel_unshard", "replace_context_parallel", "sequence_positions",
@@ -79,7 +81,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
         every number of ranks whose rows consist of whole blocks, a group of one among them. Default: the runs of rows
         that a rank holds, which is the fastest.
     steps: into how many groups the key heads are cut, one of which travels while another is computed. No bit depends
-        on it. Default: 1; on CUDA 4 from 4 MiB of a rank's K and V on, 8 from 64 MiB on.
+        on it. Default: 1; on CUDA by the bytes of a rank's K and V, up to 8.
     timeout: seconds after which a rank that waits for another raises.
     check: True: ranks compare the arguments in every call. They always do with gloo. With NCCL, False compares them in
         the first call of its kind, since the host waits for the answer.
@@ -125,7 +127,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
     if torch.compiler.is_compiling():
         o, lse, _ = _operators.forward(*arguments)
     else:
-        o, lse, _ = _explained(arguments)
+        o, lse = _explained(arguments, gradients)
     if added is not None:
         o, lse = _sinks.added(o, lse, added, False)
     if not several:
@@ -133,12 +135,17 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
     return (o, lse) if return_lse else o
 
 
-def _explained(arguments):
-    """The operator's results. Raises what other calls raise where a kernel refuses the tensors."""
+def _explained(arguments, gradients):
+    """(o, lse) of an eager call. What the operator runs is called without it where nobody listens to the dispatcher,
+    which takes the host less time. Raises what other calls raise where a kernel refuses the tensors."""
     try:
-        return _operators.forward(*arguments)
+        if is_tracing() or _attention._functorch_active() or _dispatch_modes():
+            return _operators.forward(*arguments)[:2]
+        if gradients:
+            return _operators.EagerContextParallel.apply(*arguments[:4], arguments[4:])
+        return _operators.run_forward(*arguments)[:2]
     except (RuntimeError, AttributeError) as error:
-        if str(error).startswith(_operators.FUNCTION):  # a rank that did not come
+        if str(error).startswith(_setup.FUNCTION):  # a rank that did not come
             raise
         raise _attention._explained(error, _kernels.Arguments(*arguments[:3])) from None
 
@@ -185,7 +192,7 @@ def unshard_sequence(tensor: Tensor, group: Group = None, *, dim: int = 1, order
         error = str(found)
     if not torch.compiler.is_compiling():
         message = {"error": error, "tensor": [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")], "dim": dim,
-                   "order": order if isinstance(order, str) else _operators.digest(positions.numpy().tobytes())}
+                   "order": order if isinstance(order, str) else _setup.digest(positions.numpy().tobytes())}
         _groups.agree(_groups.name_of(group), message, 300.0, "unshard_sequence", tensor.device.type == "cpu")
     elif error:
         raise ValueError(error)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import typing
 
 import torch
 import torch.distributed as dist
 
 
 @functools.lru_cache(maxsize=None)
-def _stream_of(device):
-    return torch.cuda.Stream(device)
+def stream_of(device):
+    """The stream for what crosses ranks, of a higher priority than the kernels of attention."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class Collectives:
@@ -45,6 +47,14 @@ class Collectives:
                             f"({str(error).splitlines()[0][:200]})")
 
 
+class Step(typing.NamedTuple):
+    """A group of key heads whose K and V have arrived."""
+    first: int  # heads
+    last: int
+    call: typing.Callable  # from the number of a call to the context in which it runs, which gives its rows of K and V
+    join: typing.Callable  # has the caller's stream wait for the calls
+
+
 def buffers_of(plan, calls, own, ranks, steps):
     """(rows of a buffer of received rows, how many such buffers, rows of the copies for the calls, how many sets of
     these) that Keys allocates. own: the rows of this rank, over the batch; steps: how many."""
@@ -75,7 +85,7 @@ class Keys:
         self.packed = [[k.new_empty(rows * most) for rows in copies] for _ in range(twins)]
         self.side, self.open = None, []  # open: what has begun and was not waited for
         if k.is_cuda:
-            self.side, self.current = _stream_of(k.device), torch.cuda.current_stream(k.device)
+            self.side, self.current = stream_of(k.device), torch.cuda.current_stream(k.device)
             self.ready, self.free = ([torch.cuda.Event() for _ in range(twins)] for _ in range(2))
             self.side.wait_stream(self.current)
 
@@ -103,10 +113,10 @@ class Keys:
             into = self._received(step)
             work = None
             if self.collectives.ranks == 1:
-                _side_by_side(self.k[:, first:last], self.v[:, first:last], None, into)
+                side_by_side(self.k[:, first:last], self.v[:, first:last], None, into)
             else:
                 mine = self.k.new_empty((self.own, into.shape[1]))
-                _side_by_side(self.k[:, first:last], self.v[:, first:last], self.plan.send, mine)
+                side_by_side(self.k[:, first:last], self.v[:, first:last], self.plan.send, mine)
                 if self.plan.send is None:
                     work = self.collectives.begin(dist.all_gather_into_tensor, into, mine)
                 else:
@@ -130,8 +140,7 @@ class Keys:
                 self.ready[step % 2].record(self.side)
 
     def __iter__(self):
-        """Yields (first head, last head, a function from the number of a call to its rows of K and V). Closing it waits
-        for what has begun, which writes its buffers."""
+        """Yields a Step for each group of key heads. Closing it waits for what has begun, which writes its buffers."""
         try:
             yield from self._each()
         finally:
@@ -156,10 +165,13 @@ class Keys:
             if self.side is not None or not self.ahead:
                 finish()
             if self.ahead:
-                yield first, last, self._packed(step).__getitem__
+                keys_of = self._packed(step).__getitem__
             else:
                 received = self._received(step)
-                yield first, last, lambda index: received.index_select(0, self.calls[index].keys)
+
+                def keys_of(index):
+                    return received.index_select(0, self.calls[index].keys)
+            yield Step(first, last, lambda index: contextlib.nullcontext(keys_of(index)), lambda: None)
             if self.side is not None:
                 self.free[step % 2].record(self.current)
 
@@ -176,12 +188,9 @@ class Gradients:
     """The rows of dK and dV of all calls of a step, on their way to the ranks that hold the keys."""
 
     def __init__(self, collectives, plan, parts):
-        """parts: (dK, dV) of each call, in the order of the plan's calls."""
-        of_k, of_v = (torch.cat(some) if len(some) > 1 else some[0] for some in zip(*parts))
+        """parts: dK and dV of all calls, [rows, width], in the order of the plan's calls."""
         self.collectives, self.work = collectives, None
-        mine = of_k.new_empty((plan.parts.shape[0], of_k.shape[1] * of_k.shape[2] + of_v.shape[1] * of_v.shape[2]))
-        _side_by_side(of_k, of_v, plan.parts, mine)
-        self.received = mine
+        self.received = mine = parts.index_select(0, plan.parts)
         if collectives.ranks > 1:
             self.received = mine.new_empty((sum(plan.parts_received), mine.shape[1]))
             self.work = collectives.begin(dist.all_to_all_single, self.received, mine, plan.parts_received,
@@ -204,7 +213,7 @@ class Gradients:
             self._arrive()
 
 
-def _side_by_side(k, v, chosen, into):
+def side_by_side(k, v, chosen, into):
     """Writes rows of K, each followed by the row of V. chosen: which rows; None: all."""
     width = k.shape[1] * k.shape[2]
     for half, tensor in ((into[:, :width], k), (into[:, width:], v)):
@@ -217,5 +226,5 @@ def _side_by_side(k, v, chosen, into):
 
 def halves(rows, heads, head_dim):
     """(K, V) of rows that lie side by side, as views."""
-    width = heads * head_dim
-    return rows[:, :width].unflatten(1, (heads, head_dim)), rows[:, width:].unflatten(1, (heads, -1))
+    count, width = rows.shape[0], heads * head_dim
+    return rows[:, :width].view(count, heads, head_dim), rows[:, width:].view(count, heads, rows.shape[1] // heads - head_dim)

@@ -18,6 +18,7 @@ _TAG = 20743  # so that messages of the caller on the same group are others
 _groups: dict = {}  # name -> ProcessGroup
 _controls: dict = {}  # name -> the group of gloo that messages go over
 _agreed: dict = {}  # name -> the messages that all ranks have had
+_forgets: list = []  # functions that drop what other modules keep of a group
 
 
 def resolved(group):
@@ -69,8 +70,15 @@ def _control(name, limit, function):
     return _controls[name]
 
 
+def on_forget(function):
+    """Has forget() call function(name of the group, or None for all)."""
+    _forgets.append(function)
+
+
 def forget(group=None):
     """Drops what is kept of a group, or of all, for a process that destroys its groups and makes others."""
+    for function in _forgets:
+        function(None if group is None else group.group_name)
     for kept in (_groups, _controls, _agreed):
         if group is None:
             kept.clear()

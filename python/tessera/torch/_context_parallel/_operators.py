@@ -8,142 +8,16 @@ the segments' rows, in fp32."""
 from __future__ import annotations
 
 import contextlib
-import typing
-import zlib
 from typing import Optional, Tuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .. import _operators
-from . import _exchange, _groups, _order, _plan
+from . import _exchange, _plan, _setup
+from ._setup import Settings
 
-FUNCTION = "context_parallel_attention"
-# Groups of key heads on CUDA, by the bytes of a rank's K and V. Not measured: more groups hide more and need less memory,
-# and make smaller calls.
-_STEPS = ((64 << 20, 8), (4 << 20, 4))
-_LARGEST = torch.finfo(torch.float32).max
 _FARTHEST = 2**31 - 1  # a side of a window that leaves out no key
-
-
-class Settings(typing.NamedTuple):
-    """The arguments of the operators after the tensors."""
-    group: str  # the name of _groups.name_of()
-    order: str  # "" with a permutation
-    causal: bool
-    left: int
-    right: int
-    scale: Optional[float]
-    softcap: float
-    kernel: Optional[str]
-    blocks: int
-    steps: int
-    limit: float
-    check: bool
-    gradients: bool  # whether a backward may follow
-    sinks: str  # "" or the shape and the dtype of the sinks, which no operator gets on CUDA
-    residual: bool  # whether the forward keeps the residual of O
-
-
-class _Setup(typing.NamedTuple):
-    plan: _plan.Plan
-    collectives: _exchange.Collectives
-    heads: list  # (first, last) key heads of each step
-
-
-def digest(values):
-    """What stands for long values in a message."""
-    if values is None:
-        return None
-    return [len(values), zlib.crc32(values if isinstance(values, bytes) else repr(values).encode())]
-
-
-def _checked(q, k, v):
-    """Raises ValueError naming the tensor whose shape or dtype does not fit the others."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
-            raise ValueError(f"{name}: expected [batch, rows of this rank, heads, head_dim], got {list(tensor.shape)}")
-        if tensor.shape[:2] != q.shape[:2]:
-            raise ValueError(f"{name}: expected as many rows as q, {list(q.shape[:2])} (batch, rows of this rank), got "
-                             f"{list(tensor.shape[:2])}")
-        if tensor.dtype != q.dtype:
-            raise ValueError(f"{name}: expected {q.dtype}, the dtype of q, got {tensor.dtype}")
-        if tensor.device != q.device:
-            raise ValueError(f"{name}: expected a tensor on {q.device}, where q is, got one on {tensor.device}")
-    if q.shape[1] == 0:
-        raise ValueError(f"q: expected rows on every rank, got {list(q.shape)}")
-    if k.shape[2] != v.shape[2] or k.shape[2] == 0 or q.shape[2] % k.shape[2]:
-        raise ValueError(f"k: expected as many heads as v and a divisor of the {q.shape[2]} heads of q, got {k.shape[2]} "
-                         f"heads, and {v.shape[2]} of v")
-    if k.shape[3] != q.shape[3]:
-        raise ValueError(f"k: expected head_dim {q.shape[3]}, as q has, got {k.shape[3]}")
-    for name, tensor in (("q", q), ("v", v)):
-        if tensor.shape[3] == 0:
-            raise ValueError(f"{name}: expected head_dim from 1 on, got {list(tensor.shape)}")
-    if q.shape[0] == 0:
-        raise ValueError(f"q: expected a batch from 1 on, got {list(q.shape)}")
-
-
-def _numbers(s):
-    """Raises ValueError for a scale or softcap that no kernel takes."""
-    if s.scale is not None and not abs(s.scale) <= _LARGEST:
-        raise ValueError(f"scale: expected None or a number that is finite in fp32, got {s.scale}")
-    if not 0 <= s.softcap <= _LARGEST:
-        raise ValueError(f"softcap: expected a number from 0 on that is finite in fp32, got {s.softcap}")
-
-
-def _capturing(device):
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def steps_of(heads, size, wanted):
-    """The key heads of each step, (first, last). size: the bytes of a rank's K and V on CUDA, 0 on the CPU."""
-    if not wanted:
-        wanted = next((steps for least, steps in _STEPS if size >= least), 1)
-    count = min(wanted, heads)
-    cuts = [heads * i // count for i in range(count + 1)]
-    return list(zip(cuts, cuts[1:]))
-
-
-def _setup(q, k, v, permutation, cu_seqlens, s: Settings, passing):
-    """The _Setup of a call, after all ranks have agreed on it."""
-    group = _groups.by_name(s.group)
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    error, layout, plan = None, None, None
-    try:
-        _checked(q, k, v)
-        _numbers(s)
-        total = q.shape[1] * ranks
-        offsets = None if cu_seqlens is None else tuple(_order.offsets_of(cu_seqlens, total))
-        if offsets is not None and q.shape[0] != 1:
-            raise ValueError(f"q: expected batch 1 with cu_seqlens, got {q.shape[0]}")
-        order = s.order if permutation is None else bytes_of(permutation)
-        layout = _plan.Layout(total, q.shape[0], ranks, order, offsets, s.causal, s.left, s.right, s.blocks)
-        if _capturing(q.device) and not _plan.is_made(layout, rank, q.device):
-            raise ValueError("q: expected a call of these sizes, order and documents that ran outside of a graph's "
-                             "capture first, since its plan is copied to the device")
-        plan = _plan.plan_on(layout, rank, q.device)
-    except ValueError as found:
-        error = str(found)
-    shapes = {name: [list(t.shape), str(t.dtype).removeprefix("torch."), t.device.type]
-              for name, t in (("q", q), ("k", k), ("v", v))}
-    message = {
-        "error": error, "pass": passing, **shapes, "order": s.order or digest(layout and layout.order),
-        "cu_seqlens": digest(layout and layout.offsets), "causal": s.causal, "window": [s.left, s.right],
-        "scale": s.scale, "softcap": s.softcap, "kernel": s.kernel, "sinks": s.sinks or None,
-        "needs gradients": s.gradients, "gradient_blocks": s.blocks, "steps": s.steps}
-    _groups.agree(s.group, message, s.limit, FUNCTION, s.check or q.device.type == "cpu")
-    collectives = _exchange.Collectives(group, q.device, s.limit, FUNCTION)
-    size = (k.numel() + v.numel()) * k.element_size() if k.is_cuda else 0
-    return _Setup(plan, collectives, steps_of(k.shape[2], size, s.steps))
-
-
-def bytes_of(permutation):
-    """A permutation as _plan.Layout has it. Raises ValueError."""
-    if permutation.dtype not in (torch.int32, torch.int64) or permutation.dim() != 1:
-        raise ValueError(f"order: expected int64 [total], got {permutation.dtype} {list(permutation.shape)}")
-    return permutation.cpu().long().numpy().tobytes()
 
 
 def _mask(s: Settings, call: _plan.Call):
@@ -155,7 +29,7 @@ def _mask(s: Settings, call: _plan.Call):
 
 
 def _rows(tensor, call):
-    return tensor if call.rows is None else tensor.index_select(0, call.rows)
+    return tensor[call.rows] if isinstance(call.rows, slice) else tensor.index_select(0, call.rows)
 
 
 def _arguments(q, keys, call, k, heads, s: Settings):
@@ -168,14 +42,13 @@ def _arguments(q, keys, call, k, heads, s: Settings):
         kernel=s.kernel)
 
 
-@torch.library.custom_op("tessera::context_parallel", mutates_args=())
-def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permutation: Optional[Tensor],
+def run_forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permutation: Optional[Tensor],
             cu_seqlens: Optional[Tensor], group: str, order: str, causal: bool, left: int, right: int,
             scale: Optional[float], softcap: float, kernel: Optional[str], blocks: int, steps: int, limit: float,
             check: bool, gradients: bool, sinks_of: str, residual: bool) -> Tuple[Tensor, Tensor, Tensor]:
     s = Settings(group, order, causal, left, right, scale, softcap, kernel, blocks, steps, limit, check, gradients,
                  sinks_of, residual)
-    setup = _setup(q, k, v, permutation, cu_seqlens, s, "forward")
+    setup = _setup.setup_of(q, k, v, permutation, cu_seqlens, s, "forward")
     batch, rows, heads_q, _ = q.shape
     q_rows, k_rows, v_rows = (t.reshape(batch * rows, *t.shape[2:]) for t in (q, k, v))
     share = heads_q // k.shape[2]
@@ -183,33 +56,44 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permutatio
     lse = q.new_empty((heads_q, batch * rows), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     o_residual = torch.empty_like(o, dtype=torch.int8) if residual else o.new_empty((0,), dtype=torch.int8)
     calls = setup.plan.forward
-    with _exchange.steps(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads) as keys:
-        for first, last, keys_of in keys:
-            heads = slice(first * share, last * share)
+    with setup.keys(calls, k_rows, v_rows, s, 0) as keys:
+        for step in keys:
+            heads = slice(step.first * share, step.last * share)
             for index, call in enumerate(calls):
-                a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
-                if sinks is not None:
-                    found = _operators.attention_with_sinks(*a, sinks[heads].float())
-                else:
-                    found = (_operators.forward_with_residual if residual else _operators.forward)(*a)
-                whole = len(setup.heads) == 1 and call.rows is None
-                if whole:  # nothing is to be put together
-                    o, lse, *more = found
-                    o_residual = more[0] if more else o_residual
-                    continue
-                at = slice(None) if call.rows is None else call.rows
-                o[:, heads][at] = found[0]
-                lse[heads][:, at] = found[1]
-                if residual:
-                    o_residual[:, heads][at] = found[2]
+                with step.call(index) as rows_of_keys:
+                    a = _arguments(q_rows[:, heads], rows_of_keys, call, k, step.last - step.first, s)
+                    to = o[:, heads], lse[heads], o_residual[:, heads] if residual else None
+                    residual = _forward(to, a, call, None if sinks is None else sinks[heads].float()) and residual
     lse = lse.reshape(heads_q, batch, rows).transpose(0, 1).contiguous()
-    kept = o_residual.reshape(batch, rows, heads_q, -1) if residual else o_residual
+    # A kernel for few queries writes none, and then no call's counts.
+    kept = o_residual.reshape(batch, rows, heads_q, -1) if residual else o.new_empty((0,), dtype=torch.int8)
     return o.reshape(batch, rows, heads_q, -1), lse, kept
+
+
+def _forward(to, a, call, sinks):
+    """Writes the rows of one ragged call to O, LSE and the residual of O or None. Returns whether the residual was."""
+    o, lse, kept = to
+    if sinks is None and isinstance(call.rows, slice):
+        into = o[call.rows], lse[:, call.rows], None if kept is None else kept[call.rows]
+        return _operators.forward_to(*into, *_few(a))
+    if sinks is not None:
+        found = _operators.attention_with_sinks(*a, sinks)
+    else:
+        found = (_operators.forward if kept is None else _operators.forward_with_residual)(*a)
+    o[call.rows] = found[0]
+    lse[:, call.rows] = found[1]
+    if kept is None or found[2].numel() != found[0].numel():  # a kernel for few queries writes none
+        return False
+    kept[call.rows] = found[2]
+    return True
+
+
+forward = torch.library.custom_op("tessera::context_parallel", run_forward, mutates_args=())
 
 
 @forward.register_fake
 def _(q, k, v, sinks, permutation, cu_seqlens, *settings):
-    _checked(q, k, v)
+    _setup.checked(q, k, v)
     o = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]),
                       dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
@@ -217,71 +101,85 @@ def _(q, k, v, sinks, permutation, cu_seqlens, *settings):
     return o, lse, residual
 
 
-@torch.library.custom_op("tessera::context_parallel_backward", mutates_args=())
-def backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+def run_backward(d_o: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
              o_residual: Tensor, sinks: Optional[Tensor], permutation: Optional[Tensor], cu_seqlens: Optional[Tensor],
              group: str, order: str, causal: bool, left: int, right: int, scale: Optional[float], softcap: float,
              kernel: Optional[str], blocks: int, steps: int, limit: float, check: bool, gradients: bool, sinks_of: str,
              residual: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     s = Settings(group, order, causal, left, right, scale, softcap, kernel, blocks, steps, limit, check, gradients,
                  sinks_of, residual)
-    setup = _setup(q, k, v, permutation, cu_seqlens, s, "backward")
+    setup = _setup.setup_of(q, k, v, permutation, cu_seqlens, s, "backward")
     batch, rows, heads_q, _ = q.shape
     share = heads_q // k.shape[2]
     q_rows, k_rows, v_rows, o_rows, d_rows = (t.reshape(batch * rows, *t.shape[2:]) for t in (q, k, v, o, d_o))
-    kept = o_residual.reshape(o_rows.shape) if residual else None
+    kept = o_residual.reshape(o_rows.shape) if o_residual.numel() else None
     of_rows = [None if t is None else t.transpose(0, 1).reshape(heads_q, batch * rows) for t in (lse, dlse)]
+    if 0 in d_rows.stride():  # the gradient of a sum, which the fastest kernels do not read
+        d_rows = d_rows.contiguous()
     # empty_like() would keep the strides of a transposed tensor, and the fake says contiguous.
     dq, dk, dv = (t.new_empty(t.shape) for t in (q_rows, k_rows, v_rows))
     dsinks = sinks.new_zeros(sinks.shape, dtype=torch.float32) if sinks is not None else q.new_empty((0,))
     summing, calls = None, setup.plan.backward
-    each = _exchange.steps(setup.collectives, setup.plan, calls, k_rows, v_rows, setup.heads)
-    with each as keys, contextlib.ExitStack() as travelling:
-        for first, last, keys_of in keys:
-            heads, parts = slice(first * share, last * share), []
+    with setup.keys(calls, k_rows, v_rows, s, 1) as keys, contextlib.ExitStack() as travelling:
+        for number, step in enumerate(keys):
+            heads = slice(step.first * share, step.last * share)
+            own = [None if t is None else t[:, heads] for t in (d_rows, o_rows, kept)]
+            own_lse, own_dlse = [None if t is None else t[heads] for t in of_rows]
+            parts, begin = setup.parts(calls, k_rows, v_rows, step.last - step.first, number), 0
             for index, call in enumerate(calls):
-                a = _arguments(q_rows[:, heads], keys_of(index), call, k, last - first, s)
-                own = [None if t is None else _rows(t[:, heads], call) for t in (d_rows, o_rows, kept)]
-                own_lse, own_dlse = [None if t is None else t[heads] if call.rows is None else t[heads][:, call.rows]
-                                     for t in of_rows]
-                found, of_sinks = _gradients(a, own, own_lse, own_dlse, None if sinks is None else sinks[heads].float())
-                at = slice(None) if call.rows is None else call.rows
-                dq[:, heads][at] = found[0]
-                parts.append(found[1:3])
+                end = begin + call.keys.shape[0]
+                to = dq[:, heads], *_exchange.halves(parts[begin:end], step.last - step.first, k.shape[3])
+                begin = end
+                with step.call(index) as rows_of_keys:
+                    a = _arguments(q_rows[:, heads], rows_of_keys, call, k, step.last - step.first, s)
+                    del rows_of_keys  # may be all of its memory
+                    of_sinks = _gradients(to, a, call, own, own_lse, own_dlse,
+                                          None if sinks is None else sinks[heads].float())
                 if of_sinks is not None:
                     dsinks[heads] += of_sinks
                 del a
+            step.join()
             if summing is not None:
-                _sum(setup.plan, summing, dk, dv, batch)
-            travelling.callback((gradients := _exchange.Gradients(setup.collectives, setup.plan, parts)).settle)
-            summing = first, last, gradients
-        _sum(setup.plan, summing, dk, dv, batch)
+                _sum(setup.plan, summing, dk, dv)
+            travelling.callback((gradients := setup.gradients(parts, number, s)).settle)
+            summing = step.first, step.last, gradients
+        _sum(setup.plan, summing, dk, dv)
     return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), dsinks
 
 
-def _gradients(a, own, lse, dlse, sinks):
-    """((dQ, dK, dV), gradient of the sinks or None) of one ragged call."""
-    d_o, o, kept = own
-    tail = (_operators.backward_kernel(a.kernel), False, False)
-    arguments = (d_o, dlse, *a[:3], o, lse.contiguous(), *a[3:16], *tail)
+def _gradients(to, a, call, own, lse, dlse, sinks):
+    """Writes dQ, dK and dV of one ragged call to `to`, whose dQ has all rows of this rank. own: dO, O and the residual
+    of O, lse, dlse: of all rows. Returns the gradient of the sinks or None."""
+    d_o, o, kept = (None if t is None else _rows(t, call) for t in own)
+    lse, dlse = (None if t is None else t[:, call.rows] for t in (lse, dlse))
+    kernel = _operators.backward_kernel(a.kernel)
+    of_sinks = None
     if sinks is not None:
-        *found, _, of_sinks = _operators.attention_with_sinks_backward(*arguments, sinks)
-        return found, of_sinks
-    dq, dk, dv, _ = _operators.backward(*arguments, *([] if kept is None else [kept]))
-    return (dq, dk, dv), None
+        *found, _, of_sinks = _operators.attention_with_sinks_backward(
+            d_o, dlse, *a[:3], o, lse.contiguous(), *a[3:16], kernel, False, False, sinks)
+        for into, gradient in zip(to[1:], found[1:]):
+            into.copy_(gradient)
+    else:
+        found = [to[0][call.rows] if isinstance(call.rows, slice) else to[0].new_empty(a.q.shape)]
+        _operators.backward_to(found[0], *to[1:], d_o, dlse, *a[:3], o, lse, kept, *_few(a)[3:-1], kernel)
+    if sinks is not None or not isinstance(call.rows, slice):
+        to[0][call.rows] = found[0]
+    return of_sinks
 
 
-def _sum(plan, summing, dk, dv, batch):
-    """Adds the received rows of one step in the order of the plan and writes dK, dV of its heads."""
+def _few(a):
+    """The last arguments of the operators that write into tensors."""
+    return (*a[:3], a.cu_seqlens_q, a.cu_seqlens_kv, a.max_len_q, a.max_len_kv, a.causal, a.window_left, a.window_right,
+            a.scale, a.softcap, a.kernel)
+
+
+def _sum(plan, summing, dk, dv):
+    """Adds the received rows of one step in the order of the plan, in one launch, and writes dK, dV of its heads."""
     first, last, gradients = summing
-    received = gradients.finish()
-    wide = torch.float64 if dk.dtype == torch.float64 else torch.float32
-    total = torch.zeros((batch, plan.rows, received.shape[1]), dtype=wide, device=dk.device)
-    for at, row, count in plan.sums:
-        total[:, row:row + count] += received[at:at + batch * count].view(batch, count, -1)
-    of_k, of_v = _exchange.halves(total.flatten(0, 1), last - first, dk.shape[2])
-    dk[:, first:last] = of_k
-    dv[:, first:last] = of_v
+    _operators.add_parts(dk[:, first:last], dv[:, first:last], gradients.finish(), plan.first, plan.sources)
+
+
+backward = torch.library.custom_op("tessera::context_parallel_backward", run_backward, mutates_args=())
 
 
 @backward.register_fake
@@ -297,11 +195,34 @@ def _setup_context(ctx, inputs, output):
 
 
 def _registered_backward(ctx, d_o, dlse, _):
+    return *_gradients_of_all(backward, ctx, d_o, dlse), *(None,) * (2 + len(ctx.settings))
+
+
+def _gradients_of_all(run, ctx, d_o, dlse):
+    """The gradients of q, k, v and the sinks. run: the operator, or what it runs."""
     q, k, v, sinks, permutation, cu_seqlens, o, lse, o_residual = ctx.saved_tensors
     if d_o is None:
         d_o = torch.zeros_like(o)
-    dq, dk, dv, dsinks = backward(d_o, dlse, q, k, v, o, lse, o_residual, sinks, permutation, cu_seqlens, *ctx.settings)
-    return dq, dk, dv, None if sinks is None else dsinks.to(sinks.dtype), *(None,) * (2 + len(ctx.settings))
+    dq, dk, dv, dsinks = run(d_o, dlse, q, k, v, o, lse, o_residual, sinks, permutation, cu_seqlens, *ctx.settings)
+    return dq, dk, dv, None if sinks is None else dsinks.to(sinks.dtype)
+
+
+class EagerContextParallel(torch.autograd.Function):
+    """(o, lse) of an eager call that needs gradients. rest: the operator's arguments after the sinks in one tuple. It
+    runs what the operator runs and saves the host the operator's way, which is written in Python."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, sinks, rest):
+        inputs = (q, k, v, sinks, *rest)
+        results = run_forward(*inputs)
+        _setup_context(ctx, inputs, results)
+        return results[:2]
+
+    @staticmethod
+    def backward(ctx, d_o, dlse):
+        # With create_graph=True gradients are enabled here, and the operator that refuses to be differentiated runs.
+        run = backward if torch.is_grad_enabled() else run_backward
+        return *_gradients_of_all(run, ctx, d_o, dlse), None
 
 
 forward.register_autograd(_registered_backward, setup_context=_setup_context)

@@ -9,6 +9,7 @@ import typing
 import torch
 
 NAMES = ("zigzag", "contiguous")
+_GOOD_ENOUGH = 1.03  # the pairs of the fullest rank beside those in the best order
 _LAW = "a permutation of 0 .. {} (row i of rank r is the position order[r * rows + i])"
 
 
@@ -120,9 +121,9 @@ def balance_documents(cu_seqlens: torch.Tensor | typing.Sequence[int], ranks: in
         of its document up to itself, or all of them.
     chunks: the parts that a rank gets at most; more parts balance better and make more small calls.
     total: rows of the sequence; default: the last offset. Rows behind it belong to no document.
-    Returns int64 [total], for order= of context_parallel_attention(). Chunks go to the ranks from the most pairs to
-    the least, each to the rank with the fewest pairs that has room. The contiguous and the zig-zag order are taken
-    where the fullest rank has no more pairs. Raises ValueError."""
+    Returns int64 [total], for order= of context_parallel_attention(): of the contiguous order, the zig-zag and those of
+    2, 4 and `chunks` parts a rank, the first one whose fullest rank has at most 3 % more pairs than that of the best.
+    Fewer parts exchange fewer rows and make fewer calls. Raises ValueError."""
     offsets = offsets_of(cu_seqlens, total)
     total = offsets[-1] if total is None else whole_number("total", total, 0)
     whole_number("chunks", chunks, 1)
@@ -130,9 +131,17 @@ def balance_documents(cu_seqlens: torch.Tensor | typing.Sequence[int], ranks: in
         raise ValueError(f"ranks: expected a divisor of the {total} rows, got {ranks}")
     pairs = pairs_of_rows(offsets, total, causal)
     rows = total // ranks
-    choices = [name for name in ("contiguous", "zigzag") if name == "contiguous" or total % (2 * ranks) == 0]
-    best = min((_named(name, total, ranks) for name in choices), key=lambda order: _fullest(pairs, order))
-    each = next((n for n in range(min(chunks, rows), 0, -1) if rows % n == 0), 1)
+    names = [name for name in ("contiguous", "zigzag") if name == "contiguous" or total % (2 * ranks) == 0]
+    orders = [_named(name, total, ranks) for name in names]
+    most = next((n for n in range(min(chunks, rows), 0, -1) if rows % n == 0), 1)
+    orders += [_dealt(pairs, rows, ranks, each) for each in sorted({n for n in (2, 4, most) if n <= most and rows % n == 0})]
+    fullest = [_fullest(pairs, order) for order in orders]
+    return next(order for order, full in zip(orders, fullest) if full <= _GOOD_ENOUGH * min(fullest)).flatten()
+
+
+def _dealt(pairs, rows, ranks, each):
+    """The order int64 [ranks, rows] in which chunks go to the ranks, `each` of them to a rank: from the most pairs to the
+    least, each to the rank with the fewest pairs that has room."""
     size = rows // each
     loads, held = [0] * ranks, [[] for _ in range(ranks)]
     of_chunks = pairs.reshape(-1, size).sum(1)
@@ -140,9 +149,8 @@ def balance_documents(cu_seqlens: torch.Tensor | typing.Sequence[int], ranks: in
         rank = min((r for r in range(ranks) if len(held[r]) < each), key=lambda r: (loads[r], r))
         loads[rank] += int(of_chunks[chunk])
         held[rank].append(chunk)
-    dealt = torch.tensor([sorted(own) for own in held])[:, :, None] * size + torch.arange(size)
-    dealt = dealt.reshape(ranks, rows)
-    return (dealt if _fullest(pairs, dealt) < _fullest(pairs, best) else best).flatten()
+    positions = torch.tensor([sorted(own) for own in held])[:, :, None] * size + torch.arange(size)
+    return positions.reshape(ranks, rows)
 
 
 def whole_number(name, value, least):

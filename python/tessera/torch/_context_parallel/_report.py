@@ -6,13 +6,14 @@ import typing
 
 import torch
 
-from . import _exchange, _operators, _order, _plan
+from . import _exchange, _order, _plan, _setup
 
 
 class ContextParallelPlan(typing.NamedTuple):
     """What one rank does in a call of context_parallel_attention()."""
     way: str  # "gather": all of K and V; "exchange": the rows that a rank needs
-    steps: int  # groups of key heads
+    steps: int  # groups of key heads, forward
+    backward_steps: int
     calls: int  # ragged calls of a step, forward
     backward_calls: int
     pairs: int  # of a query and a key that it sees, for each head
@@ -31,7 +32,8 @@ def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int =
             steps: typing.Optional[int] = None) -> ContextParallelPlan:
     """What `rank` of `ranks` does in a call on a sequence of `total` rows; needs no group and runs nothing.
 
-    steps: default: that of CUDA for these bytes. The other arguments are those of context_parallel_attention() and the
+    Steps and memory are those of an exchange by collectives, NCCL's or gloo's; docs/context-parallel.md says what copies
+    between the GPUs of a host take. steps: default: that of CUDA for these bytes. The other arguments are those of context_parallel_attention() and the
     sizes of its tensors. Raises ValueError."""
     from .. import _attention
     left, right = _attention.window_sides(window)
@@ -48,29 +50,29 @@ def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int =
     if rank >= ranks:
         raise ValueError(f"rank: expected one of {ranks} ranks, got {rank}")
     _order.positions_of(order, total, ranks, "total")
-    name = order if isinstance(order, str) else _operators.bytes_of(_order.tensor_of(order))
+    name = order if isinstance(order, str) else _setup.bytes_of(_order.tensor_of(order))
     offsets = None if cu_seqlens is None else tuple(_order.offsets_of(cu_seqlens, total))
     layout = _plan.Layout(total, batch, ranks, name, offsets, bool(causal), left, right, gradient_blocks or 0)
     plan = _plan.plan(layout, rank)
     width = (head_dim + (head_dim_v or head_dim)) * torch.empty((), dtype=dtype).element_size()  # of a row of one head
     own = plan.rows * batch
-    heads = _operators.steps_of(heads_kv, own * heads_kv * width, steps)
-    most = max(last - first for first, last in heads) * width
+    both = [_setup.steps_of(heads_kv, own * heads_kv * width, steps, which, False) for which in (0, 1)]
+    most = [max(last - first for first, last in heads) * width for heads in both]
     memory = []
-    for calls in (plan.forward, plan.backward):
+    for calls, heads in zip((plan.forward, plan.backward), both):
         received, count, copies, twins = _exchange.buffers_of(plan, calls, own, ranks, len(heads))
         at_once = twins * sum(copies) if copies else max(call.keys.shape[0] for call in calls)
         memory.append(received * count + at_once)
     sent, arrived = plan.parts.shape[0], sum(plan.parts_received) if ranks > 1 else 0
     parts = sum(call.keys.shape[0] for call in plan.backward)
-    memory[1] += parts * (2 if len(plan.backward) > 1 else 1) + sent + arrived
+    memory[1] += parts + sent + arrived
     received = own * (ranks - 1) if plan.send is None else sum(plan.received) - plan.received[rank]
     pairs = _pairs(layout)
     return ContextParallelPlan(
-        "gather" if plan.send is None else "exchange", len(heads), len(plan.forward), len(plan.backward),
+        "gather" if plan.send is None else "exchange", len(both[0]), len(both[1]), len(plan.forward), len(plan.backward),
         int(pairs[rank]), float(pairs.max() / pairs.double().mean()), received * heads_kv * width,
         (received + arrived - (plan.parts_received[rank] if ranks > 1 else 0)) * heads_kv * width,
-        memory[0] * most, memory[1] * most, total * batch * heads_kv * width)
+        memory[0] * most[0], memory[1] * most[1], total * batch * heads_kv * width)
 
 
 def _pairs(layout):

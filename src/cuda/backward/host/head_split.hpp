@@ -66,7 +66,7 @@ struct HeadSplit {
         return heads_per_split(is_causal_square(band), band.len_q, (band.len_kv + kKeys - 1) / kKeys, group);
     }
     TESSERA_HOST_DEVICE static constexpr int num_splits(int heads_per_split, int group) {
-        return (group + heads_per_split - 1) / heads_per_split;
+        return heads_per_split == 0 ? 1 : (group + heads_per_split - 1) / heads_per_split;  // 0: no query heads
     }
     /// The splits of a sequence.
     TESSERA_HOST_DEVICE static constexpr int num_splits(const Band& band, int group) {

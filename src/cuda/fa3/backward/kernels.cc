@@ -63,9 +63,9 @@ std::size_t workspace_bytes(const Plan& plan) {
     return arena.used();
 }
 
-/// A row that sees one key has dS = 0. With dropout that holds only where delta is summed from P dP: there
-/// O = V / (1 - p) has more bits than O and its residual keep.
-bool uses_o_residual(const Problem& p) { return p.dropout.probability == 0; }
+/// Does the backward take delta from O and its residual? In fp16 the bound of |dS| is then |dO| |V| / (1 - p), which a
+/// dropout that keeps nearly nothing would make far too large.
+bool uses_o_residual(const Problem& p) { return p.dropout.probability <= 0.9; }
 
 void set_maps(Launch& launch, const Problem& p) {
     const TensorShapes shapes(p);
@@ -118,7 +118,8 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
             backward::ask_schedule(p, [](const auto& schedule) -> backward::SequenceSchedule { return schedule; });
     launch.part_queries = backward::part_queries(p);
     launch.parts = backward::query_parts(p);
-    launch.scale_log2 = c.general ? kLog2E : params.forward.scale * kLog2E;
+    launch.scale_log2 = c.scores == Scores::general ? kLog2E : params.forward.scale * kLog2E;
+    if (c.scores == Scores::capped) launch.softcap = softcap_of(p.softcap, params.forward.scale);
     launch.dq_accumulators = backward::dq_accumulators(p);
     launch.blocks_q = static_cast<int>(backward::blocks_q(p));
     launch.blocks_kv = static_cast<int>(backward::blocks_kv(p));
@@ -136,25 +137,29 @@ cudaError_t launch_main(const Launch& first, cudaStream_t stream) {
     }
     if (status != cudaSuccess || (launch.key_blocks.splits == 1 && launch.parts == 1)) return status;
     launch.part = 0;
-    return backward::launch_dkdv_reduce<T, Shape>(launch, stream);
+    return backward::launch_dkdv_reduce<T, typename backward::KernelsBeside<Shape>::Sums>(launch, stream);
 }
 
 /// Launches the kernels of a call. Without queries, dK and dV are still set to 0, and without keys dQ.
 template <class T, class Shape>
 cudaError_t launch_all(const Problem& p, const Launch& launch, cudaStream_t stream) {
     constexpr backward::Config kConfig = Shape::kConfig;
+    using Delta = typename backward::KernelsBeside<Shape>::Delta;
     cudaError_t status =
         p.ragged ? backward::launch_list<kConfig.block_q, kConfig.block_kv>(launch, stream) : cudaSuccess;
     if (status == cudaSuccess && has_queries(p) && launch.output.residual.data != nullptr) {
-        status = backward::launch_delta_from_output<T, Shape>(launch, stream);
+        status = backward::launch_delta_from_output<T, Delta>(launch, stream);
     }
-    if (status == cudaSuccess && has_queries(p)) status = backward::launch_delta<T, Shape>(launch, stream);
+    if (status == cudaSuccess && has_queries(p)) status = backward::launch_delta<T, Delta>(launch, stream);
+    if (status == cudaSuccess && launch.params.dsinks.data != nullptr)
+        status = backward::launch_sink_gradient<kConfig.block_q>(launch, stream);
     if (status == cudaSuccess && has_keys(p) && !launch.gradients.only_dq) {
         status = launch_main<T, Shape>(launch, stream);
     }
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
     if constexpr (kConfig.splits_dv_dk()) return backward::launch_dq_kernel<T, Shape>(launch, stream);
-    else return launch.gradients.writes_dq ? status : backward::launch_dq_convert<T, Shape>(launch, stream);
+    else if (launch.gradients.writes_dq) return status;
+    else return backward::launch_dq_convert<T, typename backward::KernelsBeside<Shape>::Sums>(launch, stream);
 }
 
 void run(const BackwardCall& call) {

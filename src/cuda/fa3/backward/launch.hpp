@@ -10,6 +10,7 @@
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/fa3/host/key_block_list.hpp"
 #include "cuda/fa3/host/numbering.hpp"
+#include "cuda/fa3/host/softcap.hpp"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa3::backward {
@@ -24,18 +25,19 @@ struct alignas(16) RowStats {
     float inverse_sum[Config::kRows];  ///< the factor of P in rows with a large |LSE|; 0 in others
     int some_large;                    ///< some row's inverse_sum is not 0
     int some_nonfinite;                ///< NaN or infinities in rows of Q or dO
-    int unused[2];
+    float slope;                       ///< the head's ALiBi slope; 0 without ALiBi
+    int unused;
 };
 
 /// State of the call. The memset before the first kernel sets it to 0; in a ragged call, list_kernel does.
 struct CallState {
     int cu_seqlens_decreased;  ///< sequences overlap, so their CTAs would wait for each other forever: nothing runs
     int some_large;            ///< with o_residual: some rows are left to the kernel that sums delta
-    int nonfinite_keys;        ///< dV and dK split: the main kernel has met NaN or infinities in K
+    int nonfinite_keys;        ///< the main kernel has met NaN or infinities in K
 };
 
 /// fp16: upper bounds for |dS| over a head split (common/fp16_scale.cuh). |dS| is at most
-/// sqrt(max_do_squares * max_v_squares) + addend. The memset sets them to 0, too.
+/// sqrt(max_do_squares * max_v_squares) * keep_scale + addend. The memset sets them to 0, too.
 struct DsBounds {
     float max_do_squares;  ///< with o_residual: the largest dO . dO of a row, as |dP| <= |dO| |V|
     float max_v_squares;   ///< with o_residual: the largest V . V of a row; only the first split's is used
@@ -87,7 +89,7 @@ struct Launch {
     KeyBlockNumbering key_blocks;
     QueryTileNumbering query_tiles;
     SequenceSchedule schedule;  ///< the schedule of every sequence, unless ragged
-    float scale_log2;           ///< factor from Q K^T to units of log2
+    float scale_log2;           ///< factor from Q K^T to units of log2; in general shapes, of the scores
     int dq_accumulators;        ///< 0, 1 or 2
     int blocks_q;               ///< query blocks of one head, over all sequences
     int blocks_kv;              ///< key blocks of one head, over all sequences
@@ -96,6 +98,7 @@ struct Launch {
     int part;          ///< the part of the queries that this launch of the main kernel has (cuda/host/query_parts.hpp)
     int parts;         ///< such launches
     int list_items;    ///< ragged: room for items in the list
+    Softcap softcap;   ///< capped shapes
 };
 
 /// The counter from which CTAs of the main kernel draw their numbers.
@@ -136,6 +139,9 @@ cudaError_t launch_dkdv_reduce(const Launch& launch, cudaStream_t stream);
 /// Writes dQ from its accumulators, in shapes whose main kernel adds up dQ.
 template <class T, class Shape>
 cudaError_t launch_dq_convert(const Launch& launch, cudaStream_t stream);
+/// Sums the gradient of the sinks.
+template <int kBlockQ>
+cudaError_t launch_sink_gradient(const Launch& launch, cudaStream_t stream);
 /// Computes dQ, in shapes whose main kernel splits dV and dK between its warpgroups.
 template <class T, class Shape>
 cudaError_t launch_dq_kernel(const Launch& launch, cudaStream_t stream);

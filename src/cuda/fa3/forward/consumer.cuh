@@ -114,7 +114,18 @@ struct Consumer {
     __device__ __forceinline__ void describe(EpilogueTile& epilogue, const WorkTile& tile) const;
     __device__ __forceinline__ int next_tile(TileReader& tiles, bool is_ready = false);
     __device__ __forceinline__ bool start_first_scores(const WorkTile& tile, const Prefetched& prefetched);
-    __device__ __forceinline__ float inverse_sum(int r) const { return rows.inverse_sum(r) * launch.params.keep_scale; }
+    /// Results of the thread's row r, with the sink of its head. `row`, `head`: the thread's first row in the tile, and
+    /// the tile's first head.
+    struct RowResult {
+        float inverse;  ///< the factor of O
+        float lse;
+    };
+    __device__ __forceinline__ RowResult result_of(int r, int row, int head) const {
+        RowResult found{rows.inverse_sum(r) * launch.params.keep_scale, rows.lse(r)};
+        if (!kConfig.takes_sinks() || launch.params.sinks == nullptr) return found;
+        const WithSink with = with_sink_of(launch.params, head + launch.pack.head(row + 8 * r), found.lse);
+        return {found.inverse * with.factor, with.lse};
+    }
     __device__ __forceinline__ void run_epilogue(EpilogueTile epilogue, bool more);
     __device__ __forceinline__ auto& epilogue_buffer(bool more);
     __device__ __forceinline__ void return_epilogue_stages();

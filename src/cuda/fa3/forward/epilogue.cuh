@@ -9,6 +9,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/tile/residual.cuh"
+#include "cuda/tile/sink.cuh"
 
 namespace tessera::cuda::fa3 {
 
@@ -55,12 +56,13 @@ __device__ __forceinline__ void store_residual(const float (&o)[kCount], const L
                                         [&](int columns, int e) { return o[4 * columns + e]; });
 }
 
-/// Stores the rows of a tile that sees no key: O = 0, LSE = -inf.
+/// Stores the rows of a tile that sees no key: O = 0, LSE = -inf or the sink.
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_empty_rows(const Launch& launch, const WorkTile& tile, int row, int lane) {
     const ForwardParams& p = launch.params;
     const EpilogueTile epilogue{tile.batch, tile.head, tile.first_q + tile.q_begin, tile.q_end - tile.q_begin, row};
-    if (float* const to = lse_target(p, launch.pack, epilogue, lane)) *to = -INFINITY;
+    if (float* const to = lse_target(p, launch.pack, epilogue, lane))
+        *to = with_sink_of(p, tile.head + launch.pack.head(row + lane % 4 * 8), -INFINITY).lse;
 #pragma unroll 1  // rare, and in the middle of hot code: keep it small
     for (int own = row; own < row + 16; own += 8) {
         const int query = tile.q_begin + launch.pack.query(own);

@@ -71,7 +71,9 @@ __device__ __forceinline__ EpilogueTile Consumer<T, kConfig>::prepare_epilogue(T
     tiles.release(slot, lane());
     if constexpr (kPrefetches) {
         // The fence keeps this arithmetic here: ptxas would move it between the next two GEMMs.
-        float numbers[3] = {inverse_sum(0), inverse_sum(1), lane() % 4 == 0 ? rows.lse(0) : rows.lse(1)};
+        const RowResult results[2] = {result_of(0, epilogue.row, epilogue.head),
+                                      result_of(1, epilogue.row, epilogue.head)};
+        float numbers[3] = {results[0].inverse, results[1].inverse, lane() % 4 == 0 ? results[0].lse : results[1].lse};
         ptx::warpgroup_fence_operand(numbers);
         epilogue.inverse[0] = numbers[0];
         epilogue.inverse[1] = numbers[1];
@@ -135,12 +137,13 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::start_first_scores(const W
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::run_epilogue(EpilogueTile epilogue, bool more) {
     const WorkTile& tile = shared.epilogue_tiles[static_cast<int>(threadIdx.x) / 32 - 4];
-    const float inverse[2] = {kPrefetches ? epilogue.inverse[0] : inverse_sum(0),
-                              kPrefetches ? epilogue.inverse[1] : inverse_sum(1)};
+    const int own_row = row_in_tile(row_block_of(tile));
+    const float inverse[2] = {kPrefetches ? epilogue.inverse[0] : result_of(0, own_row, tile.head).inverse,
+                              kPrefetches ? epilogue.inverse[1] : result_of(1, own_row, tile.head).inverse};
 #pragma unroll
     for (int i = 0; i < kConfig.head_dim_v / 2; ++i) gemms.o[i] *= inverse[row_of(i)];
     float* lse = kPrefetches ? lse_target(launch.params, launch.pack, epilogue, lane()) : nullptr;
-    if (!kPrefetches) epilogue.row = row_in_tile(row_block_of(tile));
+    if (!kPrefetches) epilogue.row = own_row;
     output.template store<T>(gemms.o, launch, epilogue.row, tile, epilogue_buffer(more), lane(), [&] {
         if (!kPrefetches) describe(epilogue, tile);
         return epilogue;
@@ -148,7 +151,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run_epilogue(EpilogueTile 
     // LSE follows O: the proxy fence in front of TMA would wait until LSE is written.
     if (!kPrefetches) {
         lse = lse_target(launch.params, launch.pack, epilogue, lane());
-        epilogue.lse = lane() % 4 == 0 ? rows.lse(0) : rows.lse(1);
+        epilogue.lse = lane() % 4 == 0 ? result_of(0, epilogue.row, epilogue.head).lse
+                                       : result_of(1, epilogue.row, epilogue.head).lse;
     }
     if (lse != nullptr) *lse = epilogue.lse;
     if (launch.o_residual.data != nullptr) store_residual<T>(gemms.o, launch, tile, epilogue.row, lane());

@@ -3,6 +3,7 @@
 // The compiled shapes of the backward, and which of its modes each one has. Plain C++.
 #pragma once
 
+#include "cuda/fa3/host/score_mod.h"
 #include "cuda/host/shape_list.hpp"
 
 namespace tessera::cuda::fa3::backward {
@@ -15,7 +16,7 @@ struct Config {
     int block_kv = 128;  ///< keys of a CTA: 64 for each warpgroup, or 64 for both (dV and dK split)
     int q_stages = 3;
     int do_stages = 2;
-    bool general = false;  ///< softcap, ALiBi, dropout, and scales of 0 and less
+    Scores scores = Scores::plain;
 
     static constexpr int kDsStages = 2;   ///< stages of dS; the stage is the parity of the step
     static constexpr int kRows = 64;      ///< M of a warpgroup's MMA, and rows of one RowStats
@@ -23,7 +24,6 @@ struct Config {
     static constexpr int kQueryTile =
         kRows * kConsumers;  ///< queries of a CTA in kernels with the outer loop over queries
     static constexpr int kThreads = 128 * (kConsumers + 1);
-    static constexpr int kDqThreads = kConsumers + 1;  ///< producer threads that add to dQ or keep its order
     static constexpr int kProducerRegisters = 24;
     static constexpr int kConsumerRegisters = 240;
     static constexpr int kDeltaRegisters = 168;  ///< registers of a delta_kernel thread at launch
@@ -49,11 +49,8 @@ struct Config {
     constexpr int dq_columns() const { return dedicated_dq_warpgroup() ? head_dim : head_dim / kConsumers; }
     /// Does one producer thread wait for the dQ semaphores of both halves (order_dq_additions)?
     constexpr bool has_dq_order_thread() const { return !splits_dv_dk() && !dedicated_dq_warpgroup(); }
-    /// Does a CTA take one key block after the other (main/persistent.cuh)? The other shapes lose more in each step
-    /// than that saves (TRIED.md).
-    constexpr bool persistent() const { return has_dq_order_thread() && !general; }
     /// May the last key block that adds to dQ write the finished dQ? The other shapes have no registers for it.
-    constexpr bool may_write_dq() const { return !splits_dv_dk() && !general; }
+    constexpr bool may_write_dq() const { return !splits_dv_dk() && scores != Scores::general; }
     /// RowStats of a query block, one after the other.
     constexpr int row_stats() const { return block_q / kRows; }
     /// Stages of K and V in the kernels whose outer loop is over queries. The dQ kernel has two of K in any case.
@@ -77,17 +74,73 @@ struct HeadDim192 {
 struct HeadDim256 {
     static constexpr Config kConfig{.head_dim = 256, .head_dim_v = 256, .block_kv = 64, .q_stages = 2};
 };
-/// Shapes with a score_mod (main/score_mod.cuh).
+/// Returns the shape with a score modification (main/score_mod.cuh).
+constexpr Config with(Scores scores, Config config) {
+    config.scores = scores;
+    return config;
+}
+struct HeadDim64Capped {
+    static constexpr Config kConfig = with(Scores::capped, HeadDim64::kConfig);
+};
+struct HeadDim128Capped {
+    static constexpr Config kConfig = with(Scores::capped, HeadDim128::kConfig);
+};
+struct HeadDim64Alibi {
+    static constexpr Config kConfig = with(Scores::alibi, HeadDim64::kConfig);
+};
+struct HeadDim128Alibi {
+    static constexpr Config kConfig = with(Scores::alibi, HeadDim128::kConfig);
+};
+struct HeadDim64Dropout {
+    static constexpr Config kConfig = with(Scores::dropout, HeadDim64::kConfig);
+};
+struct HeadDim128Dropout {
+    static constexpr Config kConfig = with(Scores::dropout, HeadDim128::kConfig);
+};
 struct HeadDim64General {
-    static constexpr Config kConfig{.head_dim = 64, .head_dim_v = 64, .general = true};
+    static constexpr Config kConfig{.head_dim = 64, .head_dim_v = 64, .scores = Scores::general};
 };
 struct HeadDim128General {
-    static constexpr Config kConfig{.head_dim = 128, .head_dim_v = 128, .general = true};
+    static constexpr Config kConfig = with(Scores::general, HeadDim128::kConfig);
 };
-using Shapes =
-    ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64General, HeadDim128General>;
-/// The shapes whose main kernel adds up dQ, and those whose dQ has a kernel of its own.
-using ShapesAddingDq = ShapeList<HeadDim64, HeadDim128, HeadDim64General, HeadDim128General>;
+using Shapes = ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64Capped,
+                         HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi, HeadDim64Dropout, HeadDim128Dropout,
+                         HeadDim64General, HeadDim128General>;
+
+/// The shapes whose kernels run before and after the main one: `Delta` computes any score modification, and `Sums`
+/// none.
+template <class Shape>
+struct KernelsBeside {
+    using Delta = Shape;
+    using Sums = Shape;
+};
+template <>
+struct KernelsBeside<HeadDim64Capped> {
+    using Delta = HeadDim64Dropout;
+    using Sums = HeadDim64;
+};
+template <>
+struct KernelsBeside<HeadDim64Alibi> : KernelsBeside<HeadDim64Capped> {};
+template <>
+struct KernelsBeside<HeadDim64Dropout> : KernelsBeside<HeadDim64Capped> {};
+template <>
+struct KernelsBeside<HeadDim128Capped> {
+    using Delta = HeadDim128General;
+    using Sums = HeadDim128;
+};
+template <>
+struct KernelsBeside<HeadDim128Alibi> : KernelsBeside<HeadDim128Capped> {};
+template <>
+struct KernelsBeside<HeadDim128Dropout> : KernelsBeside<HeadDim128Capped> {};
+template <>
+struct KernelsBeside<HeadDim128General> : KernelsBeside<HeadDim128Capped> {};
+
+/// The shapes that kernels beside the main one are compiled for: those that compute delta; those that write dQ from its
+/// accumulators; those that sum dK and dV; and those that make dQ, where the main kernel does not add it up.
+using DeltaShapes = ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64Dropout,
+                              HeadDim64General, HeadDim128General>;
+using ShapesAddingDq = ShapeList<HeadDim64, HeadDim128, HeadDim64General>;
+using ReduceShapes = ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64General>;
 using ShapesSplitDvDk = ShapeList<HeadDim192V128, HeadDim192, HeadDim256>;
 
 }  // namespace tessera::cuda::fa3::backward

@@ -10,19 +10,35 @@
 #include "cuda/fa3/host/backward_config.h"
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/fa3/host/numbering.hpp"
+#include "cuda/fa3/host/softcap.hpp"
 #include "cuda/host/query_tiles.hpp"
 #include "cuda/host/scores.hpp"
 #include "tessera/kernel.hpp"
 
 namespace tessera::cuda::fa3::backward {
 
-/// Do scores go through more than a positive scale and the mask?
-inline bool is_general(const Problem& p) { return changes_scores(p) || !scale_can_wait(p); }
+/// The largest softcap of capped shapes. It keeps every LSE within kOrdinaryLse, since there are at most 2^31 keys. (A
+/// sink could make one larger.)
+inline constexpr double kMaxSoftcap = 128;
+
+/// The score modification of a Problem.
+inline Scores scores_of(const Problem& p) {
+    const bool drops = p.dropout.probability > 0;
+    if (!scale_can_wait(p) || p.bias || (p.alibi ? 1 : 0) + (p.softcap > 0 ? 1 : 0) + (drops ? 1 : 0) > 1) {
+        return Scores::general;
+    }
+    if (p.alibi) return Scores::alibi;
+    if (drops) return Scores::dropout;
+    if (p.softcap <= 0) return Scores::plain;
+    const bool fits_shape =
+        p.softcap <= kMaxSoftcap && !p.sinks && fits(softcap_of(p.softcap, static_cast<float>(p.effective_scale())));
+    return fits_shape ? Scores::capped : Scores::general;
+}
 
 /// The index in Shapes of the first one that holds a Problem; none: it is too large for them.
 inline std::optional<std::size_t> shape_of(const Problem& p) {
     return Shapes::first([&](const Config& c) {
-        return c.general == is_general(p) && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v;
+        return c.scores == scores_of(p) && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v;
     });
 }
 
@@ -33,7 +49,7 @@ inline const Config& config_of(const Problem& p) { return Shapes::kConfigs[*shap
 inline int largest_dim(const Problem& p) {
     int largest = 0;
     for (const Config& c : Shapes::kConfigs) {
-        if (c.general == is_general(p)) largest = std::max(largest, c.head_dim);
+        if (c.scores == scores_of(p)) largest = std::max(largest, c.head_dim);
     }
     return largest;
 }

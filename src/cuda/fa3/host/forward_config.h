@@ -4,18 +4,10 @@
 // ratios on an H200 (fa3/TRIED.md).
 #pragma once
 
+#include "cuda/fa3/host/score_mod.h"
 #include "cuda/host/shape_list.hpp"
 
 namespace tessera::cuda::fa3 {
-
-/// Score modification besides scale and mask (score_mod.cuh).
-enum class Scores {
-    plain,    ///< none
-    capped,   ///< softcap
-    alibi,    ///< ALiBi; scales of any sign
-    dropout,  ///< none; dropout on the probabilities
-    general,  ///< several of these, and scales of 0 and less
-};
 
 /// One compiled shape of the kernel. Dimensions of a Problem are padded with zeros to the first shape that holds them.
 struct Config {
@@ -44,6 +36,10 @@ struct Config {
     /// Ping-pong scheduling: two warpgroups exponentiate one after the other, block by block, each beside the other's
     /// GEMMs. Untried in the general shapes.
     constexpr bool ping_pong() const { return consumers == 2 && scores != Scores::general; }
+
+    /// May a call have sinks? They come in by a branch beside a running wgmma, which ptxas serializes in the kernel of
+    /// three consumers.
+    constexpr bool takes_sinks() const { return consumers < 3; }
 
     /// Swizzle panels of 64 columns in shared memory, with zeros past head_dim.
     constexpr int qk_panels() const { return (head_dim + 63) / 64; }

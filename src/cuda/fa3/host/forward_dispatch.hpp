@@ -61,6 +61,7 @@ inline bool wants_fewer_tiles(const Problem& p) {
 inline bool wants_short(const Problem& p) {
     constexpr Config kShort = HeadDim64Short::kConfig;
     constexpr double kClearly = 0.9;  // a margin for the error of the two costs
+    if (p.sinks && !HeadDim64::kConfig.takes_sinks()) return true;
     if (typical_keys(p) <= (uneven(p) ? kShort.short_row : kShort.short_even_row)) return !wants_fewer_tiles(p);
     return makespan_decides(p, kTileOf192) && makespan(p, kTileOf128) < kClearly * makespan(p, kTileOf192);
 }

@@ -18,6 +18,7 @@ struct Softcap {
     float coefficients[4];  ///< c[]
     float exponent;         ///< for |x| from `near` on: cap - twice_cap / (2^(exponent x) + 1)
     float cap, twice_cap;   ///< c / scale, and 2 c / scale
+    float inverse_cap;      ///< scale / c
 };
 
 inline Softcap softcap_of(double softcap, double scale) {
@@ -26,14 +27,16 @@ inline Softcap softcap_of(double softcap, double scale) {
                    .coefficients = {},
                    .exponent = static_cast<float>(2 * std::numbers::log2e * to_unit),
                    .cap = static_cast<float>(1 / to_unit),
-                   .twice_cap = static_cast<float>(2 / to_unit)};
+                   .twice_cap = static_cast<float>(2 / to_unit),
+                   .inverse_cap = static_cast<float>(to_unit)};
     for (int i = 0; i < 4; ++i) result.coefficients[i] = static_cast<float>(kTanh[i] * std::pow(to_unit, 2 * i + 2));
     return result;
 }
 
 /// Are all constants of a softcap normal in fp32?
 inline bool fits(const Softcap& softcap) {
-    bool all = std::isnormal(softcap.near) && std::isnormal(softcap.exponent) && std::isnormal(softcap.cap);
+    bool all = std::isnormal(softcap.near) && std::isnormal(softcap.exponent) && std::isnormal(softcap.cap) &&
+               std::isnormal(softcap.inverse_cap);
     for (const float c : softcap.coefficients) all &= std::isnormal(c);
     return all;
 }

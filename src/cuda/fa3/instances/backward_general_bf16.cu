@@ -11,14 +11,10 @@ template cudaError_t launch_delta<__nv_bfloat16, HeadDim64General>(const Launch&
 template cudaError_t launch_delta_from_output<__nv_bfloat16, HeadDim64General>(const Launch&, cudaStream_t);
 template cudaError_t launch_backward<__nv_bfloat16, HeadDim64General>(const Launch&, cudaStream_t);
 template cudaError_t launch_dq_convert<__nv_bfloat16, HeadDim64General>(const Launch&, cudaStream_t);
+template cudaError_t launch_dkdv_reduce<__nv_bfloat16, HeadDim64General>(const Launch&, cudaStream_t);
 
 template cudaError_t launch_delta<__nv_bfloat16, HeadDim128General>(const Launch&, cudaStream_t);
 template cudaError_t launch_delta_from_output<__nv_bfloat16, HeadDim128General>(const Launch&, cudaStream_t);
 template cudaError_t launch_backward<__nv_bfloat16, HeadDim128General>(const Launch&, cudaStream_t);
-template cudaError_t launch_dq_convert<__nv_bfloat16, HeadDim128General>(const Launch&, cudaStream_t);
-
-template cudaError_t launch_dkdv_reduce<__nv_bfloat16, HeadDim64General>(const Launch&, cudaStream_t);
-
-template cudaError_t launch_dkdv_reduce<__nv_bfloat16, HeadDim128General>(const Launch&, cudaStream_t);
 
 }  // namespace tessera::cuda::fa3::backward

@@ -11,14 +11,10 @@ template cudaError_t launch_delta<__half, HeadDim64General>(const Launch&, cudaS
 template cudaError_t launch_delta_from_output<__half, HeadDim64General>(const Launch&, cudaStream_t);
 template cudaError_t launch_backward<__half, HeadDim64General>(const Launch&, cudaStream_t);
 template cudaError_t launch_dq_convert<__half, HeadDim64General>(const Launch&, cudaStream_t);
+template cudaError_t launch_dkdv_reduce<__half, HeadDim64General>(const Launch&, cudaStream_t);
 
 template cudaError_t launch_delta<__half, HeadDim128General>(const Launch&, cudaStream_t);
 template cudaError_t launch_delta_from_output<__half, HeadDim128General>(const Launch&, cudaStream_t);
 template cudaError_t launch_backward<__half, HeadDim128General>(const Launch&, cudaStream_t);
-template cudaError_t launch_dq_convert<__half, HeadDim128General>(const Launch&, cudaStream_t);
-
-template cudaError_t launch_dkdv_reduce<__half, HeadDim64General>(const Launch&, cudaStream_t);
-
-template cudaError_t launch_dkdv_reduce<__half, HeadDim128General>(const Launch&, cudaStream_t);
 
 }  // namespace tessera::cuda::fa3::backward

@@ -10,6 +10,7 @@
 #include "cuda/gradient/before/query_tile.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/fragment.cuh"
+#include "cuda/tile/sink.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace tessera::cuda::gradient {
@@ -67,15 +68,19 @@ struct DeltaSums {
         return found < INFINITY ? found : 0.0F;
     }
 
-    __device__ __forceinline__ void store(RowTile& to, int row, int r, const Scale& scale, float dlse) const {
-        const float sum = softmax.sum[r];
+    /// `sink`: of the head; -inf: none. It has a part of the sum, and its dP is 0.
+    __device__ __forceinline__ void store(RowTile& to, int row, int r, const Scale& scale, float dlse,
+                                          float sink) const {
         to.norm[row] = 0;
         to.max[row] = 0;
-        if (softmax.max[r] == -INFINITY && sum == 0.0F) {  // no key, or only scores of -inf
+        if (softmax.max[r] == -INFINITY && softmax.sum[r] == 0.0F) {  // no key, or only scores of -inf
             to.offset[row] = INFINITY;
-            to.delta[row] = 0;
+            to.delta[row] = sink == -INFINITY ? 0.0F : -dlse;
             return;
         }
+        const float of_sink =
+            ptx::exp2_approx(fmaf(sink, kLog2E, -fmaf(softmax.max[r], scale.log2, kExponentOffset<T>)));
+        const float sum = __fadd_rn(softmax.sum[r], of_sink);
         const float offset = fmaf(softmax.max[r], scale.log2, kExponentOffset<T>) + ptx::log2_approx(sum);
         to.offset[row] = offset;
         to.delta[row] = static_cast<float>(sum_p_dp[r]) / sum - dlse;
@@ -105,7 +110,7 @@ __device__ __forceinline__ void store_rows(const RowGemms<T, kConfig>& gemms, De
         if (!exists) sums.softmax = {};
         // With o_residual only the rows that were left are computed here.
         if (launch.o_residual.data != nullptr && to.norm[row % kBlockQ] != kRowLeft) continue;
-        sums.store(to, row % kBlockQ, r, scale, gradient);
+        sums.store(to, row % kBlockQ, r, scale, gradient, sink_of(launch.params.forward, work.head));
         if (exists) bound = fmaxf(bound, sums.ds_bound(r, gradient));
     }
     if constexpr (DeltaSums<T>::kFp16) {

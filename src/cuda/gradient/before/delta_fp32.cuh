@@ -10,6 +10,7 @@
 #include "cuda/gradient/main/tile_fp32.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/fragment.cuh"
+#include "cuda/tile/sink.cuh"
 
 namespace tessera::cuda::gradient {
 
@@ -44,11 +45,13 @@ struct DeltaFp32 {
             sum_p_dp += __shfl_xor_sync(kAllLanes, sum_p_dp, lane);
         }
     }
-    __device__ __forceinline__ void store(RowTile& to, int row, float dlse) const {
+    /// `sink`: of the head; -inf: none. It has a part of the sum, and its dP is 0.
+    __device__ __forceinline__ void store(RowTile& to, int row, float dlse, float sink) const {
         const bool empty = max == -INFINITY && sum == 0;
+        const double all = sum + (sink == -INFINITY ? 0 : exp(double{sink} - double{max}));
         to.offset[row] = 0;
-        to.delta[row] = empty ? 0.0F : static_cast<float>(sum_p_dp / sum - dlse);
-        to.norm[row] = empty ? 0.0F : static_cast<float>(1 / sum);
+        to.delta[row] = empty ? sink == -INFINITY ? 0.0F : -dlse : static_cast<float>(sum_p_dp / all - dlse);
+        to.norm[row] = empty ? 0.0F : static_cast<float>(1 / all);
         to.max[row] = max == -INFINITY ? 0.0F : max;
     }
 };
@@ -137,7 +140,8 @@ __global__ void __launch_bounds__(256, 1) delta_fp32_kernel(const __grid_constan
         const int query = rows.query(i);
         const bool takes_dlse = dlse.data != nullptr && query < work.sequence.len_q;
         sums[i].store(to, query % kBlockQ,
-                      takes_dlse ? *reinterpret_cast<const float*>(from + query * dlse.row * std::int64_t{4}) : 0.0F);
+                      takes_dlse ? *reinterpret_cast<const float*>(from + query * dlse.row * std::int64_t{4}) : 0.0F,
+                      sink_of(p, work.head));
     }
 }
 

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kReduceThreads) dkdv_reduce_kernel(const __gri
 /// In a ragged call few sequences may be split, or none: it has no CTA for each piece, since most would find no work.
 template <class T, class Shape>
 cudaError_t launch_dkdv_reduce(const Launch& launch, cudaStream_t stream) {
-    static_assert(Shapes::kHas<Shape>, "not in the list of backward_config.h");
+    static_assert(ReduceShapes::kHas<Shape>, "not in that list of backward_config.h");
     std::int64_t ctas = 2 * key_piece_count<Shape::kConfig>(launch);
     if (launch.params.forward.cu_seqlens_kv != nullptr) {
         ctas = std::min(ctas, std::int64_t{launch.multiprocessors} * kRaggedReduceCtas);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/fa3/backward/common/fp16_scale.cuh"
+#include "cuda/fa3/backward/common/nonfinite.cuh"
 #include "cuda/fa3/backward/common/query_tile.cuh"
 #include "cuda/fa3/backward/common/store_gradient.cuh"
 #include "cuda/fa3/backward/launch.hpp"
@@ -66,6 +67,17 @@ __global__ void __launch_bounds__(kConvertThreads, 2) dq_convert_kernel(const __
              first_row * dq.row;
     const int rows = min(kConfig.block_q, schedule.len_q - m * kConfig.block_q);
     store_rows<kConvertThreads>(tile, dq, out, rows, p.head_dim, launch.gradients.vector_dq);
+    if (launch.workspace.state->nonfinite_keys == 0) return;
+    __syncthreads();
+    const DqPart part{p.cu_seqlens_q != nullptr ? 0 : batch,
+                      head,
+                      sequence.first_q,
+                      sequence.first_kv,
+                      m * kConfig.block_q,
+                      rows,
+                      0,
+                      kConfig.head_dim};
+    store_nan_of_keys<T>(launch, schedule, part, thread, kConvertThreads);
 }
 
 template <class T, class Shape>

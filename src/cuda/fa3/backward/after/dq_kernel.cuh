@@ -23,7 +23,7 @@ struct DqTileConsumer {
     QueryOuterShared<kConfig, true>& shared;
     const QueryTile<kConfig>& tile;
     int warpgroup;
-    bool nonfinite_keys;  ///< K may hold NaN or infinities, which are to be set to 0
+    bool nonfinite_keys;  ///< K may hold NaN or infinities, which are to be set to 0 for dQ
 
     PipelineState<2> k{};
     PipelineState<kConfig.delta_stages()> v{};
@@ -41,7 +41,8 @@ struct DqTileConsumer {
 
     __device__ __forceinline__ void read_stats();
     __device__ __forceinline__ Span keys() const;
-    __device__ __forceinline__ void wait_for_keys();
+    __device__ __forceinline__ void wait_for_keys() { wait_for(shared.k_ring.full[k.index()], k.phase()); }
+    __device__ __forceinline__ void zero_nonfinite_keys();
     __device__ __forceinline__ void skip(int count);
     __device__ __forceinline__ void exponentiate();
     __device__ __forceinline__ void make_ds(int n);
@@ -91,17 +92,22 @@ __device__ __forceinline__ Span DqTileConsumer<T, kConfig>::keys() const {
     return span.begin < span.end ? span : Span{tile.n_begin, tile.n_begin};
 }
 
-/// Waits for K. The two warpgroups set its NaN and infinities to 0, as in the main kernel, half of the rows each.
+/// Sets NaN and infinities of K to 0, half of the rows in each warpgroup, when both have computed S from it.
 template <class T, Config kConfig>
-__device__ __forceinline__ void DqTileConsumer<T, kConfig>::wait_for_keys() {
-    wait_for(shared.k_ring.full[k.index()], k.phase());
+__device__ __forceinline__ void DqTileConsumer<T, kConfig>::zero_nonfinite_keys() {
     if (!nonfinite_keys) return;
     constexpr int kKeys = kConfig.block_kv / Config::kConsumers;
+    constexpr int kThreads = 128 * Config::kConsumers;
     const int thread = static_cast<int>(threadIdx.x) % 128;
+    bool found = false;
+    for (const auto& panel : shared.k[k.index()])
+        found |= any_nonfinite<T, kKeys * kPanelRowBytes, 128>(panel[kKeys * warpgroup], thread);
+    if (!any_lane(ptx::named_barrier_any(kConsumersBarrier, kThreads, found))) return;
+    if (thread == 0) shared.some_nonfinite[warpgroup] = 1;
     for (auto& panel : shared.k[k.index()])
         zero_nonfinite<T, kKeys * kPanelRowBytes, 128>(panel[kKeys * warpgroup], thread);
     ptx::fence_proxy_async();
-    ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
+    ptx::named_barrier_sync(kConsumersBarrier, kThreads);
 }
 
 /// Releases key blocks that only the other warpgroup sees.
@@ -110,6 +116,7 @@ __device__ __forceinline__ void DqTileConsumer<T, kConfig>::skip(int count) {
 #pragma unroll 1
     for (; count > 0; --count, k.advance(), v.advance()) {
         wait_for_keys();
+        zero_nonfinite_keys();
         wait_for(shared.v_ring.full[v.index()], v.phase());
         __syncwarp();
         if (lane() == 0) {
@@ -179,6 +186,7 @@ __device__ __forceinline__ void DqTileConsumer<T, kConfig>::loop(Span keys) {
         ptx::wgmma_wait<0>();
         make_ds(n);
         if (lane() == 0) shared.v_ring.consumer_release(v);
+        zero_nonfinite_keys();
         start_dq();
         const PipelineState<2> last_k = k;
         k.advance();
@@ -225,6 +233,11 @@ __device__ __forceinline__ void DqTileConsumer<T, kConfig>::store() {
     set_rows(rows, shared.q[warpgroup], 16 * warp());
     store_gradient<T, kConfig.head_dim>(dq, factor, to, rows, lane());
     if (lane() == 0) ptx::tma_store_wait_read();
+    if (!nonfinite_keys || !any_lane(shared.some_nonfinite[warpgroup] != 0) || to.rows.data == nullptr) return;
+    if (lane() == 0) ptx::tma_store_wait();
+    __syncwarp();
+    const DqPart part{to.batch, to.head, tile.first_q, tile.first_kv, query, 16, 0, kConfig.head_dim};
+    store_nan_of_keys<T>(launch, tile.schedule, part, lane(), 32);
 }
 
 template <class T, class Shape>
@@ -233,7 +246,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) dq_kernel(const __grid_co
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<QueryOuterShared<kConfig, true>*>(memory);
     const CallState& state = *launch.workspace.state;
-    if (threadIdx.x == 0) shared.init_barriers();
+    if (threadIdx.x == 0) {
+        shared.init_barriers();
+        for (int& some : shared.some_nonfinite) some = 0;
+    }
     __syncthreads();
     const QueryTile<kConfig> tile(launch, launch.query_tiles.decode(static_cast<int>(blockIdx.x)));
     if (!tile.exists() || state.cu_seqlens_decreased != 0) return;

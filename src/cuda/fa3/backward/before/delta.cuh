@@ -18,6 +18,7 @@
 #include "cuda/tile/fragment.cuh"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/sequence.cuh"
+#include "cuda/tile/sink.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
@@ -29,6 +30,11 @@ struct DeltaConsumer {
     QueryOuterShared<kConfig, false>& shared;
     const QueryTile<kConfig>& tile;
     int warpgroup;
+
+    /// Factor from scores to units of log2.
+    __device__ __forceinline__ float scale_log2() const {
+        return kConfig.scores == Scores::plain ? launch.scale_log2 : float{kLog2E};
+    }
 
     float minus_lse[2];  ///< in units of log2; in rows with a large |LSE|, minus the largest score so far
     bool large[2];       ///< the row has a large |LSE|
@@ -82,7 +88,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::exponentiate() {
             float most = -INFINITY;
 #pragma unroll
             for (int i = 0; i < kPairs; ++i) {
-                if (row_of(i) == r) most = fmaxf(most, __fmul_rn(s[i], launch.scale_log2));
+                if (row_of(i) == r) most = fmaxf(most, __fmul_rn(s[i], scale_log2()));
             }
             most = quad_max(most);
             if (!large[r]) continue;
@@ -95,14 +101,13 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::exponentiate() {
 #pragma unroll
             for (int i = 0; i < kPairs; ++i) {
                 if (row_of(i) != r) continue;
-                s[i] =
-                    most == -INFINITY ? 0.0F : ptx::exp2_approx(__fadd_rn(__fmul_rn(s[i], launch.scale_log2), -most));
+                s[i] = most == -INFINITY ? 0.0F : ptx::exp2_approx(__fadd_rn(__fmul_rn(s[i], scale_log2()), -most));
             }
         }
     }
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-        const float p = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, minus_lse[row_of(i)]));
+        const float p = ptx::exp2_approx(fmaf(s[i], scale_log2(), minus_lse[row_of(i)]));
         s[i] = large[row_of(i)] ? s[i] : p;
     }
 }
@@ -134,7 +139,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::add_p_dp() {
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
             // Ignore dropped pairs: dP * keep_scale (up to 2^30) would blow up the bound of the head split.
-            const float of_pair = kConfig.general && s[i] == 0 ? 0.0F : fabsf(dp[i]);
+            const float of_pair = kConfig.scores != Scores::plain && s[i] == 0 ? 0.0F : fabsf(dp[i]);
             max_dp[row_of(i)] = fmaxf(max_dp[row_of(i)], of_pair);
         }
     }
@@ -176,14 +181,14 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
         const int first_key = n * kConfig.block_kv;
         const bool full = tile.schedule.unmasked(tile.query + 64 * warpgroup, 64, first_key, kConfig.block_kv);
         const int first_column = 2 * (lane() % 4);
-        if constexpr (kConfig.general) {
+        if constexpr (kConfig.scores != Scores::plain) {
             auto& fragments = reinterpret_cast<float(&)[kPairs / 4][4]>(s);
             head.template transform<false>(fragments, Band32(Band{}), query(0), first_key + first_column);
         }
         if (!full) apply_mask(s, first_key, -INFINITY);
         exponentiate();
         add_p();
-        if constexpr (kConfig.general) {
+        if constexpr (kConfig.scores != Scores::plain) {
             auto& fragments = reinterpret_cast<float(&)[kPairs / 4][4]>(s);
             if (head.drops()) head.drop(fragments, query(0), first_key + first_column, lane());
         }
@@ -212,6 +217,8 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_nonfi
             sum_p_dp[r] += __shfl_xor_sync(kAllLanes, sum_p_dp[r], mask);
             if constexpr (kFp16Scaled<T>) max_dp[r] = fmaxf(max_dp[r], __shfl_xor_sync(kAllLanes, max_dp[r], mask));
         }
+        // The sink has a part of the sum of P, and its dP is 0.
+        sum_p[r] += ptx::exp2_approx(fmaf(sink_of(launch.params.forward, tile.head), kLog2E, minus_lse[r]));
         if (lane() % 4 != 0 || (launch.output.residual.data != nullptr && !large[r])) continue;
         float delta = 0;
         if (minus_lse[r] != -INFINITY) {  // the row sees keys
@@ -237,6 +244,7 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_nonfi
     if (thread == 0) {
         stats.some_large = shared.some_large[warpgroup];
         stats.some_nonfinite = shared.some_nonfinite[warpgroup];
+        stats.slope = launch.params.forward.alibi_slope(tile.batch, tile.head);
     }
     if (thread == 0) clear_dq_semaphores(launch, tile.first_block + tile.block_of(warpgroup));
 }
@@ -292,7 +300,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
 
 template <class T, class Shape>
 cudaError_t launch_delta(const Launch& launch, cudaStream_t stream) {
-    static_assert(Shapes::kHas<Shape>, "not in the list of backward_config.h");
+    static_assert(DeltaShapes::kHas<Shape>, "not in that list of backward_config.h");
     constexpr int kBytes = sizeof(QueryOuterShared<Shape::kConfig, false>);
     static_assert(kBytes <= 227 * 1024);
     // With o_residual only large rows are left, which are rare. A CTA for each tile would take 10 us to start

@@ -82,6 +82,7 @@ struct DeltaFromOutput {
         if (threadIdx.x % 32 != 0) return;
         stats.some_nonfinite = nonfinite ? 1 : 0;
         stats.some_large = large ? 1 : 0;
+        stats.slope = launch.params.forward.alibi_slope(queries.batch, queries.head);
         if (large) launch.workspace.state->some_large = 1;
         if (queries.query % kConfig.block_q == 0) clear_dq_semaphores(launch, queries.block());
     }
@@ -135,7 +136,7 @@ struct DeltaFromOutput {
         // NaN and infinities of O and dO show in the sum. Those of Q show in the LSE, except through a softcap or where
         // no key is seen.
         bool nonfinite = exists && (!isfinite(dot) || !isfinite(lse));
-        if (kConfig.general && p.forward.softcap != 0) {
+        if (kConfig.scores != Scores::plain && p.forward.softcap != 0) {
             const float zero = exists ? zero_of_row<T>(q, query, p.forward.head_dim, part()) : 0.0F;
             nonfinite |= sum_of_row(zero) != 0;
         }

@@ -18,7 +18,9 @@ __device__ __forceinline__ float ds_scale(const Launch& launch, int batch, int k
         (std::int64_t{batch} * launch.params.forward.heads_kv + kv_head) * launch.key_blocks.splits;
     const DsBounds& bounds = of_group[split];
     // 1 % more, since the rounding of LSE lets P pass 1, and sums are rounded.
-    const float most = 1.01F * (sqrtf(bounds.max_do_squares) * sqrtf(of_group->max_v_squares) + bounds.addend);
+    const float largest_dp =
+        sqrtf(bounds.max_do_squares) * sqrtf(of_group->max_v_squares) * launch.params.forward.keep_scale;
+    const float most = 1.01F * (largest_dp + bounds.addend);
     if (most == 0) return 1;
     return power_of_two(Fp16DsScaleOfSplit::exponent(biased_exponent(most)));
 }

@@ -13,7 +13,6 @@ enum NamedBarrier : int {
     kConsumersBarrier = 1,
     kWarpgroupBarrier = 2,  ///< within the first consumer warpgroup; the second one's follows
     kEndBarrier = 4,        ///< all consumer warpgroups, at the end
-    kOwnBarrier = 5,        ///< within the first consumer warpgroup, between key blocks; the second one's follows
 };
 
 #ifdef TESSERA_BOUNDED_WAITS

@@ -101,23 +101,16 @@ __device__ __forceinline__ void add_dq(const Launch& launch, Shared<kConfig>& sh
     }
 }
 
-/// Parities of the mbarriers that a thread that adds to dQ, or the order thread, waits for next.
-struct DqParities {
-    std::uint32_t full = 0;   ///< dq_full
-    std::uint32_t order = 0;  ///< dq_may_add; in the order thread dq_added
-};
-
 /// One thread: adds its half of dQ in every step, when order_dq_additions() signals that it may.
 template <Config kConfig, int kHalf>
-__device__ __forceinline__ void add_dq_when_signaled(const Launch& launch, Shared<kConfig>& shared, int steps,
-                                                     DqParities& parity) {
+__device__ __forceinline__ void add_dq_when_signaled(const Launch& launch, Shared<kConfig>& shared, int steps) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
-    for (; steps > 0; --steps, parity.full ^= 1, parity.order ^= 1) {
-        wait_for(shared.dq_may_add, parity.order, kHalf);
+    for (std::uint32_t parity = 0; steps > 0; --steps, parity ^= 1) {
+        wait_for(shared.dq_may_add, parity, kHalf);
         float* sum = dq_half(launch, shared.dq_block, kHalf, kBytes);
         const bool first = shared.dq_first;
         ptx::fence_proxy_async_global();
-        wait_for(shared.dq_full[kHalf], parity.full, kHalf);
+        wait_for(shared.dq_full[kHalf], parity, kHalf);
         start_add(sum, shared.dq[kHalf], kBytes, first);
         ptx::tma_store_wait_read();
         ptx::mbarrier_arrive(shared.dq_empty[kHalf]);
@@ -131,8 +124,8 @@ __device__ __forceinline__ void add_dq_when_signaled(const Launch& launch, Share
 /// the semaphore when both have added. It reads the next semaphore while the last addition is under way, and its
 /// fences, which take a fifth of a step, delay nobody.
 template <Config kConfig, DqOrder kOrder>
-__device__ __forceinline__ void order_dq_additions(const Launch& launch, Shared<kConfig>& shared,
-                                                   const KeyBlock<kConfig>& block, DqParities& parity) {
+__device__ __forceinline__ void order_dq_additions(const Launch& launch, Shared<kConfig>& shared) {
+    const KeyBlock<kConfig>& block = shared.block;
     const int heads = block.schedule.heads_per_split;
     StepIterator<kOrder == DqOrder::ascending> step(block.schedule, block.n, heads);
     if (!step.more()) return;
@@ -144,6 +137,7 @@ __device__ __forceinline__ void order_dq_additions(const Launch& launch, Shared<
         shared.dq_first = semaphore.position == 0;
         ptx::mbarrier_arrive(shared.dq_may_add);
     };
+    std::uint32_t parity = 0;
     DqSemaphore semaphore;
     semaphore.set<kOrder>(launch, block, step);
     wait(semaphore);
@@ -157,8 +151,8 @@ __device__ __forceinline__ void order_dq_additions(const Launch& launch, Shared<
             next.set<kOrder>(launch, block, step);
             may_add = next.may_add<0>(launch);
         }
-        wait_for(shared.dq_added, parity.order);
-        parity.order ^= 1;
+        wait_for(shared.dq_added, parity);
+        parity ^= 1;
         if (may_add) signal(next);
         semaphore.raise<0>(launch);
         if (!more) return;
@@ -174,12 +168,13 @@ __device__ __forceinline__ void order_dq_additions(const Launch& launch, Shared<
 /// write_dq(). dq_empty signals that the sum has arrived, dq_full that it has been read. With an order thread such a
 /// key block is the last one in all of its steps (first_block_adds_last()).
 template <Config kConfig, int kHalf>
-__device__ __forceinline__ void add_or_fetch_dq(const Launch& launch, Shared<kConfig>& shared,
-                                                const KeyBlock<kConfig>& block, DqParities& parity) {
+__device__ __forceinline__ void add_or_fetch_dq(const Launch& launch, Shared<kConfig>& shared) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
     constexpr int kCounter = kConfig.has_dq_order_thread() ? 0 : kHalf;
+    const KeyBlock<kConfig>& block = shared.block;
     const int heads = block.schedule.heads_per_split;
     StepIterator<false> step(block.schedule, block.n, heads);
+    std::uint32_t parity = 0;
     while (step.more()) {
         DqSemaphore semaphore{};
         semaphore.set<DqOrder::segmented>(launch, block, step);
@@ -199,8 +194,8 @@ __device__ __forceinline__ void add_or_fetch_dq(const Launch& launch, Shared<kCo
         } else {
             ptx::mbarrier_arrive(shared.dq_empty[kHalf]);
         }
-        wait_for(shared.dq_full[kHalf], parity.full, kHalf);
-        parity.full ^= 1;
+        wait_for(shared.dq_full[kHalf], parity, kHalf);
+        parity ^= 1;
         step.advance(heads);
         if (last) continue;
         wait();
@@ -221,7 +216,7 @@ __device__ __forceinline__ void signal_dq(ConsumerThread<T, kConfig>& c) {
 /// A consumer: stores its half of dQ to shared memory, 16 bytes of a thread beside those of its neighbours.
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_dq(ConsumerThread<T, kConfig>& c, const float (&dq)[kConfig.dq_columns() / 2]) {
-    auto* out = reinterpret_cast<float4*>(c.shared.dq[c.warpgroup]) + threadIdx.x % 128;
+    auto* out = reinterpret_cast<float4*>(c.shared.dq[c.warpgroup]) + c.thread() % 128;
 #pragma unroll
     for (int j = 0; j < kConfig.dq_columns() / 8; ++j) {
         out[128 * j] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
@@ -279,6 +274,39 @@ __device__ __forceinline__ void write_dq(ConsumerThread<T, kConfig>& c, float (&
     }
     ptx::fence_proxy_async();  // TMA writes the next sum to the memory of these rows
     c.arrive(shared.dq_full[c.warpgroup]);
+}
+
+/// After the last step of a key block that writes dQ: not 0 if a key block of this call has met NaN or infinities in
+/// K. Each one sets the flag before it adds to dQ, and this one has waited for those that add earlier.
+__device__ __forceinline__ int nonfinite_keys_met(const Launch& launch) {
+    return ptx::load_relaxed(&launch.workspace.state->nonfinite_keys);
+}
+
+/// A consumer of a key block that has written dQ: stores the NaN of infinite keys over the warp's rows of half `half`
+/// of each query block whose dQ it has written (store_nan_of_keys).
+template <class T, Config kConfig>
+__device__ __forceinline__ void store_nan_of_written_dq(const ConsumerThread<T, kConfig>& c, int half) {
+    constexpr bool kByColumns = kConfig.block_q == Config::kRows;
+    const KeyBlock<kConfig>& block = c.block();
+    const int heads = block.schedule.heads_per_split;
+    __syncwarp();
+#pragma unroll 1
+    for (StepIterator<false> step(block.schedule, block.n, heads); step.more(); step.advance(heads)) {
+        DqSemaphore semaphore{};
+        semaphore.set<DqOrder::segmented>(c.launch, block, step);
+        if (semaphore.position + 1 != block.schedule.key_blocks_of(step.m).end) continue;
+        const int query = step.m * kConfig.block_q + (kByColumns ? 0 : Config::kRows * half) + 16 * c.warp();
+        store_nan_of_keys<T>(c.launch, block.schedule,
+                             {.batch = block.batch,
+                              .head = block.end_head - step.heads_left,
+                              .first_q = block.first_q,
+                              .first_kv = block.first_kv,
+                              .query = query,
+                              .queries = 16,
+                              .column = kByColumns ? kConfig.dq_columns() * half : 0,
+                              .columns = kConfig.dq_columns()},
+                             c.lane(), 32);
+    }
 }
 
 /// A consumer of the key block that adds last to some query blocks.

@@ -89,8 +89,9 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void store_dv(const ConsumerThread<T, kConfig>& c, float (&dv)[kConfig.head_dim_v / 2]) {
     const Launch& launch = c.launch;
     if (c.block().zeroed_do != 0) restore_nonfinite(c, dv);
-    // In fp16 P has not been multiplied by dropout's keep_scale (exponentiate_with_score_mod).
-    const float factor = kFp16Scaled<T> ? launch.params.forward.keep_scale / kPScale<T> : 1.0F;
+    // P has not been multiplied by dropout's keep_scale, but in bf16 in general shapes (exponentiate_with_score_mod).
+    constexpr bool kScaled = kFp16Scaled<T> || kConfig.scores == Scores::dropout;
+    const float factor = kScaled ? launch.params.forward.keep_scale / kPScale<T> : 1.0F;
     if (c.block().schedule.sums_in_workspace()) {
         if (launch.params.dv.data == nullptr) return;
         return store_split<kConfig.head_dim_v>(
@@ -100,12 +101,11 @@ __device__ __forceinline__ void store_dv(const ConsumerThread<T, kConfig>& c, fl
         gradient_rows(c, launch.params.dv, launch.maps.dv, launch.gradients.tma_dv, launch.params.forward.head_dim_v);
     PanelRows rows[kConfig.v_panels()];
     set_rows(rows, c.shared.v, c.first_row() + 16 * c.warp());
-    if constexpr (kFp16Scaled<T>) store_gradient<T, kConfig.head_dim_v>(dv, factor, to, rows, c.lane());
+    if constexpr (kScaled) store_gradient<T, kConfig.head_dim_v>(dv, factor, to, rows, c.lane());
     else store_gradient<T, kConfig.head_dim_v>(dv, Unscaled{}, to, rows, c.lane());
 }
 
-/// Stores dK through the memory of K. A persistent CTA may be loading the next key block's K there, so it takes the
-/// memory of the warpgroup's next dS, and dk_upper.
+/// Stores dK through the memory of K.
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_dk(const ConsumerThread<T, kConfig>& c, const float (&dk)[kConfig.head_dim / 2]) {
     const Launch& launch = c.launch;
@@ -118,14 +118,7 @@ __device__ __forceinline__ void store_dk(const ConsumerThread<T, kConfig>& c, co
     }
     const GradientRows to = gradient_rows(c, launch.params.dk, launch.maps.dk, launch.gradients.tma_dk, p.head_dim);
     PanelRows rows[kConfig.qk_panels()];
-    const int row = c.first_row() + 16 * c.warp();
-    if constexpr (kConfig.persistent()) {
-        static_assert(kConfig.qk_panels() == 2);
-        rows[0] = &c.shared.ds[c.steps % Config::kDsStages][c.warpgroup][16 * c.warp()];
-        rows[1] = &c.shared.dk_upper[row];
-    } else {
-        set_rows(rows, c.shared.k, row);
-    }
+    set_rows(rows, c.shared.k, c.first_row() + 16 * c.warp());
     store_gradient<T, kConfig.head_dim>(dk, factor, to, rows, c.lane());
 }
 
@@ -141,16 +134,9 @@ __device__ __forceinline__ void store_gradients(OfConsumer<T, kConfig>& c) {
     ptx::named_barrier_sync(kWarpgroupBarrier + c.warpgroup, 128);  // only this warpgroup has read V of its keys
     store_dv(c, c.dv);
     wait_for_dk(c);
-    if constexpr (kConfig.persistent()) {
-        store_dk(c, c.dk);
-        if (c.lane() != 0) return;
-        ptx::tma_store_wait_read<1>();  // dV has left shared memory; prologue() waits for dK
-        ptx::mbarrier_arrive(c.shared.persistent.v_empty);
-    } else {
-        sync_consumers<kConfig>();
-        store_dk(c, c.dk);
-        if (c.lane() == 0) ptx::tma_store_wait_read();
-    }
+    sync_consumers<kConfig>();
+    store_dk(c, c.dk);
+    if (c.lane() == 0) ptx::tma_store_wait_read();
 }
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_gradients(DqConsumer<T, kConfig>& /*it has no gradient left*/) {

@@ -4,12 +4,9 @@
 // K and V of a CTA stay in shared memory; the inner loop over query blocks is in mainloop_*.cuh.
 #pragma once
 
-#include <algorithm>
-
 #include "cuda/fa3/backward/main/dq_accumulate.cuh"
 #include "cuda/fa3/backward/main/epilogue.cuh"
 #include "cuda/fa3/backward/main/loads.cuh"
-#include "cuda/fa3/backward/main/persistent.cuh"
 #include "cuda/shared/start.cuh"
 
 namespace tessera::cuda::fa3::backward {
@@ -22,12 +19,26 @@ __device__ __forceinline__ void run(const Launch& launch, Shared<kConfig>& share
     store_gradients(consumer);
 }
 
+/// A consumer warpgroup that makes dK, dV and its half of dQ. If it has written dQ, the flag is loaded beside the
+/// stores of dK and dV.
+template <class T, Config kConfig>
+__device__ __forceinline__ void run_alone(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {
+    Consumer<T, kConfig> consumer{{ConsumerState<kConfig>{}, launch, shared, warpgroup}};
+    consumer.run();
+    if constexpr (kConfig.may_write_dq()) {
+        const int nonfinite_keys = consumer.writes_dq ? nonfinite_keys_met(launch) : 0;
+        store_gradients(consumer);
+        if (any_lane(nonfinite_keys != 0)) store_nan_of_written_dq(consumer, warpgroup);
+    } else {
+        store_gradients(consumer);
+    }
+}
+
 /// A consumer warpgroup that has keys.
 template <class T, Config kConfig>
 __device__ __forceinline__ void consume(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {
-    if constexpr (kConfig.persistent()) consume_blocks<T>(launch, shared, warpgroup);
-    else if constexpr (kConfig.dedicated_dq_warpgroup()) run<KeyConsumer<T, kConfig>>(launch, shared, warpgroup);
-    else if constexpr (!kConfig.splits_dv_dk()) run<Consumer<T, kConfig>>(launch, shared, warpgroup);
+    if constexpr (kConfig.dedicated_dq_warpgroup()) run<KeyConsumer<T, kConfig>>(launch, shared, warpgroup);
+    else if constexpr (!kConfig.splits_dv_dk()) run_alone<T>(launch, shared, warpgroup);
     else if (warpgroup == 0) run<DvConsumer<T, kConfig>>(launch, shared, 0);
     else run<DkConsumer<T, kConfig>>(launch, shared, 1);
 }
@@ -37,17 +48,16 @@ __device__ __forceinline__ void consume(const Launch& launch, Shared<kConfig>& s
 template <Config kConfig, DqOrder kOrder, bool kWritesDq = false>
 __device__ __forceinline__ void produce_block(const Launch& launch, Shared<kConfig>& shared) {
     const int thread = static_cast<int>(threadIdx.x);
-    DqParities parity;
     if (thread == 0) Loader<kConfig, kOrder == DqOrder::ascending>{launch, shared}.load_others();
     else if constexpr (kConfig.has_dq_order_thread() && !kWritesDq) {
         const int steps =
             StepIterator<false>(shared.block.schedule, shared.block.n, shared.block.schedule.heads_per_split).count();
-        if (thread == 32) add_dq_when_signaled<kConfig, 0>(launch, shared, steps, parity);
-        else if (thread == 64) add_dq_when_signaled<kConfig, 1>(launch, shared, steps, parity);
-        else if (thread == 96) order_dq_additions<kConfig, kOrder>(launch, shared, shared.block, parity);
+        if (thread == 32) add_dq_when_signaled<kConfig, 0>(launch, shared, steps);
+        else if (thread == 64) add_dq_when_signaled<kConfig, 1>(launch, shared, steps);
+        else if (thread == 96) order_dq_additions<kConfig, kOrder>(launch, shared);
     } else if constexpr (kWritesDq) {
-        if (thread == 32) add_or_fetch_dq<kConfig, 0>(launch, shared, shared.block, parity);
-        else if (thread == 64) add_or_fetch_dq<kConfig, 1>(launch, shared, shared.block, parity);
+        if (thread == 32) add_or_fetch_dq<kConfig, 0>(launch, shared);
+        else if (thread == 64) add_or_fetch_dq<kConfig, 1>(launch, shared);
     } else if constexpr (!kConfig.splits_dv_dk()) {
         if (thread == 32) add_dq<kConfig, 0, kOrder>(launch, shared);
         else if (thread == 64) add_dq<kConfig, 1, kOrder>(launch, shared);
@@ -57,16 +67,12 @@ __device__ __forceinline__ void produce_block(const Launch& launch, Shared<kConf
 /// The producer warpgroup.
 template <class T, Config kConfig>
 __device__ __forceinline__ void produce(const Launch& launch, Shared<kConfig>& shared) {
-    if constexpr (kConfig.persistent()) {
-        produce_blocks<T>(launch, shared);
-    } else {
-        if constexpr (kConfig.may_write_dq()) {
-            if (shared.block.writes_dq) return produce_block<kConfig, DqOrder::descending, true>(launch, shared);
-        }
-        if (shared.block.schedule.ascending) produce_block<kConfig, DqOrder::ascending>(launch, shared);
-        else if (shared.block.schedule.segmented) produce_block<kConfig, DqOrder::segmented>(launch, shared);
-        else produce_block<kConfig, DqOrder::descending>(launch, shared);
+    if constexpr (kConfig.may_write_dq()) {
+        if (shared.block.writes_dq) return produce_block<kConfig, DqOrder::descending, true>(launch, shared);
     }
+    if (shared.block.schedule.ascending) produce_block<kConfig, DqOrder::ascending>(launch, shared);
+    else if (shared.block.schedule.segmented) produce_block<kConfig, DqOrder::segmented>(launch, shared);
+    else produce_block<kConfig, DqOrder::descending>(launch, shared);
 }
 
 /// One thread: sets the key block of this number, and starts its first loads as soon as the block is known.
@@ -74,13 +80,11 @@ template <class T, Config kConfig>
 __device__ __forceinline__ void begin(const Launch& launch, Shared<kConfig>& shared, unsigned number) {
     shared.init_barriers();
     KeyBlock<kConfig>& block = shared.block;
-    if constexpr (kConfig.persistent()) find_existing(launch, block, number);
-    else block.decode(launch, number);
+    block.decode(launch, number);
     if (!block.exists()) return;
     if (block.schedule.ascending) load_first_tiles<kConfig, true>(launch, shared);
     else load_first_tiles<kConfig, false>(launch, shared);
     block.template set_derived<T>(launch);
-    if constexpr (kConfig.persistent()) ptx::mbarrier_arrive(shared.persistent.block_ring.full[0]);
 }
 
 /// All threads: waits for begin(). Returns whether there is a key block.
@@ -130,9 +134,7 @@ cudaError_t launch_backward(const Launch& launch, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of backward_config.h");
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
-    unsigned ctas = launch.key_blocks.count;
-    if constexpr (Shape::kConfig.persistent()) ctas = std::min(ctas, static_cast<unsigned>(launch.multiprocessors));
-    return start(backward_kernel<T, Shape>, ctas, Shape::kConfig.threads(), kBytes, launch, stream);
+    return start(backward_kernel<T, Shape>, launch.key_blocks.count, Shape::kConfig.threads(), kBytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -16,16 +16,18 @@ template <Config kConfig>
 struct KeyBlock {
     ScheduleOf<kConfig> schedule;
     int batch, kv_head, n;
-    int segment, index;                 ///< KeyBlockNumber's; ragged: `index` is that of the number in its sequence
-    int split;                          ///< index of the head split (dq_order.hpp)
-    int end_head;                       ///< one past the split's last query head
-    int zeroed_do;                      ///< not 0: NaN or infinities may have been taken out of dO
-    float ds_factor;                    ///< fp16: the scale of dS over that of P (common/fp16_scale.cuh)
-    bool writes_dq;                     ///< it is the last to add to some query blocks, and writes their dQ
-    int segment_begin, segment_last;    ///< first and last key block of n's segment
-    int first_q, first_kv;              ///< rows where a ragged sequence begins
-    int first_block_q;                  ///< query blocks before the sequence's first one
-    Span unmasked[Config::kConsumers];  ///< query blocks that see all keys of a warpgroup
+    int segment, index;               ///< KeyBlockNumber's; ragged: `index` is that of the number in its sequence
+    int split;                        ///< index of the head split (dq_order.hpp)
+    int end_head;                     ///< one past the split's last query head
+    int zeroed_do;                    ///< not 0: NaN or infinities may have been taken out of dO
+    float ds_factor;                  ///< fp16: the scale of dS over that of P (common/fp16_scale.cuh)
+    bool writes_dq;                   ///< it is the last to add to some query blocks, and writes their dQ
+    int segment_begin, segment_last;  ///< first and last key block of n's segment
+    int first_q, first_kv;            ///< rows where a ragged sequence begins
+    int first_block_q;                ///< query blocks before the sequence's first one
+    /// Query blocks that see all keys of a warpgroup. If its scores lack some keys (ConsumerThread::lacks_keys), the
+    /// complement of the end stands there, which is negative.
+    Span unmasked[Config::kConsumers];
 
     /// Sets which keys the block has. set_derived() sets the other members, after the first loads have been started.
     __device__ __forceinline__ void decode(const Launch& launch, unsigned number) {
@@ -45,7 +47,6 @@ struct KeyBlock {
         first_kv = sequence.first_kv;
         first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, sequence.first_q));
         schedule.set(p.mask, sequence.len_q, sequence.len_kv, p.group);
-        reload_from_memory();
         schedule.set_part(launch.part, launch.part_queries);
         const PlacedKeyBlock placed = place_key_block(schedule, p.heads_kv * schedule.head_splits, index,
                                                       !p.mask.trivial(), kConfig.splits_dv_dk());
@@ -66,7 +67,6 @@ struct KeyBlock {
         first_q = first_kv = 0;
         first_block_q = static_cast<int>(backward::first_block_q(p, kConfig.block_q, batch, 0));
         static_cast<SequenceSchedule&>(schedule) = launch.schedule;
-        reload_from_memory();
         schedule.set_part(launch.part, launch.part_queries);
         end_head = kv_head * p.group + (split + 1) * schedule.heads_per_split;
         // If dQ has a kernel of its own, no CTA waits for another one, and n is in launch order.
@@ -85,17 +85,15 @@ struct KeyBlock {
         }
         if constexpr (kFp16Scaled<T>) ds_factor = ds_scale<T>(launch, batch, kv_head, split) / kPScale<T>;
     }
+    /// Does query block m see all keys of the warpgroup?
+    __device__ __forceinline__ bool is_unmasked(int warpgroup, int m) const {
+        const Span& of_warpgroup = unmasked[warpgroup];
+        return m >= of_warpgroup.begin && m < (of_warpgroup.end ^ of_warpgroup.end >> 31);
+    }
     __device__ __forceinline__ bool exists() const { return n < schedule.count_kv; }
     /// The index of block m of a query head among all query blocks.
     __device__ __forceinline__ std::int64_t block_q(const Launch& launch, int head, int m) const {
         return std::int64_t{head} * launch.blocks_q + first_block_q + m;
-    }
-
- private:
-    /// The producer thread of a persistent CTA has few registers. It reads the schedule from shared memory instead of
-    /// keeping it.
-    __device__ __forceinline__ static void reload_from_memory() {
-        if constexpr (kConfig.persistent()) ptx::compiler_memory_barrier();
     }
 };
 

@@ -38,20 +38,19 @@ __device__ __forceinline__ void load_do_tile(const Launch& launch, Shared<kConfi
     copy_in(shared.d_o[stage], launch.maps.d_o, row, head, batch, full, ptx::CacheHint::evict_last);
 }
 
-/// K, V and the tiles of the first step, in the order in which they are needed. A persistent CTA loads K and V even
-/// without a step, so that their barriers complete once for each key block.
+/// K, V and the tiles of the first step, in the order in which they are needed.
 template <Config kConfig, bool kAscending>
 __device__ __forceinline__ void load_first_tiles(const Launch& launch, Shared<kConfig>& shared) {
     const KeyBlock<kConfig>& block = shared.block;
     const int batch = launch.params.forward.cu_seqlens_q != nullptr ? 0 : block.batch;
     const StepIterator<kAscending> step(block.schedule, block.n, block.schedule.heads_per_split);
-    if (!kConfig.persistent() && !step.more()) return;
+    if (!step.more()) return;
     const int head = block.end_head - step.heads_left;
     const int row = block.first_q + step.m * kConfig.block_q;
     load_kv(launch, block, shared.k, launch.maps.k, shared.k_full);
-    if (step.more()) load_q_tile(launch, shared, 0, step.m, row, head, batch);
+    load_q_tile(launch, shared, 0, step.m, row, head, batch);
     load_kv(launch, block, shared.v, launch.maps.v, shared.v_full);
-    if (step.more()) load_do_tile(launch, shared, 0, row, head, batch);
+    load_do_tile(launch, shared, 0, row, head, batch);
 }
 
 /// Q and dO of the steps.

@@ -19,7 +19,6 @@
 
 #include "cuda/fa3/backward/main/consumer.cuh"
 #include "cuda/fa3/backward/main/dq_accumulate.cuh"
-#include "cuda/fa3/backward/main/score_mod.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
@@ -29,9 +28,11 @@ struct Consumer : ConsumerThread<T, kConfig> {
     using Base::arrive, Base::d_o, Base::first_column, Base::first_query, Base::stats_of_chunk, Base::is_unmasked,
         Base::kPairs, Base::lane, Base::launch, Base::q, Base::row, Base::shared, Base::steps, Base::warpgroup;
     static constexpr int kBlockQ = kConfig.block_q;
+    static constexpr bool kGeneral = kConfig.scores == Scores::general, kCapped = kConfig.scores == Scores::capped;
+    using StepMod = typename Base::StepMod;
     static_assert(kBlockQ == Config::kRows);
 
-    DropoutBitsTransposed kept;  ///< which of the thread's pairs dropout keeps
+    DropoutBitsTransposed kept;  ///< general shapes: which of the thread's pairs dropout keeps
     bool writes_dq = false;      ///< KeyBlock::writes_dq
 
     float dk[kConfig.head_dim / 2];      ///< [64 keys][head_dim]
@@ -44,42 +45,39 @@ struct Consumer : ConsumerThread<T, kConfig> {
 
     __device__ __forceinline__ void run();
     /// Has the last step's dQ been stored but not signaled (signal_dq)?
-    __device__ __forceinline__ bool has_pending_dq() const {
-        if constexpr (!kConfig.persistent()) return steps > 0;
-        else return any_lane((Base::flags & Base::kNotFirst) != 0) && !writes_dq;
-    }
+    __device__ __forceinline__ bool has_pending_dq() const { return steps > 0 && !writes_dq; }
     /// Releases Q of the last step, whose dK is done.
     __device__ __forceinline__ void release_q(int last_q) {
         ptx::warpgroup_fence_operand(dk);
         ptx::warpgroup_fence_operand(ds);
         if (steps > 0) arrive(shared.q_ring.empty[last_q]);
     }
+    __device__ __forceinline__ void add_nonfinite_keys();
     __device__ __forceinline__ void make_ds();
     __device__ __forceinline__ void make_ds_with_score_mod();
     /// P^T of a chunk of 8 elements from S^T.
-    __device__ __forceinline__ void exponentiate_chunk(int chunk, const float4& minus_lse) {
+    __device__ __forceinline__ void exponentiate_chunk(const StepMod& mod, int chunk, const float4& minus_lse) {
 #pragma unroll
-        for (int i = 8 * chunk; i < 8 * chunk + 8; ++i) {
-            s[i] = ptx::exp2_approx(fmaf(s[i], launch.scale_log2, element_of(minus_lse, i)));
+        for (int i = 8 * chunk; i < 8 * chunk + 8; i += 2) {
+            s[i] = Base::ordinary_probability(mod, i, s[i], element_of(minus_lse, i));
+            s[i + 1] = Base::ordinary_probability(mod, i + 1, s[i + 1], element_of(minus_lse, i + 1));
         }
     }
     /// dS^T of a chunk from P^T and dP^T; rounds both to 16 bits.
-    __device__ __forceinline__ void score_gradients_of_chunk(int chunk, const float4& delta, float factor) {
+    __device__ __forceinline__ void score_gradients_of_chunk(const StepMod& mod, int chunk, const float4& delta,
+                                                             float factor) {
 #pragma unroll
         for (int i = 8 * chunk; i < 8 * chunk + 8; i += 2) {
-            const float first = score_gradient<T>(s[i], dp[i], element_of(delta, i), factor);
-            const float second = score_gradient<T>(s[i + 1], dp[i + 1], element_of(delta, i + 1), factor);
+            const float first = Base::gradient_of_pair(mod, i, s[i], dp[i], element_of(delta, i), factor);
+            const float second =
+                Base::gradient_of_pair(mod, i + 1, s[i + 1], dp[i + 1], element_of(delta, i + 1), factor);
             ds[i / 8][i / 2 % 4] = ptx::pack_finite<T>(first, second);
-            p[i / 8][i / 2 % 4] = ptx::pack_finite<T>(s[i], s[i + 1]);
+            p[i / 8][i / 2 % 4] = ptx::pack_finite<T>(mod.keeps(i) ? s[i] : 0.0F, mod.keeps(i + 1) ? s[i + 1] : 0.0F);
         }
     }
     __device__ __forceinline__ void exponentiate_with_score_mod();
     template <bool kMasked>
-    __device__ __forceinline__ void score_gradients(float4 (&delta)[Base::kChunks]);
-    /// Persistent CTA: this warpgroup reads K no more.
-    __device__ __forceinline__ void release_k() {
-        if constexpr (kConfig.persistent()) arrive(shared.persistent.k_empty);
-    }
+    __device__ __forceinline__ void score_gradients(const StepMod& mod, float4 (&delta)[Base::kChunks]);
     /// Stores dS^T to shared memory, for the dQ of both warpgroups.
     __device__ __forceinline__ void publish_ds() {
         Base::store_ds(ds, Base::ds_address(warpgroup));
@@ -117,18 +115,47 @@ struct Consumer : ConsumerThread<T, kConfig> {
     }
 };
 
+/// Adds to S^T the products of Q with the NaN and infinities that zero_nonfinite_keys() has taken out of K. It is rare
+/// and slow.
+template <class T, Config kConfig>
+__device__ __forceinline__ void Consumer<T, kConfig>::add_nonfinite_keys() {
+    const KeyBlock<kConfig>& block = Base::block();
+    const ForwardParams& p = launch.params.forward;
+    const int batch = p.cu_seqlens_q != nullptr ? 0 : block.batch;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int key = block.n * kConfig.block_kv + row() + 8 * r;
+        if (!Base::is_nonfinite_key(r) || key >= block.schedule.len_kv()) continue;
+        const T* elements = reinterpret_cast<const T*>(p.k.data) + batch * p.k.batch + block.kv_head * p.k.head +
+                            (std::int64_t{block.first_kv} + key) * p.k.row;
+#pragma unroll 1
+        for (int column = 0; column < p.head_dim; ++column) {
+            const float element = static_cast<float>(elements[column * p.k.column]);
+            if (isfinite(element)) continue;
+            const auto* panel = reinterpret_cast<const char*>(shared.q[q.index()][column / kPanelColumns]);
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) {
+                if (row_of(i) != r) continue;
+                const int query = first_column() + column_of(i);
+                const int offset = swizzled(query, column % kPanelColumns / 8) + 2 * (column % 8);
+                s[i] = fmaf(static_cast<float>(*reinterpret_cast<const T*>(panel + offset)), element, s[i]);
+            }
+        }
+    }
+}
+
 /// Computes from S^T: P^T in 16 bits after dropout, and in s P^T times the derivative of the softcap.
 template <class T, Config kConfig>
 __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_score_mod() {
     const ForwardParams& params = launch.params.forward;
-    const KeyBlock<kConfig>& block = Base::block();
-    const ScoreMod score_mod(params, block.schedule, block.batch, shared.head[q.index()]);
-    const int key = block.n * kConfig.block_kv + row();
+    const ScoreMod score_mod = Base::score_mod();
+    const int key = Base::key();
     const int column = first_column();
-    const int query = first_query() + column;
+    const int query = Base::query(0);
     const bool full = is_unmasked();
-    const PairMask mask(block.schedule, key, query);
+    const PairMask mask(Base::block().schedule, key, query);
     kept = score_mod.kept(query, key, lane());
+    if (any_lane(Base::lacks_keys())) add_nonfinite_keys();
 #pragma unroll
     for (int i = 0; i < kPairs; i += 2) {
         const float4 minus_lse = stats_of_chunk(&RowStats::minus_lse, i / 8, column);
@@ -137,7 +164,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_score_mo
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             float& score = s[i + e];
-            const float derivative = score_mod.transform(score, query + column_of(i + e), key + 8 * row_of(i));
+            const float derivative =
+                score_mod.template transform<kConfig.scores>(score, query + column_of(i + e), key + 8 * row_of(i));
             float p_of_pair =
                 probability(score, launch.scale_log2, element_of(minus_lse, i + e), element_of(inverse_sum, i + e));
             if (!full && !mask.sees(i + e)) p_of_pair = 0;
@@ -154,17 +182,18 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_score_mo
 /// dS^T from P^T and dP^T; rounds both to 16 bits. kMasked: some pair may be masked.
 template <class T, Config kConfig>
 template <bool kMasked>
-__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(float4 (&delta)[Base::kChunks]) {
-    if constexpr (kConfig.general) {
+__device__ __forceinline__ void Consumer<T, kConfig>::score_gradients(const StepMod& mod,
+                                                                      float4 (&delta)[Base::kChunks]) {
+    if constexpr (kGeneral) {
         const float keep_scale = launch.params.forward.keep_scale;
 #pragma unroll
         for (int i = 0; i < Base::kPairs; ++i) dp[i] = kept(i / 4, i % 4) ? dp[i] * keep_scale : 0.0F;
     }
-    Base::template score_gradients<kMasked>(s, dp, delta);
+    Base::template score_gradients<kMasked>(s, dp, delta, mod);
     Base::pack(ds, dp);
-    if constexpr (!kConfig.general) {
+    if constexpr (!kGeneral) {
         ptx::warpgroup_fence_operand(ds);
-        Base::pack(p, s);
+        Base::pack_kept(p, s, mod);
     }
 }
 
@@ -176,36 +205,48 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     constexpr int kChunks = Base::kChunks, kAhead = kChunks / 2;  // chunks before the wait for dP^T
     const bool some_nonfinite = Base::some_nonfinite();
     const bool full = is_unmasked();
-    const bool plain = any_lane((Base::flags & (Base::kUnmasked | Base::kLargeLse)) == Base::kUnmasked);
+    const bool plain = !kCapped && any_lane((Base::flags & (Base::kUnmasked | Base::kRareScores)) == Base::kUnmasked);
+    // The mask of dropout is drawn first, in registers that LSE would take.
+    constexpr bool kReadsEarly = kConfig.scores != Scores::dropout && !kCapped;
     float4 minus_lse[kChunks], delta[kChunks];
-    Base::read_stats(minus_lse, &RowStats::minus_lse);
+    if constexpr (kReadsEarly) Base::read_stats(minus_lse, &RowStats::minus_lse);
     Base::wait_for_do();
     start_dp();
-    if (plain) {
+    const StepMod mod = Base::step_score_mod();
+    if constexpr (!kCapped) {
+        if constexpr (!kReadsEarly) Base::read_stats(minus_lse, &RowStats::minus_lse);
+        if (plain) {
 #pragma unroll
-        for (int chunk = 0; chunk < kAhead; ++chunk) exponentiate_chunk(chunk, minus_lse[chunk]);
-    } else {
-        Base::exponentiate(s, minus_lse);
+            for (int chunk = 0; chunk < kAhead; ++chunk) exponentiate_chunk(mod, chunk, minus_lse[chunk]);
+        } else {
+            Base::exponentiate(s, minus_lse, mod);
+        }
     }
     if (has_pending_dq()) signal_dq(*this);  // for the last step; by now its fence has nothing to wait for
-    Base::read_stats(delta, &RowStats::delta);
     ptx::wgmma_wait<1>();
     release_q(q.previous_index());
+    // Behind this wait, since delta, or the softcap's arithmetic, takes the registers of the last dS.
+    if constexpr (kCapped) {
+        if (any_lane((Base::flags & Base::kRareScores) != 0) && any_lane(Base::lacks_keys())) add_nonfinite_keys();
+        cap_scores(launch.softcap, s);
+    } else {
+        Base::read_stats(delta, &RowStats::delta);
+    }
     ptx::wgmma_wait<0>();
     ptx::warpgroup_fence_operand(dp);
     if (plain) {
-        const float factor = Base::ds_factor();
-        scale_deltas<T>(delta, factor);
+        scale_deltas<T>(delta, Base::ds_factor());
+        const float factor = Base::dp_factor();
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {
             const int next = chunk + kAhead;
-            if (next < kChunks) exponentiate_chunk(next, minus_lse[next]);
-            score_gradients_of_chunk(chunk, delta[chunk], factor);
+            if (next < kChunks) exponentiate_chunk(mod, next, minus_lse[next]);
+            score_gradients_of_chunk(mod, chunk, delta[chunk], factor);
         }
     } else if (full) {
-        score_gradients<false>(delta);
+        score_gradients<false>(mod, delta);
     } else {
-        score_gradients<true>(delta);
+        score_gradients<true>(mod, delta);
     }
     if (some_nonfinite) Base::zero_nonfinite_queries();
     start_dv();  // dS is stored beside it
@@ -229,8 +270,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds_with_score_mod() {
     ptx::warpgroup_fence_operand(p);
     float4 delta[Base::kChunks];
     Base::read_stats(delta, &RowStats::delta);
-    if (is_unmasked()) score_gradients<false>(delta);
-    else score_gradients<true>(delta);
+    if (is_unmasked()) score_gradients<false>(StepMod{}, delta);
+    else score_gradients<true>(StepMod{}, delta);
     publish_ds();
 }
 
@@ -239,12 +280,11 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
     int left = Base::count_steps();
     if constexpr (kConfig.may_write_dq()) writes_dq = any_lane(Base::block().writes_dq);
     prologue(*this);
-    // prologue() returns the same, but using that changes ptxas's register allocation in the loop.
-    if (left == 0) return release_k();
+    if (left == 0) return;
     int last_q = -1;  // stage of the Q that dK of the last step reads
 #pragma unroll 1
     while (true) {
-        if constexpr (kConfig.general) make_ds_with_score_mod();
+        if constexpr (kGeneral) make_ds_with_score_mod();
         else make_ds();
         --left;
         last_q = q.index();
@@ -254,7 +294,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         // Behind the barrier both halves of dS are stored. The other stage of dS is free: its dQ was done before this
         // step.
         ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
-        if constexpr (!kConfig.general) {
+        if constexpr (!kGeneral) {
             ptx::wgmma_wait<1>();
             ptx::warpgroup_fence_operand(dv);
             ptx::warpgroup_fence_operand(p);
@@ -262,7 +302,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         arrive(shared.do_ring.empty[d_o.index()]);
         start_dq();
         start_dk(last_q);
-        Base::read_flags(true);
+        Base::read_flags();
         ptx::wgmma_wait<1>();
         ptx::warpgroup_fence_operand(s);
         ptx::warpgroup_fence_operand(dq);
@@ -277,7 +317,6 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         if (left == 0) break;
     }
     if (!writes_dq) signal_dq(*this);
-    release_k();
 }
 
 }  // namespace tessera::cuda::fa3::backward

@@ -29,7 +29,8 @@ namespace tessera::cuda::fa3::backward {
 template <class T, Config kConfig>
 struct HalfStepThread : ConsumerThread<T, kConfig> {
     static constexpr int kHalf = Config::kRows;  ///< queries
-    static_assert(kConfig.block_q == 2 * kHalf && kConfig.head_dim == kPanelColumns && !kConfig.general);
+    static_assert(kConfig.block_q == 2 * kHalf && kConfig.head_dim == kPanelColumns &&
+                  kConfig.scores != Scores::general);
 
     /// Stage and phase of ds_ring.
     __device__ __forceinline__ std::uint32_t ds_stage(int half) const {
@@ -44,6 +45,7 @@ struct KeyConsumer : HalfStepThread<T, kConfig> {
     using Base = HalfStepThread<T, kConfig>;
     using Base::arrive, Base::d_o, Base::kChunks, Base::kHalf, Base::kPairs, Base::ds_phase, Base::ds_stage, Base::q,
         Base::shared, Base::steps, Base::warpgroup;
+    static constexpr bool kCapped = kConfig.scores == Scores::capped;
 
     std::uint32_t k[kConfig.head_dim / 16][4];  ///< K: [64 keys][head_dim]
     float dk[kConfig.head_dim / 2];             ///< [64 keys][head_dim]
@@ -66,11 +68,6 @@ struct KeyConsumer : HalfStepThread<T, kConfig> {
         nonfinite = Base::any_in_warpgroup(found != 0);
     }
     __device__ __forceinline__ bool nonfinite_in_keys() const { return nonfinite; }
-    /// Sets NaN and infinities of K to 0 in shared memory, and loads K into registers again.
-    __device__ __forceinline__ void zero_nonfinite_keys() {
-        Base::zero_nonfinite_keys();
-        load_rows(k, shared.k[0], kHalf * warpgroup);
-    }
     __device__ __forceinline__ void start_s(int half = 0) {
         start_scores_of_registers<T, kConfig.head_dim>(s, k,
                                                        uniform(row_descriptor(&shared.q[q.index()][0][kHalf * half])));
@@ -99,21 +96,28 @@ __device__ __forceinline__ void KeyConsumer<T, kConfig>::make_ds(int half, int l
     const bool some_nonfinite = Base::some_nonfinite();
     const bool full = Base::is_unmasked();
     float4 stats[kChunks];  // LSE, then delta
-    Base::read_stats(stats, &RowStats::minus_lse, half);
+    // The mask of dropout is drawn first, in registers that LSE would take.
+    constexpr bool kReadsEarly = kConfig.scores != Scores::dropout && !kCapped;
+    if constexpr (kReadsEarly) Base::read_stats(stats, &RowStats::minus_lse, half);
     if (half == 0) Base::wait_for_do();
     start_dp(half);
-    Base::exponentiate(s, stats, half);
-    Base::read_stats(stats, &RowStats::delta, half);
+    const auto mod = Base::step_score_mod(half);
+    if constexpr (!kCapped) {
+        if constexpr (!kReadsEarly) Base::read_stats(stats, &RowStats::minus_lse, half);
+        Base::exponentiate(s, stats, mod, half);
+        Base::read_stats(stats, &RowStats::delta, half);
+    }
     ptx::wgmma_wait<1>();
     ptx::warpgroup_fence_operand(dk);
     ptx::warpgroup_fence_operand(ds);
     if (half == 0 && steps > 0) arrive(shared.q_ring.empty[last_q]);
+    if constexpr (kCapped) cap_scores(Base::launch.softcap, s);  // in the registers of the last dS
     ptx::wgmma_wait<0>();
     ptx::warpgroup_fence_operand(dp);
-    if (full) Base::template score_gradients<false>(s, dp, stats, half);
-    else Base::template score_gradients<true>(s, dp, stats, half);
+    if (full) Base::template score_gradients<false>(s, dp, stats, mod, half);
+    else Base::template score_gradients<true>(s, dp, stats, mod, half);
     Base::pack(ds, dp);
-    Base::pack(p, s);
+    Base::pack_kept(p, s, mod);
     if (some_nonfinite) Base::zero_nonfinite_queries(half);
     wait_for(shared.ds_ring.empty[ds_stage(half)], ds_phase() ^ 1);
     Base::store_ds(ds, Base::ds_address(warpgroup) + kHalf * kPanelRowBytes * half);
@@ -202,6 +206,10 @@ __device__ __forceinline__ void DqConsumer<T, kConfig>::run() {
             arrive(shared.q_ring.empty[q.index()]);  // write_dq() reads block_q and head of the stage
         ++steps;
         q.advance();
+    }
+    if constexpr (kWritesDq) {
+        if (any_lane(nonfinite_keys_met(Base::launch) == 0)) return;
+        for (int half = 0; half < 2; ++half) store_nan_of_written_dq(*this, half);
     }
 }
 

@@ -17,6 +17,10 @@ struct SplitThread : ConsumerThread<T, kConfig> {
     using Base = ConsumerThread<T, kConfig>;
     using Base::launch, Base::shared, Base::q, Base::d_o, Base::kPairs;
 
+    /// Tells the dQ kernel of NaN and infinities in K. S keeps them, since masked pairs of P and dS are set to 0.
+    __device__ __forceinline__ void report_nonfinite_keys() const {
+        if (any_lane(Base::some_of_keys_nonfinite())) launch.workspace.state->nonfinite_keys = 1;
+    }
     /// Sets masked pairs to 0.
     __device__ __forceinline__ void apply_mask(float (&values)[kPairs]) const {
         if (Base::is_unmasked()) return;
@@ -54,7 +58,7 @@ struct DvConsumer : SplitThread<T, kConfig> {
     /// Computes P^T from S^T, which is complete.
     __device__ __forceinline__ void make_p(const float4 (&minus_lse)[Base::kChunks]) {
         ptx::warpgroup_fence_operand(s);
-        Base::exponentiate(s, minus_lse);
+        Base::exponentiate(s, minus_lse, {});
         Base::apply_mask(s);
     }
     /// Passes P^T to the dK warpgroup, in fp32. That warpgroup has released the stage's Q, so it has read its last P^T.
@@ -76,7 +80,7 @@ __device__ __forceinline__ void DvConsumer<T, kConfig>::run() {
     for (float& element : dv) element = 0;
     if (left == 0) return;
     wait_for(shared.k_full, 0);
-    Base::zero_nonfinite_keys();
+    Base::report_nonfinite_keys();
     Base::wait_for_q();
     start_s();
     float4 minus_lse[Base::kChunks];
@@ -160,7 +164,7 @@ __device__ __forceinline__ void DkConsumer<T, kConfig>::run() {
     for (float& element : dk) element = 0;
     if (left == 0) return;
     wait_for(shared.k_full, 0);
-    Base::zero_nonfinite_keys();
+    Base::report_nonfinite_keys();
     Base::wait_for_q();
     wait_for(shared.v_full, 0);
     Base::wait_for_do();

@@ -2,14 +2,20 @@
 //
 // score_mod on transposed tiles: softcap, ALiBi and dropout of scores and P. Rows are keys and columns queries; `key`
 // and `query` are those of a thread's element 0. (tile/score.cuh does it on tiles whose rows are queries.)
+//
+// ScoreMod has all of them, for general shapes. StepScoreMod has those that a shape is compiled for, in the form that
+// costs the inner loop least.
 #pragma once
 
 #include <cfloat>
 
 #include "core/dropout.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
+#include "cuda/fa3/host/score_mod.h"
+#include "cuda/fa3/host/softcap.hpp"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/dropout_mask.cuh"
+#include "cuda/tile/fragment.cuh"
 #include "cuda/tile/params.hpp"
 #include "cuda/tile/softcap.cuh"
 
@@ -27,17 +33,20 @@ struct ScoreMod {
         if (p.alibi_slopes) slope = p.alibi_slopes[batch * p.alibi_batch + head * p.alibi_head];
     }
 
-    /// Turns q . k into a score in units of the natural logarithm. Returns d(score) / d(scale * q . k).
+    /// Turns q . k into a score in units of the natural logarithm. Returns d(score) / d(scale * q . k). kScores: those
+    /// of the shape, which does not compute others.
+    template <Scores kScores>
     __device__ __forceinline__ float transform(float& s, int query, int key) const {
         s = __fmul_rn(s, params.scale);
         float derivative = 1;
-        if (params.softcap > 0) {
+        if (kScores != Scores::alibi && params.softcap > 0) {
             const float inverse = fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);  // inf if subnormal
             const float t = hyperbolic_tangent(s * inverse);
             s = params.softcap * t;
             derivative = fmaf(-t, t, 1.0F);
         }
-        if (slope != 0) s = fmaf(-slope, fabsf(static_cast<float>(query + diagonal - key)), s);
+        if (kScores != Scores::capped && slope != 0)
+            s = fmaf(-slope, fabsf(static_cast<float>(query + diagonal - key)), s);
         return derivative;
     }
 
@@ -49,5 +58,64 @@ struct ScoreMod {
                                            ptx::opaque(key), ptx::opaque(lane));
     }
 };
+
+/// The score modification of a step, of a thread's pairs with 64 queries. addend() is what is added to scale_log2 times
+/// an element of Q K^T: minus the row's LSE, and ALiBi's part of the score. keeps() says whether dropout keeps a pair.
+template <Scores kScores>
+struct StepScoreMod {
+    __device__ __forceinline__ static float addend(int /*element*/, float minus_lse) { return minus_lse; }
+    __device__ __forceinline__ static constexpr bool keeps(int /*element*/) { return true; }
+};
+
+template <>
+struct StepScoreMod<Scores::alibi> {
+    float first_distance;  ///< from the key to the query's diagonal, of element 0; exact up to 2^24
+    float slope;           ///< RowStats::slope
+
+    __device__ __forceinline__ float distance(int element) const {
+        return fabsf(first_distance + static_cast<float>(column_of(element) - 8 * row_of(element)));
+    }
+    __device__ __forceinline__ float addend(int element, float minus_lse) const {
+        return fmaf(-kLog2E * slope, distance(element), minus_lse);
+    }
+    __device__ __forceinline__ static constexpr bool keeps(int /*element*/) { return true; }
+};
+
+template <>
+struct StepScoreMod<Scores::dropout> {
+    DropoutBitsTransposed kept;
+
+    __device__ __forceinline__ static float addend(int /*element*/, float minus_lse) { return minus_lse; }
+    __device__ __forceinline__ bool keeps(int element) const { return kept(element / 4, element % 4); }
+};
+
+/// Applies a softcap to elements of Q K^T, as the forward does: scale * x is the capped score. Scores that are small
+/// beside the cap take a polynomial without the special function unit, which the exponentials keep busy.
+template <int kCount>
+__device__ __forceinline__ void cap_scores(const Softcap& softcap, float (&x)[kCount]) {
+    const auto near = [&](float value) {
+        const float u = __fmul_rn(value, value);
+        return __fmul_rn(value, fmaf(tanh_near(u, softcap.coefficients), u, 1.0F));
+    };
+    // Scores that are handled together. With more of them, ptxas serializes wgmma.
+    constexpr int kTogether = 8;
+#pragma unroll
+    for (int first = 0; first < kCount; first += kTogether) {
+        float largest = 0;
+#pragma unroll
+        for (int i = first; i < first + kTogether; ++i) largest = fmaxf(largest, fabsf(x[i]));
+        if (any_lane(largest >= softcap.near)) {
+#pragma unroll
+            for (int i = first; i < first + kTogether; ++i) {
+                const float e = ptx::exp2_approx(__fmul_rn(x[i], softcap.exponent));
+                const float far = fmaf(ptx::reciprocal_approx(e + 1.0F), -softcap.twice_cap, softcap.cap);
+                x[i] = fabsf(x[i]) < softcap.near ? near(x[i]) : far;
+            }
+        } else {
+#pragma unroll
+            for (int i = first; i < first + kTogether; ++i) x[i] = near(x[i]);
+        }
+    }
+}
 
 }  // namespace tessera::cuda::fa3::backward
