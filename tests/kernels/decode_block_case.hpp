@@ -4,8 +4,6 @@
 // table entries hold poison.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>

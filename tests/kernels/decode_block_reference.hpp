@@ -4,6 +4,7 @@
 // is judged by what the call itself gave to it: the new keys by x, O and LSE by the cache, out by O.
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
