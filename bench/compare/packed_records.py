@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes Records of the figures of cuda_packed.py, with the lengths of their documents, for `tessera roofline --accuracy`.
 
-    python3 bench/compare/packed_records.py bench/results/h200/packed.jsonl --date 2026-11-29 > packed.jsonl
+    cd bench/results/h200/waiting && python3 ../../../compare/packed_records.py packed_figures.jsonl --date 2026-11-29 > packed.jsonl
 
 The lengths are drawn again from the seed that each figure names. A kernel's time is the FLOP of visible pairs over its rate.
 """

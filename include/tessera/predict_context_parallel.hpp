@@ -71,12 +71,13 @@ struct ContextParallelPrediction {
 };
 
 /// The reason why there is no prediction, or nothing when there is one.
-std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
-                                   const PredictContextParallelOptions& options);
+std::optional<std::string> context_parallel_refusal(const Problem& problem, Schedule schedule, Pass pass,
+                                                    const Machine& machine,
+                                                    const PredictContextParallelOptions& options);
 
 /// Predicts tessera.torch.context_parallel_attention on a Problem, which is that of the whole sequence (or of a batch
-/// of equal ones): dense, as many queries as keys, no cache. Throws Error(unsupported) with refusal()'s reason, and
-/// Error(invalid_argument) naming the option that is out of range.
+/// of equal ones): dense, as many queries as keys, no cache. Throws Error(unsupported) with the reason of
+/// context_parallel_refusal(), and Error(invalid_argument) naming the option that is out of range.
 ContextParallelPrediction predict_context_parallel(const Problem& problem, Schedule schedule, Pass pass,
                                                    const Machine& machine,
                                                    const PredictContextParallelOptions& options);

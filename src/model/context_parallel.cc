@@ -269,8 +269,9 @@ void check_options(const Problem& problem, const PredictContextParallelOptions& 
 
 namespace tessera {
 
-std::optional<std::string> refusal(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
-                                   const PredictContextParallelOptions& options) {
+std::optional<std::string> context_parallel_refusal(const Problem& problem, Schedule schedule, Pass pass,
+                                                    const Machine& machine,
+                                                    const PredictContextParallelOptions& options) {
     if (machine.kind != MachineKind::gpu) return fmt::format("expected GPUs, {} is a CPU", machine.name);
     if (problem.kv_lengths) return "expected K and V of the whole sequence, got a cache";
     if (problem.ragged) return "expected sequences of one length: packed documents are not modelled";
@@ -290,7 +291,7 @@ ContextParallelPrediction predict_context_parallel(const Problem& problem, Sched
     PredictContextParallelOptions known = options;
     if (known.kernels.by.empty()) known.kernels.by = "tessera";
     model::check_options(problem, known);
-    if (const auto reason = refusal(problem, schedule, pass, machine, known))
+    if (const auto reason = context_parallel_refusal(problem, schedule, pass, machine, known))
         throw Error(ErrorCode::unsupported, "schedule",
                     fmt::format("{} {}: {}", name_of(schedule), name_of(pass), *reason));
     const Prediction alone = predict(problem, schedule, pass, machine, known.kernels);

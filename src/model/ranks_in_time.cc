@@ -9,15 +9,24 @@
 namespace tessera::model {
 namespace {
 
-/// Milliseconds in which the host enqueues a call, and one step of it.
-constexpr double kHostCall[] = {0.12, 0.2};  // forward, backward
-constexpr double kHostStep[] = {0.12, 0.25};
-/// Kernels beside an exchange take longer by twice its time, and by a fifth at most. Measured on two H200: two forwards
-/// of 1.63 ms took 0.33 ms longer with an all_gather of 0.158 ms beside them, whether it came before or after the
-/// first.
+/// Milliseconds in which Python enqueues a call, and one step of it: forward, backward; and what a call takes longer
+/// where the GPU is slower: gaps between launches, and GPUs that wait for each other. Chosen on two H200 with 32/8
+/// heads of 128 (bench/results/h200/waiting/context_parallel.jsonl). A CUDA graph has none of this.
+constexpr double kHostCall[] = {0.47, 1.25};
+constexpr double kHostStep[] = {0.3, 0.33};
+constexpr double kGaps[] = {0.2, 0.4};
+
+/// Kernels beside an exchange of NCCL, which takes multiprocessors, take longer by twice its time, and by a fifth at
+/// most. Measured on two H200: two forwards of 1.63 ms took 0.33 ms longer with an all_gather of 0.158 ms beside them,
+/// whether it came before or after the first. Copies between GPUs take none.
 double longer_beside(double kernels, double exchange) {
     constexpr double kOfExchange = 2, kOfKernels = 0.2;
     return std::min(kOfExchange * exchange, kOfKernels * kernels);
+}
+
+/// What a step exchanges by NCCL beside the kernels of another one.
+double by_nccl(const RankStep& step, bool gradients) {
+    return step.gather > 0 ? gradients ? step.scatter : step.gather : 0;
 }
 
 /// The caller's stream. Each move of its clock is a part of the time.
@@ -41,11 +50,11 @@ RanksInTime in_time(const std::vector<RankStep>& steps, Pass pass) {
     const bool backward = pass == Pass::backward;
     const auto of_pass = static_cast<std::size_t>(backward);
     Caller caller;
-    double host = kHostCall[of_pass], side = host, collective = 0, exposed = 0, all = 0;
+    double side = 0, collective = 0, exposed = 0, all = 0;
     std::vector<double> ready(steps.size()), done(steps.size()), arrived(steps.size());
     const auto start = [&](std::size_t s) {
         if (s >= 2) side = std::max(side, done[s - 2]);
-        side = std::max(side, host) + steps[s].pack;
+        side += steps[s].pack;
         collective = std::max(collective, side) + steps[s].gather;
         side = collective + steps[s].copy;
         ready[s] = side;
@@ -59,14 +68,14 @@ RanksInTime in_time(const std::vector<RankStep>& steps, Pass pass) {
     start(0);
     for (std::size_t s = 0; s < steps.size(); ++s) {
         const RankStep& step = steps[s];
-        if (s + 1 < steps.size()) start(s + 1);
-        host += kHostStep[of_pass];
+        double beside = s > 0 ? by_nccl(steps[s - 1], true) : 0;
+        if (s + 1 < steps.size()) {
+            start(s + 1);
+            beside += by_nccl(steps[s + 1], false);
+        }
         const double before = caller.now;
         caller.wait(s == 0 ? "first exchange" : "waiting for exchanges", ready[s]);
         exposed += caller.now - before;
-        caller.wait("host", host);
-        double beside = s + 1 < steps.size() ? steps[s + 1].pack + steps[s + 1].gather + steps[s + 1].copy : 0;
-        if (s > 0) beside += steps[s - 1].scatter;
         caller.add("kernels", step.kernels);
         caller.add("kernels beside an exchange", longer_beside(step.kernels, beside));
         done[s] = caller.now;
@@ -80,21 +89,24 @@ RanksInTime in_time(const std::vector<RankStep>& steps, Pass pass) {
         all += step.exchange();
     }
     if (backward && !steps.empty()) add_up(steps.size() - 1);
+    // Calls follow each other, and the host enqueues the next one while the GPU is at work: the slower one counts.
+    const double host = kHostCall[of_pass] + kHostStep[of_pass] * static_cast<double>(steps.size());
+    caller.wait("host", std::max(host, caller.now + kGaps[of_pass]));
     return {caller.now, std::max(0.0, all - exposed), std::move(caller.parts)};
 }
 
 double ring_in_time(const RingTimes& times, int ranks, Pass pass) {
     const auto of_pass = static_cast<std::size_t>(pass == Pass::backward);
     const auto others = static_cast<double>(ranks - 1);
-    const double host = kHostStep[of_pass];
     const auto beside = [&](double kernels) {
-        return std::max({kernels + longer_beside(kernels, times.exchange), times.exchange, host});
+        return std::max(kernels + longer_beside(kernels, times.exchange), times.exchange);
     };
     const double first = ranks > 1 ? beside(times.own) : times.own;
     const double middle = others > 1 ? (others - 1) * beside(times.other + times.merge) : 0;
     const double last = ranks > 1 ? times.other + times.merge : 0;
     // In the backward dK and dV make one more step, to the GPU that holds the keys.
-    return kHostCall[of_pass] + first + middle + last + (of_pass == 1 && ranks > 1 ? times.exchange : 0);
+    const double gpu = first + middle + last + (of_pass == 1 && ranks > 1 ? times.exchange : 0);
+    return std::max(gpu + kGaps[of_pass], kHostCall[of_pass] + kHostStep[of_pass] * static_cast<double>(ranks));
 }
 
 }  // namespace tessera::model

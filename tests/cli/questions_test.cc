@@ -338,7 +338,7 @@ TEST_F(QuestionsTest, plan_of_a_model_names_the_kernel_of_each_call) {
     expect_error("plan --model config.json", 2, "expected --device with it");
     expect_error("plan --model config.json --device h200 --heads 4", 2, "--heads");
     const Outcome a100 = run_ok("plan --model config.json --device a100");
-    expect_says(a100, "cuda.fa2.backward");
+    expect_says(a100, "cuda.fa2.forward");
     std::ofstream(path("latent.json"))
         << R"({"model_type": "deepseek_v3", "hidden_size": 7168, "num_attention_heads": 128, "num_hidden_layers": 61,
                "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,

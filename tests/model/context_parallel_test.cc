@@ -141,15 +141,24 @@ TEST(ContextParallel, one_step_hides_nothing) {
 }
 
 TEST(ContextParallel, steps_in_time) {
+    const auto on_gpu = [](const std::vector<RankStep>& steps, Pass pass) {
+        const RanksInTime time = in_time(steps, pass);
+        EXPECT_EQ(time.parts.back().name, "host");
+        return time.ms - time.parts.back().ms;
+    };
     const RankStep step{.pack = 1, .gather = 4, .copy = 1, .kernels = 10};
-    const RanksInTime two = in_time({step, step}, Pass::forward);
     // The first exchange, the kernels of both steps, and what the second exchange takes from the first kernels.
-    EXPECT_GT(two.ms, 6 + 20);
-    EXPECT_LT(two.ms, 6 + 20 + 6);
-    EXPECT_NEAR(two.hidden_ms, 6, 0.2);
+    EXPECT_NEAR(on_gpu({step, step}, Pass::forward), 6 + 20 + 2, 1e-9);
+    EXPECT_NEAR(in_time({step, step}, Pass::forward).hidden_ms, 6, 1e-9);
     RankStep slow = step;
     slow.gather = 40;  // kernels wait for every exchange
-    EXPECT_GT(in_time({slow, slow}, Pass::forward).ms, 2 * 42 + 10);
+    EXPECT_NEAR(on_gpu({slow, slow}, Pass::forward), 2 * 42 + 10, 1e-9);
+    const RankStep copies{.pack = 1, .copy = 5, .kernels = 10};
+    EXPECT_NEAR(on_gpu({copies, {.copy = 5, .kernels = 10}}, Pass::forward), 6 + 20, 1e-9) << "they take no cores";
+    // The last gradients travel and are added up behind the kernels.
+    const RankStep both{.copy = 5, .kernels = 10, .scatter = 4, .sum = 1};
+    EXPECT_NEAR(on_gpu({both, both}, Pass::backward), 5 + 10 + 10 + 1 + 4 + 1, 1e-9);
+    EXPECT_GT(in_time({{.kernels = 0.01}}, Pass::forward).ms, 0.3) << "the host is slower";
 }
 
 TEST(ContextParallel, links_have_sources) {
@@ -166,7 +175,7 @@ TEST(ContextParallel, links_have_sources) {
 
 TEST(ContextParallel, refused_with_a_reason) {
     const auto reason = [](const Problem& p, const char* machine = "h200") {
-        return refusal(p, Schedule::fa2, Pass::forward, *find_machine(machine), on(2)).value_or("");
+        return context_parallel_refusal(p, Schedule::fa2, Pass::forward, *find_machine(machine), on(2)).value_or("");
     };
     Problem p = sequence(4096);
     EXPECT_EQ(reason(p), "");

@@ -43,6 +43,7 @@ __device__ __forceinline__ void load_all(const Block<Shape>& block) {
     const int which = block.warp - Shape::kConfig.warps;
     if (which == 0) {
         load_units(block, launch.qkv, at);
+        ptx::mbarrier_arrive(block.shared.weights_asked);
         mark(Mark::loads_qkv);
         ptx::griddepcontrol_wait();
     } else {
@@ -54,9 +55,12 @@ __device__ __forceinline__ void load_all(const Block<Shape>& block) {
         read_tables(block);
         ptx::mbarrier_arrive(block.shared.tables_known);
         if (block.lane == 0) count_launch(*launch.header, number);
-        for (int i = stages_of_units<Shape>(launch.qkv); i > 0; --i, block.next(at)) block.wait_empty(at);
+        // The other warp has waited for room in all of these stages: the waits for room behind them are those for the
+        // round before.
+        wait_for_phase(block.shared.weights_asked, 0, Wait::weights_asked);
+        at = Position::behind(stages_of_units<Shape>(launch.qkv), launch.layout.stages);
     }
-    decode::wait(block.shared.known, 0);
+    wait_for_phase(block.shared.known, 0, Wait::known);
     load_keys(block, at, which);
     if (which == 0) {
         mark(Mark::loads_keys);
@@ -79,13 +83,13 @@ __device__ __forceinline__ void compute_all(const Block<Shape>& block) {
     if (static_cast<int>(blockIdx.x) < launch.qkv.rows / Config::kUnitRows) {
         norm_rows(block);
         mark(Mark::normed);
-        decode::wait(block.shared.known, 0);
+        wait_for_phase(block.shared.known, 0, Wait::known);
         HandQkv hand{launch, block.shared.number};
         multiply_units(block, launch.qkv, at, hand);
     }
     mark(Mark::qkv_done);
-    decode::wait(block.shared.known, 0);
-    decode::wait(block.shared.tables_known, 0);
+    wait_for_phase(block.shared.known, 0, Wait::known);
+    wait_for_phase(block.shared.tables_known, 0, Wait::tables);
     const unsigned number = block.shared.number;
     attend(block, at, number);
     mark(Mark::attention_done);

@@ -6,6 +6,8 @@
 
 #include <cuda_bf16.h>
 
+#include <cstdio>
+
 #include "cuda/append/append.cuh"
 #include "cuda/block/launch.hpp"
 #include "cuda/decode/load.cuh"
@@ -49,10 +51,11 @@ struct Shared {
     Member members[Config::kMostBatch];
     ptx::Mbarrier full[Config::kMostStages];
     ptx::Mbarrier empty[Config::kMostStages];
-    ptx::Mbarrier known;         ///< members and number are
-    ptx::Mbarrier tables_known;  ///< rotary and norms are
-    unsigned number;             ///< of this launch
-    Group<kHeadDim> groups[1];   ///< launch.layout.groups of them
+    ptx::Mbarrier known;          ///< members and number are
+    ptx::Mbarrier tables_known;   ///< rotary and norms are
+    ptx::Mbarrier weights_asked;  ///< the first product's loads have been started
+    unsigned number;              ///< of this launch
+    Group<kHeadDim> groups[1];    ///< launch.layout.groups of them
 };
 
 /// The place of a warp in the ring.
@@ -66,7 +69,45 @@ struct Position {
             parity ^= 1;
         }
     }
+    /// Past the first `count` stages, from the beginning.
+    __device__ __forceinline__ static Position behind(int count, int stages) {
+        const int round = count / stages;
+        return {count - round * stages, static_cast<std::uint32_t>(round & 1)};
+    }
 };
+
+/// What a thread can wait for, for the message of a wait that takes too long.
+enum class Wait : int { room, stage, known, tables, weights_asked, queries, new_key, partials, output };
+
+/// In a debug build, stops the launch with a message when a wait takes seconds: whoever it waits for is missing.
+class Watchdog {
+ public:
+    __device__ __forceinline__ void again([[maybe_unused]] Wait wait, [[maybe_unused]] int which = 0) {
+#ifndef NDEBUG
+        constexpr unsigned kMost = 1U << 21;
+        if (++rounds_ < kMost) return;
+        constexpr const char* kNames[] = {"room in a stage", "a stage",  "lengths and launch number",
+                                          "tables",          "weights",  "queries",
+                                          "the new key",     "partials", "output"};
+        printf("decode block: thread block %d, warp %d, lane %d waits for %s (%d)\n", static_cast<int>(blockIdx.x),
+               static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32), kNames[static_cast<int>(wait)],
+               which);
+        __trap();
+#endif
+    }
+
+ private:
+#ifndef NDEBUG
+    unsigned rounds_ = 0;
+#endif
+};
+
+/// Waits until the phase of this parity has ended. A phase that ended two phases ago counts as one to come: whoever
+/// waits has to do it before the next phase ends.
+__device__ __forceinline__ void wait_for_phase(ptx::Mbarrier& barrier, std::uint32_t parity, Wait wait, int which = 0) {
+    Watchdog watchdog;
+    while (!ptx::mbarrier_try_wait(barrier, parity, 1000)) watchdog.again(wait, which);
+}
 
 /// A CTA's view of its shared memory. Every stage has 32 arrivals when it is filled, one of each lane of the warp that
 /// loads it, and one of each computing warp when it is emptied. A warp goes through all stages in order, also those
@@ -87,10 +128,10 @@ struct Block {
     }
     __device__ __forceinline__ void next(Position& at) const { at.next(launch.layout.stages); }
     __device__ __forceinline__ void wait_empty(const Position& at) const {
-        decode::wait(shared.empty[at.stage], at.parity ^ 1);
+        wait_for_phase(shared.empty[at.stage], at.parity ^ 1, Wait::room, at.stage);
     }
     __device__ __forceinline__ void wait_full(const Position& at) const {
-        decode::wait(shared.full[at.stage], at.parity);
+        wait_for_phase(shared.full[at.stage], at.parity, Wait::stage, at.stage);
     }
     /// Goes on to the next stage, by every computing warp.
     __device__ __forceinline__ void release(Position& at) const {
@@ -117,6 +158,7 @@ struct Block {
         if (thread == Config::kMostStages) {
             ptx::mbarrier_init(shared.known, 32);
             ptx::mbarrier_init(shared.tables_known, 32);
+            ptx::mbarrier_init(shared.weights_asked, 32);
         }
     }
 };

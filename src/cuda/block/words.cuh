@@ -5,8 +5,6 @@
 // data, no fence, no atomic operation, and nothing to reset: the next launch has another number.
 #pragma once
 
-#include <cstdio>
-
 #include "cuda/block/shared.cuh"
 
 namespace tessera::cuda::block {
@@ -17,29 +15,6 @@ __device__ __forceinline__ Word word_of(std::uint32_t data, unsigned launch) {
 __device__ __forceinline__ unsigned launch_of(Word word) { return static_cast<unsigned>(word >> 32); }
 __device__ __forceinline__ std::uint32_t data_of(Word word) { return static_cast<std::uint32_t>(word); }
 __device__ __forceinline__ float float_of(Word word) { return __uint_as_float(data_of(word)); }
-
-/// The hand-offs, for the message of a wait that takes too long.
-enum class Wait : int { queries, new_key, partials, output };
-
-/// In a debug build, stops the launch with a message when a wait takes seconds: a CTA that others wait for is missing.
-class Watchdog {
- public:
-    __device__ __forceinline__ void again([[maybe_unused]] Wait wait) {
-#ifndef NDEBUG
-        constexpr unsigned kMost = 1U << 22;
-        if (++rounds_ < kMost) return;
-        constexpr const char* kNames[] = {"queries", "new key", "partial results", "output"};
-        printf("decode block: CTA %d, thread %d waits for %s\n", static_cast<int>(blockIdx.x),
-               static_cast<int>(threadIdx.x), kNames[static_cast<int>(wait)]);
-        __trap();
-#endif
-    }
-
- private:
-#ifndef NDEBUG
-    unsigned rounds_ = 0;
-#endif
-};
 
 /// Waits for kPairs pairs of words of this launch, `step` words apart. All are asked for at once.
 template <int kPairs>

@@ -19,9 +19,12 @@ struct Config {
     static constexpr int kChunk = 32;       ///< columns that a warp multiplies at a time
     static constexpr int kMostBatch = 8;    ///< rows of x
     static constexpr int kMostStages = 32;  ///< of the ring
-    static constexpr int kLeastStages = 4;  ///< of the ring
-    static constexpr int kRowsOfTile = 16;  ///< query heads of a kv head that are computed at a time
-    static constexpr int kRowPadding = 16;  ///< bytes between rows in shared memory, against bank conflicts
+    /// Stages of the ring of the one launch, at least. A warp that waits for room must not be two rounds ahead of the
+    /// reads, which leave the stages of V up to three stages behind those of K.
+    static constexpr int kLeastStages = 6;
+    static constexpr int kLeastStagesOfProduct = 2;  ///< of a kernel of the chain
+    static constexpr int kRowsOfTile = 16;           ///< query heads of a kv head that are computed at a time
+    static constexpr int kRowPadding = 16;           ///< bytes between rows in shared memory, against bank conflicts
 
     int head_dim;
     int warps;  ///< that compute; with the two that load, as many as have the registers they need
@@ -51,7 +54,7 @@ struct SharedLayout {
     int groups = 0;  ///< of warps that have a split each
     int rows = 0;    ///< offset of the rows
     int ring = 0;    ///< offset of the ring
-    int stages = 0;  ///< of the ring: as many as fit; fewer than Config::kLeastStages if the rows leave too little
+    int stages = 0;  ///< of the ring: as many as fit, which may be too few
     int bytes = 0;   ///< of everything
 
     constexpr SharedLayout() = default;
@@ -69,7 +72,7 @@ struct SharedLayout {
             ring = static_cast<int>(behind);
             stages = static_cast<int>(std::clamp<std::int64_t>(room, 0, Config::kMostStages));
             bytes = ring + stages * config.stage_bytes();
-            if (stages >= Config::kLeastStages || groups <= 1) return;
+            if (groups <= 1 || stages >= Config::kLeastStages) return;
         }
     }
 };
