@@ -150,9 +150,6 @@ int steps_of(const Ranks& q) {
     return static_cast<int>(std::min<std::int64_t>(wanted, q.problem.heads_kv));
 }
 
-/// What the GPUs send of dK and dV goes to the one that holds the keys: in zig-zag from P + 1/2 runs a row on average.
-double parts_per_row(const Ranks& q) { return is_zigzag(q.problem.mask) ? q.ranks() + 0.5 : q.ranks(); }
-
 /// A step with some of the heads. `first`: the one that packs, where the GPUs copy from each other.
 RankStep step_of(const Ranks& q, std::int64_t heads_kv, const std::vector<Run>& runs, bool first) {
     RankStep step;
@@ -181,7 +178,7 @@ RankStep step_of(const Ranks& q, std::int64_t heads_kv, const std::vector<Run>& 
         }
     }
     // One launch reads all parts and writes the sums.
-    if (backward) step.sum = q.copy_ms((parts_per_row(q) + 1) * own / 2);
+    if (backward) step.sum = q.copy_ms((q.ranks() + 1) * own / 2);
     return step;
 }
 
@@ -192,8 +189,7 @@ std::int64_t memory_of(const Ranks& q, int steps, std::int64_t keys) {
                               static_cast<std::int64_t>(size_of(q.problem.dtype));
     const std::int64_t whole = q.problem.batch * q.problem.len_q;
     std::int64_t rows = whole + std::min(steps, 2) * keys;
-    if (q.pass == Pass::backward)
-        rows += 2 * keys + (q.options.ranks > 1 ? std::llround(q.rows() * parts_per_row(q)) : 0);
+    if (q.pass == Pass::backward) rows += 2 * keys + (q.options.ranks > 1 ? whole : 0);
     return rows * most;
 }
 

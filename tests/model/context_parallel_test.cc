@@ -70,9 +70,9 @@ TEST(ContextParallel, bytes_and_memory_are_those_of_the_page) {
     EXPECT_EQ(forward.order, "zigzag");
     EXPECT_EQ(forward.bytes_received, keys / 8 * 7);
     EXPECT_EQ(backward.bytes_received, 2 * (keys / 8 * 7));
-    // (1 + 2 f) g and (1 + 5 f) g, with g an eighth of K and V and f = 1 + 1 / 16.
+    // (1 + 2 f) g and (2 + 4 f) g, with g an eighth of K and V and f = 1 + 1 / 16.
     EXPECT_EQ(forward.memory, keys / 8 + 2 * (keys / 8 * 17 / 16));
-    EXPECT_EQ(backward.memory, keys / 8 + 5 * (keys / 8 * 17 / 16));
+    EXPECT_EQ(backward.memory, 2 * (keys / 8) + 4 * (keys / 8 * 17 / 16));
 }
 
 /// Groups of key heads by the MiB of a GPU's K and V, as the library makes them.
