@@ -74,6 +74,8 @@ COMPILED = [
     ("fa1", "BackwardShapes", "fa1::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("decode", "Shapes", "decode::split_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("block", "Shapes", "block::block_kernel<{shape}>", ("bf16",)),
+    ("block", "Shapes", "block::product_kernel<{shape}, 0>", ("bf16",)),
+    ("block", "Shapes", "block::product_kernel<{shape}, 1>", ("bf16",)),
     ("standard", "Shapes", "standard::scores_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::values_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("standard", "Shapes", "standard::gemm_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
@@ -89,7 +91,7 @@ WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax"
     f"gradient::{kernel}{dim}>" for kernel in ("dq_kernel<bf16, ", "dq_kernel<fp16, ", "dq_fp32_kernel<")
     for dim in (64, 128, 256)} | {
     f"decode::combine_kernel<{dtype}, {dim}, {parallel}>" for dtype in ("bf16", "fp16") for dim in (64, 128, 192, 256)
-    for parallel in (0, 1)} | {f"block::product_kernel<{first}>" for first in (0, 1)} | {f"append_rows::append_kernel<{dtype}>" for dtype in ("bf16", "fp16", "float")}
+    for parallel in (0, 1)} | {f"append_rows::append_kernel<{dtype}>" for dtype in ("bf16", "fp16", "float")}
 
 
 class Allowed(NamedTuple):
