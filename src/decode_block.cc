@@ -76,7 +76,9 @@ void check_block_plan(const DecodeBlockPlan& plan, const DecodeBlockKernels& ker
     plan.problem.validate();
     const bool made_by_plan = plan.threads >= 1 && plan.attention.kernel != nullptr &&
                               plan.attention.problem == plan.problem.attention() &&
-                              (plan.way == DecodeBlockWay::chain || kernels.one_launch != nullptr) &&
+                              (plan.way == DecodeBlockWay::chain ||
+                               (one_launch_refusal(kernels, plan.problem, plan.device).empty() &&
+                                plan.counter_bytes == kernels.counter_bytes(plan.problem, plan.device))) &&
                               workspace_bytes_of(plan, kernels) <= plan.workspace_bytes;
     if (!made_by_plan) {
         throw Error(ErrorCode::invalid_argument, "plan", "expected a plan as decode_block_plan() made it");
@@ -240,7 +242,8 @@ void decode_block(const DecodeBlockPlan& plan, const DecodeBlockArgs& args, std:
     check_decode_block(plan.problem, args, plan.device, workspace.first(plan.workspace_bytes));
     if (const auto refusal = kernels.refuse_tensors(plan.problem, args))
         not_supported(refusal->tensor, refusal->reason);
-    if (kernels.expect_memory != nullptr && !how.skip_memory_check) kernels.expect_memory(args, plan.device);
+    if (kernels.expect_memory != nullptr && !how.skip_memory_check)
+        kernels.expect_memory(args, workspace.first(plan.workspace_bytes), plan.device);
 
     DecodeBlockArgs given = args;
     if (!given.residual.given()) given.residual = given.x;

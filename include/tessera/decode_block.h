@@ -42,8 +42,8 @@ typedef struct tessera_decode_block_problem {
     int32_t out_bias;           /* 0; 1: b_o is given */
     int32_t qk_norm;            /* 0; 1: q_norm and k_norm are given */
     int32_t way;                /* TESSERA_ANY_WAY */
-    int32_t early_weights;      /* 0; 1: on CUDA w_qkv is read before the kernel in front in the stream has ended, which
-                                 * must not write it (tessera::DecodeBlockOptions) */
+    int32_t early_weights;      /* 0; 1: on CUDA w_qkv is read before the kernel in front in the stream has ended. Neither
+                                 * that one nor one that it may run beside writes it (tessera::DecodeBlockOptions) */
     int32_t reserved;           /* 0 */
 } tessera_decode_block_problem;
 
@@ -83,7 +83,8 @@ typedef struct tessera_decode_block_info {
     size_t struct_size;
     size_t workspace_bytes; /* aligned to TESSERA_WORKSPACE_ALIGNMENT */
     size_t counter_bytes;   /* the first bytes of a workspace, which are 0 before its first call and the library's from
-                             * then on */
+                             * then on. 0 for the chain, which may not share a workspace with one launch: it writes
+                             * over these bytes */
     const char* attention;  /* the kernel of the chain's attention; lives as long as the library */
     int32_t way;            /* TESSERA_ONE_LAUNCH or TESSERA_CHAIN */
     int32_t threads;        /* on the CPU */

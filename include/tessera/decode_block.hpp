@@ -76,7 +76,7 @@ struct DecodeBlockOptions {
     std::optional<Device> device{};       ///< of the tensors; default: host memory
     int threads = 0;                      ///< on the CPU; 0: one per core that this process may use
     /// CUDA: one launch reads w_qkv before the kernel in front of it in the stream has ended (programmatic dependent
-    /// launch). That kernel must not write w_qkv.
+    /// launch). Neither that kernel nor one that it may itself run beside writes w_qkv.
     bool early_weights = false;
 };
 

@@ -18,6 +18,15 @@ _NAMES = {"dtype": "x", "batch": "x", "hidden": "x", "weights_dtype": "w_qkv", "
           "head_dim": "k_cache", "capacity": "k_cache", "page_size": "k_cache", "rotary_dim": "rotary_cos"}
 
 
+def _is_captured(like, stream):
+    """Whether PyTorch captures the stream of a call into a CUDA graph."""
+    torch = sys.modules.get("torch")
+    if torch is None or stream is None or not isinstance(like.source, torch.Tensor):
+        return False
+    with working_on(like, stream):
+        return torch.cuda.is_current_stream_capturing()
+
+
 class DecodeBlockWorkspace:
     """Memory on CUDA devices that calls of decode_block() share, one after another. It grows as needed.
 
@@ -32,8 +41,7 @@ class DecodeBlockWorkspace:
         """The address of `size` bytes that were 0 at first, on the device of `like`."""
         alignment, memories = _native.WORKSPACE_ALIGNMENT, self._memories.setdefault(like.device, [])
         if not memories or memories[-1][0] < size:
-            torch = sys.modules.get("torch")
-            if torch is not None and isinstance(like.source, torch.Tensor) and torch.cuda.is_current_stream_capturing():
+            if _is_captured(like, stream):
                 expect("workspace", "a DecodeBlockWorkspace that a call of this shape has used before the capture",
                        "one without memory for it")
             with working_on(like, stream):
@@ -55,6 +63,8 @@ def _memory_of_call(workspace, info, like, stream):
         memory = Workspace(info.workspace_bytes, like, stream)
         return memory.address, memory
     if workspace is None:
+        if _is_captured(like, stream):
+            expect("workspace", "a DecodeBlockWorkspace in a CUDA graph, which replays beside other calls", "None")
         workspace = _workspaces.setdefault((like.device, stream), DecodeBlockWorkspace())
     return workspace._address(info.workspace_bytes, like, stream), workspace
 
@@ -127,10 +137,10 @@ def decode_block(x: Any, norm: Any, w_qkv: Any, w_o: Any, k_cache: Any, v_cache:
     residual: [batch, hidden], added to the result; default: x. out: an array for the result, which may be x or residual.
     return_attention: gives (out, o, lse) with o [batch, heads_q, head_dim] and lse float32 [batch, heads_q].
     way: "one launch" or "chain", a kernel after the other with the same bits; default: one launch where it runs.
-    early_weights: on CUDA one launch may read w_qkv before the work in front of it in the stream has ended, which must
-        not write w_qkv.
+    early_weights: on CUDA one launch may read w_qkv before the work in front of it in the stream has ended. Neither that
+        work nor what it may run beside writes w_qkv.
     workspace: on CUDA, memory that calls one after another share; default: one for each stream. A call that is captured
-        in a graph needs one of its own (DecodeBlockWorkspace).
+        in a graph needs one of its own (DecodeBlockWorkspace) for one launch, and runs as the chain without.
     threads: at most; default: one per core that this process may use. stream: a cudaStream_t as a number, for arrays on
         CUDA; default: the current stream of the arrays' library. The host reads no lengths or tables there.
 
@@ -161,6 +171,8 @@ def decode_block(x: Any, norm: Any, w_qkv: Any, w_o: Any, k_cache: Any, v_cache:
     problem = _problem(given, norm_eps, rotary_interleaved, window_left, scale, softcap)
     problem.way, problem.early_weights = _WAYS[way], int(bool(early_weights))
     like = given["x"]
+    if way is None and workspace is None and _is_captured(like, stream):
+        problem.way = _WAYS["chain"]  # with the same bits and no memory that a replay would share with other calls
     with working_on(like, stream):
         given["out"] = output("out", out, like, like.shape, like.dtype, stream)
         if return_attention:

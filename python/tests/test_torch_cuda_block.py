@@ -197,6 +197,19 @@ def test_a_graph_needs_a_workspace_with_memory():
     with pytest.raises(ValueError, match="^workspace: expected a DecodeBlockWorkspace that a call of this shape"):
         with torch.cuda.graph(graph):
             tessera.decode_block(**call, way="one launch", workspace=tessera.DecodeBlockWorkspace())
+    with pytest.raises(ValueError, match="^workspace: expected a DecodeBlockWorkspace in a CUDA graph"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            tessera.decode_block(**call, way="one launch")
+
+
+def test_a_graph_without_a_workspace_has_the_chain():
+    call, graph = make(LLAMA_1B, [10]), torch.cuda.CUDAGraph()
+    want, out = run(call, way="chain")[0], torch.empty_like(call["x"])
+    call = copied(call)
+    with torch.cuda.graph(graph):
+        tessera.decode_block(**call, out=out)
+    graph.replay()
+    assert same([out], [want])
 
 
 def test_on_two_streams_at_once():

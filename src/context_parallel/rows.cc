@@ -23,13 +23,17 @@ RowsAt rows_of(const char* name, const TensorView& t) {
     return {t.data, static_cast<std::size_t>(t.strides[0] * size_of(t.dtype))};
 }
 
+void expect_on(const char* name, const TensorView& t, const Device& device) {
+    if (t.device != device)
+        throw Error(ErrorCode::invalid_argument, name, "expected memory of the device of the other tensors");
+}
+
 void expect_packed(const char* name, const TensorView& t, const Device& device) {
     const bool is_packed = t.strides[static_cast<std::size_t>(t.rank) - 1] == 1 &&
                            (t.rank == 1 || t.strides[0] == t.shape[1] || t.shape[0] < 2);
     if (!is_packed && t.size() > 1)
         throw Error(ErrorCode::invalid_argument, name, fmt::format("expected packed memory, got {}", t.describe()));
-    if (t.device != device)
-        throw Error(ErrorCode::invalid_argument, name, "expected memory of the device of the other tensors");
+    expect_on(name, t, device);
 }
 
 void copy_on_host(const RowCopies& copies) {
@@ -66,6 +70,7 @@ void add_parts(const TensorView& parts, const TensorView& first, const TensorVie
     expect_packed("parts", parts, dk.device);
     expect_packed("first", first, dk.device);
     expect_packed("sources", sources, dk.device);
+    expect_on("dv", dv, dk.device);
     if (rows == 0) return;
     const RowSums sums{.dtype = parts.dtype,
                        .parts = parts.data,
@@ -94,6 +99,7 @@ void copy_rows(const TensorView& first, const TensorView& second, const TensorVi
     expect_tensor("to", to, std::to_array({from.shape[0]}), integers);
     for (const auto& [name, t] : {std::pair{"first", &first}, {"second", &second}, {"from", &from}, {"to", &to}})
         expect_packed(name, *t, k.device);
+    expect_on("v", v, k.device);
     const std::int64_t size = size_of(k.dtype);
     const auto pitch = static_cast<std::size_t>((width_k + width_v) * size);
     const RowCopies copies{.from = static_cast<const std::int64_t*>(from.data),

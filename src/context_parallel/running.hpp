@@ -89,6 +89,7 @@ class Running {
         second_ = state.memory->second_stream();
         state.memory->mark(kBegun, main_);
         state.memory->wait(kBegun, side_);
+        if (second_ != nullptr) state.memory->wait(kBegun, second_);  // a capture that ~Running() joins begins here
     }
 
     /// The caller's stream waits for the others, whatever happened: they may still write the workspace.

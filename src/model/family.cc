@@ -125,12 +125,11 @@ const cuda::KernelEntry& entry_of(const Family& family) {
 const cuda::KernelEntry& our_kernel(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
                                     const PredictOptions& options) {
     if (!options.kernel.empty()) return cuda::kernel_entry(options.kernel);
-    const bool needs_serving = problem.kv_lengths || problem.sinks;
     const cuda::KernelEntry* told = nullptr;
     for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
         if (entry.schedule != schedule || entry.pass != pass) continue;
         if (!cuda::refusal(entry, problem, options.tile, limits_of(machine))) return entry;
-        if (entry.serves && needs_serving) told = &entry;
+        if (entry.serves && problem.kv_lengths) told = &entry;
     }
     return told != nullptr ? *told : cuda::kernel_entry(schedule, pass);
 }

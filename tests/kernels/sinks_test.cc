@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "kernels/support.hpp"
 
@@ -116,6 +117,16 @@ TEST(Sinks, results_are_within_the_limits) {
             Attention a = with_sinks(size, dtype);
             expect_right(a);
         }
+    }
+}
+
+/// exp(sink) beside exp(the largest score) overflows fp32, or is 0.
+TEST(Sinks, far_above_and_below_the_scores) {
+    for (const DType dtype : kStorageTypes) {
+        Attention a = with_sinks(kSizes[2], dtype);
+        for (const auto& [head, sink] : {std::pair(0, 300.0), {1, -300.0}, {2, 95.0}, {3, 1e4}})
+            a.sinks.set(sink, head);
+        expect_right(a);
     }
 }
 

@@ -15,11 +15,12 @@ namespace {
 constexpr std::int64_t kShortest = 16;
 constexpr std::int64_t kLongest = std::int64_t{1} << 20;
 
-/// Returns the options for one schedule, with "published" resolved.
+/// Returns the options for one schedule, with "published" resolved. FlashAttention's own kernels take no sinks.
 model::PredictOptions options_for(const SweepQuestion& question, Schedule schedule) {
     model::PredictOptions options = question.options;
     if (options.by != "published") return options;
-    const bool has_authors_kernels = schedule == Schedule::fa2 || schedule == Schedule::fa3;
+    const bool has_authors_kernels =
+        (schedule == Schedule::fa2 || schedule == Schedule::fa3) && !question.problem.sinks;
     const bool on_gpu = question.machine.kind == model::MachineKind::gpu;
     options.by = has_authors_kernels && on_gpu ? "flash-attention" : "tessera";
     return options;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A decode step's attention block in one launch of CTAs that are all on the device at once. Eight warps compute, two
+// A decode step's attention block in one launch of CTAs that are all on the device at once. 12 or 16 warps compute, two
 // load. The loading warps wait for room alone: weights do not depend on this launch, nor do the old keys. So the next
 // phase's data is on its way while the computing warps wait for the results of other CTAs.
 #pragma once
@@ -48,7 +48,8 @@ __device__ __forceinline__ void load_all(const Block<Shape>& block) {
         ptx::griddepcontrol_wait();
     } else {
         ptx::griddepcontrol_wait();
-        const unsigned number = *static_cast<volatile unsigned*>(&launch.header->launches) + 1;
+        const unsigned before = *static_cast<volatile unsigned*>(&launch.header->launches);
+        const unsigned number = before + 1 == 0 ? 1 : before + 1;  // words that nobody has written have the number 0
         find_members(block);
         if (block.lane == 0) block.shared.number = number;
         ptx::mbarrier_arrive(block.shared.known);

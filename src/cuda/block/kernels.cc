@@ -120,9 +120,9 @@ std::string refuse_rows(const TensorView& t, int bytes) {
     if (t.rank == 2 && step(t, 0) % elements != 0) {
         return fmt::format("expected rows at multiples of {} elements on CUDA, got {}", elements, t.strides[0]);
     }
-    const int last = t.rank - 1;
-    if (step(t, static_cast<std::size_t>(last)) > 1) {
-        return fmt::format("expected a last stride of 1 on CUDA, got {}", t.strides[static_cast<std::size_t>(last)]);
+    const auto last = static_cast<std::size_t>(t.rank - 1);
+    if (t.shape[last] > 1 && t.strides[last] != 1) {
+        return fmt::format("expected a last stride of 1 on CUDA, got {}", t.strides[last]);
     }
     return "";
 }
@@ -135,7 +135,8 @@ std::optional<TensorRefusal> refuse_tensors(const DecodeBlockProblem& /*problem*
     };
     for (const Aligned& a :
          {Aligned{"x", &args.x, 16}, Aligned{"norm", &args.norm, 16}, Aligned{"w_qkv", &args.w_qkv, 16},
-          Aligned{"w_o", &args.w_o, 16}, Aligned{"residual", &args.residual, 4}, Aligned{"out", &args.out, 4}}) {
+          Aligned{"w_o", &args.w_o, 16}, Aligned{"residual", &args.residual, 4}, Aligned{"out", &args.out, 4},
+          Aligned{"o", &args.o, 16}}) {
         if (!a.tensor->given() || a.tensor->size() == 0) continue;
         if (std::string reason = refuse_rows(*a.tensor, a.bytes); !reason.empty()) {
             return TensorRefusal{a.name, std::move(reason)};
@@ -144,7 +145,8 @@ std::optional<TensorRefusal> refuse_tensors(const DecodeBlockProblem& /*problem*
     return std::nullopt;
 }
 
-void expect_memory(const DecodeBlockArgs& a, const Device& device) {
+void expect_memory(const DecodeBlockArgs& a, std::span<std::byte> workspace, const Device& device) {
+    if (!workspace.empty()) expect_device_memory("workspace", workspace.data(), device);
     struct Named {
         const char* name;
         const TensorView* tensor;

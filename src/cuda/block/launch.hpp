@@ -69,7 +69,7 @@ struct Launch {
     Activations residual;
     Activations result;
 
-    decode::Launch attention{};    ///< cache.lengths: the keys BEFORE the new one. o, ml and max_splits are unused
+    decode::Launch attention{};    ///< cache.lengths: the keys BEFORE the new one. o and ml are unused
     append_rows::Launch append{};  ///< one new row of K and V a sequence: places, positions, norms, rotary embedding
 
     // The workspace of the one launch, zero before its first use.

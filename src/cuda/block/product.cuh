@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A product with a matrix of weights, [batch, columns] x [rows, columns]^T, by mma.m16n8k16 with 8 rows of weights as
-// B. A CTA has units of 8 rows, whose columns its eight warps share in chunks of 32: chunk c belongs to warp c % 8. A
-// warp adds its chunks in order, in two sums; the sums of the warps are added in order. So the order of a row's sums
-// depends on the number of columns alone, and a unit is done soon after its last bytes have come.
+// B. A CTA has units of 8 rows, whose columns its computing warps share in chunks of 32: chunk c belongs to warp
+// c % warps. A warp adds its chunks in order, in two sums; the sums of the warps are added in order. So the order of a
+// row's sums depends on the number of columns and on the kernel's number of warps alone, and a unit is done soon after
+// its last bytes have come.
 #pragma once
 
 #include "cuda/block/shared.cuh"

@@ -44,7 +44,8 @@ class Settings(typing.NamedTuple):
 
 setups: dict = {}  # what a kind of call on CUDA needs -> its Setup
 _values = WeakIdKeyDictionary()  # tensor -> (its version, its bytes)
-_groups.on_forget(lambda name: setups.clear())
+_captured: dict = {}  # id -> the Setup of a call in a CUDA graph, whose replays read its tensors
+_groups.on_forget(lambda name: (setups.clear(), _captured.clear()))
 
 
 class Setup(typing.NamedTuple):
@@ -143,12 +144,18 @@ def setup_of(q, k, v, permutation, cu_seqlens, s: Settings, passing):
                *(None if t is None else values_of(t) for t in (permutation, cu_seqlens)))
         made = setups.get(key)
         if made is not None and made.collectives.group is group:
-            return made
-    made = _made(q, k, v, permutation, cu_seqlens, s, passing, group)
+            return _kept(made, q.device)
+    made = _kept(_made(q, k, v, permutation, cu_seqlens, s, passing, group), q.device)
     if key is not None:
         if len(setups) >= 16:
             setups.pop(next(iter(setups)))
         setups[key] = made
+    return made
+
+
+def _kept(made, device):
+    if capturing(device):
+        _captured[id(made)] = made
     return made
 
 

@@ -217,8 +217,11 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_nonfi
             sum_p_dp[r] += __shfl_xor_sync(kAllLanes, sum_p_dp[r], mask);
             if constexpr (kFp16Scaled<T>) max_dp[r] = fmaxf(max_dp[r], __shfl_xor_sync(kAllLanes, max_dp[r], mask));
         }
-        // The sink has a part of the sum of P, and its dP is 0.
-        sum_p[r] += ptx::exp2_approx(fmaf(sink_of(launch.params.forward, tile.head), kLog2E, minus_lse[r]));
+        // The sink has a part of the sum of P, and its dP is 0. Far above the scores, in rows with a large |LSE|, its
+        // part is cut: with an infinite sum inverse_sum would be 0, which marks other rows.
+        constexpr float kMostOfSink = 100;
+        const float of_sink = fmaf(sink_of(launch.params.forward, tile.head), kLog2E, minus_lse[r]);
+        sum_p[r] += ptx::exp2_approx(of_sink > kMostOfSink ? kMostOfSink : of_sink);
         if (lane() % 4 != 0 || (launch.output.residual.data != nullptr && !large[r])) continue;
         float delta = 0;
         if (minus_lse[r] != -INFINITY) {  // the row sees keys

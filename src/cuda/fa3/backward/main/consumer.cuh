@@ -263,13 +263,19 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::exponentiate(float (
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
             const float4 inverse_sum = stats_of_chunk(&RowStats::inverse_sum, kChunks * half + i / 8, column);
-            float scale_log2 = launch.scale_log2;
-            if constexpr (kConfig.scores == Scores::alibi) {
-                // Rounded as in delta_kernel, whose largest score and sum this is.
-                s[i] = fmaf(-mod.slope, mod.distance(i), __fmul_rn(s[i], launch.params.forward.scale));
-                scale_log2 = kLog2E;
+            if constexpr (kConfig.scores == Scores::alibi || kConfig.scores == Scores::dropout) {
+                // A row with a large |LSE| is rounded as in delta_kernel, whose largest score and sum this is. Ordinary
+                // rows keep their bits.
+                const float minus = element_of(minus_lse[i / 8], i), inverse = element_of(inverse_sum, i);
+                float exponent = fmaf(s[i], launch.scale_log2, mod.addend(i, minus));
+                float score = __fmul_rn(s[i], launch.params.forward.scale);
+                if constexpr (kConfig.scores == Scores::alibi) score = fmaf(-mod.slope, mod.distance(i), score);
+                if (inverse != 0) exponent = __fadd_rn(__fmul_rn(score, kLog2E), minus);
+                s[i] = ptx::exp2_approx(exponent) * (inverse == 0 ? 1.0F : inverse);
+            } else {
+                s[i] =
+                    probability(s[i], launch.scale_log2, element_of(minus_lse[i / 8], i), element_of(inverse_sum, i));
             }
-            s[i] = probability(s[i], scale_log2, element_of(minus_lse[i / 8], i), element_of(inverse_sum, i));
         }
         return;
     }
