@@ -16,11 +16,10 @@ constexpr std::int64_t kShortest = 16;
 constexpr std::int64_t kLongest = std::int64_t{1} << 20;
 
 /// Returns the options for one schedule, with "published" resolved. FlashAttention's own kernels take no sinks.
-model::PredictOptions options_for(const SweepQuestion& question, Schedule schedule) {
+model::PredictOptions options_for(const SweepQuestion& question, const Problem& problem, Schedule schedule) {
     model::PredictOptions options = question.options;
     if (options.by != "published") return options;
-    const bool has_authors_kernels =
-        (schedule == Schedule::fa2 || schedule == Schedule::fa3) && !question.problem.sinks;
+    const bool has_authors_kernels = (schedule == Schedule::fa2 || schedule == Schedule::fa3) && !problem.sinks;
     const bool on_gpu = question.machine.kind == model::MachineKind::gpu;
     options.by = has_authors_kernels && on_gpu ? "flash-attention" : "tessera";
     return options;
@@ -114,7 +113,7 @@ SweepRow sweep_one(const Problem& problem, const SweepQuestion& question) {
     SweepRow row{problem, {}, baseline_of(problem, question)};
     for (const Schedule schedule : question.schedules) {
         SweepCell cell{.schedule = schedule};
-        const model::PredictOptions options = options_for(question, schedule);
+        const model::PredictOptions options = options_for(question, problem, schedule);
         for (const Pass pass : question.passes) {
             if (const auto reason = model::refusal(problem, schedule, pass, question.machine, options)) {
                 cell.refusal = *reason;
