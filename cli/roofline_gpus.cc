@@ -234,6 +234,12 @@ std::string gpus_text(const GpusQuestion& question, std::span<const GpusRow> row
     std::vector<std::pair<std::string, std::string>> notes;
     for (const ContextParallelPrediction& pass : last.passes)
         if (last.gpus > 1) notes.emplace_back(fmt::format("{} on {}", name_of(pass.pass), last.gpus), parts_text(pass));
+    const double most = question.machine.memory_gib * 1073741824;
+    for (const GpusRow& row : rows)
+        if (row.gpus > 1 && static_cast<double>(row.memory()) > most)
+            notes.emplace_back("memory", fmt::format("{} rows on {}: {} of one GPU's {}", count_text(row.problem.len_q),
+                                                     row.gpus, bytes_text(static_cast<double>(row.memory())),
+                                                     bytes_text(most)));
     if (!last.fits_one_gpu()) notes.emplace_back("one GPU", "the whole sequence does not fit its memory");
     notes.emplace_back("read it", kLegend);
     return text + "\n" + facts_text(notes, width);

@@ -9,6 +9,8 @@
 #include <cmath>
 #include <map>
 
+#include "schedule/grid.hpp"
+#include "schedule/schedule.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::model {
@@ -238,6 +240,24 @@ std::vector<RankStep> steps_on(const Ranks& q, int count, const std::vector<Run>
     return steps;
 }
 
+/// The time and memory of one GPU on the whole sequence.
+struct OneGpu {
+    double ms = 0, error = 0, memory = 0;
+};
+
+/// A sequence whose FLOP pass 2^62 is predicted at a shorter length: the time is in proportion to the visible scores of
+/// so long a sequence, its memory to the rows.
+OneGpu on_one_gpu(const Ranks& q) {
+    Problem part = q.problem;
+    while (!schedule::countable(part) && part.len_q % 2 == 0) part.len_q = part.len_kv /= 2;
+    const auto scores = [](const Problem& p) {
+        return static_cast<double>(schedule::visible_pairs(p.mask.bind(p.len_q, p.len_kv)));
+    };
+    const double longer = static_cast<double>(q.problem.len_q) / static_cast<double>(part.len_q);
+    const Prediction found = predict(part, q.schedule, q.pass, q.machine, q.options.kernels);
+    return {found.ms * scores(q.problem) / scores(part), found.error, static_cast<double>(found.memory.total()) * longer};
+}
+
 void check_options(const Problem& problem, const PredictContextParallelOptions& options) {
     const auto out_of_range = [](const char* argument, const std::string& expected, auto got) {
         throw Error(ErrorCode::invalid_argument, argument, fmt::format("expected {}, got {}", expected, got));
@@ -290,19 +310,19 @@ ContextParallelPrediction predict_context_parallel(const Problem& problem, Sched
     if (const auto reason = context_parallel_refusal(problem, schedule, pass, machine, known))
         throw Error(ErrorCode::unsupported, "schedule",
                     fmt::format("{} {}: {}", name_of(schedule), name_of(pass), *reason));
-    const Prediction alone = predict(problem, schedule, pass, machine, known.kernels);
+    const model::Ranks q{problem, schedule, pass, machine, known};
+    const model::OneGpu alone = model::on_one_gpu(q);
     ContextParallelPrediction out;
     out.pass = pass, out.ranks = known.ranks;
     out.order = model::is_zigzag(problem.mask) ? "zigzag" : "contiguous";
     out.one_gpu_ms = alone.ms;
-    out.fits_one_gpu = static_cast<double>(alone.memory.total()) <= machine.memory_gib * model::kGiB;
+    out.fits_one_gpu = alone.memory <= machine.memory_gib * model::kGiB;
     out.measured = known.ranks <= known.link.measured_gpus;
     if (known.ranks == 1) {
         out.ms = out.kernel_ms = alone.ms, out.error = alone.error, out.share = 1, out.measured = true;
         out.parts = {{"kernels", alone.ms}};
         return out;
     }
-    const model::Ranks q{problem, schedule, pass, machine, known};
     out.steps = model::steps_of(q);
     const std::vector<model::Run> runs = model::runs_of(problem, known.ranks, known.ranks - 1);
     double error = 0;

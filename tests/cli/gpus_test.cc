@@ -47,6 +47,29 @@ TEST_F(GpusTest, json_has_what_the_time_is_made_of) {
     EXPECT_EQ(std::count(csv.out.begin(), csv.out.end(), '\n'), 5);
 }
 
+TEST_F(GpusTest, any_number_of_gpus) {
+    const auto json = run_ok("roofline --gpus 3,5,6,7,12,100 --rows 512 --json" + sizes_).json();
+    ASSERT_EQ(json.at("limits").size(), 6U);
+    for (const auto& limits : json.at("limits")) {
+        const std::int64_t gpus = limits.at("gpus"), shortest = limits.at("shortest");
+        EXPECT_EQ(shortest % (2 * gpus), 0) << gpus;
+        EXPECT_GT(limits.at("longest"), 1'000'000) << gpus;
+    }
+}
+
+TEST_F(GpusTest, sequences_whose_flop_pass_an_int64) {
+    const auto json = run_ok("roofline --gpus 1024 --rows 2k,8k,32k --json" + sizes_).json();
+    const auto& rows = json.at("rows");
+    ASSERT_EQ(rows.size(), 3U);
+    for (std::size_t i = 1; i < 3; ++i) {
+        const double longer = rows[i].at("one_gpu_ms").get<double>() / rows[i - 1].at("one_gpu_ms").get<double>();
+        EXPECT_NEAR(longer, 16, 0.2) << "four times the rows of a causal mask";
+        EXPECT_GT(rows[i].at("share"), rows[i - 1].at("share"));
+        EXPECT_LT(rows[i].at("share"), 1);
+    }
+    expect_says(run_ok("roofline --gpus 1024 --rows 8k --pass both" + sizes_), "GiB of one GPU's");
+}
+
 TEST_F(GpusTest, a_link_in_numbers) {
     const std::string command = "roofline --gpus 2 --len 32k --json" + sizes_;
     const auto ms = [&](const std::string& link) {

@@ -81,9 +81,8 @@ GpusRow row_on_gpus(const Problem& problem, int gpus, const GpusQuestion& questi
 
 GpusLimits limits_on_gpus(const Problem& problem, int gpus, const GpusQuestion& question) {
     GpusLimits limits{.gpus = gpus};
-    // A chunk of zig-zag has at least one tile of queries.
-    std::int64_t len = 256;
-    while (len % (2 * std::int64_t{gpus}) != 0 || len < 128 * std::int64_t{gpus}) len *= 2;
+    // A multiple of twice the GPUs, so that zig-zag gives each GPU two chunks, which have 64 rows or more.
+    std::int64_t len = 128 * std::int64_t{gpus};
     limits.shortest = len;
     for (; len <= kLongestAsked && schedule::countable(of_length(problem, len)); len *= 2) {
         const GpusRow row = row_on_gpus(of_length(problem, len), gpus, question);
