@@ -237,9 +237,9 @@ std::string gpus_text(const GpusQuestion& question, std::span<const GpusRow> row
     const double most = question.machine.memory_gib * 1073741824;
     for (const GpusRow& row : rows)
         if (row.gpus > 1 && static_cast<double>(row.memory()) > most)
-            notes.emplace_back("memory", fmt::format("{} rows on {}: {} of one GPU's {}", count_text(row.problem.len_q),
-                                                     row.gpus, bytes_text(static_cast<double>(row.memory())),
-                                                     bytes_text(most)));
+            notes.emplace_back("memory",
+                               fmt::format("{} rows on {}: {} of one GPU's {}", count_text(row.problem.len_q), row.gpus,
+                                           bytes_text(static_cast<double>(row.memory())), bytes_text(most)));
     if (!last.fits_one_gpu()) notes.emplace_back("one GPU", "the whole sequence does not fit its memory");
     notes.emplace_back("read it", kLegend);
     return text + "\n" + facts_text(notes, width);

@@ -255,7 +255,8 @@ OneGpu on_one_gpu(const Ranks& q) {
     };
     const double longer = static_cast<double>(q.problem.len_q) / static_cast<double>(part.len_q);
     const Prediction found = predict(part, q.schedule, q.pass, q.machine, q.options.kernels);
-    return {found.ms * scores(q.problem) / scores(part), found.error, static_cast<double>(found.memory.total()) * longer};
+    return {found.ms * scores(q.problem) / scores(part), found.error,
+            static_cast<double>(found.memory.total()) * longer};
 }
 
 void check_options(const Problem& problem, const PredictContextParallelOptions& options) {
