@@ -190,7 +190,7 @@ TEST_F(QuestionsTest, a_model_says_why_it_has_no_answer) {
         EXPECT_NE(said.find(word), std::string::npos) << word << said;
     for (const char* by : {"", " --by tessera"})
         for (const auto& row : table_of(run_ok(std::string("roofline --model sinks.json --len 8k --csv") + by)))
-            EXPECT_EQ(row.at("refusal"), "") << row.at("call");
+            EXPECT_EQ(row.count("refusal"), 0U) << row.at("call");
     std::ofstream(path("latent.json"))
         << R"({"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512,
                "num_attention_heads": 128, "num_hidden_layers": 61, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
