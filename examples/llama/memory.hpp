@@ -31,8 +31,14 @@ class HostMemory final : public Memory {
         const auto owner = std::make_shared<tessera::Workspace>(bytes);
         return {owner, owner->span().data()};
     }
-    void copy_in(void* there, const void* here, std::size_t bytes) override { std::memcpy(there, here, bytes); }
-    void copy_out(void* here, const void* there, std::size_t bytes) override { std::memcpy(here, there, bytes); }
+    void copy_in(void* there, const void* here, std::size_t bytes) override { copy(there, here, bytes); }
+    void copy_out(void* here, const void* there, std::size_t bytes) override { copy(here, there, bytes); }
+
+ private:
+    /// A tensor without elements may have a null pointer, which memcpy refuses for 0 bytes too.
+    static void copy(void* to, const void* from, std::size_t bytes) {
+        if (bytes > 0) std::memcpy(to, from, bytes);
+    }
 };
 
 }  // namespace llama

@@ -42,9 +42,9 @@ typedef struct tessera_decode_block_problem {
     int32_t out_bias;           /* 0; 1: b_o is given */
     int32_t qk_norm;            /* 0; 1: q_norm and k_norm are given */
     int32_t way;                /* TESSERA_ANY_WAY */
-    int32_t early_weights;      /* 0; 1: on CUDA w_qkv is read before the kernel in front in the stream has ended. Neither
-                                 * that one nor one that it may run beside writes it (tessera::DecodeBlockOptions) */
-    int32_t reserved;           /* 0 */
+    int32_t early_weights; /* 0; 1: on CUDA w_qkv is read before the kernel in front in the stream has ended. Neither
+                            * that one nor one that it may run beside writes it (tessera::DecodeBlockOptions) */
+    int32_t reserved;      /* 0 */
 } tessera_decode_block_problem;
 
 /* Tensors of a decode block; shapes and dtypes as in tessera::DecodeBlockArgs. */

@@ -45,6 +45,7 @@ void copy_on_host(const RowCopies& copies) {
             const RowsAt& source = copies.source[half];
             const auto* from =
                 static_cast<const std::byte*>(source.data) + static_cast<std::size_t>(copies.from[i]) * source.pitch;
+            if (copies.bytes[half] == 0) continue;  // its pointers may be null
             std::memcpy(to, from, static_cast<std::size_t>(copies.bytes[half]));
             to += copies.bytes[half];
         }
