@@ -34,7 +34,7 @@ struct Named {
     Mark mark;
     const char* name;
 };
-/// The marks of the computing warps, and of the loading warp.
+/// The marks of the consumer warps, and of the producer warp.
 constexpr Named kMarks[] = {{Mark::start, "start"},
                             {Mark::inputs, "launch before has ended"},
                             {Mark::normed, "norm of x"},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// New rows of K and V into a cache, and queries that are turned with them: one warp for a head of a row. A row without
-// norm and rotary embedding is copied; the others are computed in fp64 and rounded once.
+// New rows of K and V into a cache, and queries with the same rotary embedding: one warp for a head of a row. A row
+// without norm and rotary embedding is copied; the others are computed in fp64 and rounded once.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -50,14 +50,14 @@ __device__ __forceinline__ HeadRow<T> head_row(const Rows& rows, std::int64_t ro
     return head_row<T>(rows, row / rows.len, row % rows.len, head);
 }
 
-/// The place that a row of K and V is written to: row `row` of a slot or page. Slot -1: it is not written.
-struct Place {
+/// The row of the cache that a new row of K and V is written to: row `row` of a slot or page. Slot -1: none.
+struct CacheRow {
     std::int64_t slot = -1;
     std::int64_t row = 0;
     std::int64_t position = 0;  ///< of the rotary embedding
 };
 
-/// The last sequence that begins at this row or before; -1 for rows behind the last offset, and without sequences.
+/// The last sequence that begins at this row or before; -1 for rows past the last offset, and without sequences.
 __device__ __forceinline__ std::int64_t sequence_of_row(const Launch& launch, std::int64_t row) {
     if (launch.sequences == 0 || row >= read(launch.cu_seqlens_k, launch.sequences)) return -1;
     std::int64_t low = 0, high = launch.sequences - 1;
@@ -69,33 +69,33 @@ __device__ __forceinline__ std::int64_t sequence_of_row(const Launch& launch, st
     return low;
 }
 
-__device__ __forceinline__ Place place_of(const Launch& launch, std::int64_t row) {
+__device__ __forceinline__ CacheRow cache_row_of(const Launch& launch, std::int64_t row) {
     const std::int64_t rows = launch.k_cache.len;
-    Place place;
+    CacheRow to;
     if (launch.slot_mapping.data != nullptr) {
         const std::int64_t slot = read(launch.slot_mapping, row);
-        if (rows > 0 && slot >= 0 && slot / rows < launch.slots) place.slot = slot / rows, place.row = slot % rows;
+        if (rows > 0 && slot >= 0 && slot / rows < launch.slots) to.slot = slot / rows, to.row = slot % rows;
     } else {
         std::int64_t sequence = row / launch.k.len, index = row % launch.k.len;
         if (launch.cu_seqlens_k.data != nullptr) {
             sequence = sequence_of_row(launch, row);
-            if (sequence < 0) return place;
+            if (sequence < 0) return to;
             index = row - read(launch.cu_seqlens_k, sequence);
         }
         const std::int64_t position = read(launch.kv_lengths, sequence) + index;
-        place.position = position;
+        to.position = position;
         if (position >= 0 && rows > 0 && launch.page_table.data != nullptr) {
             const bool in_table = position / rows < launch.page_table.count;
             const std::int64_t page = in_table ? read(launch.page_table, position / rows, sequence) : -1;
-            if (page >= 0 && page < launch.slots) place.slot = page, place.row = position % rows;
+            if (page >= 0 && page < launch.slots) to.slot = page, to.row = position % rows;
         } else if (position >= 0 && position < rows) {
             const bool has_index = launch.cache_batch_index.data != nullptr;
             const std::int64_t slot = has_index ? read(launch.cache_batch_index, sequence) : sequence;
-            if (slot >= 0 && slot < launch.slots) place.slot = slot, place.row = position;
+            if (slot >= 0 && slot < launch.slots) to.slot = slot, to.row = position;
         }
     }
-    if (launch.positions.data != nullptr) place.position = read(launch.positions, row);
-    return place;
+    if (launch.positions.data != nullptr) to.position = read(launch.positions, row);
+    return to;
 }
 
 template <class T>
@@ -113,10 +113,10 @@ struct Change {
 };
 
 /// Norm and rotary embedding of a row of K or Q. `from` and `to` may be one row. weight(c): that of the norm for dim c.
-/// turn(n): cosine and sine of pair n.
-template <class T, class Weight, class Turn>
+/// rotary(n): cosine and sine of pair n.
+template <class T, class Weight, class Rotary>
 __device__ __forceinline__ void transform(const HeadRow<T>& from, const HeadRow<T>& to, const Change& change,
-                                          const Weight& weight, const Turn& turn, int lane) {
+                                          const Weight& weight, const Rotary& rotary, int lane) {
     const int dim = change.dim;
     double factor = 1;
     if (change.norms) {
@@ -136,7 +136,7 @@ __device__ __forceinline__ void transform(const HeadRow<T>& from, const HeadRow<
     };
     for (int n = lane; n < change.pairs; n += 32) {
         const int a = change.interleaved ? 2 * n : n, b = a + (change.interleaved ? 1 : change.pairs);
-        const double2 of_pair = turn(n);
+        const double2 of_pair = rotary(n);
         const double first = element(a), second = element(b);
         round_to(to.at(a), __dsub_rn(__dmul_rn(first, of_pair.x), __dmul_rn(second, of_pair.y)));
         round_to(to.at(b), __dadd_rn(__dmul_rn(first, of_pair.y), __dmul_rn(second, of_pair.x)));
@@ -174,11 +174,11 @@ __global__ void append_kernel(const __grid_constant__ Launch launch) {
     if (task < of_keys) {
         const std::int64_t row = task / launch.k.heads;
         const int head = static_cast<int>(task % launch.k.heads);
-        const Place place = place_of(launch, row);
-        if (place.slot < 0) return;
-        write_row(head_row<T>(launch.k, row, head), head_row<T>(launch.k_cache, place.slot, place.row, head), launch,
-                  launch.k_norm, place.position, lane);
-        copy_row(head_row<T>(launch.v, row, head), head_row<T>(launch.v_cache, place.slot, place.row, head),
+        const CacheRow to = cache_row_of(launch, row);
+        if (to.slot < 0) return;
+        write_row(head_row<T>(launch.k, row, head), head_row<T>(launch.k_cache, to.slot, to.row, head), launch,
+                  launch.k_norm, to.position, lane);
+        copy_row(head_row<T>(launch.v, row, head), head_row<T>(launch.v_cache, to.slot, to.row, head),
                  launch.head_dim_v, lane);
         return;
     }
@@ -188,7 +188,7 @@ __global__ void append_kernel(const __grid_constant__ Launch launch) {
     const int head = static_cast<int>(task % launch.q.heads);
     std::int64_t position = 0;
     if (launch.q_positions.data != nullptr) position = read(launch.q_positions, row);
-    else if (launch.pairs > 0) position = place_of(launch, row).position;
+    else if (launch.pairs > 0) position = cache_row_of(launch, row).position;
     write_row(head_row<T>(launch.q, row, head), head_row<T>(launch.q_out, row, head), launch, launch.q_norm, position,
               lane);
 }

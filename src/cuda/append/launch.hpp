@@ -36,7 +36,7 @@ struct Numbers {
     bool fp32 = false;
 };
 
-/// Arguments of the kernel: the rows, their places in the cache, and how they are changed.
+/// Arguments of the kernel: the rows, where they go in the cache, and how they are changed.
 struct Launch {
     Rows k, v, q, q_out;
     Rows k_cache, v_cache;   ///< `batch` is the stride of slots or pages, `len` the rows of one

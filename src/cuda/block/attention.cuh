@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of the new queries: the splits of the keys as in cuda.decode.forward (compute_mma.cuh), with its bits. Four
-// warps have a split: they wait for its query heads, norm and turn them (append.cuh), and put the new key into the tile
-// of old ones that was loaded before.
+// Attention of the new queries, over splits of the keys as in cuda.decode.forward (compute_mma.cuh), with its bits.
+// Four warps compute a split: they wait for its query heads, apply QK norm and rotary embedding (append.cuh), and write
+// the new key into the tile of cached keys, which was loaded earlier.
 #pragma once
 
 #include "cuda/append/append.cuh"
@@ -12,24 +12,24 @@
 
 namespace tessera::cuda::block {
 
-/// A page number of an item's first tile, of the lane's keys. It brings the page table into the L1, so that the copies
-/// of the item do not wait for it.
+/// Prefetches the page table: reads the page number of one key of the lane in the item's first tile, so that the copies
+/// of the item find the table in the L1.
 template <class Shape>
 __device__ __forceinline__ int page_ahead(const Block<Shape>& block, int index, int total) {
     const decode::Cache& cache = block.launch.attention.cache;
     if (cache.pages == nullptr || index >= total) return 0;
     const Item item = find_item(block, index);
-    const Member& member = block.shared.members[item.member];
+    const SequenceWork& of_sequence = block.shared.sequences[item.sequence];
     const int key = item.tile + 2 * block.lane;
     if (key < item.keys.begin || key >= item.keys.end) return 0;
-    const int number = cache.page_size.quotient(member.first_kv + key);
-    return cache.pages[item.member * cache.pages_batch + number * cache.pages_step];
+    const int number = cache.page_size.quotient(of_sequence.first_kv + key);
+    return cache.pages[item.sequence * cache.pages_batch + number * cache.pages_step];
 }
 
-/// Loads the old keys of the CTA's splits, K (`which` 0) by one warp and V (1) by another. A tile has a stage of K,
-/// then one of V.
+/// Loads the cached keys of the CTA's splits: K (`which` 0) by one producer warp, V (1) by the other. A tile takes a
+/// stage of K, then one of V.
 template <class Shape>
-__device__ __forceinline__ void load_keys(const Block<Shape>& block, Position& at, int which) {
+__device__ __forceinline__ void load_keys(const Block<Shape>& block, RingState& at, int which) {
     const decode::Launch& attention = block.launch.attention;
     const int total = items_of_all(block);
     int ahead = 0;
@@ -38,11 +38,11 @@ __device__ __forceinline__ void load_keys(const Block<Shape>& block, Position& a
         const Item item = find_item(block, index);
         const int tiles = item.tiles();
         if (tiles == 0) continue;
-        const Member& member = block.shared.members[item.member];
+        const SequenceWork& of_sequence = block.shared.sequences[item.sequence];
         decode::SplitWork work{};
-        work.member.slot = member.slot;
-        work.member.sequence.first_kv = member.first_kv;
-        work.batch = item.member;
+        work.cached.slot = of_sequence.slot;
+        work.cached.sequence.first_kv = of_sequence.first_kv;
+        work.batch = item.sequence;
         work.kv_head = item.kv_head;
         work.tile = item.tile;
         work.begin = item.keys.begin;
@@ -57,8 +57,8 @@ __device__ __forceinline__ void load_keys(const Block<Shape>& block, Position& a
                 work.tile = first;  // the new key is alone in the last tile, for which no page was looked up
                 copies.begin(work);
             }
-            block.wait_empty(at);
-            copies.copy_tile(block.stage(at), work, block.shared.full[at.stage]);
+            block.producer_acquire(at);
+            copies.copy_tile(block.stage(at), work, block.shared.full[at.index]);
             block.next(at);
             if (which == 0) block.next(at);
         }
@@ -70,27 +70,29 @@ template <int kHeadDim>
 struct HeadWords {
     Word words[2];
 
-    __device__ __forceinline__ void read(const Launch& launch, int member, int head, int lane) {
-        if (lane < kHeadDim / 4) ptx::load_relaxed(place(launch, member, head, lane), words[0], words[1]);
+    __device__ __forceinline__ void read(const Launch& launch, int sequence, int head, int lane) {
+        if (lane < kHeadDim / 4) ptx::load_relaxed(address(launch, sequence, head, lane), words[0], words[1]);
     }
-    /// Waits for them if they are not there yet, and copies the row: the raw numbers that append() takes. By a warp.
-    __device__ __forceinline__ void copy(Element* to, const Launch& launch, int member, int head, unsigned number,
+    /// Waits until they are of this launch, and copies the row, which is the input of norm and rotary embedding. By a
+    /// warp.
+    __device__ __forceinline__ void copy(Element* to, const Launch& launch, int sequence, int head, unsigned number,
                                          Wait wait, int lane) {
         if (lane < kHeadDim / 4) {
             if (launch_of(words[0]) != number || launch_of(words[1]) != number)
-                wait_for<1>(place(launch, member, head, lane), 0, words, number, wait);
+                wait_for<1>(address(launch, sequence, head, lane), 0, words, number, wait);
             reinterpret_cast<uint2*>(to)[lane] = {data_of(words[0]), data_of(words[1])};
         }
         __syncwarp();
     }
 
  private:
-    __device__ __forceinline__ static const Word* place(const Launch& launch, int member, int head, int lane) {
-        return launch.qkv_words + (std::int64_t{member} * launch.qkv.rows + head * kHeadDim) / 2 + 2 * lane;
+    __device__ __forceinline__ static const Word* address(const Launch& launch, int sequence, int head, int lane) {
+        return launch.qkv_words + (std::int64_t{sequence} * launch.qkv.rows + head * kHeadDim) / 2 + 2 * lane;
     }
 };
 
-/// The heads that a split needs, dealt to the four warps of a group: its query heads, then new K and V if it has them.
+/// The heads that a split needs, divided among the four warps of a group: its query heads, then new K and V if the
+/// split has the new key.
 struct Heads {
     const Launch& launch;
     const Item& item;
@@ -106,21 +108,21 @@ struct Heads {
         return p.heads_q + (i - rows()) * p.heads_kv + item.kv_head;
     }
     /// Its row of Group::heads.
-    __device__ __forceinline__ int place(int i) const { return i < rows() ? i : Config::kRowsOfTile + i - rows(); }
+    __device__ __forceinline__ int row(int i) const { return i < rows() ? i : Config::kRowsOfTile + i - rows(); }
 };
 
-/// Makes Q of an item, and the new key if the item has it, which is also written to the cache. By the four warps of a
-/// group, who then wait for each other. `words`: those of the warp's first head, read before.
+/// Computes Q of an item, and the new key if the item has it, which is also written to the cache. By the four warps of
+/// a group, which synchronise at the end. `words`: those of the warp's first head, which were read ahead.
 template <class Shape>
 __device__ __forceinline__ void prepare(const Block<Shape>& block, Group<Shape::kConfig.head_dim>& group,
                                         const Item& item, HeadWords<Shape::kConfig.head_dim>& words, unsigned number) {
     constexpr int kHeadDim = Shape::kConfig.head_dim, kChunks = kHeadDim / kChunk;
     const Launch& launch = block.launch;
     const int lane = block.lane, slice = block.warp % 4;
-    const Member& member = block.shared.members[item.member];
+    const SequenceWork& of_sequence = block.shared.sequences[item.sequence];
     const Heads heads{launch, item};
     if (const int row = 32 * slice + lane; row < Config::kRowsOfTile)
-        group.rows[row] = row < item.rows ? decode::RowInfo{member.visible.begin, member.visible.end - 1, 0}
+        group.rows[row] = row < item.rows ? decode::RowInfo{of_sequence.visible.begin, of_sequence.visible.end - 1, 0}
                                           : decode::RowInfo{INT_MAX, -1, -1};
     for (int row = item.rows + slice; row < Config::kRowsOfTile; row += 4)
         if (lane < kChunks)
@@ -129,16 +131,16 @@ __device__ __forceinline__ void prepare(const Block<Shape>& block, Group<Shape::
 #pragma unroll 1
     for (int i = slice; i < heads.count(); i += 4) {
         const int kind = heads.kind(i);
-        Element* row = group.heads[heads.place(i)];
-        if (i != slice) words.read(launch, item.member, heads.head(i), lane);
-        words.copy(row, launch, item.member, heads.head(i), number, kind == 0 ? Wait::queries : Wait::new_key, lane);
+        Element* row = group.heads[heads.row(i)];
+        if (i != slice) words.read(launch, item.sequence, heads.head(i), lane);
+        words.copy(row, launch, item.sequence, heads.head(i), number, kind == 0 ? Wait::queries : Wait::new_key, lane);
         const bool norms = (kind == 0 ? launch.append.q_norm : launch.append.k_norm).data != nullptr;
         if (kind != 2 && (norms || launch.append.pairs > 0)) {
             const append_rows::HeadRow<Element> in_place{row, 1};
             const append_rows::Change change{kHeadDim, launch.append.pairs, launch.append.interleaved, norms,
                                              launch.append.norm_eps};
             const float* weights = block.shared.norms[kind];
-            const float2* rotary = block.shared.rotary[item.member];
+            const float2* rotary = block.shared.rotary[item.sequence];
             append_rows::transform(
                 in_place, in_place, change, [&](int c) { return double{weights[c]}; },
                 [&](int n) {
@@ -155,11 +157,11 @@ __device__ __forceinline__ void prepare(const Block<Shape>& block, Group<Shape::
             const append_rows::Rows& cache = kind == 1 ? launch.append.k_cache : launch.append.v_cache;
             append_rows::copy_row(
                 append_rows::HeadRow<Element>{row, 1},
-                append_rows::head_row<Element>(cache, member.place.slot, member.place.row, item.kv_head), kHeadDim,
-                lane);
+                append_rows::head_row<Element>(cache, of_sequence.new_row.slot, of_sequence.new_row.row, item.kv_head),
+                kHeadDim, lane);
         }
     }
-    ptx::named_barrier_sync(kOfGroup + block.warp / 4, 128);
+    ptx::named_barrier_sync(kGroupBarrier + block.warp / 4, 128);
 }
 
 /// Copies the new row into a tile of K: the slice's rows are read by this warp alone.
@@ -182,9 +184,9 @@ __device__ __forceinline__ void put_value(char* tile, const Element* value, int 
     __syncwarp();
 }
 
-/// Hands a warp's part of O, and the first slice's maximum and sum, to the CTA that combines the row.
+/// Sends a warp's part of O, and the first slice's maximum and sum, to the CTA that combines the row.
 template <int kHeadDim>
-__device__ __forceinline__ void hand_partials(const decode::Output<kHeadDim>& o, const OnlineSoftmax<Element>& softmax,
+__device__ __forceinline__ void send_partials(const decode::Output<kHeadDim>& o, const OnlineSoftmax<Element>& softmax,
                                               const decode::SliceExchange& exchange, const Launch& launch,
                                               const Item& item, unsigned number, int slice, int lane) {
 #pragma unroll
@@ -192,7 +194,8 @@ __device__ __forceinline__ void hand_partials(const decode::Output<kHeadDim>& o,
         const int row = 8 * r + lane / 4;
         if (row >= item.rows) continue;
         const ForwardParams& p = launch.attention.params;
-        const std::int64_t head = std::int64_t{item.member} * p.heads_q + item.kv_head * p.group + item.first_row + row;
+        const std::int64_t head =
+            std::int64_t{item.sequence} * p.heads_q + item.kv_head * p.group + item.first_row + row;
         const std::int64_t at = head * launch.max_splits + item.split;
         Word* to = launch.o_partial + at * kHeadDim + 16 * slice + lane % 4 * 2;
 #pragma unroll
@@ -205,33 +208,33 @@ __device__ __forceinline__ void hand_partials(const decode::Output<kHeadDim>& o,
     }
 }
 
-/// One split, by a computing warp: decode's compute_by_mma() for one query, on stages of the ring.
+/// Computes one split, by a consumer warp: decode's compute_by_mma() for one query, on stages of the ring.
 template <class Shape>
 __device__ __forceinline__ void compute_item(const Block<Shape>& block, Group<Shape::kConfig.head_dim>& group,
-                                             Position& at, const Item& item, unsigned number) {
+                                             RingState& at, const Item& item, unsigned number) {
     using T = Element;
     constexpr int kHeadDim = Shape::kConfig.head_dim, kKeys = decode::Config::kKeys;
     const decode::Launch& launch = block.launch.attention;
-    const Member& member = block.shared.members[item.member];
+    const SequenceWork& of_sequence = block.shared.sequences[item.sequence];
     const int tiles = item.tiles(), slice = block.warp % 4, lane = block.lane;
-    const int full_begin = member.visible.begin, full_end = member.visible.end, new_key = item.new_key();
+    const int full_begin = of_sequence.visible.begin, full_end = of_sequence.visible.end, new_key = item.new_key();
     decode::SplitWork work{};  // for softcap; there is no ALiBi
     const Scale scale = decode::scale_of(launch);
     OnlineSoftmax<T> softmax;
     decode::Output<kHeadDim> o = {};
     float s[2][4] = {}, rescale[2] = {};
-    const auto release = [&](Position& position) {
-        block.release(position);
-        block.next(position);  // past V, or past K of the next tile
+    const auto release = [&](RingState& state) {
+        block.release(state);
+        block.next(state);  // past V, or past K of the next tile
     };
-    Position at_k = at, at_v = at;
+    RingState at_k = at, at_v = at;
     block.next(at_v);
 #pragma unroll 1
     for (int i = -2;; ++i) {
         float next[2][4], next_rescale[2];
         const int key_of_next = item.tile + (i + 2) * kKeys + 16 * slice;
         if (i + 2 < tiles) {
-            block.wait_full(at_k);
+            block.consumer_wait(at_k);
             char* k = block.stage(at_k);
             if (new_key >= key_of_next && new_key < key_of_next + 16)
                 put_key<kHeadDim>(k, group.heads[Config::kRowsOfTile], new_key - key_of_next + 16 * slice, lane);
@@ -254,7 +257,7 @@ __device__ __forceinline__ void compute_item(const Block<Shape>& block, Group<Sh
         if (i >= 0) {
             const int key = item.tile + i * kKeys;
             const bool full = key >= full_begin && key + kKeys <= full_end;
-            block.wait_full(at_v);
+            block.consumer_wait(at_v);
             char* v = block.stage(at_v);
             if (new_key >= key && new_key < key + kKeys)
                 put_value<kHeadDim>(v, group.heads[Config::kRowsOfTile + 1], new_key - key, slice, lane);
@@ -270,19 +273,19 @@ __device__ __forceinline__ void compute_item(const Block<Shape>& block, Group<Sh
             release(at_v);
         }
         if (i + 1 == tiles) break;
-        ptx::named_barrier_sync(kOfGroup + block.warp / 4, 128);
+        ptx::named_barrier_sync(kGroupBarrier + block.warp / 4, 128);
 #pragma unroll
         for (int j = 0; j < 8; ++j) s[j / 4][j % 4] = next[j / 4][j % 4];
         rescale[0] = next_rescale[0];
         rescale[1] = next_rescale[1];
     }
-    at = at_k;  // both are behind the last V
-    hand_partials<kHeadDim>(o, softmax, group.exchange[0], block.launch, item, number, slice, lane);
+    at = at_k;  // both states are after the last V
+    send_partials<kHeadDim>(o, softmax, group.exchange[0], block.launch, item, number, slice, lane);
 }
 
-/// The items of this CTA, by a computing warp: the groups take them in turns.
+/// Computes the items of this CTA, by a consumer warp. The groups take them in turn.
 template <class Shape>
-__device__ __forceinline__ void attend(const Block<Shape>& block, Position& at, unsigned number) {
+__device__ __forceinline__ void attend(const Block<Shape>& block, RingState& at, unsigned number) {
     const Launch& launch = block.launch;
     const int own = block.warp / 4, slice = block.warp % 4, ctas = static_cast<int>(gridDim.x);
     const int groups = launch.layout.groups;
@@ -293,24 +296,24 @@ __device__ __forceinline__ void attend(const Block<Shape>& block, Position& at, 
         if (index >= total) return;
         const Item item = find_item(block, index);
         const Heads heads{launch, item};
-        if (slice < heads.count()) words.read(launch, item.member, heads.head(slice), block.lane);
+        if (slice < heads.count()) words.read(launch, item.sequence, heads.head(slice), block.lane);
     };
-    int turn = 0;
+    int group_of_item = 0;
     if (own < groups) read_ahead(first_item() + own * ctas);
 #pragma unroll 1
     for (int index = first_item(); index < total; index += ctas) {
         const Item item = find_item(block, index);
         const int tiles = item.tiles();
-        if (turn == own) {
+        if (group_of_item == own) {
             prepare(block, group, item, words, number);
             if (slice == 0 && block.lane == 0 && index == first_item()) record(launch, Mark::queries);
             read_ahead(index + groups * ctas);
             if (tiles > 0) compute_item(block, group, at, item, number);
-            ptx::named_barrier_sync(kOfGroup + own, 128);  // before Q and the new key are overwritten
+            ptx::named_barrier_sync(kGroupBarrier + own, 128);  // before Q and the new key are overwritten
         } else {
             block.pass(at, 2 * tiles);
         }
-        turn = turn + 1 == groups ? 0 : turn + 1;
+        group_of_item = group_of_item + 1 == groups ? 0 : group_of_item + 1;
     }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A decode step's attention block in one launch of CTAs that are all on the device at once. 12 or 16 warps compute, two
-// load. The loading warps wait for room alone: weights do not depend on this launch, nor do the old keys. So the next
-// phase's data is on its way while the computing warps wait for the results of other CTAs.
+// A decode step's attention block in one persistent, cooperative launch. A CTA has 12 or 16 consumer warps and two
+// producer warps. The producers prefetch: weights and cached keys do not depend on this launch, so they wait only for
+// empty stages. The next phase's data is on its way while the consumers wait for the results of other CTAs.
 #pragma once
 
 #include "cuda/block/attention.cuh"
@@ -12,8 +12,8 @@
 
 namespace tessera::cuda::block {
 
-/// Results of the first product: bias, rounding, and on to the CTAs whose splits need the head.
-struct HandQkv {
+/// Epilogue of the first GEMM: adds the bias, rounds, and sends the results to the CTAs whose splits need the head.
+struct SendQkv {
     const Launch& launch;
     unsigned number;
     Biases biases{};
@@ -26,7 +26,7 @@ struct HandQkv {
     }
 };
 
-/// Counts this launch, whose number all CTAs have read when the last of them arrives. By one thread.
+/// Counts this launch. When the last CTA arrives, all have read the number. By one thread.
 __device__ __forceinline__ void count_launch(Header& header, unsigned number) {
     if (ptx::add_acq_rel(&header.arrived, 1) != gridDim.x - 1) return;
     header.arrived = 0;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void load_all(const Block<Shape>& block) {
     const auto mark = [&](Mark m) {
         if (block.lane == 0) record(launch, m);
     };
-    Position at;
+    RingState at;
     const int which = block.warp - Shape::kConfig.warps;
     if (which == 0) {
         load_units(block, launch.qkv, at);
@@ -49,17 +49,17 @@ __device__ __forceinline__ void load_all(const Block<Shape>& block) {
     } else {
         ptx::griddepcontrol_wait();
         const unsigned before = *static_cast<volatile unsigned*>(&launch.header->launches);
-        const unsigned number = before + 1 == 0 ? 1 : before + 1;  // words that nobody has written have the number 0
-        find_members(block);
+        const unsigned number = before + 1 == 0 ? 1 : before + 1;  // 0 is the number of words that were never written
+        find_sequences(block);
         if (block.lane == 0) block.shared.number = number;
         ptx::mbarrier_arrive(block.shared.known);
         read_tables(block);
         ptx::mbarrier_arrive(block.shared.tables_known);
         if (block.lane == 0) count_launch(*launch.header, number);
-        // The other warp has waited for room in all of these stages: the waits for room behind them are those for the
-        // round before.
+        // The other producer has acquired all stages of the first GEMM, so this warp may skip them: its next waits are
+        // for the round before.
         wait_for_phase(block.shared.weights_asked, 0, Wait::weights_asked);
-        at = Position::behind(stages_of_units<Shape>(launch.qkv), launch.layout.stages);
+        at = RingState::after(stages_of_units<Shape>(launch.qkv), launch.layout.stages);
     }
     wait_for_phase(block.shared.known, 0, Wait::known);
     load_keys(block, at, which);
@@ -80,13 +80,13 @@ __device__ __forceinline__ void compute_all(const Block<Shape>& block) {
     };
     ptx::griddepcontrol_wait();
     mark(Mark::inputs);
-    Position at;
+    RingState at;
     if (static_cast<int>(blockIdx.x) < launch.qkv.rows / Config::kUnitRows) {
         norm_rows(block);
         mark(Mark::normed);
         wait_for_phase(block.shared.known, 0, Wait::known);
-        HandQkv hand{launch, block.shared.number};
-        multiply_units(block, launch.qkv, at, hand);
+        SendQkv send{launch, block.shared.number};
+        multiply_units(block, launch.qkv, at, send);
     }
     mark(Mark::qkv_done);
     wait_for_phase(block.shared.known, 0, Wait::known);
@@ -118,18 +118,19 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) block_kernel(cons
 
 template <class Shape>
 FixedBytes fixed_bytes() {
-    constexpr int kOfGroup = static_cast<int>(sizeof(Group<Shape::kConfig.head_dim>));
-    return {static_cast<int>(sizeof(Shared<Shape>)) - kOfGroup, kOfGroup};
+    constexpr int kGroupBytes = static_cast<int>(sizeof(Group<Shape::kConfig.head_dim>));
+    return {static_cast<int>(sizeof(Shared<Shape>)) - kGroupBytes, kGroupBytes};
 }
 
 template <class Shape>
-cudaError_t start_block(const Launch& launch, int blocks, bool beside, cudaStream_t stream) {
+cudaError_t start_block(const Launch& launch, int blocks, bool programmatic, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of config.h");
     const cudaError_t status =
         cudaFuncSetAttribute(block_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.layout.bytes);
     if (status != cudaSuccess) return status;
     cudaLaunchAttribute attributes[2]{};
-    // A cooperative launch waits until there is room for all CTAs: those of two launches never wait for each other.
+    // A cooperative launch begins only when all of its CTAs fit on the device. So the CTAs of two launches never wait
+    // for each other.
     attributes[0].id = cudaLaunchAttributeCooperative;
     attributes[0].val.cooperative = 1;
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -140,7 +141,7 @@ cudaError_t start_block(const Launch& launch, int blocks, bool beside, cudaStrea
     config.dynamicSmemBytes = static_cast<std::size_t>(launch.layout.bytes);
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = beside ? 2 : 1;
+    config.numAttrs = programmatic ? 2 : 1;
     return cudaLaunchKernelEx(&config, block_kernel<Shape>, launch);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The products of the block as kernels of their own, from the code of the one launch: what comes before append() and
-// attention, and what comes behind.
+// The GEMMs of the block as kernels of their own, from the code of the one launch: one comes before append() and
+// attention, the other after them.
 #pragma once
 
 #include "cuda/block/norm.cuh"
@@ -10,7 +10,7 @@
 
 namespace tessera::cuda::block {
 
-/// Results of the first product: bias and rounding.
+/// Epilogue of the first GEMM: adds the bias and rounds.
 struct WriteQkv {
     const Launch& launch;
     Biases biases{};
@@ -23,14 +23,14 @@ struct WriteQkv {
     }
 };
 
-/// Lengths with the new keys.
+/// Writes the lengths that count the new keys.
 __device__ __forceinline__ void write_lengths(const Launch& launch, int thread) {
     if (blockIdx.x != 0 || thread >= launch.batch || launch.lengths == nullptr) return;
     const std::int32_t before = launch.kv_lengths[thread * launch.kv_lengths_step];
     launch.lengths[thread] = before == INT_MAX ? before : before + 1;
 }
 
-/// The rows of O into shared memory.
+/// Copies the rows of O into shared memory.
 template <class Shape>
 __device__ __forceinline__ void copy_output(const Block<Shape>& block) {
     const Launch& launch = block.launch;
@@ -40,10 +40,10 @@ __device__ __forceinline__ void copy_output(const Block<Shape>& block) {
             *reinterpret_cast<uint4*>(block.rows() + row * row_bytes(columns) + c * 16) =
                 *reinterpret_cast<const uint4*>(launch.o_rows.data + row * launch.o_rows.row_bytes + c * 16);
     }
-    block.sync_computing();
+    block.sync_consumers();
 }
 
-/// kFirst: the norm and the product with qkv; otherwise the product with `output`.
+/// One GEMM of the chain. kFirst: the RMS norm and the GEMM with w_qkv; otherwise the GEMM with w_o.
 template <class Shape, bool kFirst>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) product_kernel(const __grid_constant__ Launch launch) {
     extern __shared__ __align__(1024) char memory[];
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) product_kernel(co
                              uniform(static_cast<int>(threadIdx.x / 32)), static_cast<int>(threadIdx.x % 32)};
     block.init_barriers();
     __syncthreads();
-    Position at;
+    RingState at;
     if (block.warp >= Shape::kConfig.warps) {
         if (block.warp == Shape::kConfig.warps) load_units(block, kFirst ? launch.qkv : launch.output, at);
         finish_loads();

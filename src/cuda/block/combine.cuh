@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sum over the splits of a row of O in the order of cuda.decode.forward (combine.cuh there), and the rows of O for
-// the output product. A warp has an eighth of the dims of a row, so that the sums of few rows occupy many CTAs.
+// the output GEMM. A warp computes an eighth of the columns of a row, so that the sums of few rows occupy many CTAs.
 #pragma once
 
 #include "cuda/block/items.cuh"
@@ -10,12 +10,12 @@
 
 namespace tessera::cuda::block {
 
-inline constexpr int kSlabs = 8;  ///< of the dims of a row
+inline constexpr int kColumnParts = 8;  ///< parts of a row of O, each summed by one warp
 
-/// How the lanes of a warp share a slab: each has two dims of a segment of the splits.
+/// How a part of a row's columns is divided among the lanes of a warp: a lane has two columns of a segment of splits.
 template <int kHeadDim>
-struct SlabLanes {
-    static constexpr int kLanes = kHeadDim / kSlabs / 2;          ///< of a segment
+struct ColumnLanes {
+    static constexpr int kLanes = kHeadDim / kColumnParts / 2;    ///< of a segment
     static constexpr int kSegments = 32 / kLanes;                 ///< at once
     static constexpr int kOwn = decode::kSegmentSplits / kLanes;  ///< splits whose factors a lane computes
 };
@@ -24,12 +24,12 @@ struct SlabLanes {
 struct PairWait {
     Word words[2];
 
-    /// A pair that does not exist is there.
+    /// Begins to read. A pair that does not exist counts as read.
     __device__ __forceinline__ void start(const Word* from, bool exists, unsigned number) {
         words[0] = words[1] = word_of(0, number);
         if (exists) ptx::load_relaxed(from, words[0], words[1]);
     }
-    /// Is it there? If not, it is read once more.
+    /// Has the pair come? If not, it is read once more.
     __device__ __forceinline__ bool done(const Word* from, unsigned number) {
         const bool missing = launch_of(words[0]) != number || launch_of(words[1]) != number;
         if (missing) ptx::load_relaxed(from, words[0], words[1]);
@@ -38,17 +38,17 @@ struct PairWait {
     __device__ __forceinline__ float2 pair() const { return {float_of(words[0]), float_of(words[1])}; }
 };
 
-/// Splits first ... first + 7 of a row, up to `end`: sums of P V of a lane's two dims, maxima and sums of P of the
-/// lane's own splits.
+/// The partial results of splits first ... first + 7 of a row, up to `end`: sums of P V of a lane's two columns, maxima
+/// and sums of P of the lane's own splits.
 template <int kHeadDim>
-struct SlabParts {
+struct PartialResults {
     static constexpr int kSplits = decode::kSegmentSplits;
-    static constexpr int kLanes = SlabLanes<kHeadDim>::kLanes, kOwn = SlabLanes<kHeadDim>::kOwn;
+    static constexpr int kLanes = ColumnLanes<kHeadDim>::kLanes, kOwn = ColumnLanes<kHeadDim>::kOwn;
     float2 o[kSplits];
     float2 ml[kOwn];
 
     /// Waits for them, and for split `lane` of the row's `splits`, whose largest score it returns. `row`: number of the
-    /// row's first split. `column`: the lane's first dim.
+    /// row's first split. `column`: the lane's first column.
     __device__ __forceinline__ float read(const Launch& launch, std::int64_t row, int first, int end, int splits,
                                           int column, unsigned number, int lane) {
         const Word* const from_ml = launch.ml_partial + 2 * row;
@@ -91,17 +91,18 @@ __device__ __forceinline__ float wait_for_maximum(const Launch& launch, std::int
     return maximum;
 }
 
-/// A slab of a row of O, and LSE with the first slab. By a warp. `index`: query head, counted over the sequences.
+/// Combines a part of a row of O, and LSE with the first part. By a warp. `index`: query head, counted over the
+/// sequences.
 template <class Shape>
-__device__ __forceinline__ void combine_slab(const Block<Shape>& block, int index, int slab, unsigned number) {
+__device__ __forceinline__ void combine_columns(const Block<Shape>& block, int index, int part, unsigned number) {
     constexpr int kHeadDim = Shape::kConfig.head_dim;
-    using Lanes = SlabLanes<kHeadDim>;
+    using Lanes = ColumnLanes<kHeadDim>;
     constexpr int kLanes = Lanes::kLanes, kSplits = decode::kSegmentSplits;
     const Launch& launch = block.launch;
     const ForwardParams& p = launch.attention.params;
-    const int lane = block.lane, member = index / p.heads_q, head = index - member * p.heads_q;
-    const int splits = block.shared.members[member].splits.count, of_segment = decode::segment_splits(splits);
-    const int column = slab * (kHeadDim / kSlabs) + lane % kLanes * 2;
+    const int lane = block.lane, sequence = index / p.heads_q, head = index - sequence * p.heads_q;
+    const int splits = block.shared.sequences[sequence].splits.count, of_segment = decode::segment_splits(splits);
+    const int column = part * (kHeadDim / kColumnParts) + lane % kLanes * 2;
     const std::int64_t row = std::int64_t{index} * launch.max_splits;
     const Scale scale = decode::scale_of(launch.attention);
     decode::RowSums<2> sums{};
@@ -113,7 +114,7 @@ __device__ __forceinline__ void combine_slab(const Block<Shape>& block, int inde
         decode::RowSums<2> of_own{};  // the sums over a segment
 #pragma unroll 1
         for (int first = 0; first < of_segment; first += kSplits) {
-            SlabParts<kHeadDim> parts;
+            PartialResults<kHeadDim> parts;
             const float largest = parts.read(launch, row, begin + first, end, splits, column, number, lane);
             if (!knows_maximum) maximum = wait_for_maximum(launch, row, splits, largest, number, lane);
             knows_maximum = true;
@@ -149,22 +150,22 @@ __device__ __forceinline__ void combine_slab(const Block<Shape>& block, int inde
         const std::int64_t at = std::int64_t{index} * kHeadDim + column;
         ptx::store_relaxed(launch.o_words + at / 2, word_of(two, number));
         if (p.o.data != nullptr)
-            *reinterpret_cast<std::uint32_t*>(p.o.data + head_offset(p.o, member, 0, head, 2) + column * 2) = two;
+            *reinterpret_cast<std::uint32_t*>(p.o.data + head_offset(p.o, sequence, 0, head, 2) + column * 2) = two;
     }
-    if (slab == 0 && lane == 0 && p.lse.data != nullptr)
-        *reinterpret_cast<float*>(p.lse.data + head_offset(p.lse, member, 0, head, sizeof(float))) = end.lse;
+    if (part == 0 && lane == 0 && p.lse.data != nullptr)
+        *reinterpret_cast<float*>(p.lse.data + head_offset(p.lse, sequence, 0, head, sizeof(float))) = end.lse;
 }
 
-/// The slabs of this CTA, by its computing warps.
+/// Combines the parts of this CTA, by its consumer warps.
 template <class Shape>
 __device__ __forceinline__ void combine(const Block<Shape>& block, unsigned number) {
-    const int slabs = block.launch.batch * block.launch.attention.params.heads_q * kSlabs;
+    const int parts_of_all = block.launch.batch * block.launch.attention.params.heads_q * kColumnParts;
     const int ctas = static_cast<int>(gridDim.x);
-    for (int i = static_cast<int>(blockIdx.x) + block.warp * ctas; i < slabs; i += ctas * Shape::kConfig.warps)
-        combine_slab(block, i / kSlabs, i % kSlabs, number);
+    for (int i = static_cast<int>(blockIdx.x) + block.warp * ctas; i < parts_of_all; i += ctas * Shape::kConfig.warps)
+        combine_columns(block, i / kColumnParts, i % kColumnParts, number);
 }
 
-/// Waits for the rows of O, and copies them into shared memory. By all computing warps, which may read them afterwards.
+/// Waits for the rows of O, and copies them into shared memory. By all consumer warps, which may read them afterwards.
 template <class Shape>
 __device__ __forceinline__ void gather_output(const Block<Shape>& block, unsigned number) {
     constexpr int kThreads = 32 * Shape::kConfig.warps, kAtOnce = 4;
@@ -193,7 +194,7 @@ __device__ __forceinline__ void gather_output(const Block<Shape>& block, unsigne
                 data_of(waits[i].words[0]), data_of(waits[i].words[1])};
         }
     }
-    block.sync_computing();
+    block.sync_consumers();
 }
 
 }  // namespace tessera::cuda::block

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The splits of the keys, dealt to the CTAs of the one launch by their index. A sequence has as many splits as
-// cuda.decode.forward gives it; one with no key to see has one empty split, whose CTA writes the new key.
+// The splits of the keys, and which CTA of the one launch computes which. A sequence has as many splits as
+// cuda.decode.forward gives it. If its query sees no key, it has one empty split, whose CTA writes the new key.
 #pragma once
 
 #include "cuda/block/shared.cuh"
@@ -10,7 +10,7 @@ namespace tessera::cuda::block {
 
 /// A split of the keys of one kv head of a sequence, for up to 16 of its query heads.
 struct Item {
-    int member;
+    int sequence;
     int kv_head;
     int first_row;  ///< of the kv head's query heads
     int rows;
@@ -32,9 +32,9 @@ __device__ __forceinline__ int row_tiles(const Launch& launch) {
     return (launch.attention.params.group + Config::kRowsOfTile - 1) / Config::kRowsOfTile;
 }
 
-/// Finds out about the sequences. By one warp.
+/// Reads the lengths of the sequences, and writes their visible keys and splits to shared memory. By one warp.
 template <class Shape>
-__device__ __forceinline__ void find_members(const Block<Shape>& block) {
+__device__ __forceinline__ void find_sequences(const Block<Shape>& block) {
     const Launch& launch = block.launch;
     const decode::Launch& attention = launch.attention;
     const decode::Cache& cache = attention.cache;
@@ -42,38 +42,38 @@ __device__ __forceinline__ void find_members(const Block<Shape>& block) {
     const int b = block.lane;
     int items = 0;
     if (b < launch.batch) {
-        Member member;
+        SequenceWork of_sequence;
         const int before = cache.lengths[b * cache.lengths_step];
         const int length = min(max(before == INT_MAX ? before : before + 1, 0), p.len_kv);
         const int padding = cache.padding == nullptr ? 0 : min(max(cache.padding[b * cache.padding_step], 0), length);
-        member.slot = b;
-        if (cache.slots != nullptr) member.slot = cache.slots[b * cache.slots_step];
-        const bool exists = cache.pages != nullptr || (member.slot >= 0 && member.slot < cache.count);
+        of_sequence.slot = b;
+        if (cache.slots != nullptr) of_sequence.slot = cache.slots[b * cache.slots_step];
+        const bool exists = cache.pages != nullptr || (of_sequence.slot >= 0 && of_sequence.slot < cache.count);
         const Sequence sequence{0, padding, 1, exists ? length - padding : 0};
-        member.first_kv = padding;
-        member.visible = decode::visible_of(decode::band_of(attention, sequence), 0);
-        member.splits = decode::Splits(member.visible);
-        member.place = append_rows::place_of(launch.append, b);
-        items = max(member.splits.count, 1) * row_tiles(launch) * p.heads_kv;
-        block.shared.members[b] = member;
+        of_sequence.first_kv = padding;
+        of_sequence.visible = decode::visible_of(decode::band_of(attention, sequence), 0);
+        of_sequence.splits = decode::Splits(of_sequence.visible);
+        of_sequence.new_row = append_rows::cache_row_of(launch.append, b);
+        items = max(of_sequence.splits.count, 1) * row_tiles(launch) * p.heads_kv;
+        block.shared.sequences[b] = of_sequence;
     }
 #pragma unroll
     for (int step = 1; step < Config::kMostBatch; step *= 2) {
         const int other = __shfl_up_sync(kAllLanes, items, step);
         if (b >= step) items += other;
     }
-    if (b < launch.batch) block.shared.members[b].end = items;
+    if (b < launch.batch) block.shared.sequences[b].end = items;
 }
 
-/// Copies what the norm and the rotary embedding of the heads need into shared memory, by the warp that has found the
-/// members.
+/// Copies the weights of the QK norm and the rows of the rotary tables into shared memory, by the warp that ran
+/// find_sequences().
 template <class Shape>
 __device__ __forceinline__ void read_tables(const Block<Shape>& block) {
     constexpr int kHeadDim = Shape::kConfig.head_dim;
     const append_rows::Launch& append = block.launch.append;
     __syncwarp();
     for (int b = 0; b < block.launch.batch && append.pairs > 0; ++b) {
-        const std::int64_t row = append_rows::rotary_row(append, block.shared.members[b].place.position);
+        const std::int64_t row = append_rows::rotary_row(append, block.shared.sequences[b].new_row.position);
 #pragma unroll
         for (int i = 0; i < kHeadDim / 64; ++i) {
             const int n = block.lane + 32 * i;
@@ -97,34 +97,34 @@ __device__ __forceinline__ Item find_item(const Block<Shape>& block, int index) 
     const Launch& launch = block.launch;
     const ForwardParams& p = launch.attention.params;
     Item item{};
-    while (block.shared.members[item.member].end <= index) ++item.member;
-    if (item.member > 0) index -= block.shared.members[item.member - 1].end;
-    const Member& member = block.shared.members[item.member];
+    while (block.shared.sequences[item.sequence].end <= index) ++item.sequence;
+    if (item.sequence > 0) index -= block.shared.sequences[item.sequence - 1].end;
+    const SequenceWork& of_sequence = block.shared.sequences[item.sequence];
     const int of_tiles = launch.attention.heads_kv.quotient(index), tiles = row_tiles(launch);
     item.kv_head = index - of_tiles * p.heads_kv;
     const int from_last = of_tiles / tiles, tile = of_tiles - from_last * tiles;
-    const int splits = max(member.splits.count, 1);
+    const int splits = max(of_sequence.splits.count, 1);
     item.split = splits - 1 - from_last;
     item.first_row = tile * Config::kRowsOfTile;
     item.rows = min(p.group - item.first_row, Config::kRowsOfTile);
-    item.newest = from_last == 0 && member.place.slot >= 0;
+    item.newest = from_last == 0 && of_sequence.new_row.slot >= 0;
     item.writes = item.newest && tile == 0;
-    if (member.splits.count > 0) {
-        const int number = member.splits.first + item.split;
-        item.keys = {max(number << member.splits.shift, member.visible.begin),
-                     min((number + 1) << member.splits.shift, member.visible.end)};
+    if (of_sequence.splits.count > 0) {
+        const int number = of_sequence.splits.first + item.split;
+        item.keys = {max(number << of_sequence.splits.shift, of_sequence.visible.begin),
+                     min((number + 1) << of_sequence.splits.shift, of_sequence.visible.end)};
         item.tile = item.keys.begin / decode::Config::kKeys * decode::Config::kKeys;
     }
     return item;
 }
 
-/// The items of a CTA are first_item(), and every gridDim.x-th behind it. The items with new keys, which wait longest
-/// for their data, come first and go to the last CTAs, which have no more rows of weights than others.
+/// The items of a CTA are first_item(), and every gridDim.x-th after it. Items with new keys wait longest for their
+/// data, so they come first. They go to the last CTAs, which have no more rows of weights than others.
 __device__ __forceinline__ int first_item() { return static_cast<int>(gridDim.x - 1 - blockIdx.x); }
 
 template <class Shape>
 __device__ __forceinline__ int items_of_all(const Block<Shape>& block) {
-    return block.shared.members[block.launch.batch - 1].end;
+    return block.shared.sequences[block.launch.batch - 1].end;
 }
 
 }  // namespace tessera::cuda::block

@@ -29,8 +29,8 @@ struct Activations {
     std::int64_t row_bytes = 0;
 };
 
-/// A number and the launch that wrote it. All hand-offs between thread blocks are words of this kind: 4 bytes of data
-/// in the lower half, the number of the launch in the upper one. Whoever reads a word of this launch has its data.
+/// 4 bytes of data in the lower half, and the number of the launch that wrote them in the upper one. CTAs exchange all
+/// results in such words (as NCCL's LL protocol does): a word with the number of this launch has this launch's data.
 using Word = std::uint64_t;
 
 /// The first bytes of the workspace. They are 0 before its first use.
@@ -42,7 +42,7 @@ struct alignas(128) Header {
 /// The moments of a launch that a CTA can record, in nanoseconds of %globaltimer.
 enum class Mark : int {
     start,           ///< the first instruction
-    inputs,          ///< the launch before has ended: x may be read
+    inputs,          ///< the previous launch has ended: x may be read
     normed,          ///< the norm of x is in shared memory
     qkv_done,        ///< the CTA's rows of Q, K and V are written
     queries,         ///< Q of the CTA's first split is there
@@ -51,7 +51,7 @@ enum class Mark : int {
     combined,        ///< the CTA's rows of O are written
     output_ready,    ///< all rows of O are in shared memory
     end,             ///< the CTA's columns of the result are written
-    loads_qkv,       ///< the loading warp has asked for the last weights of Q, K and V
+    loads_qkv,       ///< the producer warp has asked for the last weights of Q, K and V
     loads_keys,      ///< for the last keys
     loads_output,    ///< for the last weights of the output
     count
@@ -69,8 +69,9 @@ struct Launch {
     Activations residual;
     Activations result;
 
-    decode::Launch attention{};    ///< cache.lengths: the keys BEFORE the new one. o and ml are unused
-    append_rows::Launch append{};  ///< one new row of K and V a sequence: places, positions, norms, rotary embedding
+    decode::Launch attention{};  ///< cache.lengths: the keys BEFORE the new one. o and ml are unused
+    append_rows::Launch
+        append{};  ///< one new row of K and V a sequence: cache rows, positions, norms, rotary embedding
 
     // The workspace of the one launch, zero before its first use.
     Header* header = nullptr;
@@ -99,10 +100,10 @@ struct FixedBytes {
 template <class Shape>
 FixedBytes fixed_bytes();
 
-/// One launch of `blocks` CTAs, which all have to be on the device at once. `beside`: weights are read before the
-/// kernel before this one in the stream has ended.
+/// One cooperative launch of `blocks` CTAs, which are all on the device at once. `programmatic` (programmatic dependent
+/// launch): weights are read while the previous kernel of the stream still runs.
 template <class Shape>
-cudaError_t start_block(const Launch& launch, int blocks, bool beside, cudaStream_t stream);
+cudaError_t start_block(const Launch& launch, int blocks, bool programmatic, cudaStream_t stream);
 
 /// The kernels of the chain. Norm and product: qkv_rows and lengths from x.
 template <class Shape>

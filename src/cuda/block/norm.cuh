@@ -34,7 +34,7 @@ __device__ __forceinline__ void read_weights(float (&weights)[8], const Launch& 
     }
 }
 
-/// Copies the rows into shared memory, and norms them there. By all computing warps, which may read them afterwards.
+/// Copies the rows into shared memory, and norms them there. By all consumer warps, which may read them afterwards.
 template <class Shape>
 __device__ __forceinline__ void norm_rows(const Block<Shape>& block) {
     constexpr int kThreads = 32 * Shape::kConfig.warps, kMost = Config::kMostBatch;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void norm_rows(const Block<Shape>& block) {
             sums[row] = __fadd_rn(sums[row], __shfl_xor_sync(kAllLanes, sums[row], step));
         if (block.lane == 0) block.shared.squares[row][block.warp] = sums[row];
     }
-    block.sync_computing();
+    block.sync_consumers();
     if (block.warp < launch.batch) {  // the factor of a row for each warp
         float sum = block.shared.squares[block.warp][0];
 #pragma unroll
@@ -76,24 +76,24 @@ __device__ __forceinline__ void norm_rows(const Block<Shape>& block) {
         const float mean = __fdiv_rn(sum, static_cast<float>(columns));
         if (block.lane == 0) block.shared.factors[block.warp] = __frcp_rn(__fsqrt_rn(__fadd_rn(mean, launch.norm_eps)));
     }
-    block.sync_computing();
+    block.sync_consumers();
 #pragma unroll 1
     for (int c = thread; c < chunks; c += kThreads) {
         if (c != thread) read_weights(weights, launch, c);
 #pragma unroll 1
         for (int row = 0; row < launch.batch; ++row) {
             const float factor = block.shared.factors[row];
-            auto& place = *reinterpret_cast<uint4*>(block.rows() + row * bytes + c * 16);
-            const Eight eight(place);
+            auto& chunk = *reinterpret_cast<uint4*>(block.rows() + row * bytes + c * 16);
+            const Eight eight(chunk);
             std::uint32_t words[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 words[i] = ptx::pack<Element>(__fmul_rn(__fmul_rn(eight.x[2 * i], factor), weights[2 * i]),
                                               __fmul_rn(__fmul_rn(eight.x[2 * i + 1], factor), weights[2 * i + 1]));
-            place = {words[0], words[1], words[2], words[3]};
+            chunk = {words[0], words[1], words[2], words[3]};
         }
     }
-    block.sync_computing();
+    block.sync_consumers();
 }
 
 }  // namespace tessera::cuda::block

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A product with a matrix of weights, [batch, columns] x [rows, columns]^T, by mma.m16n8k16 with 8 rows of weights as
-// B. A CTA has units of 8 rows, whose columns its computing warps share in chunks of 32: chunk c belongs to warp
-// c % warps. A warp adds its chunks in order, in two sums; the sums of the warps are added in order. So the order of a
-// row's sums depends on the number of columns and on the kernel's number of warps alone, and a unit is done soon after
-// its last bytes have come.
+// The GEMM with a matrix of weights, [batch, columns] x [rows, columns]^T, by mma.m16n8k16 with 8 rows of weights as B.
+// A CTA computes units of 8 rows. Their columns are divided among the consumer warps in chunks of 32: chunk c belongs
+// to warp c % warps. A warp adds its chunks in order, in two sums, and the sums of the warps are added in order. So the
+// order depends on the number of columns and on the kernel's number of warps alone, and a unit is done soon after its
+// last bytes have come.
 #pragma once
 
 #include "cuda/block/shared.cuh"
 
 namespace tessera::cuda::block {
 
-/// Loads the CTA's units, by a warp: a stage has some columns of the eight rows of a unit.
+/// Loads the weights of the CTA's units, by a producer warp. A stage has some columns of the eight rows of a unit.
 template <class Shape>
-__device__ __forceinline__ void load_units(const Block<Shape>& block, const Matrix& matrix, Position& at) {
+__device__ __forceinline__ void load_units(const Block<Shape>& block, const Matrix& matrix, RingState& at) {
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kBytes = 32 * 16;                               // of a row, by one instruction
     constexpr int kParts = kConfig.stage_columns() * 2 / kBytes;  // of a row of a stage
@@ -23,7 +23,7 @@ __device__ __forceinline__ void load_units(const Block<Shape>& block, const Matr
         for (int first = 0; first < matrix.columns; first += kConfig.stage_columns(), block.next(at)) {
             const int bytes = min(matrix.columns - first, kConfig.stage_columns()) * 2 - own;
             const std::uint32_t to = ptx::shared_address(block.stage(at)) + own;
-            block.wait_empty(at);
+            block.producer_acquire(at);
 #pragma unroll
             for (int row = 0; row < Config::kUnitRows; ++row) {
 #pragma unroll
@@ -32,18 +32,18 @@ __device__ __forceinline__ void load_units(const Block<Shape>& block, const Matr
                                         from + row * matrix.row_bytes + first * 2 + part * kBytes,
                                         ptx::CacheHint::evict_first);
             }
-            ptx::cp_async_mbarrier_arrive(block.shared.full[at.stage]);
+            ptx::cp_async_mbarrier_arrive(block.shared.full[at.index]);
         }
     }
 }
 
-/// Waits for the loads of this warp: it must not exit before.
+/// Waits for the loads of this warp, which must not exit earlier.
 __device__ __forceinline__ void finish_loads() {
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
 }
 
-/// The stages of the CTA's units.
+/// The number of stages that the CTA's units take.
 template <class Shape>
 __device__ __forceinline__ int stages_of_units(const Matrix& matrix) {
     constexpr int kColumns = Shape::kConfig.stage_columns();
@@ -51,11 +51,10 @@ __device__ __forceinline__ int stages_of_units(const Matrix& matrix) {
     return (units - static_cast<int>(blockIdx.x) + ctas - 1) / ctas * ((matrix.columns + kColumns - 1) / kColumns);
 }
 
-/// Multiplies the CTA's units with the rows in shared memory, by all computing warps. Finish f: f.begin(row, column)
-/// reads ahead what f.end(row, column, sums) will need, where column is that of the first of two results, a row of the
-/// weights.
+/// Multiplies the CTA's units with the rows in shared memory, by all consumer warps. `finish` is the epilogue:
+/// finish.begin(row, column) prefetches what finish.end(row, column, sums) needs for results `column` and `column` + 1.
 template <class Shape, class Finish>
-__device__ __forceinline__ void multiply_units(const Block<Shape>& block, const Matrix& matrix, Position& at,
+__device__ __forceinline__ void multiply_units(const Block<Shape>& block, const Matrix& matrix, RingState& at,
                                                Finish& finish) {
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kWarps = kConfig.warps, kChunks = kConfig.stage_columns() / Config::kChunk;
@@ -76,7 +75,7 @@ __device__ __forceinline__ void multiply_units(const Block<Shape>& block, const 
         int begin = warp;  // the warp's first chunk of the stage
         for (int first = 0; first < matrix.columns; first += kConfig.stage_columns()) {
             const int chunks = min(matrix.columns - first, kConfig.stage_columns()) / Config::kChunk;
-            block.wait_full(at);
+            block.consumer_wait(at);
             const std::uint32_t weights = ptx::shared_address(block.stage(at)) + own_weights;
 #pragma unroll
             for (int i = 0; i < kChunksOfWarp; ++i) {
@@ -94,7 +93,7 @@ __device__ __forceinline__ void multiply_units(const Block<Shape>& block, const 
         }
         auto& of_warps = block.shared.sums[number % 2];
         of_warps[warp][lane] = {__fadd_rn(sums[0][0], sums[1][0]), __fadd_rn(sums[0][1], sums[1][1])};
-        block.sync_computing();
+        block.sync_consumers();
         if (!finishes) continue;
         float2 sum = of_warps[0][lane];
 #pragma unroll
@@ -122,7 +121,7 @@ struct Biases {
     }
 };
 
-/// Results of the output product: bias and residual are added in fp32, then rounded once.
+/// Epilogue of the output GEMM: bias and residual are added in fp32, then rounded once.
 struct FinishOutput {
     const Launch& launch;
     Biases biases{};

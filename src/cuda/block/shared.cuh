@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The shared memory of a CTA, and the ring of stages through which its loading warps hand weights, K and V to the
-// computing warps.
+// The shared memory of a CTA, and its ring of stages: producer warps fill them with weights, K and V, and consumer
+// warps empty them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,20 +18,20 @@ namespace tessera::cuda::block {
 using Element = __nv_bfloat16;
 
 /// The named barriers of a CTA; 0 is that of __syncthreads().
-inline constexpr int kOfComputing = 1;  ///< all computing warps
-inline constexpr int kOfGroup = 2;      ///< and the next ones: those of a group, which has a split of the keys
+inline constexpr int kConsumerBarrier = 1;  ///< of all consumer warps
+inline constexpr int kGroupBarrier = 2;     ///< of the first group, which computes a split of the keys; one for each
 
-/// A sequence and its new key, as the launch sees them.
-struct Member {
-    std::int64_t slot = 0;     ///< without pages
-    int first_kv = 0;          ///< row of its first key that counts
-    Span visible{0, 0};        ///< keys that the new query sees, with the new one
-    decode::Splits splits;     ///< of the visible keys
-    append_rows::Place place;  ///< of the new key; slot -1: it is not written
-    int end = 0;               ///< work items of the sequences up to this one
+/// A sequence with its new key: which keys the query sees, and where they are.
+struct SequenceWork {
+    std::int64_t slot = 0;          ///< without pages
+    int first_kv = 0;               ///< row of its first key after the left padding
+    Span visible{0, 0};             ///< keys that the new query sees, with the new one
+    decode::Splits splits;          ///< of the visible keys
+    append_rows::CacheRow new_row;  ///< that the new key is written to; slot -1: none
+    int end = 0;                    ///< work items of the sequences up to this one
 };
 
-/// What a group of warps has of its split: Q, what the warps tell each other, the new key.
+/// The shared memory of a group of warps: Q of its split, the exchange between the warps, the new key.
 template <int kHeadDim>
 struct Group {
     alignas(128) char queries[Config::kRowsOfTile * kHeadDim * 2];  ///< in panels of 64 dims
@@ -48,47 +48,48 @@ struct Shared {
     float factors[Config::kMostBatch];
     float2 rotary[Config::kMostBatch][kHeadDim / 2];  ///< cosine and sine of the pairs at a sequence's new position
     float norms[2][kHeadDim];                         ///< the weights of the QK norm, of Q and of K
-    Member members[Config::kMostBatch];
+    SequenceWork sequences[Config::kMostBatch];
     ptx::Mbarrier full[Config::kMostStages];
     ptx::Mbarrier empty[Config::kMostStages];
-    ptx::Mbarrier known;          ///< members and number are
-    ptx::Mbarrier tables_known;   ///< rotary and norms are
-    ptx::Mbarrier weights_asked;  ///< the first product's loads have been started
+    ptx::Mbarrier known;          ///< completes when `sequences` and `number` are written
+    ptx::Mbarrier tables_known;   ///< completes when `rotary` and `norms` are written
+    ptx::Mbarrier weights_asked;  ///< completes when the first GEMM's loads have been started
     unsigned number;              ///< of this launch
     Group<kHeadDim> groups[1];    ///< launch.layout.groups of them
 };
 
-/// The place of a warp in the ring.
-struct Position {
-    int stage = 0;
-    std::uint32_t parity = 0;  ///< of the round
+/// Position of a warp in the ring (CUTLASS: PipelineState): the index of its stage and the parity of its phase, for a
+/// number of stages that the launch chooses.
+struct RingState {
+    int index = 0;
+    std::uint32_t phase = 0;
 
-    __device__ __forceinline__ void next(int stages) {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
+    __device__ __forceinline__ void advance(int stages) {
+        if (++index == stages) {
+            index = 0;
+            phase ^= 1;
         }
     }
-    /// Past the first `count` stages, from the beginning.
-    __device__ __forceinline__ static Position behind(int count, int stages) {
+    /// The state after the first `count` stages.
+    __device__ __forceinline__ static RingState after(int count, int stages) {
         const int round = count / stages;
         return {count - round * stages, static_cast<std::uint32_t>(round & 1)};
     }
 };
 
-/// What a thread can wait for, for the message of a wait that takes too long.
-enum class Wait : int { room, stage, known, tables, weights_asked, queries, new_key, partials, output };
+/// What a thread waits for, for the message of the watchdog.
+enum class Wait : int { empty_stage, full_stage, known, tables, weights_asked, queries, new_key, partials, output };
 
-/// In a debug build, stops the launch with a message when a wait takes seconds: whoever it waits for is missing.
+/// In a debug build, stops the launch with a message when a wait takes seconds, because what it waits for never comes.
 class Watchdog {
  public:
     __device__ __forceinline__ void again([[maybe_unused]] Wait wait, [[maybe_unused]] int which = 0) {
 #ifndef NDEBUG
         constexpr unsigned kMost = 1U << 21;
         if (++rounds_ < kMost) return;
-        constexpr const char* kNames[] = {"room in a stage", "a stage",  "lengths and launch number",
-                                          "tables",          "weights",  "queries",
-                                          "the new key",     "partials", "output"};
+        constexpr const char* kNames[] = {"an empty stage", "a full stage", "lengths and launch number",
+                                          "tables",         "weights",      "queries",
+                                          "the new key",    "partials",     "output"};
         printf("decode block: thread block %d, warp %d, lane %d waits for %s (%d)\n", static_cast<int>(blockIdx.x),
                static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32), kNames[static_cast<int>(wait)],
                which);
@@ -102,16 +103,16 @@ class Watchdog {
 #endif
 };
 
-/// Waits until the phase of this parity has ended. A phase that ended two phases ago counts as one to come: whoever
-/// waits has to do it before the next phase ends.
+/// Waits until the phase of this parity has ended. The wait has to begin before the phase after that one ends: a
+/// barrier knows the parity alone, so two phases later the same parity means a phase to come.
 __device__ __forceinline__ void wait_for_phase(ptx::Mbarrier& barrier, std::uint32_t parity, Wait wait, int which = 0) {
     Watchdog watchdog;
     while (!ptx::mbarrier_try_wait(barrier, parity, 1000)) watchdog.again(wait, which);
 }
 
-/// A CTA's view of its shared memory. Every stage has 32 arrivals when it is filled, one of each lane of the warp that
-/// loads it, and one of each computing warp when it is emptied. A warp goes through all stages in order, also those
-/// that only others read: it may not get two rounds ahead, where the parity of a barrier would mean another round.
+/// A CTA's view of its shared memory. A stage is full after 32 arrivals, one of each lane of the warp that loads it,
+/// and empty after one arrival of each consumer warp. A warp goes through all stages in order, also those that only
+/// others read: two rounds ahead, the parity of a barrier would mean another round.
 template <class Shape>
 struct Block {
     static constexpr Config kConfig = Shape::kConfig;
@@ -123,30 +124,30 @@ struct Block {
     int lane;
 
     __device__ __forceinline__ char* rows() const { return memory + launch.layout.rows; }
-    __device__ __forceinline__ char* stage(const Position& at) const {
-        return memory + launch.layout.ring + at.stage * kConfig.stage_bytes();
+    __device__ __forceinline__ char* stage(const RingState& at) const {
+        return memory + launch.layout.ring + at.index * kConfig.stage_bytes();
     }
-    __device__ __forceinline__ void next(Position& at) const { at.next(launch.layout.stages); }
-    __device__ __forceinline__ void wait_empty(const Position& at) const {
-        wait_for_phase(shared.empty[at.stage], at.parity ^ 1, Wait::room, at.stage);
+    __device__ __forceinline__ void next(RingState& at) const { at.advance(launch.layout.stages); }
+    __device__ __forceinline__ void producer_acquire(const RingState& at) const {
+        wait_for_phase(shared.empty[at.index], at.phase ^ 1, Wait::empty_stage, at.index);
     }
-    __device__ __forceinline__ void wait_full(const Position& at) const {
-        wait_for_phase(shared.full[at.stage], at.parity, Wait::stage, at.stage);
+    __device__ __forceinline__ void consumer_wait(const RingState& at) const {
+        wait_for_phase(shared.full[at.index], at.phase, Wait::full_stage, at.index);
     }
-    /// Goes on to the next stage, by every computing warp.
-    __device__ __forceinline__ void release(Position& at) const {
+    /// Releases the stage and advances to the next one, by every consumer warp.
+    __device__ __forceinline__ void release(RingState& at) const {
         __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(shared.empty[at.stage]);
+        if (lane == 0) ptx::mbarrier_arrive(shared.empty[at.index]);
         next(at);
     }
-    /// Goes past stages that other computing warps read.
-    __device__ __forceinline__ void pass(Position& at, int count) const {
+    /// Skips stages that other consumer warps read.
+    __device__ __forceinline__ void pass(RingState& at, int count) const {
         for (; count > 0; --count) {
-            wait_full(at);
+            consumer_wait(at);
             release(at);
         }
     }
-    __device__ __forceinline__ void sync_computing() const { ptx::named_barrier_sync(kOfComputing, 32 * kWarps); }
+    __device__ __forceinline__ void sync_consumers() const { ptx::named_barrier_sync(kConsumerBarrier, 32 * kWarps); }
 
     /// By all threads, before a __syncthreads().
     __device__ __forceinline__ void init_barriers() const {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hand-offs between the CTAs of one launch: words of a number and the launch that wrote it. Writing is one store, and
-// reading is one load that is repeated until the word has the number of this launch. So there is no flag behind the
-// data, no fence, no atomic operation, and nothing to reset: the next launch has another number.
+// The exchange between the CTAs of one launch, in words of data and the number of the launch that wrote them. Writing
+// is one store. Reading is one load, repeated until the word has the number of this launch. There is no flag besides
+// the data, no fence, no atomic operation, and nothing to reset: the next launch has another number.
 #pragma once
 
 #include "cuda/block/shared.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ unsigned launch_of(Word word) { return static_cast<un
 __device__ __forceinline__ std::uint32_t data_of(Word word) { return static_cast<std::uint32_t>(word); }
 __device__ __forceinline__ float float_of(Word word) { return __uint_as_float(data_of(word)); }
 
-/// Waits for kPairs pairs of words of this launch, `step` words apart. All are asked for at once.
+/// Waits for kPairs pairs of words of this launch, `step` words apart. All loads are issued together.
 template <int kPairs>
 __device__ __forceinline__ void wait_for(const Word* from, std::int64_t step, Word (&words)[2 * kPairs],
                                          unsigned launch, Wait wait) {

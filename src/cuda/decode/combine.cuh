@@ -37,7 +37,7 @@ struct CombineRow {
     int head;
     int query;
     int splits = 0;
-    std::int64_t first = 0;  ///< place of the first split
+    std::int64_t first = 0;  ///< index of the first split in `ml`
     bool exists = false;
 
     /// Row `index` of [batch, len_q, heads_q], where len_q bounds the sequences' queries.
@@ -49,12 +49,12 @@ struct CombineRow {
         query = static_cast<int>(index % queries);
         batch = static_cast<int>(index / queries);
         if (batch >= p.batch) return;
-        const Member member = member_of(launch, batch);
-        sequence = member.sequence;
+        const CachedSequence cached = cached_sequence_of(launch, batch);
+        sequence = cached.sequence;
         exists = query < sequence.len_q;
         if (!exists) return;
         splits = Splits(visible_of(band_of(launch, sequence), query)).count;
-        first = launch.partial((member.first_row + query) * p.heads_q + head, 0);
+        first = launch.partial((cached.first_row + query) * p.heads_q + head, 0);
     }
 };
 

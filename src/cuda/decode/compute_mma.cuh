@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A split by mma.sync. Each of the four computing warps has a slice of 16 of the 64 keys of a tile, for which it
+// A split by mma.sync. Each of the four consumer warps has a slice of 16 of the 64 keys of a tile, for which it
 // computes S and P of all rows, and a quarter of the dims, for which it computes O. A tile goes through three steps,
 // with a barrier of the warps between them: (1) S of the slice and its largest score; (2) the maximum of all slices,
 // and P of the slice; (3) O. Between two barriers a warp does step 1 of a tile, step 2 of the one before and step 3 of
@@ -129,7 +129,7 @@ __device__ __forceinline__ void write_sums(SliceExchange& exchange, OnlineSoftma
         if (lane % 4 == 0) exchange.sums[8 * r + lane / 4][slice] = softmax.sum[r];
 }
 
-/// Writes a warp's part of O, and the first slice's maximum and sum, to the places of the rows in the workspace.
+/// Writes a warp's part of O, and the first slice's maximum and sum, to the workspace.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void write_partials(const Output<kHeadDim>& o, const OnlineSoftmax<T>& softmax,
                                                const SliceExchange& exchange, const Launch& launch, const RowInfo* rows,
@@ -148,19 +148,19 @@ __device__ __forceinline__ void write_partials(const Output<kHeadDim>& o, const 
     }
 }
 
-/// One split, by a computing warp. Without `real` it goes through the same instructions on whatever shared memory
+/// One split, by a consumer warp. Without `real` it goes through the same instructions on whatever shared memory
 /// holds, waits for no copy and writes no result: while the first copies are on their way, it brings the instructions
 /// into the cache, which few keys would otherwise wait for.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_by_mma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                               Positions<Shape>& at, const Launch& launch, const SplitWork& work,
+                                               RingStates<Shape>& at, const Launch& launch, const SplitWork& work,
                                                bool real, int slice, int lane) {
     constexpr int kHeadDim = Shape::kConfig.head_dim, kTiles = Shape::kConfig.rows / 16;
     const int tiles = real ? work.tiles() : 1, first = real ? work.tile : 0;
     const int rows_of_work = real ? work.rows : 16 * kTiles;
     const int full_begin = real ? work.full_begin : 0, full_end = real ? work.full_end : Config::kKeys;
-    const char* queries = real ? buffers.queries(at.work.stage) : buffers.memory;
-    const RowInfo* rows = shared.rows[at.work.stage];
+    const char* queries = real ? buffers.queries(at.work.index) : buffers.memory;
+    const RowInfo* rows = shared.rows[at.work.index];
     SliceExchange(&exchange)[kTiles][2] = shared.exchange.of_rows;
     const Scale scale = scale_of(launch);
     OnlineSoftmax<T> softmax[kTiles];
@@ -176,14 +176,14 @@ __device__ __forceinline__ void compute_by_mma(Shared<Shape>& shared, const Buff
     for (int i = -2;; ++i) {
         float next[kTiles][2][4], next_rescale[kTiles][2];
         if (i + 2 < tiles) {
-            if (real) shared.kv[0].wait_full(at.k);
-            const char* k = real ? buffers.kv(0, at.k.stage) : buffers.memory;
+            if (real) shared.kv[0].consumer_wait(at.k);
+            const char* k = real ? buffers.kv(0, at.k.index) : buffers.memory;
             const auto address = PanelAddress::chunks_first(k + 16 * slice * kPanelRowBytes, lane);
             for_rows([&](int m) {
                 multiply_qk<T, kHeadDim>(next[m], PanelAddress::rows_first(queries, 16 * m, lane),
                                          Shape::kConfig.rows * kPanelRowBytes, address);
             });
-            if (real) shared.kv[0].release(at.k, lane);
+            if (real) shared.kv[0].consumer_release(at.k, lane);
         }
         if (i + 1 >= 0 && i + 1 < tiles) {
             for_rows([&](int m) {
@@ -202,8 +202,8 @@ __device__ __forceinline__ void compute_by_mma(Shared<Shape>& shared, const Buff
         if (i >= 0) {
             const int key = first + i * Config::kKeys;
             const bool full = key >= full_begin && key + Config::kKeys <= full_end;
-            if (real) shared.kv[1].wait_full(at.v);
-            const char* v = real ? buffers.kv(1, at.v.stage) : buffers.memory;
+            if (real) shared.kv[1].consumer_wait(at.v);
+            const char* v = real ? buffers.kv(1, at.v.index) : buffers.memory;
             const PanelAddress address(v, lane % 16, 2 * slice + lane / 16);
             for_rows([&](int m) {
 #pragma unroll
@@ -215,7 +215,7 @@ __device__ __forceinline__ void compute_by_mma(Shared<Shape>& shared, const Buff
                 if (full) multiply_pv<T, kHeadDim, false>(o[m], p, address, rows + 16 * m, key, lane);
                 else multiply_pv<T, kHeadDim, true>(o[m], p, address, rows + 16 * m, key, lane);
             });
-            if (real) shared.kv[1].release(at.v, lane);
+            if (real) shared.kv[1].consumer_release(at.v, lane);
         }
         if (i + 1 == tiles) break;
         ptx::named_barrier_sync(kBarrier, 32 * Config::kWarps);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A split by wgmma: the four computing warps are a warpgroup, which has up to 64 rows. With fewer, the tensor cores
+// A split by wgmma: the four consumer warps are a warpgroup, which has up to 64 rows. With fewer, the tensor cores
 // compute on whatever lies behind Q, and warps without rows have no softmax. O += P V of a tile runs beside S = Q K^T
 // of the next.
 #pragma once
@@ -97,7 +97,7 @@ struct SlicedSoftmax {
     }
 };
 
-/// Writes O, maximum and sum of the warp's rows to their places in the workspace.
+/// Writes O, maximum and sum of the warp's rows to the workspace.
 template <class T, int kHeadDim>
 __device__ __forceinline__ void write_partials(const float (&o)[kHeadDim / 2], SlicedSoftmax<T>& softmax,
                                                const Launch& launch, const RowInfo* rows, int count, int lane) {
@@ -120,25 +120,25 @@ __device__ __forceinline__ void write_partials(const float (&o)[kHeadDim / 2], S
 /// the cache, which few keys would otherwise wait for.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_by_wgmma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                                 Positions<Shape>& at, const Launch& launch, const SplitWork& work,
+                                                 RingStates<Shape>& at, const Launch& launch, const SplitWork& work,
                                                  bool real, int warp, int lane) {
     constexpr int kHeadDim = Shape::kConfig.head_dim;
     const int tiles = real ? work.tiles() : 1, first = real ? work.tile : 0, first_row = 16 * warp;
     const int count = (real ? work.rows : Shape::kConfig.rows) - first_row;  // rows of this warp
-    const RowInfo* rows = shared.rows[at.work.stage] + min(first_row, Shape::kConfig.rows - 16);
+    const RowInfo* rows = shared.rows[at.work.index] + min(first_row, Shape::kConfig.rows - 16);
     const Scale scale = scale_of(launch);
     const auto tile_of = [&](int which, int stage) { return real ? buffers.kv(which, stage) : buffers.memory; };
-    const std::uint64_t queries = row_descriptor(real ? buffers.queries(at.work.stage) : buffers.memory);
+    const std::uint64_t queries = row_descriptor(real ? buffers.queries(at.work.index) : buffers.memory);
     AttentionGemms<T, Config::kKeys, kHeadDim, kHeadDim, Shape::kConfig.rows> gemms;
     float(&s)[Config::kKeys / 8][4] = reinterpret_cast<float(&)[Config::kKeys / 8][4]>(gemms.s);
     SlicedSoftmax<T> softmax;
 #pragma unroll
     for (float& element : gemms.o) element = 0;
-    if (real) shared.kv[0].wait_full(at.k);
+    if (real) shared.kv[0].consumer_wait(at.k);
     ptx::fence_proxy_async();  // cp.async wrote Q and K
-    gemms.start_scores(queries, row_descriptor(tile_of(0, at.k.stage)));
+    gemms.start_scores(queries, row_descriptor(tile_of(0, at.k.index)));
     gemms.wait_scores();
-    if (real) shared.kv[0].release(at.k, lane);
+    if (real) shared.kv[0].consumer_release(at.k, lane);
 #pragma unroll 1
     for (int i = 0;; ++i) {
         const int key = first + i * Config::kKeys;
@@ -158,21 +158,21 @@ __device__ __forceinline__ void compute_by_wgmma(Shared<Shape>& shared, const Bu
                 gemms.p[step][e] = ptx::pack<T>(s[2 * step + e / 2][e % 2 * 2], s[2 * step + e / 2][e % 2 * 2 + 1]);
         }
         const bool more = i + 1 < tiles;
-        if (real && more) shared.kv[0].wait_full(at.k);
-        char* const v = tile_of(1, at.v.stage);
+        if (real && more) shared.kv[0].consumer_wait(at.k);
+        char* const v = tile_of(1, at.v.index);
         if (real) {
-            shared.kv[1].wait_full(at.v);
+            shared.kv[1].consumer_wait(at.v);
             if (max(key, work.begin) < work.full_begin || min(key + Config::kKeys, work.end) > work.full_end)
                 take_nonfinite<T, Shape>(v, shared.exchange, gemms.o, gemms.p, rows, key, warp, lane);
         }
         ptx::fence_proxy_async();
-        if (more) gemms.start_scores(queries, row_descriptor(tile_of(0, at.k.stage)));
+        if (more) gemms.start_scores(queries, row_descriptor(tile_of(0, at.k.index)));
         gemms.start_output(column_descriptor(v, Config::kKeys));
         gemms.wait_output();
         gemms.wait_scores();
         if (!real) break;
-        if (more) shared.kv[0].release(at.k, lane);
-        shared.kv[1].release(at.v, lane);
+        if (more) shared.kv[0].consumer_release(at.k, lane);
+        shared.kv[1].consumer_release(at.v, lane);
         if (!more) break;
     }
     write_partials<T, kHeadDim>(gemms.o, softmax, launch, rows, real ? count : 0, lane);

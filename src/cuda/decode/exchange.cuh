@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared memory through which the computing warps exchange maxima, sums and P. CTAs of 16 rows compute by mma.sync
+// Shared memory through which the consumer warps exchange maxima, sums and P. CTAs of 16 rows compute by mma.sync
 // (compute_mma.cuh). CTAs of more rows compute by wgmma on Hopper (compute_wgmma.cuh), and by mma.sync elsewhere. On
 // Hopper both have the same bits: the same sums in the same order, 16 products at a time.
 #pragma once

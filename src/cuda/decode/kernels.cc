@@ -93,8 +93,9 @@ Launch launch_of(const ForwardCall& call, const ForwardParams& params) {
         .params = params,
         .cache = cache_of(p, a),
         .max_splits = max_splits(p),
-        .groups = Divider(static_cast<int>((p.batch + kMostMembers - 1) / kMostMembers)),
-        .of_member = Divider(std::max(items_of(p).tiles * items_of(p).splits * static_cast<int>(p.heads_kv), 1)),
+        .groups = Divider(static_cast<int>((p.batch + kMostSequences - 1) / kMostSequences)),
+        .items_per_sequence =
+            Divider(std::max(items_of(p).tiles * items_of(p).splits * static_cast<int>(p.heads_kv), 1)),
         .items = items_of(p),
         .group = Divider(params.group),
         .heads_kv = Divider(std::max(params.heads_kv, 1)),

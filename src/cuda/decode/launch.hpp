@@ -39,8 +39,8 @@ struct Launch {
     float* o = nullptr;    ///< [rows, max_splits, head_dim]: sums of P V of a split
     float2* ml = nullptr;  ///< [rows, max_splits]: its largest score and its sum of P
     int max_splits = 0;
-    Divider groups;               ///< of up to kMostMembers sequences, which CTAs take in turns
-    Divider of_member;            ///< splits of a sequence, unless they have own_lengths()
+    Divider groups;               ///< of up to kMostSequences sequences, which CTAs take in turn
+    Divider items_per_sequence;   ///< splits of a sequence, unless they have own_lengths()
     Items items{{}, 0, 0, 1, 1};  ///< of a kv head of every sequence, unless they have own_lengths()
     Divider group;                ///< query heads per kv head
     Divider heads_kv;
@@ -48,14 +48,14 @@ struct Launch {
     int right = 0;
     bool top_left = false;  ///< causal from the first query and key on
     bool vector_q = false;
-    Loaded loaded[2];        ///< K and V, by the number of the loading warp
+    Loaded loaded[2];        ///< K and V, by the number of the producer warp
     bool read_once = false;  ///< one tile of rows reads each key: it need not stay in the L2
     bool natural = false;    ///< scores are scaled before the softmax: they have a softcap or ALiBi
     bool overlaps = false;   ///< the second kernel may start beside the first (compute capability 9.0)
 
     /// Have sequences lengths that the host does not know?
     TESSERA_HOST_DEVICE bool own_lengths() const { return cache.lengths != nullptr || params.cu_seqlens_q != nullptr; }
-    /// The place of a row's split in `ml`.
+    /// The index of a row's split in `ml`.
     TESSERA_HOST_DEVICE std::int64_t partial(std::int64_t row, int split) const { return row * max_splits + split; }
 };
 

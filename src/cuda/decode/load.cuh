@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two warps that load: they find the splits of their CTA one after the other, and copy tiles of K (one warp), and Q
-// and tiles of V (the other), into rings in shared memory as soon as there is room. So the copies of a split run while
-// the one before is computed.
+// The two producer warps: one copies tiles of K, the other Q and tiles of V, into rings in shared memory. They go
+// through the splits of their CTA as soon as stages are empty, so the copies of a split run while the previous one is
+// computed.
 #pragma once
 
 #include "cuda/decode/exchange.cuh"
@@ -17,10 +17,10 @@ namespace tessera::cuda::decode {
 struct RowInfo {
     int first;  ///< visible keys first ... last
     int last;
-    std::int64_t partial;  ///< its place in the workspace; negative: it has none, since it sees no key of the split
+    std::int64_t partial;  ///< index of its result in `ml`; negative: it has none, since it sees no key of the split
 };
 
-/// The static shared memory of a CTA: barriers, the splits on their way, what warps tell each other.
+/// The static shared memory of a CTA: barriers, the splits in flight, the exchange between warps.
 template <class Shape>
 struct Shared {
     CopyRing<Shape::kConfig.stages> kv[2];
@@ -28,10 +28,10 @@ struct Shared {
     SplitWork work[Shape::kConfig.works];
     RowInfo rows[Shape::kConfig.works][Shape::kConfig.rows];
     Exchange<Shape::kConfig.rows> exchange;
-    int ends[kMostMembers];  ///< own_lengths(): numbers of splits up to each sequence of the CTA's group
+    int ends[kMostSequences];  ///< own_lengths(): numbers of splits up to each sequence of the CTA's group
 };
 
-/// The buffers in dynamic shared memory. Rows lie in panels of 64 dims (swizzle_panel.cuh). Tiles of keys stand behind
+/// The buffers in dynamic shared memory. Rows lie in panels of 64 dims (swizzle_panel.cuh). Tiles of keys follow
 /// Q, since wgmma reads 64 rows of Q even if there are fewer.
 template <class Shape>
 struct Buffers {
@@ -49,7 +49,7 @@ struct Buffers {
 template <class Shape>
 __device__ __forceinline__ void count_items(int* ends, const Launch& launch, int first, int count) {
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
-        const Items items = items_of(launch, member_of(launch, first + i).sequence, Shape::kConfig.rows);
+        const Items items = items_of(launch, cached_sequence_of(launch, first + i).sequence, Shape::kConfig.rows);
         ends[i] = items.tiles * items.splits * launch.params.heads_kv;
     }
     __syncthreads();
@@ -111,20 +111,20 @@ class KeyCopies {
         key_ = work.tile;
         head_ = rows_.data + work.kv_head * rows_.head * 2;
         if (paged()) read_pages(work, key_);
-        else head_ += (work.member.slot * rows_.batch + work.member.sequence.first_kv * rows_.row) * 2;
+        else head_ += (work.cached.slot * rows_.batch + work.cached.sequence.first_kv * rows_.row) * 2;
     }
 
     /// Copies the next tile, and arrives at `full` when that is done.
     __device__ __forceinline__ void copy_tile(char* tile, const SplitWork& work, ptx::Mbarrier& full) {
-        std::int64_t places[2] = {0, 0};
+        std::int64_t row_offsets[2] = {0, 0};
         bool whole = key_ >= work.begin && key_ + Config::kKeys <= work.end;  // do all keys of the tile exist?
         if (paged()) {
-            find_places(places);
-            whole = __all_sync(kAllLanes, places[0] >= 0 && places[1] >= 0);
+            find_row_offsets(row_offsets);
+            whole = __all_sync(kAllLanes, row_offsets[0] >= 0 && row_offsets[1] >= 0);
             if (key_ + Config::kKeys < work.end) read_pages(work, key_ + Config::kKeys);
         }
-        if (!whole || !vector_) copy_some(tile, work, places);
-        else if (paged()) copy_pages(ptx::shared_address(tile), places);
+        if (!whole || !vector_) copy_some(tile, work, row_offsets);
+        else if (paged()) copy_pages(ptx::shared_address(tile), row_offsets);
         else copy_rows(ptx::shared_address(tile));
         if (vector_) ptx::cp_async_mbarrier_arrive(full);
         else ptx::mbarrier_arrive(full);
@@ -145,7 +145,7 @@ class KeyCopies {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int key = tile + lane_ + 32 * i;
-            const int row = static_cast<int>(work.member.sequence.first_kv) + key;
+            const int row = static_cast<int>(work.cached.sequence.first_kv) + key;
             const int number = cache.page_size.quotient(row);
             row_in_page_[i] = row - number * cache.page_size.divisor();
             page_[i] = -1;
@@ -155,11 +155,11 @@ class KeyCopies {
     }
 
     /// Bytes from the first row of the kv head to the two keys; negative: none.
-    __device__ __forceinline__ void find_places(std::int64_t (&places)[2]) const {
+    __device__ __forceinline__ void find_row_offsets(std::int64_t (&row_offsets)[2]) const {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const bool exists = page_[i] >= 0 && page_[i] < launch_.cache.count;
-            places[i] = exists ? (page_[i] * rows_.batch + row_in_page_[i] * rows_.row) * 2 : -1;
+            row_offsets[i] = exists ? (page_[i] * rows_.batch + row_in_page_[i] * rows_.row) * 2 : -1;
         }
     }
 
@@ -189,7 +189,7 @@ class KeyCopies {
         }
     }
 
-    __device__ __forceinline__ void copy_pages(std::uint32_t to, const std::int64_t (&places)[2]) const {
+    __device__ __forceinline__ void copy_pages(std::uint32_t to, const std::int64_t (&row_offsets)[2]) const {
         const char* first = head_ + chunk_ * 16;
 #pragma unroll
         for (int batch = 0; batch < Config::kKeys / (kBatch * kRowsAtOnce); ++batch) {
@@ -197,7 +197,7 @@ class KeyCopies {
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) {
                 const int row = (batch * kBatch + i) * kRowsAtOnce;
-                from[i] = first + __shfl_sync(kAllLanes, places[row / 32], row % 32 + row_);
+                from[i] = first + __shfl_sync(kAllLanes, row_offsets[row / 32], row % 32 + row_);
             }
             copy_batch(to, batch, from);
         }
@@ -205,26 +205,26 @@ class KeyCopies {
 
     /// A tile of which some rows do not exist, or that is read element by element.
     __device__ __forceinline__ void copy_some(char* tile, const SplitWork& work,
-                                              const std::int64_t (&places)[2]) const {
+                                              const std::int64_t (&row_offsets)[2]) const {
 #pragma unroll 1
         for (int row = row_; row < Config::kKeys; row += kRowsAtOnce) {
             bool inside = key_ + row >= work.begin && key_ + row < work.end;
-            std::int64_t place = (key_ + row) * rows_.row * 2;
+            std::int64_t row_offset = (key_ + row) * rows_.row * 2;
             if (paged()) {
-                const std::int64_t low = __shfl_sync(kAllLanes, places[0], row % 32);
-                const std::int64_t high = __shfl_sync(kAllLanes, places[1], row % 32);
-                place = row < 32 ? low : high;
-                inside = place >= 0;
+                const std::int64_t low = __shfl_sync(kAllLanes, row_offsets[0], row % 32);
+                const std::int64_t high = __shfl_sync(kAllLanes, row_offsets[1], row % 32);
+                row_offset = row < 32 ? low : high;
+                inside = row_offset >= 0;
             }
 #pragma unroll 1
             for (int part = 0; part < kParts && has_chunk(part); ++part) {
                 const int chunk = chunk_ + 8 * part, offset = chunk_in_panels(Config::kKeys, row, chunk);
                 if (vector_) {
                     ptx::cp_async_16(ptx::shared_address(tile) + offset,
-                                     inside ? head_ + place + chunk * 16 : rows_.data, inside);
+                                     inside ? head_ + row_offset + chunk * 16 : rows_.data, inside);
                     continue;
                 }
-                const Source source{head_ + place, 0, rows_.column * 2, 1, dim_, false};
+                const Source source{head_ + row_offset, 0, rows_.column * 2, 1, dim_, false};
                 *reinterpret_cast<uint4*>(tile + offset) = inside ? source.elements(0, chunk * kChunk) : uint4{};
             }
         }
@@ -260,7 +260,7 @@ __device__ __forceinline__ void describe_rows(RowInfo* rows, int count, const La
             const int split = work.number - splits.first;
             if (split >= 0 && split < splits.count)
                 info.partial =
-                    launch.partial((work.member.first_row + query) * p.heads_q + work.head(launch, row), split);
+                    launch.partial((work.cached.first_row + query) * p.heads_q + work.head(launch, row), split);
         }
         rows[row] = info;
     }
@@ -277,7 +277,7 @@ __device__ __forceinline__ void load_queries(char* tile, const Launch& launch, c
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
         const int row = lane + 32 * i;
-        const std::int64_t query = work.member.sequence.first_q + work.query(launch, row);
+        const std::int64_t query = work.cached.sequence.first_q + work.query(launch, row);
         offsets[i] = row < work.rows ? head_offset(p.q, work.batch, query, work.head(launch, row), sizeof(T)) : -1;
     }
     const int end = (work.rows + 15) / 16 * 16;
@@ -294,12 +294,12 @@ __device__ __forceinline__ void load_queries(char* tile, const Launch& launch, c
         for (int part = 0; part < Lanes::kParts; ++part) {
             const int chunk = lane % Lanes::kChunks + 8 * part;
             const bool inside = offset >= 0 && chunk * kChunk < p.head_dim;
-            const std::uint32_t place = chunk_in_panels(kRows, row, chunk);
+            const std::uint32_t at = chunk_in_panels(kRows, row, chunk);
             if (launch.vector_q) {
-                ptx::cp_async_16(to + place, inside ? from + chunk * 16 : p.q.data, inside);
+                ptx::cp_async_16(to + at, inside ? from + chunk * 16 : p.q.data, inside);
             } else {
                 const Source source{from, 0, p.q.column * 2, 1, p.head_dim, false};
-                *reinterpret_cast<uint4*>(tile + place) = inside ? source.elements(0, chunk * kChunk) : uint4{};
+                *reinterpret_cast<uint4*>(tile + at) = inside ? source.elements(0, chunk * kChunk) : uint4{};
             }
         }
     }
@@ -310,58 +310,58 @@ template <class Shape, class F>
 __device__ __forceinline__ void for_each_split(const Shared<Shape>& shared, const Launch& launch, const F& f) {
     const ForwardParams& p = launch.params;
     const int cta = launch.groups.quotient(static_cast<int>(blockIdx.x));
-    const int first = (static_cast<int>(blockIdx.x) - cta * launch.groups.divisor()) * kMostMembers;
-    const int members = min(static_cast<int>(p.batch) - first, kMostMembers);
+    const int first = (static_cast<int>(blockIdx.x) - cta * launch.groups.divisor()) * kMostSequences;
+    const int sequences = min(static_cast<int>(p.batch) - first, kMostSequences);
     const int ctas = launch.groups.quotient(static_cast<int>(gridDim.x));
-    const int each = launch.of_member.divisor();
-    const int total = launch.own_lengths() ? shared.ends[members - 1] : each * members;
-    int member = 0;
+    const int each = launch.items_per_sequence.divisor();
+    const int total = launch.own_lengths() ? shared.ends[sequences - 1] : each * sequences;
+    int sequence = 0;
     for (int item = cta; item < total; item += ctas) {
         int before;
         if (launch.own_lengths()) {
-            while (shared.ends[member] <= item) ++member;
-            before = member == 0 ? 0 : shared.ends[member - 1];
+            while (shared.ends[sequence] <= item) ++sequence;
+            before = sequence == 0 ? 0 : shared.ends[sequence - 1];
         } else {
-            member = launch.of_member.quotient(item);
-            before = member * each;
+            sequence = launch.items_per_sequence.quotient(item);
+            before = sequence * each;
         }
-        const SplitWork work = SplitWork::find(launch, first + member, item - before, Shape::kConfig.rows);
+        const SplitWork work = SplitWork::find(launch, first + sequence, item - before, Shape::kConfig.rows);
         if (work.exists) f(work);
     }
 }
 
-/// A loading warp: K is loaded by the first, V by the second. That one also loads Q and what the computing warps need
+/// A producer warp: K is loaded by the first, V by the second. That one also loads Q and what the consumer warps need
 /// to know about each split.
 template <class T, class Shape>
 __device__ __forceinline__ void load(Shared<Shape>& shared, const Buffers<Shape>& buffers, const Launch& launch,
                                      int warp, int lane) {
     KeyCopies<Shape> copies(launch, launch.loaded[warp], lane);
     auto& ring = shared.kv[warp];
-    Position<Shape::kConfig.stages> at;
-    Position<Shape::kConfig.works> slot;
+    RingState<Shape::kConfig.stages> at;
+    RingState<Shape::kConfig.works> slot;
     for_each_split(shared, launch, [&](const SplitWork& work) {
         copies.begin(work);
         if (warp == 1) {
-            shared.works.wait_empty(slot);
-            load_queries<T, Shape>(buffers.queries(slot.stage), launch, work, lane);
-            if (lane == 0) shared.work[slot.stage] = work;
-            describe_rows(shared.rows[slot.stage], Shape::kConfig.rows, launch, work, lane);
-            ptx::mbarrier_arrive(shared.works.full[slot.stage]);  // for the stores
-            if (launch.vector_q) ptx::cp_async_mbarrier_arrive(shared.works.full[slot.stage]);
-            else ptx::mbarrier_arrive(shared.works.full[slot.stage]);
-            slot.next();
+            shared.works.producer_acquire(slot);
+            load_queries<T, Shape>(buffers.queries(slot.index), launch, work, lane);
+            if (lane == 0) shared.work[slot.index] = work;
+            describe_rows(shared.rows[slot.index], Shape::kConfig.rows, launch, work, lane);
+            ptx::mbarrier_arrive(shared.works.full[slot.index]);  // for the stores
+            if (launch.vector_q) ptx::cp_async_mbarrier_arrive(shared.works.full[slot.index]);
+            else ptx::mbarrier_arrive(shared.works.full[slot.index]);
+            slot.advance();
         }
         for (int i = work.tiles(); i > 0; --i) {
-            ring.wait_empty(at);
-            copies.copy_tile(buffers.kv(warp, at.stage), work, ring.full[at.stage]);
-            at.next();
+            ring.producer_acquire(at);
+            copies.copy_tile(buffers.kv(warp, at.index), work, ring.full[at.index]);
+            at.advance();
         }
     });
     if (warp == 1) {
-        shared.works.wait_empty(slot);
-        if (lane == 0) shared.work[slot.stage].rows = 0;
-        ptx::mbarrier_arrive(shared.works.full[slot.stage]);
-        ptx::mbarrier_arrive(shared.works.full[slot.stage]);
+        shared.works.producer_acquire(slot);
+        if (lane == 0) shared.work[slot.index].rows = 0;
+        ptx::mbarrier_arrive(shared.works.full[slot.index]);
+        ptx::mbarrier_arrive(shared.works.full[slot.index]);
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();

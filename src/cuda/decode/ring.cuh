@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A ring of buffers in shared memory between a warp that loads and those that compute, on any GPU from sm_80 on. The
-// loads are cp.async, whose completion arrives at an mbarrier.
+// A ring of stages in shared memory that producer warps fill by cp.async, on any GPU from sm_80 on. The end of a copy
+// arrives at the stage's mbarrier.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
@@ -20,16 +20,17 @@ __device__ __forceinline__ void wait(ptx::Mbarrier& barrier, std::uint32_t parit
 #endif
 }
 
-/// The place of one side in a ring.
+/// Position of one side in a ring: the index of its stage and the parity of its phase (CUTLASS: PipelineState). It is
+/// not cuda::PipelineState, with which ptxas assigns the registers of the mainloop otherwise than they were timed.
 template <int kStages>
-struct Position {
-    int stage = 0;
-    std::uint32_t parity = 0;  ///< of the round
+struct RingState {
+    int index = 0;
+    std::uint32_t phase = 0;
 
-    __device__ __forceinline__ void next() {
-        if (++stage == kStages) {
-            stage = 0;
-            parity ^= 1;
+    __device__ __forceinline__ void advance() {
+        if (++index == kStages) {
+            index = 0;
+            phase ^= 1;
         }
     }
 };
@@ -39,23 +40,27 @@ struct CopyRing {
     ptx::Mbarrier full[kStages];
     ptx::Mbarrier empty[kStages];
 
-    /// `writers`: arrivals at `full`, by the lanes of the loading warp. `readers`: arrivals at `empty`, one of each
-    /// computing warp.
+    /// `writers`: arrivals at `full`, by the lanes of a producer warp. `readers`: arrivals at `empty`, one of each
+    /// consumer warp.
     __device__ void init(int writers, int readers) {
         for (int s = 0; s < kStages; ++s) {
             ptx::mbarrier_init(full[s], writers);
             ptx::mbarrier_init(empty[s], readers);
         }
     }
-    __device__ __forceinline__ void wait_empty(const Position<kStages>& at) { wait(empty[at.stage], at.parity ^ 1); }
-    __device__ __forceinline__ void wait_full(const Position<kStages>& at) { wait(full[at.stage], at.parity); }
-    /// By each computing warp, which goes on to the next stage. The reads of all lanes come before lane 0's arrive, by
-    /// __syncwarp(). The arrive releases them to the loading lanes, which acquire in wait_empty(). compute-sanitizer's
-    /// racecheck does not follow this and reports a hazard.
-    __device__ __forceinline__ void release(Position<kStages>& at, int lane) {
+    /// Producer: waits until the stage may be overwritten.
+    __device__ __forceinline__ void producer_acquire(const RingState<kStages>& at) {
+        wait(empty[at.index], at.phase ^ 1);
+    }
+    /// Consumer: waits until the stage holds its data.
+    __device__ __forceinline__ void consumer_wait(const RingState<kStages>& at) { wait(full[at.index], at.phase); }
+    /// Consumer warp: releases the stage and advances to the next one. The reads of all lanes come before lane 0's
+    /// arrive, by __syncwarp(). The arrive releases them to the producer's lanes, which acquire in producer_acquire().
+    /// compute-sanitizer's racecheck does not follow this and reports a hazard.
+    __device__ __forceinline__ void consumer_release(RingState<kStages>& at, int lane) {
         __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(empty[at.stage]);
-        at.next();
+        if (lane == 0) ptx::mbarrier_arrive(empty[at.index]);
+        at.advance();
     }
 };
 

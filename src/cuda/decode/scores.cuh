@@ -18,7 +18,7 @@ __device__ __forceinline__ void modify(float (&s)[kTiles][4], const Launch& laun
                                        int first_row, int key, int lane) {
     const ForwardParams& p = launch.params;
     const float inverse = p.softcap > 0 ? fminf(ptx::reciprocal_approx(p.softcap), FLT_MAX) : 0;
-    const int shift = work.member.sequence.len_kv - work.member.sequence.len_q;
+    const int shift = work.cached.sequence.len_kv - work.cached.sequence.len_q;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int row = first_row + 8 * r + lane / 4;
@@ -49,7 +49,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[kTiles][4], const RowInfo
     }
 }
 
-/// The named barrier of the computing warps.
+/// The named barrier of the consumer warps.
 inline constexpr int kBarrier = 1;
 
 /// The sum of P over the slices of 16 keys of each tile, each of which has a sum of its own.
@@ -57,11 +57,11 @@ __device__ __forceinline__ float sum_of_slices(const float (&sums)[Config::kKeys
     return __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
 }
 
-/// The positions of a computing warp in the rings.
+/// The states of the rings that a consumer warp has.
 template <class Shape>
-struct Positions {
-    Position<Shape::kConfig.stages> k, v;
-    Position<Shape::kConfig.works> work;
+struct RingStates {
+    RingState<Shape::kConfig.stages> k, v;
+    RingState<Shape::kConfig.works> work;
 };
 
 }  // namespace tessera::cuda::decode

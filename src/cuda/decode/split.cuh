@@ -11,10 +11,10 @@
 
 namespace tessera::cuda::decode {
 
-/// One split, by a computing warp.
+/// One split, by a consumer warp.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                              Positions<Shape>& at, const Launch& launch, const SplitWork& work,
+                                              RingStates<Shape>& at, const Launch& launch, const SplitWork& work,
                                               bool real, int warp, int lane) {
 #if TESSERA_DECODE_WGMMA
     if constexpr (by_wgmma(Shape::kConfig.rows)) {
@@ -57,23 +57,23 @@ __global__ void __launch_bounds__(Config::threads(), kLeastCtas<Shape>)
     }
     __syncthreads();
     if (launch.own_lengths()) {
-        const int first = static_cast<int>(blockIdx.x) % launch.groups.divisor() * kMostMembers;
-        count_items<Shape>(shared.ends, launch, first, min(static_cast<int>(p.batch) - first, kMostMembers));
+        const int first = static_cast<int>(blockIdx.x) % launch.groups.divisor() * kMostSequences;
+        count_items<Shape>(shared.ends, launch, first, min(static_cast<int>(p.batch) - first, kMostSequences));
     }
     if (warp >= Config::kWarps) {
         load<T, Shape>(shared, buffers, launch, warp - Config::kWarps, lane);
         return;
     }
-    Positions<Shape> at;
+    RingStates<Shape> at;
     for (bool real = false;; real = true) {
-        const SplitWork& work = shared.work[at.work.stage];
+        const SplitWork& work = shared.work[at.work.index];
         if (real) {
-            shared.works.wait_full(at.work);
+            shared.works.consumer_wait(at.work);
             if (work.rows == 0) return;
         }
         compute_split<T, Shape>(shared, buffers, at, launch, work, real, warp, lane);
         if (!real) continue;
-        shared.works.release(at.work, lane);
+        shared.works.consumer_release(at.work, lane);
     }
 }
 

@@ -15,20 +15,20 @@ namespace tessera::cuda::decode {
 
 /// A sequence, and the slot of its keys. Without pages, key j is row first_kv + j of the slot; with pages, of the
 /// sequence's own pages.
-struct Member {
+struct CachedSequence {
     Sequence sequence;
     std::int64_t slot = 0;
     std::int64_t first_row = 0;  ///< its first query, counted over all sequences
 };
 
-__device__ __forceinline__ Member member_of(const Launch& launch, int batch) {
+__device__ __forceinline__ CachedSequence cached_sequence_of(const Launch& launch, int batch) {
     const ForwardParams& p = launch.params;
     const Cache& cache = launch.cache;
     if (cache.lengths == nullptr) {
         const Sequence sequence = sequence_of(p, batch);
         return {sequence, batch, p.cu_seqlens_q == nullptr ? std::int64_t{batch} * p.len_q : sequence.first_q};
     }
-    Member m{{0, 0, p.len_q, 0}, batch, std::int64_t{batch} * p.len_q};
+    CachedSequence m{{0, 0, p.len_q, 0}, batch, std::int64_t{batch} * p.len_q};
     if (p.cu_seqlens_q != nullptr) {
         const std::int64_t begin = cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
         const std::int64_t end = cu_seqlens_at(p.cu_seqlens_q, (batch + 1) * p.cu_stride_q, p.cu_q_is_64, p.total_q);
@@ -58,7 +58,7 @@ __device__ __forceinline__ Items items_of(const Launch& launch, const Sequence& 
 
 /// One split of a tile of rows of a kv head.
 struct SplitWork {
-    Member member;
+    CachedSequence cached;
     int batch;
     int kv_head;
     int first_row;  ///< of the kv head's rows of this sequence
@@ -85,8 +85,8 @@ struct SplitWork {
 
     __device__ __forceinline__ static SplitWork find(const Launch& launch, int batch, int item, int rows_of_tile) {
         const ForwardParams& p = launch.params;
-        SplitWork w{.member = member_of(launch, batch), .batch = batch};
-        const Sequence& sequence = w.member.sequence;
+        SplitWork w{.cached = cached_sequence_of(launch, batch), .batch = batch};
+        const Sequence& sequence = w.cached.sequence;
         w.band = band_of(launch, sequence);
         const Items items =
             launch.own_lengths() ? Items(w.band, sequence.len_q, sequence.len_kv, p.group, rows_of_tile) : launch.items;

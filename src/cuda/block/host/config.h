@@ -11,23 +11,23 @@
 
 namespace tessera::cuda::block {
 
-/// A thread block (CTA) has 12 or 16 warps that compute, and two that load. All of its reads of weights, K and V go
-/// through one ring of stages in shared memory, in the order in which they are needed.
+/// A CTA has 12 or 16 consumer warps, which compute, and two producer warps, which load. All reads of weights, K and V
+/// go through one ring of stages in shared memory, in the order of their use.
 struct Config {
     static constexpr int kLoaders = 2;      ///< warps that load: one weights and K, the other V
     static constexpr int kUnitRows = 8;     ///< rows of a matrix of weights that a CTA multiplies at a time
     static constexpr int kChunk = 32;       ///< columns that a warp multiplies at a time
     static constexpr int kMostBatch = 8;    ///< rows of x
     static constexpr int kMostStages = 32;  ///< of the ring
-    /// Stages of the ring of the one launch, at least. A warp that waits for room must not be two rounds ahead of the
-    /// reads, which leave the stages of V up to three stages behind those of K.
+    /// The fewest stages of the one launch's ring. A producer must not be two rounds ahead of the consumers, which
+    /// release a stage of V up to three stages later than the one of K.
     static constexpr int kLeastStages = 6;
     static constexpr int kLeastStagesOfProduct = 2;  ///< of a kernel of the chain
     static constexpr int kRowsOfTile = 16;           ///< query heads of a kv head that are computed at a time
     static constexpr int kRowPadding = 16;           ///< bytes between rows in shared memory, against bank conflicts
 
     int head_dim;
-    int warps;  ///< that compute; with the two that load, as many as have the registers they need
+    int warps;  ///< consumers; with the producers, as many as the registers suffice for
 
     /// Groups of four warps, each of which has a split of the keys.
     constexpr int groups() const { return warps / 4; }
@@ -49,7 +49,7 @@ using Shapes = ShapeList<HeadDim64, HeadDim128>;
 /// Bytes of a row of `columns` numbers of x, or of O, in shared memory.
 constexpr int row_bytes(std::int64_t columns) { return static_cast<int>(columns) * 2 + Config::kRowPadding; }
 
-/// The dynamic shared memory of a CTA: what warps tell each other, the rows of x (later of O), the ring.
+/// The dynamic shared memory of a CTA: barriers and exchange of the warps, the rows of x (later of O), the ring.
 struct SharedLayout {
     int groups = 0;  ///< of warps that have a split each
     int rows = 0;    ///< offset of the rows
@@ -66,11 +66,11 @@ struct SharedLayout {
         const auto up = [](std::int64_t n) { return (n + 127) / 128 * 128; };
         for (;; --groups) {
             const std::int64_t first_row = up(fixed + groups * of_group);
-            const std::int64_t behind = up(first_row + batch * row_bytes(columns));
-            const std::int64_t room = (most_bytes - behind) / config.stage_bytes();
+            const std::int64_t first_stage = up(first_row + batch * row_bytes(columns));
+            const std::int64_t fit = (most_bytes - first_stage) / config.stage_bytes();
             rows = static_cast<int>(first_row);
-            ring = static_cast<int>(behind);
-            stages = static_cast<int>(std::clamp<std::int64_t>(room, 0, Config::kMostStages));
+            ring = static_cast<int>(first_stage);
+            stages = static_cast<int>(std::clamp<std::int64_t>(fit, 0, Config::kMostStages));
             bytes = ring + stages * config.stage_bytes();
             if (groups <= 1 || stages >= Config::kLeastStages) return;
         }

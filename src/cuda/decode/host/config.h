@@ -19,7 +19,7 @@ struct Config {
     int head_dim;
     int rows;
     int stages;  ///< tiles of K in shared memory, and of V
-    int works;   ///< splits whose Q is in shared memory: the loading warps are ahead
+    int works;   ///< splits whose Q is in shared memory: the producer warps are ahead
     int ctas;    ///< of a multiprocessor
 
     static constexpr int threads() { return 32 * kWarps + 64; }
@@ -59,7 +59,7 @@ using Shapes = ShapeList<HeadDim64Rows16, HeadDim64Rows64, HeadDim128Rows16, Hea
 inline constexpr int kMostMixedSplits = 28;
 
 /// Sequences whose numbers of splits a CTA sums up, where their lengths are in device memory alone.
-inline constexpr int kMostMembers = 512;
+inline constexpr int kMostSequences = 512;
 
 /// Log2 of the keys of a split of a row that sees `keys` keys. It depends on nothing else, so a row has the same bits
 /// in any batch and beside any other queries. About 16 splits keep a GPU busy with one sequence. Longer splits have
