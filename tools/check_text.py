@@ -2,18 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the form of Markdown pages (CONTRIBUTING.md, "How we write"):
 
-- README.md has at most 160 lines;
+- README.md has at most 160 lines, the README of a folder of src/ at most 120;
 - a line of a page in PAGES has at most 120 columns, except in code blocks, tables and lines that a link or a
   picture makes long;
-- a link to a page or a heading of this project leads to one that exists.
+- a link to a page or a heading of this project leads to one that exists;
+- a source file that a page names in backticks with its folder (`host/config.h`) exists. Pages of history, TRIED.md and
+  CHANGELOG.md, also name files of the past.
 
 Usage: check_text.py [ROOT]. Prints one line per violation; exit status 1 if there are any.
 """
+import fnmatch
+import os
 import pathlib
 import re
 import sys
 
-README_LINES = 160
+# The most lines of pages of these patterns.
+LINES = {"README.md": 160, "src/**/README.md": 120}
 COLUMNS = 120
 # Patterns of pages whose lines are measured.
 PAGES = [
@@ -30,6 +35,11 @@ LINKED = ["docs/**/*.md"]
 NOT_YET = []
 LINK = re.compile(r"!?\[[^\]]*\]\([^)\s]*\)")
 TARGET = re.compile(r"\]\(([^)\s]+)\)")
+NAMED_FILE = re.compile(r"`((?:\.\./)*[\w.*-]+/[\w./*-]+\.(?:cc|cpp|h|hpp|cu|cuh|py|sh))`")
+HISTORY = ("TRIED.md", "CHANGELOG.md")
+# Files of other projects that pages name, and names that stand for any file.
+FOREIGN = ("test/xpu/*", "*X_test.cc", "*X_test.cu", "*/test_X.py")
+NOT_SOURCE = re.compile(r"\.|build|dist$|python-lib$|node_modules$")
 
 
 def prose(lines, tables=False):
@@ -74,16 +84,40 @@ def broken_links(root, page, lines):
                 yield f"{page.relative_to(root)}:{number}: link to {target}, which is not there"
 
 
+def source_files(root):
+    """Returns the paths of all files below root, each after a slash, without those of builds."""
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [f for f in folders if not NOT_SOURCE.match(f)]
+        found += [f"/{pathlib.Path(folder, f).relative_to(root).as_posix()}" for f in files]
+    return found
+
+
+def missing_files(root, page, lines, files):
+    if page.name in HISTORY:
+        return
+    for number, line in prose(lines, tables=True):
+        for name in NAMED_FILE.findall(line):
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in FOREIGN):
+                continue
+            end = "*/" + re.sub(r"^(\.\./)+", "", name)
+            if not any(fnmatch.fnmatchcase(file, end) for file in files):
+                yield f"{page.relative_to(root)}:{number}: names {name}, which is not there"
+
+
 def check(root):
     found = []
-    readme = root / "README.md"
-    if readme.exists() and (count := len(readme.read_text().splitlines())) > README_LINES:
-        found.append(f"README.md: {count} lines, at most {README_LINES}")
+    for pattern, most in LINES.items():
+        for page in sorted(root.glob(pattern)):
+            if (count := len(page.read_text().splitlines())) > most:
+                found.append(f"{page.relative_to(root)}: {count} lines, at most {most}")
+    files = source_files(root)
     measured = {page for pattern in PAGES for page in root.glob(pattern)}
     for page in sorted(measured | {page for pattern in LINKED for page in root.glob(pattern)}):
         name = page.relative_to(root).as_posix()
         lines = page.read_text().splitlines()
         found += broken_links(root, page, lines)
+        found += missing_files(root, page, lines, files)
         if name in NOT_YET or page not in measured:
             continue
         found += [f"{name}:{number}: {len(line)} columns, at most {COLUMNS}" for number, line in prose(lines)

@@ -14,11 +14,16 @@ CLEAN = {
     "docs/a.md": f"## A part, of `it`\n\n```\n{LONG}\n```\n\n    {LONG}\n\n| {LONG} |\n\n![{LONG}](../README.md)\n",
     "src/b/README.md": "[outside](https://example.org/nothing)\n",
     "docs/learn/deep.md": LONG + "\n",  # not among the folders
+    "docs/files.md": "`b/c.cc`, `*/c.cc`, `../src/b/c.cc`, `gone.cc`, `build/c.cc --now`, `core/X_test.cc`\n",
+    "src/b/c.cc": "",
+    "src/b/TRIED.md": "`b/gone.cc`\n",
 }
 
 # File, text, and a piece of the expected line.
 VIOLATIONS = [
     ("README.md", "line\n" * 161, "README.md: 161 lines, at most 160"),
+    ("src/b/README.md", "line\n" * 121, "src/b/README.md: 121 lines, at most 120"),
+    ("src/b/README.md", "`b/gone.cc`\n", "src/b/README.md:1: names b/gone.cc, which is not there"),
     ("README.md", LONG + "\n", "README.md:1: 150 columns, at most 120"),
     ("docs/a.md", "# A part of it\n" + LONG + "\n", "docs/a.md:2: 150 columns"),
     ("docs/a.md", f"# A part of it\n{LONG}[a](../README.md)\n", "docs/a.md:2: 167 columns"),
