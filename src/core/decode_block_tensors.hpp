@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The list of the tensors of decode_block(), in the order of tessera_decode_block_args. The checks and the C ABI read
-// it.
+// The list of the tensors of decode_block(), in the order of tessera_decode_block_args. The checks, the C ABI and
+// CUDA's check of addresses read it.
 #pragma once
 
 #include <array>

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests what docs/architecture.md promises in "A new tensor argument".
+"""Tests what docs/architecture.md promises in "A new tensor argument" and "A new tensor of decode_block()".
 
     new_argument_test.py SOURCE_FOLDER COMPILER [FLAGS...]
 
 First, the files that name alibi_slopes, a tensor that an option of the Problem switches on, must be those that the page
-lists, and few. Second, a copy of the source gets a tensor "gates" and an option of the same name, by edits of the four files
+lists, and few; likewise for b_qkv, a tensor of decode_block(). Second, a copy of the source gets a tensor "gates" and an option of the same name, by edits of the four files
 that describe them. The checks, the C ABI, the device copies and the command line must compile with it unedited, and the
 checks must know it.
 """
@@ -21,6 +21,7 @@ FOLDERS = ("include", "src", "toolkit", "cli", "python/tessera", "python/torch_o
 ENDINGS = (".hpp", ".h", ".cc", ".cu", ".cuh", ".py")
 KERNELS = ("src/cpu/", "src/cuda/", "src/reference/")
 MOST_FILES, MOST_OF_KERNELS = 25, 10
+MOST_OF_BLOCK = 10  # files for a tensor of decode_block()
 # They have the arguments of other packages' functions, and a tensor of tessera's own does not touch them.
 ADAPTERS = {f"python/tessera/{name}.py" for name in ("flash_attn", "ring_flash_attn", "_vllm_backend")}
 
@@ -70,10 +71,10 @@ int main() {
 """
 
 
-def listed():
-    """The files that docs/architecture.md lists."""
+def listed(heading):
+    """The files that docs/architecture.md lists under this heading, up to the tensors that interfaces pass on."""
     page = (SOURCE / "docs/architecture.md").read_text()
-    section = re.search(r"\n### A new tensor argument\n(.*?)\n##", page, re.DOTALL)[1]
+    section = re.search(rf"\n### {re.escape(heading)}\n(.*?)\n(?:##|Two interfaces)", page, re.DOTALL)[1]
     return {name for name in re.findall(r"`([^`\s]+/[^`\s]+)`", section) if (SOURCE / name).is_file()}
 
 
@@ -112,7 +113,10 @@ def compiled(copy, source, output, *flags):
 
 
 def main():
-    promised, found = listed(), set(naming("alibi_slopes"))
+    block, found = listed("A new tensor of decode_block()"), set(naming("b_qkv"))
+    assert found <= block and len(block) <= MOST_OF_BLOCK, (sorted(found - block), len(block))
+    print(f"b_qkv stands in {len(found)} files; docs/architecture.md lists {len(block)}")
+    promised, found = listed("A new tensor argument"), set(naming("alibi_slopes"))
     assert found <= promised, f"docs/architecture.md does not list {sorted(found - promised)}"
     promised -= ADAPTERS
     kernels = [name for name in promised if name.startswith(KERNELS)]

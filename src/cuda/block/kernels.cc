@@ -8,6 +8,7 @@
 
 #include "core/arena.hpp"
 #include "core/batch.hpp"
+#include "core/decode_block_tensors.hpp"
 #include "cuda/append/append.hpp"
 #include "cuda/block/launch.hpp"
 #include "cuda/decode/host/dispatch.hpp"
@@ -147,33 +148,7 @@ std::optional<TensorRefusal> refuse_tensors(const DecodeBlockProblem& /*problem*
 
 void expect_memory(const DecodeBlockArgs& a, std::span<std::byte> workspace, const Device& device) {
     if (!workspace.empty()) expect_device_memory("workspace", workspace.data(), device);
-    struct Named {
-        const char* name;
-        const TensorView* tensor;
-    };
-    for (const Named& n : {Named{"x", &a.x},
-                           Named{"norm", &a.norm},
-                           Named{"w_qkv", &a.w_qkv},
-                           Named{"b_qkv", &a.b_qkv},
-                           Named{"q_norm", &a.q_norm},
-                           Named{"k_norm", &a.k_norm},
-                           Named{"rotary_cos", &a.rotary_cos},
-                           Named{"rotary_sin", &a.rotary_sin},
-                           Named{"positions", &a.positions},
-                           Named{"k_cache", &a.k_cache},
-                           Named{"v_cache", &a.v_cache},
-                           Named{"kv_lengths", &a.kv_lengths},
-                           Named{"page_table", &a.page_table},
-                           Named{"cache_batch_index", &a.cache_batch_index},
-                           Named{"left_padding", &a.left_padding},
-                           Named{"sinks", &a.sinks},
-                           Named{"w_o", &a.w_o},
-                           Named{"b_o", &a.b_o},
-                           Named{"residual", &a.residual},
-                           Named{"out", &a.out},
-                           Named{"o", &a.o},
-                           Named{"lse", &a.lse}})
-        if (n.tensor->given()) expect_device_memory(n.name, *n.tensor, device);
+    for (const DecodeBlockTensor& t : kDecodeBlockTensors) expect_device_memory(t.name, a.*t.view, device);
 }
 
 Activations rows_of_matrix(const TensorView& t) {
