@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the form of Markdown pages (CONTRIBUTING.md, "How we write"):
+"""Checks the form of comments and of Markdown pages (CONTRIBUTING.md, "How we write"):
 
 - README.md has at most 160 lines, the README of a folder of src/ at most 120;
+- no sentence of a comment or a docstring opens with a word of OPENINGS, questions excepted;
 - a line of a page in PAGES has at most 120 columns, except in code blocks, tables and lines that a link or a
   picture makes long;
 - a link to a page or a heading of this project leads to one that exists;
@@ -39,6 +40,10 @@ NAMED_FILE = re.compile(r"`((?:\.\./)*[\w.*-]+/[\w./*-]+\.(?:cc|cpp|h|hpp|cu|cuh
 HISTORY = ("TRIED.md", "CHANGELOG.md")
 # Files of other projects that pages name, and names that stand for any file.
 FOREIGN = ("test/xpu/*", "*X_test.cc", "*X_test.cu", "*/test_X.py")
+# Words that no sentence of a comment opens with, and files whose comments are checked.
+OPENINGS = re.compile(r"(?:^|(?<=[.:!?]) )((?:Of|What|Who|Whose|The same|Where|As|Nor|And) [^.?!]*[.?!]?)")
+COMMENTED = re.compile(r"\.(?:cc|c|hpp|h|cu|cuh|py)$")
+COMMENT = {".py": re.compile(r"^\s*(?:#|[rf]?\"\"\")\s?(.*)$|  # (.*)$"), "": re.compile(r"^\s*//[/!]?<?\s?(.*)$|  //[/!]?<? (.*)$")}
 NOT_SOURCE = re.compile(r"\.|build|dist$|python-lib$|node_modules$")
 
 
@@ -105,6 +110,41 @@ def missing_files(root, page, lines, files):
                 yield f"{page.relative_to(root)}:{number}: names {name}, which is not there"
 
 
+def comments(path, text):
+    """Yields (line, text) of the comments of a source file, lines that follow each other joined."""
+    pattern = COMMENT[path.suffix if path.suffix == ".py" else ""]
+    begin, words, in_docstring = 0, [], False
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        found = pattern.search(line)
+        if in_docstring:
+            said = line.strip().removesuffix('"""')
+        else:
+            said = (found[1] or found[2] or "").removesuffix('"""') if found else None
+        quotes = line.count('"""') if path.suffix == ".py" else 0
+        in_docstring = in_docstring != (quotes % 2 == 1) if said is not None or in_docstring else False
+        whole_line = said is not None and (in_docstring or quotes or found is None or found[1] is not None)
+        if words and (not said or not whole_line):
+            yield begin, " ".join(words)
+            words = []
+        if said:
+            begin = begin if words else number
+            words.append(said)
+        if words and not whole_line:
+            yield begin, " ".join(words)
+            words = []
+
+
+def opened_badly(root, files):
+    for name in files:
+        path = pathlib.Path(root, name[1:])
+        if not COMMENTED.search(name) or "/licenses/" in name or "/results/" in name:
+            continue
+        for number, text in comments(path, path.read_text()):
+            for sentence in OPENINGS.findall(text):
+                if not sentence.endswith("?"):
+                    yield f"{name[1:]}:{number}: a sentence opens with {sentence[:40]!r}"
+
+
 def check(root):
     found = []
     for pattern, most in LINES.items():
@@ -112,6 +152,7 @@ def check(root):
             if (count := len(page.read_text().splitlines())) > most:
                 found.append(f"{page.relative_to(root)}: {count} lines, at most {most}")
     files = source_files(root)
+    found += opened_badly(root, files)
     measured = {page for pattern in PAGES for page in root.glob(pattern)}
     for page in sorted(measured | {page for pattern in LINKED for page in root.glob(pattern)}):
         name = page.relative_to(root).as_posix()

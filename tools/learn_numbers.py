@@ -26,7 +26,7 @@ MARK = re.compile(r"^ *<!--\s*((?:sum|shown|run|marked|given):.*?)-->[ ]*$", re.
 KIND = re.compile(r"^(sum|shown|run|marked|given):\s*(.*)$")
 MEASURE = re.compile(r"x\b|\s*(?:%|times\b|ms\b|us\b|microseconds?\b|(?:T|G)?FLOP|[TGMK]i?B\b|GHz|clocks?\b|[bm]illion\b)")
 WHOLE = re.compile(r"(?<![\d.,])\d+(?:,\d{3})*(?![\d.]*\d)")
-# What stands before the number of a thing, and before an exponent.
+# Text that stands before the number of a thing, and before an exponent.
 NAMED = re.compile(r"(?:[A-Za-z_][-_.]?|\d\^|(?:[Ll]essons?(?: \d+(?:,| to| and))*|Part|Debian|Ubuntu|PyTorch"
                    r"|RTX(?: \d+ and)?|[Rr]elease|[Rr]ow|[Kk]ey|[Ll]ines?(?: \d+ to)?) )$")
 YEAR = re.compile(r"19[5-9]\d|20[0-3]\d")

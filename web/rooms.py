@@ -27,7 +27,7 @@ def rooms_of_page(folder: pathlib.Path) -> dict:
 
 
 def problems_of(lessons: dict, folder: pathlib.Path) -> list:
-    """What is wrong with the rooms of the lessons. `lessons`: name of a page -> its text."""
+    """Lists what is wrong with the rooms of the lessons. `lessons`: name of a page -> its text."""
     known, named, problems = rooms_of_page(folder), {"learn"}, []
     for page, text in lessons.items():
         for room in rooms_of(text):

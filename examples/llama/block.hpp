@@ -43,7 +43,7 @@ class Block {
     std::int64_t positions_;
     std::vector<Layer> layers_;
     Bytes cos_, sin_;
-    // Of the step:
+    // The data of a step.
     std::optional<tessera::DecodeBlockPlan> plan_;
     Bytes workspace_, x_, lengths_, page_table_;
     std::vector<std::uint16_t> narrow_;

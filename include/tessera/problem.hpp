@@ -70,7 +70,7 @@ struct Problem {
     /// The scale that is applied: `scale`, or 1 / sqrt(head_dim).
     double effective_scale() const;
 
-    /// Rows of q (of k) over all sequences: total_q when ragged, batch * len_q otherwise. Of a cache: its capacity.
+    /// Rows of q (of k) over all sequences: total_q when ragged, batch * len_q otherwise. A cache has its capacity.
     std::int64_t rows_q() const { return ragged ? total_q : batch * len_q; }
     std::int64_t rows_kv() const { return ragged && !kv_lengths ? total_kv : batch * len_kv; }
 

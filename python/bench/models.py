@@ -102,7 +102,7 @@ def batch_of(kind, name, options, device, dtype):
 
 
 def form_of(schema, args, kwargs):
-    """What a call of an operator of tessera was, or "" for a call of another one or of a backward pass."""
+    """The form of attention that a call of a tessera operator computes; "" for other operators and backward passes."""
     if not schema.name.startswith("tessera::") or "backward" in schema.name:
         return ""
     given = {a.name: a.default_value for a in schema.arguments}
@@ -114,7 +114,7 @@ def form_of(schema, args, kwargs):
 
 
 class EagerForm(torch.utils._python_dispatch.TorchDispatchMode):
-    """What the first attention call of tessera was."""
+    """Records the form of the first attention call of tessera."""
     found = ""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -123,7 +123,7 @@ class EagerForm(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 class CompiledForm:
-    """torch.compile's own backend, which keeps what the first attention call in the graph was that it compiled last."""
+    """torch.compile's own backend; it also records the form of the first attention call in the graph compiled last."""
     found = ""
 
     def __call__(self, graph, inputs):

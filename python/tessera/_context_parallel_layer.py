@@ -18,7 +18,8 @@ class Window(typing.NamedTuple):
 
 
 class Layer:
-    """What transformers calls for each layer: query [batch, heads, rows, head_dim], key, value [batch, kv_heads, ..]."""
+    """The function that transformers calls for each layer. query: [batch, heads, rows, head_dim]; key, value: [batch,
+    kv_heads, ..]."""
 
     def __init__(self, group: typing.Any, order: typing.Any):
         self.group, self.order = group, order

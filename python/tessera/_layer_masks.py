@@ -148,8 +148,8 @@ def count_is_known(begins):
 
 
 def of_documents(begins):
-    """Offsets of bool [batch, len], True where a document begins. Where the host does not know how many there are, it
-    takes as many members as rows, and the last ones are empty."""
+    """Offsets of bool [batch, len], True at the first row of a document. If the host does not know how many documents
+    there are, it takes as many sequences as rows, and the last ones are empty."""
     batch, length = begins.shape
     row = torch.arange(batch * length, device=begins.device)
     offsets = torch.where(begins.flatten(), row, batch * length).sort().values

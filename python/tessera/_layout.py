@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layout of q, k and v in CUDA memory means for the kernel: plan() says it, before anything runs."""
+"""Tells plan() whether a CUDA kernel reads q, k and v in their layout, or copies them first."""
 from __future__ import annotations
 
 from . import _native
@@ -31,8 +31,8 @@ def copies_pay(problem, backward: bool) -> bool:
 
 
 def remark(call, kernel: str, following: str | None) -> str:
-    """What happens to tensors that `kernel` does not read as they lie; "" where it reads all. following: the kernel
-    after it, or None."""
+    """A sentence about tensors that `kernel` does not read in their layout; "" if it reads all. following: the kernel that
+    would be chosen next, or None."""
     if not kernel.startswith(_NEEDS_ALIGNED_ROWS):
         return ""
     names = [name for name in ("q", "k", "v") if not _is_aligned(call.inputs[name])]

@@ -30,7 +30,7 @@ _WORK_ON_THE_MASK = ("axk2", "deepseek_v32", "diffusion_gemma", "doge", "gemma4_
 
 
 class Pattern(NamedTuple):
-    """What a mask function says.
+    """The mask that a mask function describes.
 
     local: "" or "window" (a query sees `size` keys, itself included), "both sides" (`size` keys on each side) or "chunk".
     documents: "" or whose position_ids separate them, "given" or "model"."""
@@ -197,7 +197,7 @@ _traced: list[Pattern | None] = [None]
 
 
 def _read_trace(context):
-    """Runs in Dynamo, in the frame of _traced_pattern()."""
+    """Reads the pattern while Dynamo traces, in the frame of _traced_pattern()."""
     batch, head, query, key, seen = (context.get_local(name).as_proxy().node
                                      for name in ("batch", "head", "query", "key", "seen"))
     size = context.get_local("local_size")
@@ -239,8 +239,8 @@ def _may_read(tensor):
 
 
 def _run_of(keys):
-    """(all keys count, the Run of the keys that count or None). Where the host reads nothing, a row whose keys are no
-    single run stops the program when it is computed."""
+    """(all keys count, the Run of the keys that count or None). If the host may not read `keys`, the device checks that
+    each row's keys are a single run, and stops the program otherwise."""
     run = _layer_masks.run_of(keys)
     if _may_read(keys):
         return bool(keys.all()), run if bool(run.is_one.all()) else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of test_context_parallel.py: the copies between GPUs of one host bring what the collectives bring."""
+"""Cases of test_context_parallel.py: copies between GPUs of one host give the same rows as the collectives."""
 import contextlib
 import os
 import unittest.mock
@@ -102,7 +102,7 @@ def _set_apart_from(rows):
 
 @case
 def copies_give_the_bits_of_collectives(groups):
-    """The way of GPUs of one host, over files in the place of their memory and streams that do all at once."""
+    """Imitates copies between GPUs of one host: files stand for their memory, and streams run everything at once."""
     from tessera.torch._context_parallel import _peers, _setup
     stream = unittest.mock.MagicMock()
     patches = [unittest.mock.patch.object(torch.cuda, name, with_) for name, with_ in (

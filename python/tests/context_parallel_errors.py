@@ -12,7 +12,7 @@ from context_parallel_support import ENDED, OUTCOMES, PROCESSES, case, inputs, r
 
 @case
 def ranks_that_differ(groups):
-    """Each rank raises the error that names the argument and the ranks, and the group goes on."""
+    """Each rank raises the error that names the argument and the ranks, and the group remains usable."""
     q, k, v, _ = (t[:, :24] for t in inputs())
     group, rank = groups[PROCESSES], dist.get_rank()
     odd = rank == 2
@@ -65,7 +65,7 @@ def a_group_of_an_old_name(groups):
 
 @case
 def errors_of_one_rank(groups):
-    """What is refused without a message to the others: arguments whose values no rank could have."""
+    """Arguments whose values no rank could have are refused without a message to the others."""
     q, k, v, _ = inputs()
     for name, value, words in (("causal", "left", "causal: expected"), ("timeout", 0, "timeout: expected"),
                                ("steps", 0, "steps: expected"), ("group", 3, "group: expected a ProcessGroup"),

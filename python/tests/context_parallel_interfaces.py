@@ -163,8 +163,8 @@ def varlen_names_of_ring_flash_attn(groups):
 
 @case
 def sequences_prepared_ahead(groups):
-    """The tensor of llama3_flash_attn_prepare_cu_seqlens() knows its own documents, though those of another sequence
-    have its numbers on this rank. A copy of it does not."""
+    """Offsets from llama3_flash_attn_prepare_cu_seqlens() remember the documents of the whole sequence. Two sequences may
+    have equal offsets on this rank and different documents. A copy of the offsets does not remember them."""
     if 2 not in groups:
         return
     q, k, v, _ = (t[0] for t in inputs(heads_kv=4))
@@ -199,7 +199,7 @@ def _trained(attention, group, checkpointing=False, **more):
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
     if group is not None and attention == "sdpa":
-        # As Accelerate does: positions in zig-zag look like packed documents to transformers, which makes a mask.
+        # Accelerate does this too: positions in zig-zag look like packed documents to transformers, which makes a mask.
         for name, module in model.named_modules():
             if name.endswith("self_attn"):
                 module.register_forward_pre_hook(

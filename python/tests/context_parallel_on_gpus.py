@@ -147,7 +147,7 @@ def gradients_on_any_number_of_gpus(alone):
 
 @case
 def nccl_has_the_bits_of_copies(alone):
-    """Where ranks have no symmetric memory NCCL exchanges the rows, with equal bits."""
+    """Without symmetric memory NCCL exchanges the rows, with equal bits."""
     from tessera.torch._context_parallel import _peers, _setup
     for name in ("causal", "documents", "two-sided window"):
         for total, order in ((TOTAL, "contiguous"), (4 * TOTAL, "zigzag")):
@@ -167,7 +167,7 @@ def nccl_has_the_bits_of_copies(alone):
 
 @case
 def captured_in_a_graph(alone):
-    """Replays of a CUDA graph have the bits of a plain call, with other numbers in the inputs too."""
+    """Replays of a CUDA graph have the bits of a plain call, also after the inputs have changed."""
     q, k, v, _ = (tt.shard_sequence(t) for t in inputs(heads_q=16, heads_kv=8))
     given = [torch.empty_like(t) for t in (q, k, v)]
     graph = torch.cuda.CUDAGraph()
@@ -247,7 +247,7 @@ def losses_of_one_gpu(alone):
 
 @case
 def ranks_that_differ(alone):
-    """Each rank raises the error that names the argument and the ranks, and the group goes on."""
+    """Each rank raises the error that names the argument and the ranks, and the group remains usable."""
     q, k, v, _ = (t[:, :64] for t in inputs())
     odd = dist.get_rank() == 1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cases of context parallelism share: inputs, the results of one process, and those of a rank's rows.
+"""Inputs for the cases of context parallelism, the results of one process, and those of a rank's rows.
 
 A case gets the groups that its process belongs to, by their number of ranks. The group of one is its own."""
 import json

@@ -97,7 +97,7 @@ def compiled(groups):
 
 @case
 def strides_in_graphs(groups):
-    """What a graph is told of the strides of results is what the operators give, for transposed tensors too."""
+    """The fake kernels give results the strides of the real ones, for transposed tensors too."""
     from torch.library import opcheck
     from tessera.torch._context_parallel import _groups
     name = _groups.name_of(groups[1])
@@ -113,7 +113,7 @@ def strides_in_graphs(groups):
 
 @case
 def an_error_between_steps(groups):
-    """What travels when a call fails has arrived before its memory is free, and the group goes on."""
+    """When a call fails, its exchange ends before its memory is freed, and the group remains usable."""
     from tessera.torch._context_parallel import _exchange, _operators
     group = groups[max(groups)]
     q, k, v, _ = (tt.shard_sequence(t, groups[max(groups)]) for t in inputs())

@@ -36,7 +36,8 @@ def test_tokens_are_those_of_sdpa(model, way, by):
 
 
 def test_the_folder_is_a_distribution():
-    """What transformers asks before it imports flash_attn; and version 3 by the same folder."""
+    """transformers asks for a distribution and its version before it imports flash_attn; version 3 comes from the same
+    folder."""
     said = subprocess.run([sys.executable, "-c", """
 import importlib.metadata as metadata
 print(metadata.packages_distributions()["flash_attn"], metadata.version("flash-attn"))

@@ -189,7 +189,7 @@ def test_varlen_on_pages(used):
 
 @pytest.mark.parametrize("pages", [False, True], ids=["slots", "pages"])
 def test_sinks(pages):
-    """Of the cache's calls, and of varlen on pages and without: s_aux in the dtype of the model."""
+    """Sinks (s_aux) in the dtype of the model, in calls on a cache, in varlen calls on pages and without pages."""
     for seed in range(8):
         case = Drawn(seed, pages)
         sinks = torch.randn(case.heads)
@@ -228,7 +228,7 @@ def test_varlen_as_vllm_calls_it():
 
 
 def test_rows_behind_the_last_offset_of_a_ragged_batch_are_nobodys():
-    """Of q, and of k and v: NaN there changes nothing, and they have output 0 and gradients 0."""
+    """Rows past the last offset may hold NaN, which changes nothing. Their output and gradients are 0."""
     q, k, v = (torch.randn(30, 2, 16) for _ in range(3))
     cu_q, cu_k = (torch.tensor(n, dtype=torch.int32) for n in ([0, 7, 7, 20], [0, 9, 12, 26]))
     want, want_lse, _ = flash_attn.flash_attn_varlen_func(q[:20], k[:26], v[:26], cu_q, cu_k, 13, 14, causal=True,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers says with the random models of examples/llama. tests/llama holds the C++ program to the same files.
+"""Writes the results of transformers with the random models of examples/llama, and holds the files in the tree to them.
+tests/llama holds the C++ program to the same files.
 
 `python python/tests/test_llama_example.py` writes them.
 """

@@ -98,7 +98,7 @@ def test_gradients_are_those_of_the_whole(device):
 
 
 def test_gradients_of_all_four():
-    """Of both orders, where the LSE are equal too."""
+    """Derivatives of merge() in both orders of its parts, with equal LSE too."""
     o1, o2 = (reference.random((1, 2, 2, 3), seed, dtype=torch.float64).requires_grad_() for seed in (1, 2))
     lse1, lse2 = (reference.random((1, 2, 2), seed, dtype=torch.float64) for seed in (3, 4))
     lse2[0, 0] = lse1[0, 0]

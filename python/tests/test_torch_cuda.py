@@ -51,7 +51,7 @@ def test_rows_that_the_first_kernel_cannot_read_go_to_the_next(kernel):
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_long_rows_that_the_first_kernel_cannot_read_are_copied(ragged):
-    """The same kernel runs then, so the bits are those of aligned rows; plan() says so."""
+    """Unaligned rows are copied for the kernel of aligned ones, so the bits are equal. plan() says so."""
     aligned = [t.detach().flatten(0, 1) if ragged else t.detach()
                for t in inputs(head_dim=128, len_q=2048, len_kv=2048)]
     leaves = [t.requires_grad_() for t in aligned]

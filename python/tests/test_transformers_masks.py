@@ -79,7 +79,7 @@ def arguments(name, batch, device):
 
 
 def form(schema, args, kwargs):
-    """What the arguments of an operator say: causal, window, ragged, bias, or nothing of these."""
+    """The mask that an operator's arguments describe, in words: causal, window, ragged, bias."""
     given = {a.name: a.default_value for a in schema.arguments}
     given.update(zip(given, args), **kwargs)
     return {word for word, there in (

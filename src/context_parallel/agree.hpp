@@ -10,8 +10,8 @@
 
 namespace tessera::ranks {
 
-/// What a rank was given: names of arguments and their values as text. The name "error" has the text of an error that
-/// this rank found, or nothing.
+/// The arguments of a rank: names, and values as text. The name "error" has the text of an error that this rank found,
+/// or nothing.
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
 /// Returns when all ranks have the same fields. Throws Error(invalid_argument) on every rank that names the field and

@@ -60,7 +60,7 @@ std::string digest(std::span<const std::int64_t> values) {
     return fmt::format("{} values {:016x}", values.size(), hash);
 }
 
-/// What all ranks must be given alike.
+/// The arguments that all ranks must give alike.
 Fields fields_of(const Problem& whole, const ContextParallelOptions& options, const std::string& error) {
     const Mask& mask = whole.mask;
     return {{"error", error},

@@ -113,8 +113,8 @@ std::vector<KeyTransfer> key_transfers(const std::vector<Piece>& pieces, const s
     std::sort(transfers.begin(), transfers.end(), [](const KeyTransfer& a, const KeyTransfer& b) {
         return std::tie(a.from, a.to, a.start, a.length) < std::tie(b.from, b.to, b.start, b.length);
     });
-    // What several segments of a rank see is sent once. Rows that follow each other in the sequence can be those of two
-    // pieces that lie apart in the sender, so a transfer ends where its piece does.
+    // Keys that several segments of a rank see are sent once. Neighbouring rows of the sequence can belong to two
+    // pieces with a gap between them in the sender's memory, so a transfer ends where its piece does.
     std::vector<std::int64_t> ends;
     for (const Piece& piece : pieces) ends.push_back(piece.end());
     std::sort(ends.begin(), ends.end());

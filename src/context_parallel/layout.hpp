@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every rank does in a call: which runs of rows it computes against which keys, which rows of K and V go where
-// before, and which rows of dK and dV after. It is made of lengths alone, so every rank makes that of all ranks.
+// The layout of a call: which runs of rows each rank computes against which keys, which rows of K and V go where before
+// that, and which rows of dK and dV after it. It follows from lengths alone, so every rank computes it for all ranks.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,7 @@ struct GradientTransfer {
     std::size_t call = 0;      ///< index of the call among those of `from`
 };
 
-/// What a layout depends on beside the order.
+/// The arguments of a layout besides the order.
 struct LayoutOptions {
     std::int64_t total = 0;
     std::vector<std::int64_t> offsets;  ///< of documents; {0, total} without documents
@@ -73,10 +73,11 @@ std::vector<SegmentCall> calls_of(const std::vector<Piece>& pieces, const Layout
 /// The calls of one rank, out of those of all.
 std::vector<SegmentCall> calls_of_rank(const std::vector<SegmentCall>& calls, int rank);
 
-/// What crosses ranks before the calls, by sender, receiver and position.
+/// The transfers of K and V before the calls, by sender, receiver and position.
 std::vector<KeyTransfer> key_transfers(const std::vector<Piece>& pieces, const std::vector<SegmentCall>& calls);
 
-/// What crosses ranks after the calls, and what a rank adds of its own, by sender, receiver, segment and position.
+/// The transfers of dK and dV after the calls, and the parts that a rank adds of its own, by sender, receiver, segment
+/// and position.
 std::vector<GradientTransfer> gradient_transfers(const std::vector<Piece>& pieces,
                                                  const std::vector<SegmentCall>& calls);
 

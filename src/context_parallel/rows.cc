@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// Where rows of a [rows, heads, dim] tensor lie whose heads lie side by side.
+/// Address and stride of the rows of a [rows, heads, dim] tensor, whose heads must be contiguous.
 RowsAt rows_of(const char* name, const TensorView& t) {
     const bool heads_follow = t.shape[1] == 1 || t.strides[1] == t.shape[2];
     if (t.strides[2] != 1 || !heads_follow)

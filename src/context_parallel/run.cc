@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The calls of a ContextParallel. K and V of all ranks lie in the order of the sequence, so that the keys of a call are
-// a view of them: a rank writes its own rows to their places, and the others' rows are received at theirs. For one
-// group of key heads after another, K and V of the next group travel while the kernels of this one run.
+// a view of them: a rank copies its own rows there, and receives the others' rows in place. Key heads are computed in
+// groups: while the kernels of one group run, K and V of the next are exchanged.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -65,8 +65,8 @@ class Shapes {
     const State& s_;
 };
 
-/// Tensors that an option of the Problem switches on are not this interface's, cu_seqlens among them:
-/// context_parallel() has the offsets.
+/// Refuses tensors that an option of the Problem switches on. cu_seqlens are among them: context_parallel() has the
+/// offsets.
 template <class Args>
 void refuse_others(const Args& args) {
     for (const TensorArgument<Args>& tensor : kTensors<Args>) {

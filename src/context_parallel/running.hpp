@@ -67,7 +67,7 @@ inline TensorView part_of(TensorView t, std::int64_t row, std::int64_t rows, std
     return t;
 }
 
-/// The same of LSE: [batch, heads, rows] or [heads, rows].
+/// Likewise for LSE: [batch, heads, rows] or [heads, rows].
 inline TensorView part_of_lse(TensorView t, std::int64_t row, std::int64_t rows, std::int64_t first,
                               std::int64_t heads) {
     if (!t.given()) return t;
@@ -157,13 +157,13 @@ class Running {
                     values);
     }
 
-    /// Where a call writes its dK (dV).
+    /// The memory that a call writes its dK (dV) to.
     TensorView parts(const PlannedCall& planned, std::size_t step, bool values) const {
         return half(memory_.parts[step % 2], planned.parts, planned.call.keys().size(), planned, step, values);
     }
 
-    /// Runs call(planned, workspace, how) for every call of a step. Several calls take turns on two streams, so that
-    /// one fills the multiprocessors that another leaves idle at its end.
+    /// Runs call(planned, workspace, how) for every call of a step. Several calls alternate between two streams, so
+    /// that one fills the multiprocessors that another leaves idle at its end.
     template <class Call>
     void each_call(const std::vector<PlannedCall>& calls, const Execution& how, const Call& call) {
         const bool both = calls.size() > 1 && second_ != nullptr;
@@ -231,7 +231,7 @@ class Running {
         if (s_.communicator->ranks() > 1) s_.communicator->exchange(messages(sent), messages(received), side_);
     }
 
-    /// Copies this rank's rows of K and V of a step to their places.
+    /// Copies this rank's rows of K and V of a step into the keys of the calls.
     void place(std::size_t step) {
         const Step& heads = steps_[step];
         const std::size_t bytes = row_bytes(step);

@@ -13,7 +13,7 @@
 
 namespace tessera::ranks {
 
-/// Key heads [first, last) that travel and are computed together.
+/// Key heads [first, last) that are exchanged and computed together.
 struct Step {
     std::int64_t first = 0;
     std::int64_t last = 0;
@@ -29,14 +29,14 @@ struct PlannedCall {
     std::int64_t parts = 0;  ///< backward: the first row of its dK and dV in the parts
 };
 
-/// Rows of the parts of dK and dV that one message has.
+/// The rows of dK and dV in one message.
 struct PartRows {
     int rank = 0;
     std::int64_t row = 0;
     std::int64_t rows = 0;
 };
 
-/// The rows of K and V that one message has, which lie at one place in the keys of both ranks.
+/// The rows of K and V in one message; their index in the keys is the same for both ranks.
 using KeyRows = PartRows;
 
 }  // namespace tessera::ranks

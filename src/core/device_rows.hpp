@@ -62,7 +62,7 @@ class DeviceRows {
     virtual void* second_stream() = 0;
     /// Marks what is queued on a stream so far, under one of kMarks numbers.
     virtual void mark(int number, void* stream) = 0;
-    /// What is queued on `stream` from here on begins when the work of the mark has ended.
+    /// Later work on `stream` begins when the work of the mark has ended.
     virtual void wait(int number, void* stream) = 0;
 
     static constexpr int kMarks = 14;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a backend gives the registry for decode_block(): the kernels of the chain and, if there is one, the one launch.
+// The entry of a backend in the registry for decode_block(): the kernels of the chain and, if there is one, the one
+// launch.
 #pragma once
 
 #include <cstddef>

@@ -245,8 +245,8 @@ struct OneGpu {
     double ms = 0, error = 0, memory = 0;
 };
 
-/// A sequence whose FLOP pass 2^62 is predicted at a shorter length: the time is in proportion to the visible scores of
-/// so long a sequence, its memory to the rows.
+/// A sequence whose FLOP exceed 2^62 is predicted at a shorter length, and scaled: its time by the visible scores, its
+/// memory by the rows.
 OneGpu on_one_gpu(const Ranks& q) {
     Problem part = q.problem;
     while (!schedule::countable(part) && part.len_q % 2 == 0) part.len_q = part.len_kv /= 2;

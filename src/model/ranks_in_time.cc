@@ -24,7 +24,7 @@ double longer_beside(double kernels, double exchange) {
     return std::min(kOfExchange * exchange, kOfKernels * kernels);
 }
 
-/// What a step exchanges by NCCL beside the kernels of another one.
+/// Milliseconds of a step's exchange by NCCL, which runs beside the kernels of another step.
 double by_nccl(const RankStep& step, bool gradients) {
     return step.gather > 0 ? gradients ? step.scatter : step.gather : 0;
 }

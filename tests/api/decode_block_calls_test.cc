@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // decode_block(): fields, options and tensors that break the contract are refused with their names, and a call that
-// throws has changed nothing. What a call computes: kernels/decode_block_test.cc.
+// throws has changed nothing. kernels/decode_block_test.cc tests the results.
 #include <gtest/gtest.h>
 
 #include <functional>

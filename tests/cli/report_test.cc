@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera report: files and messages. What the page holds is tested in tests/report.
+// tessera report: files and messages. tests/report tests the page itself.
 #include "process.hpp"
 
 namespace tessera::report_test {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tessera which: what it prints and how it ends. What it reads and finds is tested in tests/diagnose.
+// tessera which: its output and exit codes. tests/diagnose tests what it reads and finds.
 #include <algorithm>
 
 #include "process.hpp"

@@ -20,7 +20,7 @@
 
 namespace tessera::test {
 
-/// What the ranks of a group share: messages that were sent and not received.
+/// Messages between the ranks of a group that were sent and not received.
 struct Mailbox {
     struct Sent {
         const void* data;

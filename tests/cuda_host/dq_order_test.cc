@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What fa3's backward and gradient share of the fixed order of dQ (cuda/backward/host/dq_order.hpp). The orders
-// themselves are in fa3_dq_order_test and gradient_dq_order_test. No GPU is needed.
+// Tests the parts of the fixed order of dQ that fa3's backward and gradient share (cuda/backward/host/dq_order.hpp).
+// fa3_dq_order_test and gradient_dq_order_test test the orders themselves. No GPU is needed.
 #include <gtest/gtest.h>
 
 #include <vector>

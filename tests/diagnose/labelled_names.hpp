@@ -59,7 +59,7 @@ inline std::vector<LabelledName> labelled_names(const std::string& file, const s
     return rows;
 }
 
-/// What a reading has wrong; empty: nothing.
+/// The fields that a reading has wrong, as text; empty: none.
 inline std::string differences(const LabelledName& row, const NameReading& got, Unsaid unsaid) {
     std::string text;
     const auto compare = [&](const char* what, const std::string& expected, const std::string& actual) {

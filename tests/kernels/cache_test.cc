@@ -134,7 +134,7 @@ TEST_P(Cache, the_reference_reads_it) {
     }
 }
 
-/// Of each matrix unit, and of none.
+/// Runs each matrix unit that the processor has, and none.
 TEST_P(Cache, every_unit_gives_the_bits_of_dense_calls) {
     for (const Unit unit : {Unit::none, Unit::dot, Unit::amx}) {
         if (unit != Unit::none && !cpu::matrix::has_unit(unit)) continue;

@@ -22,7 +22,7 @@ const KernelInfo& reference(Pass pass) {
     throw Error(ErrorCode::internal, "", "expected a reference");
 }
 
-/// The same call with a first key that stands for the sinks. Under a bottom-right mask it is visible to all queries
+/// Returns the call with a first key that stands for the sinks. Under a bottom-right mask it is visible to all queries
 /// that see another one.
 Attention with_one_more_key(const Attention& a) {
     Problem p = a.problem;

@@ -332,8 +332,8 @@ TEST(Sweep, wins_and_crossings) {
     EXPECT_NEAR(measure::amdahl_speedup(1, 9), 9, 1e-12);
 }
 
-/// The model's tiles of tessera's CUDA kernels are the kernels' own (in builds that have them). Of the backward there
-/// it has only what their relatives show (docs/model.md).
+/// The model's tiles of tessera's CUDA kernels are the kernels' own (in builds that have them). Backwards are
+/// left out, since some have the constants of related kernels (docs/model.md).
 TEST(Families, tiles_are_those_of_the_kernels) {
     for (const Kernel& kernel : registry()) {
         if (kernel.info.backend != Backend::cuda || kernel.info.pass == Pass::backward) continue;

@@ -15,7 +15,8 @@ CLEAN = {
     "src/b/README.md": "[outside](https://example.org/nothing)\n",
     "docs/learn/deep.md": LONG + "\n",  # not among the folders
     "docs/files.md": "`b/c.cc`, `*/c.cc`, `../src/b/c.cc`, `gone.cc`, `build/c.cc --now`, `core/X_test.cc`\n",
-    "src/b/c.cc": "",
+    "src/b/c.cc": "/// Rows of a tile. What is a tile? See below.\nint x;  // of the step\nchar s[] = \"What\";\n",
+    "python/d.py": '"""A sentence, and\nWhere a line begins."""\nx = "Of it"  # one thing: as before\n',
     "src/b/TRIED.md": "`b/gone.cc`\n",
 }
 
@@ -24,6 +25,11 @@ VIOLATIONS = [
     ("README.md", "line\n" * 161, "README.md: 161 lines, at most 160"),
     ("src/b/README.md", "line\n" * 121, "src/b/README.md: 121 lines, at most 120"),
     ("src/b/README.md", "`b/gone.cc`\n", "src/b/README.md:1: names b/gone.cc, which is not there"),
+    ("src/b/c.cc", "/// Of the step:\nint x;\n", "src/b/c.cc:1: a sentence opens with 'Of the step:'"),
+    ("src/b/c.cc", "// A thing that\n// is. As such, it\n// is.\n", "src/b/c.cc:1: a sentence opens with 'As such, it is.'"),
+    ("src/b/c.cc", "int x;  // Who reads it waits.\n", "src/b/c.cc:1: a sentence opens with 'Who reads"),
+    ("python/d.py", '"""A thing.\n\n    It is. Where it\n    lies, it is."""\n', "python/d.py:3: a sentence opens with 'Where it"),
+    ("python/d.py", "x = 1 " + " # The same thing\n", "python/d.py:1: a sentence opens with 'The same"),
     ("README.md", LONG + "\n", "README.md:1: 150 columns, at most 120"),
     ("docs/a.md", "# A part of it\n" + LONG + "\n", "docs/a.md:2: 150 columns"),
     ("docs/a.md", f"# A part of it\n{LONG}[a](../README.md)\n", "docs/a.md:2: 167 columns"),

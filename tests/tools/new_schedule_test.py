@@ -207,7 +207,7 @@ def check_cuda(copy, tessera):
 
 
 def compile_cuda(copy):
-    """Where the build has CUDA: the host code of the CUDA schedule, and one instance. Returns how many files."""
+    """Compiles the host code of the CUDA schedule and one instance, if the build has CUDA. Returns how many files."""
     commands = compile_commands()
     host = str(SOURCE / "src/cuda/fa1/kernels.cc")
     device = [file for file in commands if file.endswith(".cu") and "fa1" in file and "bf16" in file]

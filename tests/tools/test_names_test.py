@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Names of tests: suites in CamelCase, tests in snake_case. And tests/kernels/BUGS.md has one entry for each family of
+"""Names of tests: suites in CamelCase, tests in snake_case. tests/kernels/BUGS.md has one entry for each family of
 bugs that a name cites (..._bug_7), and names only tests that exist.
 
     test_names_test.py TESTS_FOLDER

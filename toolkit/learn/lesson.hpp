@@ -19,7 +19,7 @@ struct Mistake {
     std::string word{};  ///< set if the answer is a word
 };
 
-/// What an exercise asks for.
+/// The kinds of exercises.
 enum class Kind : unsigned char {
     compute,  ///< a number or a word, worked out with a pencil
     predict,  ///< a number or a word, guessed first; then a command shows it

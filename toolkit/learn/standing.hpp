@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a learner's answers say: which exercises are done, and which come again.
+// A learner's standing, from all answers: which exercises are done, and which come again.
 #pragma once
 
 #include <string>
@@ -28,7 +28,7 @@ inline constexpr int kMissesBeforeSolution = 2;
 /// empty if nothing asks it any more.
 std::string exercise_of_first_edition(int lesson);
 
-/// What the answers say about one exercise.
+/// The standing of one exercise.
 struct Standing {
     int tries = 0;       ///< answers up to the first right one, or all if none is right
     int misses = 0;      ///< wrong answers before the first right one, or all of them

@@ -12,7 +12,7 @@
 
 namespace tessera::measure {
 
-/// What is asked of each row.
+/// The question that each row of the table answers.
 struct GpusQuestion {
     const Machine& machine;
     Schedule schedule{};

@@ -31,7 +31,7 @@ std::string lengths_text(const Problem& first, const Problem& last) {
 /// Formats a rate with three digits and without powers of ten.
 std::string rate_text(double rate) { return rate < 999.5 ? fmt::format("{:.3g}", rate) : fmt::format("{:.0f}", rate); }
 
-/// What a picture must say of a kernel that this project did not run.
+/// The caveat that a picture needs for a kernel that this project did not run.
 std::string caveat_of(const model::Prediction& p) {
     if (p.fitted_on.find("published") != std::string::npos) return " (by others' tables: never run here)";
     return p.fitted_on.empty() ? " (with the constants of a related kernel)" : "";

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The browsers that the tests can drive: Chromium, and Firefox where TESSERA_BROWSER=firefox asks for it. What they are asked
-for by ways of their own: a screen, a colour scheme, print, what the console said."""
+"""The browsers that the tests can drive: Chromium, and Firefox where TESSERA_BROWSER=firefox asks for it. Each
+has its own way to set a screen and a colour scheme, to print, and to read the console."""
 import importlib.util
 import inspect
 import os
@@ -54,7 +54,7 @@ class Chromium:
         self.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": script})
 
     def errors(self):
-        """What the console has told since it was asked last."""
+        """The messages of the console since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in LOUD]
 
 

@@ -275,7 +275,7 @@ def test_race_ends_with_the_commands_counts(page, command):
         name, expected = entry["schedule"], entry["passes"][0]
         assert got[f"{name}.flop"] == expected["flop"]
         assert got[f"{name}.exps"] == expected["exps"]
-    # What the papers say: standard moves most beyond the multiprocessor, fa2 least of those that wait.
+    # The papers say: standard moves most beyond the multiprocessor, fa2 least of those that wait.
     assert got["standard.l2"] > got["fa1.l2"] > got["fa2.l2"] == got["fa3.l2"]
 
 

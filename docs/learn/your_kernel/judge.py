@@ -42,7 +42,7 @@ def definition(q, k, v, scale, hidden):
     return p / total, p / total @ v, m + numpy.log(total)
 
 
-# The slips: what a kernel computes that has one of them. Where a wrong result is one of these, its slip is named.
+# The slips: what a kernel computes that has one of them. If a wrong result is one of these, its slip is named.
 
 def tiled(q, k, v, scale, hidden, tile, slip=None):
     """(O, LSE) tile by tile, with a slip."""

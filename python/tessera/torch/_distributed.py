@@ -51,7 +51,8 @@ def _mesh_of(a):
 
 
 def _sharded(a, mesh, batch, heads):
-    """What each dimension of the mesh shards: "batch", "heads" or None. q decides, then k, then v.
+    """The dimension of attention that each dimension of the mesh shards: "batch", "heads" or None. q decides, then k, then
+    v.
 
     Each process needs the key heads of its query heads. Equal numbers of heads are cut equally; otherwise the parts
     have to divide the heads of k. Dropout draws by the index in the batch and of the head, so nothing is sharded."""

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The RMS norm and the two products of decode_block() on the CPU. Each thread takes some rows of a matrix, which it
+// The RMS norm and the two GEMMs of decode_block() on the CPU. Each thread takes some rows of a matrix, which it
 // multiplies by all rows of x.
 #include "cpu/block/kernels.hpp"
 

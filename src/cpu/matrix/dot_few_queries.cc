@@ -262,7 +262,7 @@ void row_weights(const RowWeights& job) {
     __m512 maximum = _mm512_set1_ps(kLowestScore);
     for (std::int64_t key = 0; key < job.keys; key += 16)
         maximum = _mm512_mask_max_ps(maximum, seen_from(key), maximum, _mm512_loadu_ps(job.s + key));
-    // As WeightsInSteps; all lanes are alike.
+    // The arithmetic is that of WeightsInSteps; all lanes are alike.
     const __m512 scale = _mm512_set1_ps(job.scale);
     const __m512 m = _mm512_mul_ps(_mm512_set1_ps(_mm512_reduce_max_ps(maximum)), scale);
     *job.m = _mm512_cvtss_f32(m);

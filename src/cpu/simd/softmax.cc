@@ -171,7 +171,7 @@ void FinishSoftmax(const RowState& state, const HeadRows& sinks, std::int64_t fi
         const V shift = shift_of(maximum);
         const V rescale = exp_of_nonpositive(hn::Sub(m, shift));
         const V sum = hn::MulAdd(hn::Load(d, of_l), rescale, exp_of_nonpositive(hn::Sub(sink, shift)));
-        // Of NaN and +inf an exponential may lose the NaN.
+        // With scores of NaN and +inf, the exponential may lose the NaN.
         const V l = hn::IfThenElse(hn::Lt(sink, infinity), sum, hn::NaN(d));
         hn::Store(maximum, d, of_m);
         hn::Store(l, d, of_l);

@@ -241,7 +241,7 @@ decode::Launch attention_of(const DecodeBlockCall& call) {
     return decode::launch_of(forward, forward_params(forward));
 }
 
-/// As many thread blocks as have work, at most one a multiprocessor.
+/// The number of thread blocks: one for each unit of rows, at most one a multiprocessor.
 int chain_blocks(const Matrix& matrix, const Device& device) {
     return std::min(matrix.rows / Config::kUnitRows, properties(device).multiprocessors);
 }

@@ -77,7 +77,7 @@ struct RingState {
     }
 };
 
-/// What a thread waits for, for the message of the watchdog.
+/// The things that a thread waits for, for the message of the watchdog.
 enum class Wait : int { empty_stage, full_stage, known, tables, weights_asked, queries, new_key, partials, output };
 
 /// In a debug build, stops the launch with a message when a wait takes seconds, because what it waits for never comes.

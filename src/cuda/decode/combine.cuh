@@ -121,7 +121,7 @@ __device__ __forceinline__ RowSums<kHeadDim / 32> segment_sum(const Launch& laun
     return sums;
 }
 
-/// What turns the sums of a row into its results: O = fmaf(sum of P V, factor, 0).
+/// The last step from the sums of a row to its results: O = fmaf(sum of P V, factor, 0).
 struct RowEnd {
     float factor;
     float lse;

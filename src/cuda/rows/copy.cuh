@@ -13,7 +13,7 @@ namespace tessera::cuda::rows {
 
 inline constexpr int kCopiesOfBlock = 8;
 
-/// What a lane copies at once: 16 bytes where rows are multiples of that, else one element of 16 bits.
+/// The elements that a lane copies at once: 16 bytes where rows are multiples of that, else one element of 16 bits.
 template <int kBytes>
 using CopyChunk = std::conditional_t<kBytes == 16, uint4, unsigned short>;
 

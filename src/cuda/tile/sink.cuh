@@ -29,7 +29,7 @@ __device__ __forceinline__ WithSink with_sink(float lse, float sink) {
     return found;
 }
 
-/// The same with the sink of a head. Without sinks, {lse, 1}.
+/// Likewise with the sink of a head. Without sinks, {lse, 1}.
 __device__ __forceinline__ WithSink with_sink_of(const ForwardParams& p, int head, float lse) {
     return p.sinks == nullptr ? WithSink{lse, 1} : with_sink(lse, p.sinks[head * p.sinks_step]);
 }

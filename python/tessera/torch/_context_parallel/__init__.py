@@ -136,8 +136,8 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
 
 
 def _explained(arguments, gradients):
-    """(o, lse) of an eager call. What the operator runs is called without it where nobody listens to the dispatcher,
-    which takes the host less time. Raises what other calls raise where a kernel refuses the tensors."""
+    """(o, lse) of an eager call. If no mode or transform observes the dispatcher, the operator's function is called
+    directly, which takes the host less time. Raises tessera.Unsupported if a kernel refuses the tensors."""
     try:
         if is_tracing() or _attention._functorch_active() or _dispatch_modes():
             return _operators.forward(*arguments)[:2]

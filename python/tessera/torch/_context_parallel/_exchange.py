@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses ranks: rows of K and V before the calls, rows of dK and dV after them."""
+"""The exchange between ranks by collectives: rows of K and V before the calls, rows of dK and dV after them."""
 from __future__ import annotations
 
 import contextlib
@@ -105,7 +105,7 @@ class Keys:
         return [self._buffer(flat, call.keys.shape[0], step) for flat, call in zip(twin, self.calls)]
 
     def _start(self, step):
-        """Returns what finishes the exchange of a step, which has begun."""
+        """Begins the exchange of a step, and returns a function that finishes it."""
         first, last = self.steps[step]
         with self._beside():
             if self.side is not None and step >= 2:

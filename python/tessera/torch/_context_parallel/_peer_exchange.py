@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses ranks by copies between GPUs of one host: the counterparts of Keys and Gradients of _exchange.
+"""The exchange by copies between GPUs of one host: the counterparts of Keys and Gradients of _exchange.
 
 Each rank writes its rows where the others can read them, and the ranks meet once for K and V, and once for dK and dV of
 each step. Every rank then copies what it needs to where its kernels read it, on a stream of its own, while kernels of
@@ -35,7 +35,7 @@ class PeerKeys:
         self.memory = [k.new_empty(sum(self.rows) * (self._width(step) if self.sets == len(steps) else wide))
                        for step in range(self.sets)]
         self.current = torch.cuda.current_stream(k.device)
-        # What is one call hides nothing, so its copies are on the caller's stream: more streams cost the host time.
+        # A single call hides no copies, so they run on the caller's stream: more streams cost the host time.
         # Several calls run on two streams in turn, so that one fills the multiprocessors that another leaves idle.
         self.side, self.streams = None, [self.current]
         if len(steps) * len(calls) > 1:

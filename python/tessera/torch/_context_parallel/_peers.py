@@ -41,7 +41,7 @@ def runs_of(rank, source) -> list[Run]:
 
 
 class OfKeys(typing.NamedTuple):
-    """Where the keys of a pass come from. own: (rows of this rank, rows that they become), int64 [copies] each: first
+    """The sources of the keys of a pass. own: (rows of this rank, rows that they become), int64 [copies] each: first
     every row once, where the others read it, and then the rows of all calls one after another. pulls: for each call the
     runs of other ranks."""
     own: tuple
@@ -49,9 +49,9 @@ class OfKeys(typing.NamedTuple):
 
 
 class Copies(typing.NamedTuple):
-    """What a rank copies from itself and the others. keys: forward and backward; parts: the runs of dK and dV, in the
-    order of the rows that an exchange would receive; most_parts: the rows of dK and dV that the calls of a rank make, at
-    most."""
+    """The copies that a rank makes, from its own rows and the others'. keys: forward and backward; parts: the runs of dK
+    and dV, in the order of the rows that an exchange would receive; most_parts: the most rows of dK and dV that the
+    calls of a rank make."""
     keys: tuple
     parts: list
     most_parts: int
@@ -113,7 +113,7 @@ def copies_on(layout: _plan.Layout, rank: int, device: torch.device) -> typing.O
 
 
 def _to(rows, counts, rank):
-    """What of `rows`, of which counts[r] go to rank r, goes to `rank`."""
+    """The part of `rows` that goes to `rank`. counts[r]: how many go to rank r, in the order of ranks."""
     first = sum(counts[:rank])
     return rows[first:first + counts[rank]]
 

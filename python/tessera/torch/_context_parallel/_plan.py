@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank does in a call: which rows of K and V it receives, which ragged calls it makes of them, and where the
+"""The plan of one rank for a call: which rows of K and V it receives, which ragged calls it makes of them, and where the
 parts of dK and dV go. A plan depends on lengths alone, so every rank makes the plans of all.
 
 A segment is a run of rows of one document with the keys that they see, a sequence of a ragged call; without a mask it
@@ -27,7 +27,7 @@ _GATHERED_FROM = 0.7
 
 
 class Layout(typing.NamedTuple):
-    """What a plan depends on. total: rows of the sequence over all ranks; order: a name or the bytes of a permutation;
+    """All that a plan depends on. total: rows of the sequence over all ranks; order: a name or the bytes of a permutation;
     left, right: the window, -1 for no limit; blocks: into how many equal blocks dK and dV are summed, 0: by pieces."""
     total: int
     batch: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call would do, without a group and without tensors."""
+"""Reports what a call would do, without a group and without tensors."""
 from __future__ import annotations
 
 import typing
@@ -10,7 +10,7 @@ from . import _exchange, _order, _plan, _setup
 
 
 class ContextParallelPlan(typing.NamedTuple):
-    """What one rank does in a call of context_parallel_attention()."""
+    """The work of one rank in a call of context_parallel_attention()."""
     way: str  # "gather": all of K and V; "exchange": the rows that a rank needs
     steps: int  # groups of key heads, forward
     backward_steps: int
@@ -30,11 +30,11 @@ def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int =
             causal: bool = True, window: typing.Optional[typing.Tuple[typing.Optional[int], typing.Optional[int]]] = None,
             cu_seqlens: typing.Any = None, gradient_blocks: typing.Optional[int] = None,
             steps: typing.Optional[int] = None) -> ContextParallelPlan:
-    """What `rank` of `ranks` does in a call on a sequence of `total` rows; needs no group and runs nothing.
+    """The work of `rank` of `ranks` in a call on a sequence of `total` rows. Needs no group and runs nothing.
 
     Steps and memory are those of an exchange by collectives, NCCL's or gloo's; docs/context-parallel.md says what copies
-    between the GPUs of a host take. steps: default: that of CUDA for these bytes. The other arguments are those of context_parallel_attention() and the
-    sizes of its tensors. Raises ValueError."""
+    between the GPUs of a host take. steps: default: that of CUDA for these bytes. The other arguments are those of
+    context_parallel_attention() and the sizes of its tensors. Raises ValueError."""
     from .. import _attention
     left, right = _attention.window_sides(window)
     if causal and right > 0:

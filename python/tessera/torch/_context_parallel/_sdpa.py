@@ -38,7 +38,7 @@ def _of_shards(mesh):
 
 
 class _Mode(TorchFunctionMode):
-    """Calls `ours` for PyTorch's SDPA, by whatever name the caller has it."""
+    """Calls `ours` in place of PyTorch's SDPA, under any name by which the caller imported it."""
 
     def __init__(self, ours):
         super().__init__()

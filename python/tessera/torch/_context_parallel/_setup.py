@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of the operators needs, after all ranks have agreed on it: the plan, the steps, and the way in which rows
-cross ranks."""
+"""Prepares a call of the operators, after all ranks have agreed on it: the plan, the steps, and how rows are
+exchanged."""
 from __future__ import annotations
 
 import contextlib
@@ -70,7 +70,7 @@ class Setup(typing.NamedTuple):
         return self.peers.rows(self.peers.rank, self.peers.parts(step), rows, width, k.dtype)
 
     def gradients(self, parts, step, s):
-        """What brings dK and dV of a step to the ranks that hold the keys."""
+        """Makes the exchange that sends dK and dV of a step to the ranks that hold the keys."""
         if self.peers is None:
             return _exchange.Gradients(self.collectives, self.plan, parts)
         return _peer_exchange.PeerGradients(self.peers, self.copies, self.peers.parts(step), parts, s.limit,
@@ -78,7 +78,7 @@ class Setup(typing.NamedTuple):
 
 
 def digest(values):
-    """What stands for long values in a message."""
+    """A short stand-in for long values in a message: their number and checksum."""
     if values is None:
         return None
     return [len(values), zlib.crc32(values if isinstance(values, bytes) else repr(values).encode())]

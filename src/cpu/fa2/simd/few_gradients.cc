@@ -199,7 +199,7 @@ class FewTask {
         return job;
     }
 
-    /// As GradientMemory::fill_norm() does.
+    /// Does the work of GradientMemory::fill_norm().
     void fill_norm() {
         memory_.norm[rows_] = 0;
         if (std::none_of(memory_.lse, memory_.lse + rows_, inexact_lse)) return;
