@@ -53,7 +53,7 @@ def probe():
 
 
 def lengths_of(batch, length):
-    """Zipf: the member of rank r has 65,536 / r keys, at least 64, in a fixed random order."""
+    """Zipf: the sequence of rank r has 65,536 / r keys, at least 64, in a fixed random order."""
     if length != "zipf": return [length] * batch
     order = torch.randperm(batch, generator=torch.Generator().manual_seed(1)).tolist()
     return [max(65536 // (rank + 1), 64) for rank in order]
@@ -73,7 +73,7 @@ def gold(q, k, v, lengths):
 
 
 def in_pages(t, page, order, lengths):
-    """[batch, heads, len, dim] as pages [pages, heads, page, dim], page number i of a member at order[member, i]."""
+    """[batch, heads, len, dim] as pages [pages, heads, page, dim], page number i of a sequence at order[sequence, i]."""
     batch, heads, length, dim = t.shape
     pages = torch.full((order.numel(), page, heads, dim), math.nan, device=t.device, dtype=t.dtype)
     for b in range(batch):

@@ -56,7 +56,7 @@ struct Case {
     Schedule schedule;
     int threads;
     bool drawn;
-    std::vector<std::pair<std::int64_t, std::int64_t>> members;
+    std::vector<std::pair<std::int64_t, std::int64_t>> sequences;
 };
 
 /// Memory that lives as long as the process; every page is touched.
@@ -188,7 +188,7 @@ class Rounds {
                          : dense_view(lse, DType::fp32, {p.batch, p.heads_q, p.len_q});
         t.views.push_back(f.lse);
         if (p.ragged) {
-            for (const auto& [q, kv] : c.members) {
+            for (const auto& [q, kv] : c.sequences) {
                 t.of_q.push_back(t.of_q.back() + static_cast<std::int32_t>(q));
                 t.of_kv.push_back(t.of_kv.back() + static_cast<std::int32_t>(kv));
             }
@@ -241,7 +241,7 @@ class Rounds {
         measure::Record record = measure::record_of(timed, measure::summarize(ms), 0);
         record.device = measure::text_of(host_);
         record.date = measure::utc_date();
-        for (const auto& [q, kv] : c.members) record.lens_q.push_back(q), record.lens_kv.push_back(kv);
+        for (const auto& [q, kv] : c.sequences) record.lens_q.push_back(q), record.lens_kv.push_back(kv);
         Json json = measure::to_json(record);
         json["name"] = asked_.name, json["drawn"] = c.drawn, json["round"] = round;
         json["at"] = std::round(timer_.seconds() * 1e3) / 1e3;

@@ -2,8 +2,8 @@
 """Which keys a layer's queries see, as numbers and offsets instead of a mask of all pairs: for tessera.transformers.
 
 A batch of padded rows, of packed documents or of chunks is a ragged batch of the same memory. Rows that do not count
-become members of it too: a run of padding is one member that has its queries and no keys, and another one that has its
-keys and no queries. Such members cost no work, and their O, dQ, dK and dV are 0. The number of members follows from
+become sequences of it too: a run of padding is one sequence that has its queries and no keys, and another one that has its
+keys and no queries. Such sequences cost no work, and their O, dQ, dK and dV are 0. The number of sequences follows from
 shapes, and the offsets are computed where the mask is, so the host reads nothing.
 """
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Offsets(NamedTuple):
-    """The members of a ragged batch: int32 [members + 1] each, and a bound of their lengths."""
+    """The sequences of a ragged batch: int32 [sequences + 1] each, and a bound of their lengths."""
     cu_seqlens_q: Tensor
     cu_seqlens_kv: Tensor
     max_len_q: int
@@ -29,7 +29,7 @@ class LayerMask(NamedTuple):
     window_left, window_right: keys before and after a query's own that it sees; -1: no limit.
     keys: bool [batch, len_kv], False for padding. documents: int [batch, len], the document of each row.
     chunk: a query sees keys of its own chunk of so many rows; the first begins with the first key that counts; 0: none.
-    offsets: the members of the ragged batch that says the same as these three; None: the batch is dense."""
+    offsets: the sequences of the ragged batch that says the same as these three; None: the batch is dense."""
     batch: int
     len_q: int
     len_kv: int
@@ -96,7 +96,7 @@ def _offsets(q, kv, max_len_q, max_len_kv):
 
 
 def _opened(of_q, of_kv, max_len_q, max_len_kv):
-    """Offsets whose members end at the entries of [batch, members of a row]."""
+    """Offsets whose sequences end at the entries of [batch, sequences of a row]."""
     return _offsets(*(F.pad(ends.flatten(), (1, 0)) for ends in (of_q, of_kv)), max_len_q, max_len_kv)
 
 
@@ -109,8 +109,8 @@ def _first_rows(batch, length, device):
 
 
 def of_padded_rows(run, length, chunk=0):
-    """Offsets in which each row has the members [begin, end) of queries and keys. With a chunk, a row's run is cut into
-    members of so many, beginning with its begin."""
+    """Offsets in which each row has the sequences [begin, end) of queries and keys. With a chunk, a row's run is cut into
+    sequences of so many, beginning with its begin."""
     first = _first_rows(len(run.begin), length, run.begin.device)
     begin, end, last = first + run.begin, first + run.end, first + length
     if chunk:
@@ -133,7 +133,7 @@ def of_padded_keys(run, len_q, len_kv):
 
 
 def of_chunks(batch, length, chunk, device):
-    """Offsets in which each row is cut into members of `chunk` rows."""
+    """Offsets in which each row is cut into sequences of `chunk` rows."""
     cuts = (torch.arange((length + chunk - 1) // chunk, device=device) * chunk).expand(batch, -1)
     cuts = cuts + _first_rows(batch, length, device)[:, None]
     offsets = _closed(cuts.flatten(), batch * length)

@@ -263,7 +263,7 @@ def _structured(batch_size=None, q_length=None, kv_length=None, q_offset=0, kv_o
                 use_vmap=False, device="cpu", config=None, **_):
     """layer_mask(), or NotImplemented for what sdpa_mask() is to make."""
     if q_length is None or isinstance(q_length, Tensor) or q_length == 1 or mask_function is None:
-        return NotImplemented  # one query of each member has a row of keys, and no mask of pairs
+        return NotImplemented  # one query of each sequence has a row of keys, and no mask of pairs
     if isinstance(q_offset, Tensor) or isinstance(kv_offset, Tensor) or allow_is_bidirectional_skip is False:
         return NotImplemented
     model_type = getattr(config, "model_type", "")

@@ -66,9 +66,9 @@ def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tens
 
 def unpad_input_for_concatenated_sequences(hidden_states: Tensor, attention_mask_in_length: Tensor
                                            ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """The rows of hidden_states (batch, seqlen, ...), each member of which is several sequences one after another.
+    """The rows of hidden_states (batch, seqlen, ...), each row of which is several sequences one after another.
 
-    attention_mask_in_length: (batch, seqlen), the lengths of a member's sequences at the begin of its row, then zeros.
+    attention_mask_in_length: (batch, seqlen), the lengths of the sequences of each row, from its begin on, then zeros.
     Returns (rows (n, ...), indices (n,), cu_seqlens int32 (sequences + 1,), the longest sequence)."""
     _expect_mask("attention_mask_in_length", attention_mask_in_length, hidden_states)
     kept = (torch.arange(hidden_states.shape[1], device=hidden_states.device)

@@ -60,7 +60,7 @@ def documents_are_balanced(groups):
 
 @case
 def several_members_of_a_batch(groups):
-    """Three members, where a window leaves most keys out (only what is needed is sent), and where a rank makes several
+    """Three sequences, where a window leaves most keys out (only what is needed is sent), and where a rank makes several
     calls: runs whose keys end at different distances, blocks of rows."""
     from tessera.torch._context_parallel import _plan
     whole = inputs(batch=3)

@@ -19,11 +19,11 @@ import torch_reference as reference
 from tessera import flash_attn, flash_attn_3
 
 HEADS, HEADS_K, DIM = 4, 2, 16
-LONGEST, PROMPT, MEMBERS, GUESS = 120, 40, 6, 4
+LONGEST, PROMPT, SEQUENCES, GUESS = 120, 40, 6, 4
 JUNK = (float("nan"), float("inf"), 3e38)
 
 
-class Member:
+class Sequence:
     """A sequence: its keys and values in one piece, and its pages. Entries of pages behind the window are None."""
 
     def __init__(self, dtype):
@@ -38,13 +38,13 @@ class Server:
     def __init__(self, seed, page, window, dtype=torch.float32):
         self.draw, self.rows = random.Random(seed), torch.Generator().manual_seed(seed)
         self.page, self.window, self.dtype = page, window, dtype
-        count = (MEMBERS + 2) * (LONGEST + PROMPT + GUESS) // page + 2 * MEMBERS
+        count = (SEQUENCES + 2) * (LONGEST + PROMPT + GUESS) // page + 2 * SEQUENCES
         layers = torch.empty(count, page, 2, HEADS_K, 2 * DIM, dtype=dtype)  # two layers in a page, K and V side by side
         self.k_cache, self.v_cache = layers[:, :, 1, :, :DIM], layers[:, :, 1, :, DIM:]
         self.free, self.users = list(range(count)), collections.Counter()
         for number in self.free:
             self._spoil(number)
-        self.members, self.seen = [], collections.Counter()
+        self.sequences, self.seen = [], collections.Counter()
 
     def _random(self, *shape):
         return torch.randn(shape, generator=self.rows).to(self.dtype)
@@ -68,87 +68,87 @@ class Server:
 
     def join(self):
         """A new sequence, perhaps on the full pages that another one begins with. Returns the rows of its prompt."""
-        member = Member(self.dtype)
-        other = self.draw.choice(self.members) if self.members and self.draw.random() < 0.4 else None
+        sequence = Sequence(self.dtype)
+        other = self.draw.choice(self.sequences) if self.sequences and self.draw.random() < 0.4 else None
         if other is not None and None not in other.pages:
             full = self.draw.randint(0, len(other) // self.page)
-            self._share(member, other, full)
+            self._share(sequence, other, full)
             self.seen["shared pages"] += full
-        self.members.append(member)
+        self.sequences.append(sequence)
         self.seen["joins"] += 1
-        return member, self.draw.randint(1, PROMPT)
+        return sequence, self.draw.randint(1, PROMPT)
 
-    def _share(self, member, other, full):
+    def _share(self, sequence, other, full):
         """The first `full` pages of the other one, and their rows."""
-        member.pages = other.pages[:full]
-        for number in member.pages:
+        sequence.pages = other.pages[:full]
+        for number in sequence.pages:
             self.users[number] += number is not None
-        member.k, member.v = other.k[:full * self.page], other.v[:full * self.page]
+        sequence.k, sequence.v = other.k[:full * self.page], other.v[:full * self.page]
 
     def fork(self):
         """A copy of a sequence: full pages are shared, a page that is begun is copied."""
-        other, member = self.draw.choice(self.members), Member(self.dtype)
-        self._share(member, other, len(other) // self.page)
+        other, sequence = self.draw.choice(self.sequences), Sequence(self.dtype)
+        self._share(sequence, other, len(other) // self.page)
         if len(other) % self.page:
             number = self._take()
             for cache in (self.k_cache, self.v_cache):
                 cache[number] = cache[other.pages[len(other) // self.page]]
-            member.pages.append(number)
-            member.k, member.v = other.k, other.v
-        self.members.append(member)
+            sequence.pages.append(number)
+            sequence.k, sequence.v = other.k, other.v
+        self.sequences.append(sequence)
         self.seen["forks"] += 1
 
-    def leave(self, member):
-        self.members.remove(member)
-        for number in member.pages:
+    def leave(self, sequence):
+        self.sequences.remove(sequence)
+        for number in sequence.pages:
             if number is not None:
                 self._give_back(number)
         self.seen["leaves"] += 1
 
-    def _evict(self, member):
+    def _evict(self, sequence):
         """Gives back the pages that no later query sees."""
         if self.window is None:
             return
-        for place in range(max(len(member) - self.window, 0) // self.page):
-            if member.pages[place] is not None:
-                self._give_back(member.pages[place])
-                member.pages[place] = None
+        for place in range(max(len(sequence) - self.window, 0) // self.page):
+            if sequence.pages[place] is not None:
+                self._give_back(sequence.pages[place])
+                sequence.pages[place] = None
                 self.seen["evictions"] += 1
 
     # --- One step
 
     def step(self):
         """All sequences at once, in any order, beside rows of nobody. Asserts the bits of every result."""
-        if self.members and (len(self.members) == MEMBERS or self.draw.random() < 0.05):
-            self.leave(self.draw.choice(self.members))
-        if len(self.members) < MEMBERS and self.members and self.draw.random() < 0.08:
+        if self.sequences and (len(self.sequences) == SEQUENCES or self.draw.random() < 0.05):
+            self.leave(self.draw.choice(self.sequences))
+        if len(self.sequences) < SEQUENCES and self.sequences and self.draw.random() < 0.08:
             self.fork()
-        prompts = dict([self.join()]) if len(self.members) < MEMBERS and self.draw.random() < 0.35 else {}
-        if not self.members:
+        prompts = dict([self.join()]) if len(self.sequences) < SEQUENCES and self.draw.random() < 0.35 else {}
+        if not self.sequences:
             prompts = dict([self.join()])
-        batch = list(self.members)
+        batch = list(self.sequences)
         self.draw.shuffle(batch)
         same = not prompts and self.draw.random() < 0.5  # as many new rows for each: the call of version 2.8
         guess = self.draw.randint(1, GUESS)
         new = [prompts.get(m, guess if same else self.draw.randint(1, GUESS)) for m in batch]
-        for member, rows in zip(batch, new):
-            while len(member.pages) * self.page < len(member) + rows:
-                member.pages.append(self._take())
+        for sequence, rows in zip(batch, new):
+            while len(sequence.pages) * self.page < len(sequence) + rows:
+                sequence.pages.append(self._take())
         nobody = self.draw.randint(0, 2)
         lengths = torch.tensor([len(m) for m in batch] + [-guess if same else 0] * nobody, dtype=torch.int32)
         table = self._table(batch, nobody)
         q, k, v = ([self._random(rows, heads, DIM) for rows in new] for heads in (HEADS, HEADS_K, HEADS_K))
         out, lse = (self._dense if same else self._ragged)(q, k, v, lengths, table, nobody)
-        for b, member in enumerate(batch):
-            self._check(member, q[b], k[b], v[b], out[b], lse[b])
-            kept = new[b] if member in prompts else self.draw.randint(0, new[b])
+        for b, sequence in enumerate(batch):
+            self._check(sequence, q[b], k[b], v[b], out[b], lse[b])
+            kept = new[b] if sequence in prompts else self.draw.randint(0, new[b])
             self.seen["tokens"] += kept
             self.seen["taken back"] += new[b] - kept
-            member.k, member.v = torch.cat((member.k, k[b][:kept])), torch.cat((member.v, v[b][:kept]))
-            self._evict(member)
-        for member in batch:
-            if len(member) > LONGEST:
-                self.leave(member)
+            sequence.k, sequence.v = torch.cat((sequence.k, k[b][:kept])), torch.cat((sequence.v, v[b][:kept]))
+            self._evict(sequence)
+        for sequence in batch:
+            if len(sequence) > LONGEST:
+                self.leave(sequence)
         self.seen["steps"] += 1
 
     def _table(self, batch, nobody):
@@ -187,9 +187,9 @@ class Server:
         self.seen["calls of 3"] += 1
         return out[:total].split(sizes), lse[:, :total].split(sizes, 1)
 
-    def _check(self, member, q, k, v, out, lse):
+    def _check(self, sequence, q, k, v, out, lse):
         """The bits of the same rows in a call on the keys in one piece; now and then fp64 too."""
-        k, v = torch.cat((member.k, k)), torch.cat((member.v, v))
+        k, v = torch.cat((sequence.k, k)), torch.cat((sequence.v, v))
         want, want_lse = flash_attn_3.flash_attn_func(q[None], k[None], v[None], return_attn_probs=True,
                                                       **self._scores())
         assert torch.equal(out, want[0]), f"O of {len(q)} queries on {len(k)} keys, {dict(self.seen)}"

@@ -102,16 +102,16 @@ def test_rows_that_are_not_in_use(used_q, device):
     for b, (begin, end) in enumerate(zip(begins, begins[1:])):
         rows = slice(begin, end if used_q is None else begin + used_q[b])
         keys = slice(begin, begin + used_k[b])
-        members = [t[s][None].detach().requires_grad_() for t, s in ((q, rows), (k, keys), (v, keys))]
-        want, want_lse = flash_attn_3.flash_attn_func(*members, causal=True, return_attn_probs=True)
+        sequences = [t[s][None].detach().requires_grad_() for t, s in ((q, rows), (k, keys), (v, keys))]
+        want, want_lse = flash_attn_3.flash_attn_func(*sequences, causal=True, return_attn_probs=True)
         assert torch.equal(o[rows], want[0]) and torch.equal(lse[:, rows], want_lse[0])
         assert not o[rows.stop:end].any() and (lse[:, rows.stop:end] == float("-inf")).all()
-        for got, part, of in zip(gradients, torch.autograd.grad(want.sum(), members), (rows, keys, keys)):
+        for got, part, of in zip(gradients, torch.autograd.grad(want.sum(), sequences), (rows, keys, keys)):
             assert torch.equal(got[of], part[0]) and not got[of.stop:end].any()
 
 
 def expected_from(weights, v, dropout_p):
-    """O of one member from its part of S_dmask, (heads, len_q, len_kv)."""
+    """O of one sequence from its part of S_dmask, (heads, len_q, len_kv)."""
     total = weights.abs().sum(-1, keepdim=True)
     kept = torch.where(total > 0, weights.clamp(min=0) / torch.where(total > 0, total, 1.0) / (1 - dropout_p), 0.0)
     return torch.einsum("hij,jhd->ihd", kept.double(), v.double())

@@ -150,10 +150,10 @@ def test_varlen_is_attention_of_each_member(dtype, device):
     gradients = torch.autograd.grad((o.sum() + lse[lse.isfinite()].sum()), leaves)
     for b in range(4):
         rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_kv[b], cu_kv[b + 1])
-        members = [t[s][None].clone().requires_grad_() for t, s in ((q, rows), (k, keys), (v, keys))]
-        want_o, want_lse = tt.attention(*members, causal="bottom-right", return_lse=True)
+        sequences = [t[s][None].clone().requires_grad_() for t, s in ((q, rows), (k, keys), (v, keys))]
+        want_o, want_lse = tt.attention(*sequences, causal="bottom-right", return_lse=True)
         assert torch.equal(o[rows], want_o[0]) and torch.equal(lse[:, rows], want_lse[0])
-        want = torch.autograd.grad(want_o.sum() + want_lse[want_lse.isfinite()].sum(), members)
+        want = torch.autograd.grad(want_o.sum() + want_lse[want_lse.isfinite()].sum(), sequences)
         for a, b_, s in zip(gradients, want, (rows, keys, keys)):
             assert torch.equal(a[s], b_[0])
 

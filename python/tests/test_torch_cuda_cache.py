@@ -20,7 +20,7 @@ from test_kvcache import expected  # noqa: E402
 NAN = float("nan")
 
 
-class Member:
+class Sequence:
     """The keys of one sequence and its queries, with O and LSE in fp64."""
 
     def __init__(self, length, queries=1, heads=8, heads_k=2, dim=128, seed=0):
@@ -31,20 +31,20 @@ class Member:
         self.o, self.lse = expected(self.q, self.k, self.v, causal=True)
 
 
-def cached(members, page, capacity):
-    """(k_cache, v_cache, lengths, table or None) of these members, with NaN in all else and junk behind the table."""
-    batch, (_, heads, dim) = len(members), members[0].k.shape
-    lengths = torch.tensor([m.length for m in members], dtype=torch.int32, device="cuda")
+def cached(sequences, page, capacity):
+    """(k_cache, v_cache, lengths, table or None) of these sequences, with NaN in all else and junk behind the table."""
+    batch, (_, heads, dim) = len(sequences), sequences[0].k.shape
+    lengths = torch.tensor([m.length for m in sequences], dtype=torch.int32, device="cuda")
     if page == 0:
         caches = torch.full((2, batch, capacity, heads, dim), NAN, device="cuda", dtype=torch.bfloat16)
-        for b, m in enumerate(members):
+        for b, m in enumerate(sequences):
             caches[0, b, :m.length], caches[1, b, :m.length] = m.k, m.v
         return caches[0], caches[1], lengths, None
     width = (capacity + page - 1) // page
     order = torch.randperm(batch * width).view(batch, width)
     caches = torch.full((batch * width, page, heads, 2 * dim), NAN, device="cuda", dtype=torch.bfloat16)
     table = torch.randint(-9, 10**9, (batch, width), dtype=torch.int32)  # junk
-    for b, m in enumerate(members):
+    for b, m in enumerate(sequences):
         used = (m.length + page - 1) // page
         table[b, :used] = order[b, :used]
         row = torch.arange(m.length, device="cuda")
@@ -52,9 +52,9 @@ def cached(members, page, capacity):
     return caches[..., :dim], caches[..., dim:], lengths, table.cuda()
 
 
-def run(members, page, capacity):
-    k, v, lengths, table = cached(members, page, capacity)
-    q = torch.stack([m.q for m in members])
+def run(sequences, page, capacity):
+    k, v, lengths, table = cached(sequences, page, capacity)
+    q = torch.stack([m.q for m in sequences])
     return flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table, causal=True,
                                               return_softmax_lse=True)
 
@@ -62,9 +62,9 @@ def run(members, page, capacity):
 @pytest.mark.parametrize("page", [0, 1, 3, 16, 64, 784])
 @pytest.mark.parametrize("queries", [1, 5])
 def test_numbers_are_right(page, queries):
-    members = [Member(length, queries, seed=length) for length in (queries, 63, 700, 1030, 5000)]
-    o, lse = run(members, page, 5504)
-    for b, m in enumerate(members):
+    sequences = [Sequence(length, queries, seed=length) for length in (queries, 63, 700, 1030, 5000)]
+    o, lse = run(sequences, page, 5504)
+    for b, m in enumerate(sequences):
         torch.testing.assert_close(o[b].double(), m.o, atol=2e-2, rtol=2e-2)
         torch.testing.assert_close(lse[b].double(), m.lse, atol=1e-3, rtol=1e-3)
 
@@ -72,12 +72,12 @@ def test_numbers_are_right(page, queries):
 @pytest.mark.parametrize("length,queries,dim", [(40, 1, 64), (1030, 1, 128), (2051, 4, 128), (5000, 1, 256)])
 def test_bits_depend_on_the_row_alone(length, queries, dim):
     """Batch, place in it, size of pages, capacity, neighbours."""
-    own = Member(length, queries, dim=dim)
+    own = Sequence(length, queries, dim=dim)
     o, lse = run([own], 0, length)
     for page in (0, 1, 5, 16, 256, 784):
         for batch, place, capacity in ((1, 0, length + 900), (3, 1, 6000), (9, 8, 20000)):
             lengths = [min(b * 911 % 6000 + 1, capacity) for b in range(batch)]
-            others = [Member(n, queries, dim=dim, seed=n) for n in lengths]
+            others = [Sequence(n, queries, dim=dim, seed=n) for n in lengths]
             others[place] = own
             got, got_lse = run(others, page, capacity)
             assert torch.equal(got[place], o[0]), (page, batch)
@@ -85,10 +85,10 @@ def test_bits_depend_on_the_row_alone(length, queries, dim):
 
 
 def test_ragged_queries_have_the_bits_of_dense_ones():
-    members = [Member(length, 3, seed=length) for length in (90, 1500, 3000)]
-    k, v, lengths, table = cached(members, 16, 4096)
-    o, lse = run(members, 16, 4096)
-    q = torch.cat([m.q for m in members] + [members[0].q * NAN])  # and three rows of nobody
+    sequences = [Sequence(length, 3, seed=length) for length in (90, 1500, 3000)]
+    k, v, lengths, table = cached(sequences, 16, 4096)
+    o, lse = run(sequences, 16, 4096)
+    q = torch.cat([m.q for m in sequences] + [sequences[0].q * NAN])  # and three rows of nobody
     offsets = torch.arange(0, 10, 3, dtype=torch.int32, device="cuda")
     got, got_lse = flash_attn_3.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, page_table=table, causal=True,
                                                         cu_seqlens_q=offsets, max_seqlen_q=3, return_softmax_lse=True)
@@ -149,9 +149,9 @@ def test_append_by_slots_and_norm_are_those_of_the_cpu():
 
 def test_a_graph_takes_any_lengths():
     """Captured with all lengths 0: replays have the bits of eager calls."""
-    member = Member(4000, seed=1)
-    k, v, lengths, table = cached([member] * 3, 16, 4096)
-    q = torch.stack([member.q] * 3)
+    sequence = Sequence(4000, seed=1)
+    k, v, lengths, table = cached([sequence] * 3, 16, 4096)
+    q = torch.stack([sequence.q] * 3)
     call = lambda: flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table,  # noqa: E731
                                                       causal=True, return_softmax_lse=True)
     want = {}
@@ -171,9 +171,9 @@ def test_a_graph_takes_any_lengths():
 
 
 def test_two_streams_at_once():
-    members = [[Member(3000 + i, seed=i)] * 4 for i in range(2)]
-    want = [run(m, 16, 4096) for m in members]
-    caches = [cached(m, 16, 4096) for m in members]
+    sequences = [[Sequence(3000 + i, seed=i)] * 4 for i in range(2)]
+    want = [run(m, 16, 4096) for m in sequences]
+    caches = [cached(m, 16, 4096) for m in sequences]
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
     found = []
@@ -181,7 +181,7 @@ def test_two_streams_at_once():
         which = i % 2
         with torch.cuda.stream(streams[which]):
             k, v, lengths, table = caches[which]
-            q = torch.stack([m.q for m in members[which]])
+            q = torch.stack([m.q for m in sequences[which]])
             found.append((which, flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table,
                                                                     causal=True)))
     torch.cuda.synchronize()

@@ -166,8 +166,8 @@ def test_ragged_and_flash_attn_keep_it():
     cu = torch.tensor([0, 20, 106], dtype=torch.int32, device="cuda")
     o, shapes = kept_by(lambda: tessera.flash_attn.flash_attn_varlen_func(q, k, v, cu, cu, 86, 86, causal=True))
     assert shapes == [tuple(o.shape)]
-    members = [[t[a:b][None] for t in (q, k, v)] for a, b in ((0, 20), (20, 106))]
-    want = torch.cat([reference.attention(*m, causal="bottom-right")[0][0] for m in members])
+    sequences = [[t[a:b][None] for t in (q, k, v)] for a, b in ((0, 20), (20, 106))]
+    want = torch.cat([reference.attention(*m, causal="bottom-right")[0][0] for m in sequences])
     for a, b in zip(torch.autograd.grad(o.float().square().sum(), (q, k, v)),
                     torch.autograd.grad(want.square().sum(), (q, k, v))):
         reference.expect_close(a, b, 2 * LIMIT, "gradient")

@@ -186,10 +186,10 @@ class Running {
  private:
     int buffer(std::size_t step) const { return static_cast<int>(step % memory_.keys.size()); }
 
-    /// Rows of a member of the batch, from a head on.
-    static RowsAt rows_at(const TensorView& t, std::int64_t member, std::int64_t row, std::int64_t head) {
+    /// Rows of a sequence of the batch, from a head on.
+    static RowsAt rows_at(const TensorView& t, std::int64_t batch, std::int64_t row, std::int64_t head) {
         const std::size_t r = row_dim(t);
-        const std::int64_t at = (r == 1 ? member * t.strides[0] : 0) + row * t.strides[r] + head * t.strides[r + 1];
+        const std::int64_t at = (r == 1 ? batch * t.strides[0] : 0) + row * t.strides[r] + head * t.strides[r + 1];
         return {static_cast<std::byte*>(t.data) + at * size_of(t.dtype),
                 static_cast<std::size_t>(t.strides[r] * size_of(t.dtype))};
     }
@@ -198,7 +198,7 @@ class Running {
         return static_cast<std::size_t>(s_.width(steps_[step].heads()) * size_of(s_.whole.dtype));
     }
 
-    /// One half of rows [K | V] from `row` on, `stride` rows to the next member of the batch.
+    /// One half of rows [K | V] from `row` on, `stride` rows to the next sequence of the batch.
     TensorView half(std::byte* base, std::int64_t row, std::int64_t stride, const PlannedCall& planned,
                     std::size_t step, bool values) const {
         const Problem& p = s_.whole;

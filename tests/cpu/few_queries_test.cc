@@ -59,7 +59,7 @@ const Call kCalls[] = {
     {"large_scale", 2, 2, 64, 64, kCausal, 0, false, false, 2.5},
 };
 
-/// The last `queries` queries of every member of a call, alone.
+/// The last `queries` queries of every sequence of a call, alone.
 Attention last_queries(const Attention& whole, std::int64_t queries) {
     Problem p = whole.problem;
     const std::int64_t first = p.len_q - queries;

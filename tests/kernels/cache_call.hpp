@@ -19,8 +19,8 @@ enum class Place { apart, side_by_side, heads_first, layers, interleaved_pages }
 struct CacheCall {
     Problem problem;
     Place place = Place::apart;
-    std::vector<std::int64_t> queries;  ///< of each member
-    std::vector<std::int64_t> lengths;  ///< keys of each member, as the call gives them
+    std::vector<std::int64_t> queries;  ///< of each sequence
+    std::vector<std::int64_t> lengths;  ///< keys of each sequence, as the call gives them
     std::vector<std::int64_t> padding;
     std::int64_t spare_rows = 0;  ///< of a ragged q, behind the last offset
     std::uint64_t seed = 1;
@@ -134,7 +134,7 @@ struct CacheCall {
         for (std::int64_t b = 0; b < p.batch; ++b) *slots.view.at<std::int32_t>(b) = order[static_cast<std::size_t>(b)];
     }
 
-    /// Pages for the keys of each member, and junk behind them and for pages that no query sees.
+    /// Pages for the keys of each sequence, and junk behind them and for pages that no query sees.
     void make_table(const std::vector<std::int32_t>& order, std::mt19937_64& random) {
         const Problem& p = problem;
         const std::array<std::int32_t, 3> junk{-1, 1'000'000, std::numeric_limits<std::int32_t>::min()};
@@ -151,7 +151,7 @@ struct CacheCall {
         }
     }
 
-    /// The element of row `row` of the cache of member b; null if its page is junk.
+    /// The element of row `row` of the cache of sequence b; null if its page is junk.
     void* element(const TensorView& t, std::int64_t b, std::int64_t row, std::int64_t head, std::int64_t column) const {
         std::int64_t index = problem.cache_batch_index ? *slots.view.at<const std::int32_t>(b) : b;
         if (problem.page_size > 0) {
@@ -204,7 +204,7 @@ struct CacheCall {
         forward(how, args(), workspace);
     }
 
-    /// A dense call on the keys of member b alone.
+    /// A dense call on the keys of sequence b alone.
     Attention alone(std::int64_t b) const {
         Problem p = problem;
         p.batch = 1;
@@ -245,7 +245,7 @@ struct CacheCall {
     }
 
     std::string describe() const {
-        std::string text = problem.describe() + " place " + std::to_string(static_cast<int>(place)) + ", members";
+        std::string text = problem.describe() + " place " + std::to_string(static_cast<int>(place)) + ", sequences";
         for (std::int64_t b = 0; b < batch(); ++b)
             text += fmt::format(" {}x{}..{}", at(queries, b), first_of(b), at(lengths, b));
         return text;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cache of keys, in slots or in pages: every member of a call has the bits that a dense call on its keys alone gives
-// it, whatever the layout of the cache, its page size and its capacity, the table behind the length and the unused
-// rows. The dense call is compared with the fp64 reference.
+// A cache of keys, in slots or in pages: every sequence of a call has the bits that a dense call on its keys alone
+// gives it, whatever the layout of the cache, its page size and its capacity, the table behind the length and the
+// unused rows. The dense call is compared with the fp64 reference.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -19,32 +19,32 @@ using cpu::matrix::Unit;
 
 bool same(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
-/// Every member has the bits of its dense call, and rows that belong to nobody are not written.
-void expect_bits_of_members(CacheCall& call, const std::string& kernel, std::initializer_list<int> threads,
-                            bool against_reference) {
+/// Every sequence has the bits of its dense call, and rows that belong to nobody are not written.
+void expect_bits_of_sequences(CacheCall& call, const std::string& kernel, std::initializer_list<int> threads,
+                              bool against_reference) {
     SCOPED_TRACE(kernel + ": " + call.describe());
     const auto all = kernels();
     const auto info = std::find_if(all.begin(), all.end(), [&](const KernelInfo& k) { return k.name == kernel; });
-    std::vector<Attention> members;
+    std::vector<Attention> sequences;
     for (std::int64_t b = 0; b < call.batch(); ++b) {
-        members.push_back(call.alone(b));
-        ASSERT_TRUE(members.back().forward(*info));
+        sequences.push_back(call.alone(b));
+        ASSERT_TRUE(sequences.back().forward(*info));
         if (!against_reference) continue;
-        const Report report = members.back().check_forward();
+        const Report report = sequences.back().check_forward();
         ASSERT_TRUE(report.pass()) << report.describe();
     }
     for (const int count : threads) {
         call.run(kernel, count);
         for (std::int64_t b = 0; b < call.batch(); ++b) {
-            const Attention& alone = members[static_cast<std::size_t>(b)];
+            const Attention& alone = sequences[static_cast<std::size_t>(b)];
             for (std::int64_t i = 0; i < alone.problem.len_q; ++i) {
                 for (std::int64_t h = 0; h < alone.problem.heads_q; ++h) {
                     ASSERT_TRUE(same(call.row_lse(b, h, i), alone.lse.get(0, h, i)))
-                        << "lse of member " << b << ", head " << h << ", row " << i << ": " << call.row_lse(b, h, i)
+                        << "lse of sequence " << b << ", head " << h << ", row " << i << ": " << call.row_lse(b, h, i)
                         << ", alone " << alone.lse.get(0, h, i);
                     for (std::int64_t c = 0; c < alone.problem.head_dim_v; ++c) {
                         ASSERT_TRUE(same(call.row(call.o, b, i, h, c), alone.o.get(0, i, h, c)))
-                            << "o of member " << b << ", row " << i << ", head " << h << ", column " << c << ": "
+                            << "o of sequence " << b << ", row " << i << ", head " << h << ", column " << c << ": "
                             << call.row(call.o, b, i, h, c) << ", alone " << alone.o.get(0, i, h, c);
                     }
                 }
@@ -58,7 +58,7 @@ void expect_bits_of_members(CacheCall& call, const std::string& kernel, std::ini
     }
 }
 
-/// A random call: some members without keys, with a negative length or with one over the capacity.
+/// A random call: some sequences without keys, with a negative length or with one over the capacity.
 CacheCall random_call(std::mt19937_64& random, DType dtype, bool decode) {
     const auto below = [&](std::int64_t n) {
         return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
@@ -122,7 +122,7 @@ TEST_P(Cache, members_have_the_bits_of_dense_calls) {
     for (int n = 0; n < calls && !HasFatalFailure(); ++n) {
         CacheCall call = random_call(random, GetParam().dtype, GetParam().decode);
         for (const char* kernel : {"cpu.fa2.forward", "cpu.fa1.forward", "cpu.standard.forward"})
-            expect_bits_of_members(call, kernel, {1, 3}, true);
+            expect_bits_of_sequences(call, kernel, {1, 3}, true);
     }
 }
 
@@ -130,7 +130,7 @@ TEST_P(Cache, the_reference_reads_it) {
     std::mt19937_64 random(7);
     for (int n = 0; n < kCalls / 4 && !HasFatalFailure(); ++n) {
         CacheCall call = random_call(random, GetParam().dtype, GetParam().decode);
-        expect_bits_of_members(call, "reference.forward", {1, 2}, false);
+        expect_bits_of_sequences(call, "reference.forward", {1, 2}, false);
     }
 }
 
@@ -142,7 +142,7 @@ TEST_P(Cache, every_unit_gives_the_bits_of_dense_calls) {
         std::mt19937_64 random(5);
         for (int n = 0; n < kCalls && !HasFatalFailure(); ++n) {
             CacheCall call = random_call(random, GetParam().dtype, GetParam().decode);
-            expect_bits_of_members(call, "cpu.fa2.forward", {1, 3}, false);
+            expect_bits_of_sequences(call, "cpu.fa2.forward", {1, 3}, false);
         }
     }
 }
@@ -152,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(All, Cache,
                                          Kind{DType::fp32, true}, Kind{DType::bf16, true}, Kind{DType::fp16, true}),
                          testing::PrintToStringParamName());
 
-/// The capacity of the cache and the number of threads change no bit of a long member.
+/// The capacity of the cache and the number of threads change no bit of a long sequence.
 TEST(CacheSplit, one_long_member_has_the_same_bits_on_any_threads) {
     for (const DType dtype : {DType::fp32, DType::bf16}) {
         std::mt19937_64 random(3);
@@ -163,11 +163,11 @@ TEST(CacheSplit, one_long_member_has_the_same_bits_on_any_threads) {
         call.queries = {1};
         call.lengths = {4321};
         call.make(random);
-        expect_bits_of_members(call, "cpu.fa2.forward", {1, 2, 3, 8}, true);
+        expect_bits_of_sequences(call, "cpu.fa2.forward", {1, 2, 3, 8}, true);
     }
 }
 
-/// Members of which one is long.
+/// Sequences of which one is long.
 CacheCall one_long_member(DType dtype, std::int64_t queries, bool ragged) {
     std::mt19937_64 random(4);
     CacheCall call;
@@ -187,13 +187,13 @@ CacheCall one_long_member(DType dtype, std::int64_t queries, bool ragged) {
     return call;
 }
 
-/// A call with a panel for every thread splits the keys of its long member nevertheless, and no bit of it changes.
+/// A call with a panel for every thread splits the keys of its long sequence nevertheless, and no bit of it changes.
 TEST(CacheSplit, a_long_member_among_short_ones_is_split) {
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
         for (const std::int64_t queries : {1, 3}) {
             for (const bool ragged : {false, true}) {
                 CacheCall call = one_long_member(dtype, queries, ragged);
-                expect_bits_of_members(call, "cpu.fa2.forward", {1, 2, 3, 4, 16}, queries == 1);
+                expect_bits_of_sequences(call, "cpu.fa2.forward", {1, 2, 3, 4, 16}, queries == 1);
                 if (cpu::matrix::packing_pays(dtype) && cpu::matrix::unit() == Unit::amx) continue;
                 std::int64_t most = 0;
                 const Execution how{.parallel_for = [&](std::int64_t tasks, int, const TaskBody& body) {

@@ -13,7 +13,7 @@
 
 namespace tessera::check {
 
-/// Queries [first, first + queries) of a dense call of one batch member, on its first `keys` keys.
+/// Queries [first, first + queries) of a dense call of one sequence, on its first `keys` keys.
 struct Part {
     std::int64_t first, queries, keys;
 };
@@ -37,32 +37,32 @@ inline std::vector<Part> causal_parts(std::int64_t len, const std::vector<std::i
 
 namespace detail {
 
-/// Copies rows [first, first + rows) of member 0 of `from` to the beginning of member `to_member` of `to`.
-inline void copy_rows(const Tensor& from, std::int64_t first, std::int64_t rows, Tensor& to, std::int64_t to_member) {
+/// Copies rows [first, first + rows) of sequence 0 of `from` to the beginning of sequence `to_sequence` of `to`.
+inline void copy_rows(const Tensor& from, std::int64_t first, std::int64_t rows, Tensor& to, std::int64_t to_sequence) {
     const std::int64_t row_bytes = from.view.shape[2] * from.view.shape[3] * size_of(from.view.dtype);
     const auto source = from.memory.begin() + first * row_bytes;
-    std::copy(source, source + rows * row_bytes, to.memory.begin() + to_member * to.view.shape[1] * row_bytes);
+    std::copy(source, source + rows * row_bytes, to.memory.begin() + to_sequence * to.view.shape[1] * row_bytes);
 }
 
 }  // namespace detail
 
-/// The first row of member `member` of `part` that has other bits than in `whole`, or -1.
+/// The first row of sequence `sequence` of `part` that has other bits than in `whole`, or -1.
 inline std::int64_t first_other_row(const Attention& whole, const Part& cut, const Attention& part,
-                                    std::int64_t member) {
+                                    std::int64_t sequence) {
     const Problem& p = whole.problem;
     const std::int64_t row_bytes = p.heads_q * p.head_dim_v * size_of(p.dtype);
     for (std::int64_t row = 0; row < cut.queries; ++row) {
         const auto in_whole = whole.o.memory.begin() + (cut.first + row) * row_bytes;
-        const auto in_part = part.o.memory.begin() + (member * cut.queries + row) * row_bytes;
+        const auto in_part = part.o.memory.begin() + (sequence * cut.queries + row) * row_bytes;
         bool same = std::equal(in_whole, in_whole + row_bytes, in_part);
         for (std::int64_t h = 0; h < p.heads_q; ++h)
-            same = same && whole.lse.get(0, h, cut.first + row) == part.lse.get(member, h, row);
+            same = same && whole.lse.get(0, h, cut.first + row) == part.lse.get(sequence, h, row);
         if (!same) return row;
     }
     return -1;
 }
 
-/// A call of the part alone (`batch` 1), or in the middle of a batch of other members.
+/// A call of the part alone (`batch` 1), or in the middle of a batch of other sequences.
 inline Attention call_of(const Attention& whole, const Part& cut, std::int64_t batch = 1) {
     Problem p = whole.problem;
     p.batch = batch;

@@ -111,7 +111,7 @@ def _parts(a, mesh, sharded, batch, heads):
         tensor = getattr(a, name)
         if tensor is not None and name != "seed":
             own = dims_of(name, tensor)
-            # A tensor that many members or heads share has the sum of their gradients.
+            # A tensor that many sequences or heads share has the sum of their gradients.
             parts[name] = _local(tensor, _placements(sharded, *own), _placements(sharded, *own, missing=Partial()))
     return a._replace(**parts, seed=_agreed(a.seed, mesh))
 

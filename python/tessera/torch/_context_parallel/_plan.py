@@ -179,8 +179,8 @@ def _ranges(ranges, base=None):
 
 
 def _call(shift, segments, place, layout: Layout, rows: int):
-    """place: int64 [total], where the received rows have each position, for the first member of the batch; the rows of
-    the next member follow `stride` later."""
+    """place: int64 [total], where the received rows have each position, for the first sequence of the batch; the rows of
+    the next sequence follow `stride` later."""
     where, stride = place
     batch = layout.batch
     own = _ranges([(row, row + count) for s in segments for row, count in s.runs])
@@ -229,7 +229,7 @@ def _exchange(pieces, segments, positions, layout: Layout, rank: int):
 
 
 def _stride_of(where, stride, total):
-    """A function from rows of the first member to how much later the next member's rows are."""
+    """A function from rows of the first sequence to how much later the next one's rows are."""
     by_row = torch.zeros(max(total, 1), dtype=torch.int64)
     by_row[where[stride > 0]] = stride[stride > 0]
     return lambda rows: by_row[rows]
@@ -238,7 +238,7 @@ def _stride_of(where, stride, total):
 def _parts(lists, pieces, layout: Layout, rank: int, segments, rows: int):
     """(parts, parts_sent, parts_received, first, sources) of the backward. lists: this rank's calls."""
     batch, ranks = layout.batch, layout.ranks
-    place, begin = {}, 0  # segment -> (the first row of its first member in the calls' dK, dV, rows to the next member)
+    place, begin = {}, 0  # segment -> (the first row of its first sequence in the calls' dK, dV, rows to the next sequence)
     for _, of_call in lists:
         keys = sum(s.last - s.first for s in of_call)
         for s in of_call:
@@ -278,7 +278,7 @@ def _parts(lists, pieces, layout: Layout, rank: int, segments, rows: int):
 
 def _sources(sums, batch, rows):
     """(first, sources) of a Plan. sums: (first received row, first own row, rows) of parts, in the order of the sum; the
-    rows of the other members of the batch follow."""
+    rows of the other sequences of the batch follow."""
     own = [torch.arange(row, row + count) + member * rows for _, row, count in sums for member in range(batch)]
     received = [torch.arange(at, at + batch * count) for at, _, count in sums]
     if not own:
