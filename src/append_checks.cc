@@ -266,8 +266,8 @@ void expect_position(const AppendArgs& a, const char* name, std::int64_t row, st
                               a.rotary_cos.shape[0] - 1, position, row));
 }
 
-/// A row of K and a row of V of one call may not be in the same memory: a cache whose K and V are overlapping pages of
-/// one storage has places for both only if they differ.
+/// Refuses a call in which a new row of K and a new row of V have common memory. K and V of a cache may be overlapping
+/// views of one storage, as long as the rows that the call writes are distinct.
 void expect_distinct_rows(const AppendArgs& a, const std::vector<CachePlace>& places) {
     if (!may_overlap(a.k_cache, a.v_cache)) return;
     struct Row {
