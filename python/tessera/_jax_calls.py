@@ -61,8 +61,8 @@ def on_cuda():
 
 
 def keeps_residual(dtype):
-    """Whether a forward that will have a backward keeps the residual of O, as tessera.torch does: the rule knows the
-    dtype alone, so gradients have the same bits in every batch."""
+    """Whether a forward that will have a backward keeps the residual of O. The rule knows the dtype alone, so gradients
+    have the same bits in every batch. tessera.torch keeps it in fp16 too."""
     return dtype == jnp.bfloat16 and on_cuda()
 
 
