@@ -62,8 +62,8 @@ def on_cuda():
 
 def keeps_residual(dtype):
     """Whether a forward that will have a backward keeps the residual of O. The rule knows the dtype alone, so gradients
-    have the same bits in every batch. tessera.torch keeps it in fp16 too."""
-    return dtype == jnp.bfloat16 and on_cuda()
+    have the same bits in every batch, and those of tessera.torch."""
+    return dtype in (jnp.bfloat16, jnp.float16) and on_cuda()
 
 
 def varying(kind):

@@ -256,10 +256,11 @@ def test_implementations_are_those_of_jax_nn(rng):
             dot_product_attention(q, k, v, implementation="cudnn")
 
 
-def test_a_traced_call_serves_the_cpu_and_cuda(rng, monkeypatch):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_traced_call_serves_the_cpu_and_cuda(rng, monkeypatch, dtype):
     """A process with a GPU traces a call for both platforms: its workspace is that of the larger kernel, and the
-    forward of a bf16 training step keeps the residual of O, which kernels of the CPU don't have."""
-    q, k, v = jax.device_put(inputs(rng, "bfloat16"), jax.devices("cpu")[0])
+    forward of a training step in 16 bits keeps the residual of O, which kernels of the CPU don't have."""
+    q, k, v = jax.device_put(inputs(rng, dtype), jax.devices("cpu")[0])
 
     def loss(q, k, v):
         return (dot_product_attention(q, k, v, is_causal=True).astype(jnp.float32) ** 2).sum()
