@@ -86,7 +86,7 @@ void parse_gpu(const std::string& text, diagnose::Gpu& gpu) {
     gpu.rocm = false;
 }
 
-/// Parses "none", "causal", or a tensor: "bool" or "float", with its shape behind a colon.
+/// Parses "none", "causal", or a tensor: "bool" or "float", with its shape after a colon.
 void parse_mask(const std::string& text, Call& call) {
     const std::size_t colon = text.find(':');
     const auto kind = text.substr(0, colon);
@@ -96,7 +96,7 @@ void parse_mask(const std::string& text, Call& call) {
         "--mask", kind,
         {{"none", Kind::none}, {"causal", Kind::none}, {"bool", Kind::boolean}, {"float", Kind::floating}});
     if (colon == std::string::npos) return;
-    if (call.mask_kind == Kind::none) unexpected("--mask", "a shape only behind bool or float", text);
+    if (call.mask_kind == Kind::none) unexpected("--mask", "a shape only after bool or float", text);
     Sizes shape;
     for (const std::string& part : parse_list("--mask", text.substr(colon + 1)))
         shape.push_back(parse_size("--mask", part));
@@ -136,8 +136,8 @@ void CallOptions::declare(CLI::App& command) {
     };
     add("--torch", torch, "VERSION", "PyTorch's version, 2.4 to 2.15");
     add("--gpu", gpu, "GPU", "h200, a100, ..., a compute capability: 9.0, sm90; or AMD's: gfx942");
-    add("--shape", shape, "B,H,L,D", "Shape of q; /k and /v behind it if they differ: 2,32,1,128/2,8,4096,128");
-    add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8: dtype of q; /k and /v behind it if they differ");
+    add("--shape", shape, "B,H,L,D", "Shape of q; /k and /v after it if they differ: 2,32,1,128/2,8,4096,128");
+    add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8: dtype of q; /k and /v after it if they differ");
     add("--mask", mask, "MASK",
         "none, causal (is_causal), or a tensor: bool or float, and its shape: bool:1,1,512,512");
     add("--dropout", dropout, "P", "dropout_p; default 0");

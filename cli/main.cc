@@ -102,7 +102,7 @@ std::string message_of(const CLI::ParseError& error) {
     constexpr std::string_view kNotConverted = "Could not convert: ";
     if (message.starts_with(kNotConverted)) {  // --check = banana; all other options are strings
         const std::size_t equals = message.find(" = ");
-        return fmt::format("{}: expected true, false or nothing behind it, got \"{}\"",
+        return fmt::format("{}: expected true, false or nothing after it, got \"{}\"",
                            message.substr(kNotConverted.size(), equals - kNotConverted.size()),
                            message.substr(std::min(equals + 3, message.size())));
     }
@@ -116,7 +116,7 @@ std::string message_of(const CLI::ParseError& error) {
 /// Throws for an argument that no option takes, with its name and the most similar option.
 [[noreturn]] void throw_unknown_argument(const CLI::App& command) {
     const auto unknown = command.remaining();
-    // CLI11 returns them in reverse; the value behind an unknown option is not an option.
+    // CLI11 returns them in reverse; the value after an unknown option is not an option.
     const auto option =
         std::find_if(unknown.rbegin(), unknown.rend(), [](const auto& x) { return x.starts_with("-"); });
     const std::string got = option == unknown.rend() ? unknown.back() : option->substr(0, option->find('='));
@@ -147,7 +147,7 @@ void parse(CLI::App& app, int argc, char** argv) {
         if (!chosen.empty() && !chosen.back()->remaining().empty()) throw_unknown_argument(*chosen.back());
         if (unknown.empty()) throw;
         const auto named = std::find_if(unknown.begin(), unknown.end(), [](const auto& x) { return x != "help"; });
-        if (named == unknown.end()) throw CLI::CallForHelp();  // for the command behind it
+        if (named == unknown.end()) throw CLI::CallForHelp();  // for the command after it
         throw_no_command(app, *named);
     }
     if (app.get_subcommands().empty()) throw_no_command(app, "");

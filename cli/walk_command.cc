@@ -220,7 +220,7 @@ std::string result_text(const walk::Trace& trace, std::int64_t row) {
                        std::log(l), m + std::log(l));
 }
 
-/// Formats the terms behind the bytes: "load_k 4 x 4.0 KiB, ...".
+/// Formats the terms after the bytes: "load_k 4 x 4.0 KiB, ...".
 std::string moved_text(std::span<const walk::Moved> parts) {
     std::string text;
     for (const walk::Moved& part : parts) {

@@ -302,7 +302,7 @@ std::string cache_text(const walk::Trace& trace, const ForwardArgs& args) {
     const Problem& p = trace.plan.problem;
     std::string text = fmt::format("{} keys of a capacity of {}", trace.len_kv, p.len_kv);
     const Sequence sequence = sequence_of(p, args, trace.selection.batch);
-    if (sequence.first_kv > 0) text += fmt::format(", behind {} rows of left padding", sequence.first_kv);
+    if (sequence.first_kv > 0) text += fmt::format(", after {} rows of left padding", sequence.first_kv);
     if (p.page_size == 0) return text + fmt::format(", in slot {}", sequence.slot);
     constexpr std::int64_t kMost = 8;
     const std::int64_t first = sequence.first_kv / p.page_size;

@@ -104,7 +104,7 @@ void clear_rows(const TensorView& t, std::int64_t first) {
     }
 }
 
-/// Rows behind the last cu_seqlens belong to no sequence, so no kernel writes their gradients, which are 0.
+/// Rows past the last cu_seqlens belong to no sequence, so no kernel writes their gradients, which are 0.
 void clear_rows_of_no_sequence(const Problem& p, const BackwardArgs& args) {
     clear_rows(args.dq, cu_seqlen(args.cu_seqlens_q, p.batch));
     clear_rows(args.dk, cu_seqlen(args.cu_seqlens_kv, p.batch));

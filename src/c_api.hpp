@@ -85,7 +85,7 @@ T read_struct(const char* name, const T* from) {
     return read;
 }
 
-/// Checks a struct that the library fills in, and sets everything behind struct_size to 0.
+/// Checks a struct that the library fills in, and sets everything after struct_size to 0.
 template <class T>
 void clear_struct(const char* name, T* to) {
     expect_address(name, to);

@@ -17,7 +17,7 @@ struct Batch {
     // Entries for each sequence, as tessera::forward() takes them.
     std::vector<std::int32_t> first_rows{0};  ///< [sequences + 1]: cu_seqlens_q
     std::vector<std::int32_t> lengths;        ///< [sequences]: kv_lengths, the new tokens included
-    std::vector<std::int32_t> page_table;     ///< [sequences, pages_each]; -1 behind the pages of a sequence
+    std::vector<std::int32_t> page_table;     ///< [sequences, pages_each]; -1 after the pages of a sequence
     std::int64_t pages_each = 0;
 
     std::vector<std::int64_t> wanted_rows;  ///< rows whose logits are wanted

@@ -15,7 +15,7 @@ namespace {
 
 std::size_t bytes_of(const Matrix& m) { return static_cast<std::size_t>(m.outputs * m.inputs * size_of(m.dtype)); }
 
-/// The rows of these matrices behind each other.
+/// The rows of these matrices, one after another.
 std::vector<std::byte> stacked(std::initializer_list<const Matrix*> matrices) {
     std::vector<std::byte> all;
     for (const Matrix* m : matrices) {

@@ -15,7 +15,7 @@ namespace llama {
 
 /// Attention blocks of steps in which every sequence brings one token, by tessera::decode_block(): norm, products,
 /// rotary embedding, append, attention, output product and residual in one call. It keeps a copy of the weights, with
-/// those of Q, K and V behind each other.
+/// those of Q, K and V one after another.
 class Block {
  public:
     /// `dtype`: that of the cache, fp32 or bf16. With bf16 the residual stream is rounded to it in each block. Throws

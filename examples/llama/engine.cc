@@ -30,7 +30,7 @@ std::int64_t Engine::submit(const Request& request) {
     if (request.new_tokens < 1) bad("new_tokens", "a number > 0", request.new_tokens);
     if (request.new_tokens > config.max_positions - prompt) {
         bad("new_tokens",
-            fmt::format("at most {} behind a prompt of {} tokens (max_position_embeddings {})",
+            fmt::format("at most {} after a prompt of {} tokens (max_position_embeddings {})",
                         config.max_positions - prompt, prompt, config.max_positions),
             request.new_tokens);
     }

@@ -29,7 +29,7 @@ struct Throughput {
 struct EngineOptions {
     ModelOptions model;
     SchedulerOptions scheduler;
-    bool ignore_end = false;  ///< go on behind tokens that end a text
+    bool ignore_end = false;  ///< go on after tokens that end a text
     /// When set, sees the logits [vocab_size] of every token that is chosen.
     std::function<void(const Sequence& sequence, std::span<const float> logits)> on_logits{};
 };

@@ -37,7 +37,7 @@ void declare(CLI::App& app, Arguments& a) {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     app.add_option("--prompts", a.file, "file with a text on each line");
     app.add_option("-n,--new-tokens", a.request.new_tokens, "new tokens of each text, at most")->capture_default_str();
-    app.add_flag("--ignore-end", a.engine.ignore_end, "go on behind the model's end-of-text token");
+    app.add_flag("--ignore-end", a.engine.ignore_end, "go on after the model's end-of-text token");
     app.add_option("--temperature", a.request.sampling.temperature, "0: greedy")->capture_default_str();
     app.add_option("--top-k", a.request.sampling.top_k, "sample from the k most probable tokens; 0: all")
         ->capture_default_str();

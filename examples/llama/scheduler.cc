@@ -55,7 +55,7 @@ std::vector<Chunk> Scheduler::next() {
     // The loop counts by index, because a preemption shortens the list.
     for (std::size_t n = 0; n < running_.size(); ++n) {
         Sequence& sequence = *running_[n];
-        // Every sequence behind this one gets a row at least, so a long prompt does not stop the others.
+        // Every sequence after this one gets a row at least, so a long prompt does not stop the others.
         const auto behind = static_cast<std::int64_t>(running_.size() - n - 1);
         const std::int64_t count = std::min(sequence.size() - sequence.cached, rows - behind);
         while (n < running_.size() && !reserve(sequence, sequence.cached + count)) preempt_last();

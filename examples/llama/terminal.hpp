@@ -13,7 +13,7 @@ namespace llama {
 std::string text_of(std::int32_t token, bool bytes);
 
 /// Prints several texts that grow at the same time, in the order of their requests: the first that has not ended
-/// appears token by token, those behind it wait in memory.
+/// appears token by token, those after it wait in memory.
 class Terminal {
  public:
     /// `prompts`: the texts that the requests begin with. `escape`: control characters appear as \xNN, so that a model

@@ -67,7 +67,7 @@ struct ForwardArgs {
     TensorView sinks{};
     // A cache of keys, int32 each; on a CUDA device the host reads none of them. Lengths are clamped to 0..len_kv.
     TensorView kv_lengths{};         ///< [batch]: keys of each sequence, its left padding included
-    TensorView page_table{};         ///< [batch, len_kv / page_size]: pages; entries behind the length may be anything
+    TensorView page_table{};         ///< [batch, len_kv / page_size]: pages; entries past the length may be anything
     TensorView cache_batch_index{};  ///< [batch]: slots
     TensorView left_padding{};       ///< [batch]: keys before this one do not count
 };

@@ -171,7 +171,7 @@ typedef struct tessera_forward_args {
     tessera_tensor sinks;      /* when problem.sinks: fp32 [heads_q], a logit of each query head in the softmax's sum */
     /* A cache of keys, int32 each: */
     tessera_tensor kv_lengths;        /* [batch]: keys of each sequence, its left padding included */
-    tessera_tensor page_table;        /* [batch, len_kv / page_size]; entries behind the length may be anything */
+    tessera_tensor page_table;        /* [batch, len_kv / page_size]; entries past the length may be anything */
     tessera_tensor cache_batch_index; /* [batch]: slots */
     tessera_tensor left_padding;      /* [batch]: keys before this one do not count */
 } tessera_forward_args;

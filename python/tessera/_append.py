@@ -38,7 +38,7 @@ def append_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, *, slot_mapping: Any =
     slot_mapping: int32 or int64, one for each row; slot s is row s % page_size of page s / page_size (as in vLLM).
     kv_lengths: int32 [batch], the keys before the call; row i of sequence b becomes key kv_lengths[b] + i (as in
         flash-attn). page_table: int32 [batch, pages of a sequence]. cache_batch_index: int32 [batch], slots.
-        cu_seqlens_k: int32 or int64 [batch + 1], for k [total, ..]; rows behind the last offset are not written.
+        cu_seqlens_k: int32 or int64 [batch + 1], for k [total, ..]; rows past the last offset are not written.
 
     rotary_cos, rotary_sin: [positions, rotary_dim / 2], float32 or the dtype of k: the first rotary_dim dimensions of k
     and q are turned by their positions. rotary_interleaved: pairs are neighbours (GPT-J), else the halves (GPT-NeoX).

@@ -49,7 +49,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: str | bool | None = None,
     attention_backward().
     cu_seqlens_q, cu_seqlens_kv: int32 or int64 [batch + 1], for ragged batches: then q is [total_q, heads_q, head_dim],
     k and v alike ("bhsd": heads first), and max_len_q, max_len_kv are bounds of the lengths (default: the totals). Rows
-    behind the last offset belong to no sequence: O is 0 and LSE -inf there; in `out`, `out_lse` and on CUDA they are
+    past the last offset belong to no sequence: O is 0 and LSE -inf there; in `out`, `out_lse` and on CUDA they are
         not written.
     return_lse: also LSE, float32 [batch, heads_q, len_q] or [heads_q, total_q], natural logarithm (float64 for
         float64).
@@ -137,7 +137,7 @@ def attention_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dls
 
 
 def _fill_rows_behind(call: Call, given: dict, tensors: dict) -> None:
-    """Gives rows behind the last sequence O = 0 and LSE = -inf in new results: no kernel writes them."""
+    """Gives rows past the last sequence O = 0 and LSE = -inf in new results: no kernel writes them."""
     cu, total = call.inputs["cu_seqlens_q"], call.problem.total_q
     if cu.dtype not in (_native.INT32, _native.INT64) or call.problem.batch < 0:
         return  # an error of the call

@@ -11,7 +11,7 @@ from .torch._context_parallel import context_parallel_attention
 
 
 class Window(typing.NamedTuple):
-    """The mask of a layer with a window: a query sees itself, `left` keys before it and `right` keys behind it, None for
+    """The mask of a layer with a window: a query sees itself, `left` keys before it and `right` keys after it, None for
     no limit."""
     left: int
     right: typing.Optional[int]

@@ -115,7 +115,7 @@ class Cache:
 
         max_seqlen_q: the most queries of a sequence, which CUDA takes as the bound, or None: as many as q has rows.
         tensors: (name, option of the problem, tensor or None) of further arguments of the library.
-        Rows behind the last offset get output 0 and LSE -inf."""
+        Rows past the last offset get output 0 and LSE -inf."""
         q, names = without_gradient("q", q), _names_of(self._names)
         problem = _native.new_problem()
         arrays = {"q": q, "k": self.k, "v": self.v, "kv_lengths": self.lengths, "page_table": self.table,
@@ -134,7 +134,7 @@ class Cache:
             problem.scale = scale
         problem.softcap = softcap
         ragged = cu_seqlens_q is not None
-        out = q.new_zeros((*q.shape[:-1], self.v.shape[-1]))  # the kernels do not write rows behind the last offset
+        out = q.new_zeros((*q.shape[:-1], self.v.shape[-1]))  # the kernels do not write rows past the last offset
         lse_shape = (q.shape[1], q.shape[0]) if ragged else (q.shape[0], q.shape[2], q.shape[1])
         lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         lse = torch.full(lse_shape, float("-inf"), dtype=lse_dtype, device=q.device)
@@ -208,7 +208,7 @@ class _Call:
 
 
 def _sequences(x, cu_seqlens, batch):
-    """(sequence, index in it) of each row of a dense or a ragged tensor. Rows behind the last offset have the index 0 of
+    """(sequence, index in it) of each row of a dense or a ragged tensor. Rows past the last offset have the index 0 of
     a sequence `batch`, and are neither appended nor queries of any."""
     if cu_seqlens is None:
         count = x.shape[1]
@@ -239,7 +239,7 @@ def _append(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_s
         if rotary_seqlens is not None:
             _expect_on("rotary_seqlens", rotary_seqlens, cache.k.device)
         first = cache.lengths if rotary_seqlens is None else cache._of_sequences("rotary_seqlens", rotary_seqlens)
-        first = F.pad(first.long(), (0, 1))  # rows behind the last offset have position 0
+        first = F.pad(first.long(), (0, 1))  # rows past the last offset have position 0
         sequence, index = _sequences(k, cu_seqlens_k, cache.batch)
         if cu_seqlens_q is not None:
             cu_seqlens_q = offsets("cu_seqlens_q", cu_seqlens_q, cache.batch)

@@ -89,7 +89,7 @@ class Impl(FlashAttentionImpl):
 
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None,
                 output_block_scale=None):
-        """Writes attention of query [tokens, heads, head_size] over the cache into output, and returns it. Tokens behind
+        """Writes attention of query [tokens, heads, head_size] over the cache into output, and returns it. Tokens past
         num_actual_tokens are padding."""
         _refuse(output_scale=output_scale, output_block_scale=output_block_scale)
         if attn_metadata is None:  # vLLM measures memory

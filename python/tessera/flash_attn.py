@@ -147,7 +147,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            num_splits: int = 1) -> Any:
     """Attention of a ragged batch: q (total_q, nheads, headdim), k, v (total_k, nheads_k, headdim).
 
-    cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), from 0 to the total. On the CPU rows behind the last offset belong
+    cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), from 0 to the total. On the CPU rows past the last offset belong
         to no sequence: they are not read, and their output is 0. max_seqlen_q, max_seqlen_k: bounds.
     block_table: int32 (batch, pages of a sequence); k and v are then pages (pages, page_size, nheads_k, headdim) in
         place, the lengths are those of cu_seqlens_k, or seqused_k, and there is neither dropout nor a gradient.
@@ -175,7 +175,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
 
 
 def _padded(result, rows):
-    """The result with so many rows behind it that belong to no sequence."""
+    """The result with so many rows past it that belong to no sequence."""
     if isinstance(result, Tensor):
         return F.pad(result, (0, 0, 0, 0, 0, rows))
     o, lse, weights = result
@@ -272,7 +272,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
         reads it. A row at a negative position, past the capacity or on no page is not written.
     rotary_cos, rotary_sin: (positions, rotary_dim / 2), with k alone: new keys are turned by their position, queries
         by cache_seqlens plus their index with causal or a window, and by cache_seqlens without.
-    cache_seqlens: the keys in the cache, an integer or int32 (batch,); None: all. Entries of block_table behind the
+    cache_seqlens: the keys in the cache, an integer or int32 (batch,); None: all. Entries of block_table past the
         length may be anything, and a sequence without keys gets output 0. cache_batch_idx: int32 (batch,), the slot of
         each sequence. cache_leftpad: int32 (batch,), the first row that counts.
     s_aux, beyond flash-attn 2.8: (nheads,), sinks. num_splits changes nothing. On CUDA nothing is read on the host.

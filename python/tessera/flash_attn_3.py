@@ -109,7 +109,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                             s_aux: Tensor | None = None) -> Any:
     """2.8's flash_attn_with_kvcache, with page_table as the name of the table, and ragged queries and new rows.
 
-    cu_seqlens_q: int32 (batch + 1,); then q is (total_q, nheads, headdim), rows behind the last offset get output 0,
+    cu_seqlens_q: int32 (batch + 1,); then q is (total_q, nheads, headdim), rows past the last offset get output 0,
         and softmax_lse is (nheads, total_q). cu_seqlens_k_new: the same of k and v, (total_k_new, nheads_k, headdim).
     rotary_seqlens: int32 (batch,), the position of the first new row in place of cache_seqlens.
     With a page_table, cache_batch_idx names the row of the table of each sequence.

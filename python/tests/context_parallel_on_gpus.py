@@ -63,7 +63,7 @@ def one_gpu(q, k, v, d_o, options):
 
     def call(*tensors):
         o, lse = tt.varlen_attention(*(t[0] for t in tensors), offsets, offsets, **options, return_lse=True)
-        last = cu_seqlens[-1]  # rows behind the documents: no kernel writes them on CUDA
+        last = cu_seqlens[-1]  # rows past the documents: no kernel writes them on CUDA
         o = torch.cat((o[:last], torch.zeros_like(o[last:])))
         lse = torch.cat((lse[:, :last], torch.full_like(lse[:, last:], float("-inf"))), 1)
         return o[None], lse[None]

@@ -197,7 +197,7 @@ def other_derivatives_are_refused(groups):
 
 @case
 def no_rows_in_documents(groups):
-    """Offsets that leave all rows behind the last document: O is 0, LSE -inf, and all gradients are 0."""
+    """Offsets that leave all rows past the last document: O is 0, LSE -inf, and all gradients are 0."""
     for ranks, group in groups.items():
         q, k, v, d_o = (tt.shard_sequence(t, group) for t in inputs())
         o, lse, *gradients = both_passes(

@@ -35,7 +35,7 @@ def counted(name):
         elif name == "flash_attn_with_kvcache":
             shapes["rows of nobody"] += int((keywords["cache_seqlens"] < 0).sum())
         else:
-            shapes["rows behind the last offset"] += len(args[0]) - int(keywords["cu_seqlens_q"][-1])
+            shapes["rows past the last offset"] += len(args[0]) - int(keywords["cu_seqlens_q"][-1])
         return function(*args, **keywords)
     setattr(flash_attn, name, call)
 

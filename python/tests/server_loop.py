@@ -2,7 +2,7 @@
 """A server's loop over a pool of pages, and the contiguous call that each of its results must equal bit for bit.
 
 Sequences join with a prompt, share full pages with others, fork, are decoded with a guess of several tokens of which
-some are taken back, lose the pages behind their window, and leave. A page that is free holds NaN, infinity or huge
+some are taken back, lose the pages before their window, and leave. A page that is free holds NaN, infinity or huge
 numbers, and entries of a table that no length reaches hold anything. test_server_loop.py runs some steps;
 
     python python/tests/server_loop.py --steps 10000
@@ -24,7 +24,7 @@ JUNK = (float("nan"), float("inf"), 3e38)
 
 
 class Sequence:
-    """A sequence: its keys and values in one piece, and its pages. Entries of pages behind the window are None."""
+    """A sequence: its keys and values in one piece, and its pages. Entries of pages before the window are None."""
 
     def __init__(self, dtype):
         self.k = self.v = torch.empty(0, HEADS_K, DIM, dtype=dtype)
@@ -174,7 +174,7 @@ class Server:
     def _ragged(self, q, k, v, lengths, table, nobody):
         counts = torch.tensor([0] + [len(rows) for rows in q] + [0] * nobody, dtype=torch.int32)
         offsets = counts.cumsum(0, dtype=torch.int32)
-        behind = self.draw.randint(0, 3)  # rows behind the last offset
+        behind = self.draw.randint(0, 3)  # rows past the last offset
         flat = [torch.cat(rows + [torch.full((behind, *rows[0].shape[1:]), float("nan"), dtype=self.dtype)])
                 for rows in (q, k, v)]
         out, lse = flash_attn_3.flash_attn_with_kvcache(

@@ -142,7 +142,7 @@ def test_rows_of_nobody_are_not_written():
 
 
 def test_ragged_queries_and_new_rows():
-    """Version 3: rows behind the last offset belong to nobody."""
+    """Version 3: rows past the last offset belong to nobody."""
     case = Drawn(12, True)
     counts = [b % 2 * 2 for b in range(case.batch)]
     offsets = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)

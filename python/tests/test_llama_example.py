@@ -22,7 +22,7 @@ NEW_TOKENS = 40
 
 
 def says(name: str, folder: pathlib.Path) -> dict:
-    """Greedy tokens and the logits behind each prompt, in fp32 with eager attention."""
+    """Greedy tokens and the logits after each prompt, in fp32 with eager attention."""
     spec = importlib.util.spec_from_file_location("random_model", ROOT / "examples" / "llama" / "random_model.py")
     random_model = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(random_model)

@@ -32,7 +32,7 @@ class Sequence:
 
 
 def cached(sequences, page, capacity):
-    """(k_cache, v_cache, lengths, table or None) of these sequences, with NaN in all else and junk behind the table."""
+    """(k_cache, v_cache, lengths, table or None) of these sequences, with NaN in all else and junk after the table."""
     batch, (_, heads, dim) = len(sequences), sequences[0].k.shape
     lengths = torch.tensor([m.length for m in sequences], dtype=torch.int32, device="cuda")
     if page == 0:

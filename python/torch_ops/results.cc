@@ -19,7 +19,7 @@ Tensor empty_like_o(const Problem& p, TensorRef q, bool heads_first, std::int32_
     return empty(q, {p.batch, p.len_q, p.heads_q, p.head_dim_v}, dtype);
 }
 
-/// Gives rows behind the last sequence of a ragged call O = 0 and LSE = -inf: no kernel writes them. On CUDA the host
+/// Gives rows past the last sequence of a ragged call O = 0 and LSE = -inf: no kernel writes them. On CUDA the host
 /// does not read the offsets.
 void fill_rows_behind(const Problem& p, const ForwardArgs& args) {
     if (!p.ragged || args.q.device.type != DeviceType::cpu || p.total_q == 0) return;

@@ -13,7 +13,7 @@
 namespace tessera::ranks {
 namespace {
 
-/// The document that a position belongs to, or an empty range behind the last one.
+/// The document that a position belongs to, or an empty range past the last one.
 Range document_of(const std::vector<std::int64_t>& offsets, std::int64_t position) {
     const auto next = std::upper_bound(offsets.begin(), offsets.end(), position);
     if (next == offsets.end()) return {position, position};

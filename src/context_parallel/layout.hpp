@@ -19,7 +19,7 @@ struct Segment {
     std::int64_t row = 0;  ///< the first one, counted in the rank
     std::int64_t rows = 0;
     std::int64_t start = 0;    ///< the position of the first row
-    Range keys{};              ///< positions; empty behind the last document
+    Range keys{};              ///< positions; empty past the last document
     std::int64_t visible = 0;  ///< the first key that a row sees: earlier ones are not sent
     std::int64_t shift = 0;    ///< how far the keys go beyond the last row: the diagonal is as far from the corner
 

@@ -98,20 +98,18 @@ void ContextParallel::forward(const ForwardArgs& args, std::span<std::byte> work
     Running running(s, Pass::forward, args.k, args.v, workspace, how);
     running.each_step([&](std::size_t number) {
         const Step& step = s.steps_of(Pass::forward)[number];
-        const std::int64_t first = step.first * p.group(), heads = step.heads() * p.group();
         const auto& calls = s.calls[static_cast<int>(Pass::forward)];
         running.each_call(calls, how, [&](const PlannedCall& planned, auto memory, const Execution& here) {
-            const std::int64_t row = planned.call.row(), rows = planned.call.rows();
-            const auto part = [&](const TensorView& t) { return part_of(t, row, rows, first, heads); };
+            const CallPart part(planned, step, p.group());
             tessera::forward(planned.plans.at(step.heads()),
-                             {.q = part(args.q),
+                             {.q = part.of(args.q),
                               .k = running.keys(planned, number, false),
                               .v = running.keys(planned, number, true),
                               .cu_seqlens_q = planned.cu_seqlens_q,
                               .cu_seqlens_kv = planned.cu_seqlens_kv,
-                              .o = part(args.o),
-                              .lse = part_of_lse(args.lse, row, rows, first, heads),
-                              .o_residual = part(args.o_residual)},
+                              .o = part.of(args.o),
+                              .lse = part.of_lse(args.lse),
+                              .o_residual = part.of(args.o_residual)},
                              memory, here);
         });
     });
@@ -137,26 +135,23 @@ void ContextParallel::backward(const BackwardArgs& args, std::span<std::byte> wo
     Running running(s, Pass::backward, args.k, args.v, workspace, how);
     running.each_step([&](std::size_t number) {
         const Step& step = s.steps_of(Pass::backward)[number];
-        const std::int64_t first = step.first * p.group(), heads = step.heads() * p.group();
         const auto& calls = s.calls[static_cast<int>(Pass::backward)];
         running.each_call(calls, how, [&](const PlannedCall& planned, auto memory, const Execution& here) {
-            const std::int64_t row = planned.call.row(), rows = planned.call.rows();
-            const auto part = [&](const TensorView& t) { return part_of(t, row, rows, first, heads); };
-            const auto of_lse = [&](const TensorView& t) { return part_of_lse(t, row, rows, first, heads); };
+            const CallPart part(planned, step, p.group());
             tessera::backward(planned.plans.at(step.heads()),
-                              {.q = part(args.q),
+                              {.q = part.of(args.q),
                                .k = running.keys(planned, number, false),
                                .v = running.keys(planned, number, true),
                                .cu_seqlens_q = planned.cu_seqlens_q,
                                .cu_seqlens_kv = planned.cu_seqlens_kv,
-                               .o = part(args.o),
-                               .lse = of_lse(args.lse),
-                               .d_o = part(args.d_o),
-                               .dlse = of_lse(args.dlse),
-                               .dq = part(args.dq),
+                               .o = part.of(args.o),
+                               .lse = part.of_lse(args.lse),
+                               .d_o = part.of(args.d_o),
+                               .dlse = part.of_lse(args.dlse),
+                               .dq = part.of(args.dq),
                                .dk = running.parts(planned, number, false),
                                .dv = running.parts(planned, number, true),
-                               .o_residual = part(args.o_residual)},
+                               .o_residual = part.of(args.o_residual)},
                               memory, here);
         });
         running.return_parts(number);

@@ -57,26 +57,38 @@ struct Memory {
 /// The dimension of the rows in a tensor of this rank: [batch, rows, heads, dim] or with documents [rows, heads, dim].
 inline std::size_t row_dim(const TensorView& t) { return static_cast<std::size_t>(t.rank) - 3; }
 
-/// Rows [row, row + rows) and heads [first, first + heads) of a tensor of this rank.
-inline TensorView part_of(TensorView t, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t heads) {
-    if (!t.given()) return t;
-    const std::size_t r = row_dim(t);
-    t.data = static_cast<std::byte*>(t.data) + (row * t.strides[r] + first * t.strides[r + 1]) * size_of(t.dtype);
-    t.shape[r] = rows;
-    t.shape[r + 1] = heads;
-    return t;
-}
+/// The rows of a rank and the query heads that one call of a step computes.
+struct CallPart {
+    std::int64_t row, rows;
+    std::int64_t first_head, heads;
 
-/// Likewise for LSE: [batch, heads, rows] or [heads, rows].
-inline TensorView part_of_lse(TensorView t, std::int64_t row, std::int64_t rows, std::int64_t first,
-                              std::int64_t heads) {
-    if (!t.given()) return t;
-    const std::size_t h = static_cast<std::size_t>(t.rank) - 2;
-    t.data = static_cast<std::byte*>(t.data) + (first * t.strides[h] + row * t.strides[h + 1]) * size_of(t.dtype);
-    t.shape[h] = heads;
-    t.shape[h + 1] = rows;
-    return t;
-}
+    CallPart(const PlannedCall& planned, const Step& step, std::int64_t group)
+        : row(planned.call.row()),
+          rows(planned.call.rows()),
+          first_head(step.first * group),
+          heads(step.heads() * group) {}
+
+    /// Its part of a tensor of this rank.
+    TensorView of(TensorView t) const {
+        if (!t.given()) return t;
+        const std::size_t r = row_dim(t);
+        t.data =
+            static_cast<std::byte*>(t.data) + (row * t.strides[r] + first_head * t.strides[r + 1]) * size_of(t.dtype);
+        t.shape[r] = rows;
+        t.shape[r + 1] = heads;
+        return t;
+    }
+    /// Likewise of LSE: [batch, heads, rows] or [heads, rows].
+    TensorView of_lse(TensorView t) const {
+        if (!t.given()) return t;
+        const std::size_t h = static_cast<std::size_t>(t.rank) - 2;
+        t.data =
+            static_cast<std::byte*>(t.data) + (first_head * t.strides[h] + row * t.strides[h + 1]) * size_of(t.dtype);
+        t.shape[h] = heads;
+        t.shape[h + 1] = rows;
+        return t;
+    }
+};
 
 /// One call of ContextParallel in its steps.
 class Running {

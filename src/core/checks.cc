@@ -146,7 +146,7 @@ void expect_dtype(const Problem& p, const char* name, const TensorView& t, DType
 }
 
 /// Expects values from 0 up to the total at most that never fall, and no sequence longer than the Problem's bound: rows
-/// behind the last one belong to no sequence. Values on a CUDA device are left to the kernels, since reading them would
+/// past the last one belong to no sequence. Values on a CUDA device are left to the kernels, since reading them would
 /// wait for the device.
 void check_cu_seqlens(const Problem& p, const char* name, const TensorView& t, std::int64_t total,
                       std::int64_t longest) {

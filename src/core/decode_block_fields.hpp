@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The list of the fields of DecodeBlockProblem, in the order of tessera_decode_block_problem, which has `way` behind
+// The list of the fields of DecodeBlockProblem, in the order of tessera_decode_block_problem, which has `way` after
 // them. The C ABI reads it: row(kind, field), with the kinds of core/problem_fields.hpp.
 #pragma once
 

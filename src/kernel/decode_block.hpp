@@ -37,7 +37,7 @@ struct DecodeBlockKernels {
     void (*expect_memory)(const DecodeBlockArgs& args, std::span<std::byte> workspace, const Device& device) = nullptr;
     /// Bytes of scratch memory that the kernels of the chain need. Null: none.
     std::size_t (*scratch_bytes)(const DecodeBlockProblem& problem) = nullptr;
-    /// First kernel of the chain: qkv [batch, qkv_rows()] of the Problem's dtype, rounded once behind the bias. On CUDA
+    /// First kernel of the chain: qkv [batch, qkv_rows()] of the Problem's dtype, rounded once after the bias. On CUDA
     /// it also writes lengths, int32 [batch]: kv_lengths + 1, or kv_lengths where that is the largest int32. On the CPU
     /// lengths are written beforehand.
     void (*norm_and_qkv)(const DecodeBlockCall& call, const TensorView& qkv, const TensorView& lengths);

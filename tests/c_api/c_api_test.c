@@ -174,7 +174,7 @@ static void test_newer_caller(Fixture* f) {
     CHECK(tessera_workspace_bytes(&newer.problem, &f->options, TESSERA_FORWARD, &bytes) == TESSERA_OK);
 }
 
-/* A caller with the first header, whose structs end before o_residual and page_size. Nothing behind them is read. */
+/* A caller with the first header, whose structs end before o_residual and page_size. Nothing after them is read. */
 static void test_older_caller(const Fixture* f) {
     tessera_problem problem = f->problem;
     problem.sinks = problem.kv_lengths = 77;

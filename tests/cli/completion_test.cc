@@ -15,7 +15,7 @@ class CompletionTest : public CommandTest {
         return std::system(fmt::format("command -v {} >/dev/null 2>&1", program).c_str()) == 0;
     }
 
-    /// The words that bash offers behind `typed`, whose last word is being typed.
+    /// The words that bash offers after `typed`, whose last word is being typed.
     std::set<std::string> offered(const std::vector<std::string>& typed) const {
         std::string words;
         for (const std::string& word : typed) words += "'" + word + "' ";

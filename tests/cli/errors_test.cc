@@ -56,7 +56,7 @@ TEST_F(ErrorsTest, usage_is_two_and_names_the_option) {
     expect_error("bench --repeat 0", 2, "--repeat: expected 1..");
     expect_error("gen -o x.npy", 2, "--output: expected a name that ends in .safetensors");
     expect_error("gen", 2, "--output");
-    expect_error("list --json=banana", 2, "--json: expected true, false or nothing behind it, got \"banana\"");
+    expect_error("list --json=banana", 2, "--json: expected true, false or nothing after it, got \"banana\"");
     for (const char* command : {"bench --len 8", "calibrate", "report r.jsonl", "roofline --len 64 --svg"}) {
         std::ofstream(path("r.jsonl")) << "";
         const bool named = std::string(command).ends_with("--svg");

@@ -62,7 +62,7 @@ TEST_F(WhichCallTest, names_the_option_that_is_wrong) {
         {"--dtype", "bf16/fp32/x", "expected one of fp16, bf16, fp32, fp64, fp8, got"},
         {"--dtype", "bf16/bf16/bf16/bf16", "expected at most the dtypes of q, k and v, got"},
         {"--mask", "diagonal", "expected one of none, causal, bool, float, got"},
-        {"--mask", "causal:1,2", "expected a shape only behind bool or float, got"},
+        {"--mask", "causal:1,2", "expected a shape only after bool or float, got"},
         {"--mask", "bool:x", number},
         {"--mask", "bool:", list},
         {"--mask", "bool:3,64", "expected a shape that broadcasts to the scores' 1,8,512,512, got"},

@@ -49,7 +49,7 @@ std::vector<Case> cases() {
             {"two-sided window, two members", dense({.window_left = 20, .window_right = 9}, 2)},
             {"window to the right", dense({.window_right = 5})},
             documents("documents", causal, {0, 13, 50, 50, 61, 96}),
-            documents("documents and rows behind", {}, {0, 13, 50, 61, 90}),
+            documents("documents and rows past", {}, {0, 13, 50, 61, 90}),
             documents("documents with a window", {.window_left = 11, .window_right = 6}, {0, 37, 96})};
 }
 
@@ -91,7 +91,7 @@ struct Whole {
         const Plan forwards = plan(of.whole, {.pass = Pass::forward, .kernel = kernels + ".forward"});
         const Plan backwards = plan(of.whole, {.pass = Pass::backward, .kernel = kernels + ".backward"});
         const Workspace a(forwards), b(backwards);
-        for (std::int64_t h = 0; h < lse.view.size(); ++h)  // rows behind the documents
+        for (std::int64_t h = 0; h < lse.view.size(); ++h)  // rows past the documents
             store_from_double(lse.memory.data() + h * 4, DType::fp32, -HUGE_VAL);
         forward(forwards,
                 {.q = q.view,

@@ -9,7 +9,7 @@
 namespace tessera::cuda::test {
 namespace {
 
-/// One sequence, with as many rows of k as of q. A query sees the keys from `left` before it to `right` behind it.
+/// One sequence, with as many rows of k as of q. A query sees the keys from `left` before it to `right` after it.
 struct LargeSequence {
     std::int64_t begin, end, left, right;
 

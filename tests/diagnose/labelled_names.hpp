@@ -27,7 +27,7 @@ struct LabelledName {
 enum class Unsaid { scored, not_scored };
 
 /// The rows of a set of a file in tests/diagnose. Its first line begins with # and has the titles of the columns, which
-/// may go on behind the words that are known here.
+/// may go on after the words that are known here.
 inline std::vector<LabelledName> labelled_names(const std::string& file, const std::string& set) {
     std::ifstream stream(TESSERA_SOURCE_DIR "/tests/diagnose/" + file);
     const auto cells_of = [](const std::string& line) {

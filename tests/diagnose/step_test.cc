@@ -18,7 +18,7 @@ Diagnosis diagnosis_of(const TraceText& text) {
     return diagnose(trace);
 }
 
-/// `calls` calls of SDPA of `us` each, with a GEMM of the same length behind each, and the GPU waiting `gap_us`.
+/// `calls` calls of SDPA of `us` each, with a GEMM of the same length after each, and the GPU waiting `gap_us`.
 TraceText step(int calls, double us, double gap_us) {
     TraceText trace;
     for (int i = 0; i < calls; ++i) {

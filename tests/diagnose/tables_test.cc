@@ -133,7 +133,7 @@ TEST(Tables, of_markdown_may_have_empty_cells) {
     }
 }
 
-/// Units stand in brackets of both kinds, behind a line or in a row under the titles.
+/// Units stand in brackets of both kinds, after a line or in a row under the titles.
 TEST(Tables, name_the_unit_of_their_times) {
     const auto us_of = [](const char* titles, const char* row) {
         return diagnosis_of(std::string(titles) + "\n" + row + "\n").gpu_us;

@@ -174,7 +174,7 @@ class Mutator {
         return {begin, end - begin};
     }
 
-    /// Three times in four the header's length follows, so that the damage reaches the parser behind it.
+    /// Three times in four the header's length follows, so that the damage reaches the parser after it.
     void replace(std::string& input, const Token& token, const std::string& text) {
         input.replace(token.begin, token.size, text);
         const bool in_header = token.begin >= format_.length_offset + format_.length_bytes;

@@ -22,7 +22,7 @@ struct CacheCall {
     std::vector<std::int64_t> queries;  ///< of each sequence
     std::vector<std::int64_t> lengths;  ///< keys of each sequence, as the call gives them
     std::vector<std::int64_t> padding;
-    std::int64_t spare_rows = 0;  ///< of a ragged q, behind the last offset
+    std::int64_t spare_rows = 0;  ///< of a ragged q, past the last offset
     std::uint64_t seed = 1;
 
     Tensor q, o, lse, slopes, sinks, cu_q, kv_lengths, table, slots, left;
@@ -134,7 +134,7 @@ struct CacheCall {
         for (std::int64_t b = 0; b < p.batch; ++b) *slots.view.at<std::int32_t>(b) = order[static_cast<std::size_t>(b)];
     }
 
-    /// Pages for the keys of each sequence, and junk behind them and for pages that no query sees.
+    /// Pages for the keys of each sequence, and junk after them and for pages that no query sees.
     void make_table(const std::vector<std::int32_t>& order, std::mt19937_64& random) {
         const Problem& p = problem;
         const std::array<std::int32_t, 3> junk{-1, 1'000'000, std::numeric_limits<std::int32_t>::min()};

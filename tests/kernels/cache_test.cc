@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A cache of keys, in slots or in pages: every sequence of a call has the bits that a dense call on its keys alone
-// gives it, whatever the layout of the cache, its page size and its capacity, the table behind the length and the
+// gives it, whatever the layout of the cache, its page size and its capacity, the table past the length and the
 // unused rows. The dense call is compared with the fp64 reference.
 #include <gtest/gtest.h>
 

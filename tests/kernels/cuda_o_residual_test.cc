@@ -198,7 +198,7 @@ TEST_F(CudaResidualOfO, knows_hidden_nan_from_seen) {
     }
 }
 
-/// Sequences lie one behind the other, so a tile's last rows may belong to the next sequence. A NaN there must not
+/// Sequences lie one after the other, so a tile's last rows may belong to the next sequence. A NaN there must not
 /// reach this one.
 TEST_F(CudaResidualOfO, stays_with_its_sequence) {
     for (const DType dtype : kRoundedTypes) {

@@ -23,7 +23,7 @@ enum class Bug : std::uint8_t {
     key_doubled_at_edge,    // the first key of a tile is counted twice
     diagonal_one_more,      // rows of one tile see a key too many
     diagonal_one_fewer,     // or one too few
-    padding_counted,        // keys behind the last one count as scores of 0
+    padding_counted,        // keys past the last one count as scores of 0
     queries_prescaled,      // scale * Q is rounded to the dtype (fp32: to 2^-12)
     sum_in_dtype,           // l is summed in the dtype (fp32: with 2^-16)
     scores_in_dtype,        // S is rounded to the dtype (fp32: to 2^-12)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A ragged batch whose tensors are longer than its last offset: rows behind it belong to no sequence. They may hold
+// A ragged batch whose tensors are longer than its last offset: rows past it belong to no sequence. They may hold
 // anything, the forward does not write their results, and their gradients are 0.
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ Attention padded(const Attention& a, std::int64_t spare_q, std::int64_t spare_kv
     return b;
 }
 
-/// Compares the rows of the sequences by their bits; rows behind them are all `behind`, or poison if that is NaN.
+/// Compares the rows of the sequences by their bits; rows past them are all `behind`, or poison if that is NaN.
 void expect_rows(const Tensor& got, const Tensor& expected, double behind, const char* name) {
     const bool rows_last = got.view.rank == 2;
     const std::int64_t rows = expected.view.shape[rows_last ? 1 : 0];

@@ -166,7 +166,7 @@ TEST(Engine, refuses_requests_that_cannot_run) {
     EXPECT_EQ(error({.prompt = {3, -1}}), "prompt: expected tokens under 97, came -1");
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 0}), "new_tokens: expected a number > 0, came 0");
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 512}),
-              "new_tokens: expected at most 511 behind a prompt of 1 tokens (max_position_embeddings 512), came 512");
+              "new_tokens: expected at most 511 after a prompt of 1 tokens (max_position_embeddings 512), came 512");
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 65}),
               "pages: expected space for the 65 tokens of request 0, came 64");
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 1, .sampling = {.temperature = -1}}),

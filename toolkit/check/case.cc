@@ -134,7 +134,7 @@ void draw_extremes(Draw& draw, Case& c) {
         if (p.dropout.probability == 0 || input == Input::d_o) c.elements.push_back({input, index, std::nan("")});
     } else if (draw.chance(0.06) && p.softcap == 0 && p.effective_scale() != 0) {
         // A constant part of 300 in every score, so that |LSE| exceeds 256. It comes from the last column: fp32 adds
-        // the terms behind it at the size of the score, which the limits do not allow for (docs/numerics.md).
+        // the terms after it at the size of the score, which the limits do not allow for (docs/numerics.md).
         const double column = std::sqrt(300 / std::abs(p.effective_scale()));
         // Tensors of a ragged batch have the column as their third dimension.
         const std::int64_t last = p.head_dim - 1;

@@ -193,7 +193,7 @@ std::optional<RepeatedHeads> repeat_of_inputs(std::string_view op, const std::st
         return RepeatedHeads{(*shape)[0], (*shape)[1], static_cast<std::int64_t>(*times), (*shape)[2], (*shape)[3]};
     }
     if (shape->size() != 5 || (*shape)[2] != 1) return std::nullopt;
-    const std::string list = text_at(scalars, 1);  // "[2, 8, 4, 4096, 128]"; the reader of lists puts a comma behind it
+    const std::string list = text_at(scalars, 1);  // "[2, 8, 4, 4096, 128]"; the reader of lists puts a comma after it
     const Json sizes = Json::parse(list.substr(0, list.rfind(']') + 1), nullptr, false);
     if (!sizes.is_array() || sizes.size() != 5 || !sizes[2].is_number_integer()) return std::nullopt;
     const auto times = sizes[2].get<std::int64_t>();

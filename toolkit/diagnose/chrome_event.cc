@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kMostRows = 100'000;
 constexpr std::size_t kMostGpus = 1024;
 
-/// Converts the list to JSON by removing the comma behind the last value of each list.
+/// Converts the list to JSON by removing the comma after the last value of each list.
 std::string json_of_list(std::string_view list) {
     std::string text;
     for (const char c : list) {

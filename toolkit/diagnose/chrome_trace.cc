@@ -165,7 +165,7 @@ class Walker final : public nlohmann::json_sax<nlohmann::json> {
         capture("\",");
         return true;
     }
-    /// Keeps lists as text, with a comma behind each value; the reader of a list drops one that is too long.
+    /// Keeps lists as text, with a comma after each value; the reader of a list drops one that is too long.
     void capture(std::string_view text) {
         constexpr std::size_t kMost = 8192;
         if (captured_.size() < kMost) captured_ += text;

@@ -64,7 +64,7 @@ std::string demangled_beginning(std::string_view name) {
 std::string demangled(std::string_view name) {
     if (name.substr(0, 2) != "_Z") return std::string(name);
     if (const std::string whole = demangled_whole(std::string(name)); !whole.empty()) return whole;
-    const std::size_t dots = name.find("...");  // a tool shortened the middle; the lengths behind it are unknown
+    const std::size_t dots = name.find("...");  // a tool shortened the middle; the lengths after it are unknown
     const std::string_view head = name.substr(0, dots);
     std::string text = demangled_beginning(head);
     if (!text.empty() && dots == std::string_view::npos) return text + "...";
@@ -179,7 +179,7 @@ std::optional<std::vector<std::string>> template_arguments(std::string_view text
         if (c == '>' || c == ')') --depth;
         argument += c;
     }
-    return arguments;  // the name is cut: the text behind the last comma may be incomplete, and is dropped
+    return arguments;  // the name is cut: the text after the last comma may be incomplete, and is dropped
 }
 
 std::optional<int> number(std::string_view text) {

@@ -25,7 +25,7 @@ std::vector<int> extents(std::string_view tuple) {
     return result;
 }
 
-/// True if the template is MagiAttention's, by the number of arguments behind the architecture. Its forward has nine
+/// True if the template is MagiAttention's, by the number of arguments after the architecture. Its forward has nine
 /// and no head_dim_v; FlashAttention-3's has at least twelve, or eleven without head_dim_v. Its backward has 15,
 /// FlashAttention-3's 13.
 bool is_magi(const NameReading& reading, std::size_t behind_arch) {
@@ -129,7 +129,7 @@ MaybeReading read_compute_attn_ws(std::string_view name) {
     return reading;
 }
 
-/// A class name in parts: the pass behind "FlashAttention" or "FlashAttentionMLA", and the text behind the pass.
+/// A class name in parts: the pass after "FlashAttention" or "FlashAttentionMLA", and the text after the pass.
 struct CuteClass {
     KernelPass pass = KernelPass::unknown;
     std::string_view rest;

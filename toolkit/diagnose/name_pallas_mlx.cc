@@ -33,7 +33,7 @@ constexpr PallasRow kPallas[] = {
     {"pallas_attention", KernelPass::forward, Confidence::unsure, "a kernel in Pallas"},
 };
 
-/// The numbers of "sdpa_vector_2pass_1_float_512_256" behind its type: head_dim, and that of V.
+/// The numbers of "sdpa_vector_2pass_1_float_512_256" after its type: head_dim, and that of V.
 std::vector<int> sizes_of_vector(std::string_view name) {
     std::vector<int> sizes;
     constexpr int kLeastHeadDim = 16;  // smaller numbers count passes

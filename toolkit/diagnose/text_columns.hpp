@@ -64,7 +64,7 @@ std::optional<LooseRow> loose_row(std::string_view line);
 /// Splits a line of csv at `separator` into fields; quotes within quotes are doubled.
 std::vector<std::string> fields_of(std::string_view line, char separator);
 
-/// Reads a row without titles whose cells are set apart by tabs or semicolons: a name, and behind it a whole number
+/// Reads a row without titles whose cells are set apart by tabs or semicolons: a name, and after it a whole number
 /// (the runs) and a time with its unit (their sum). None for any other line.
 std::optional<LooseRow> separated_row(std::string_view line);
 

@@ -100,7 +100,7 @@ class HeaderParser {
         const std::size_t digits = position_ - begin;
         if (digits == 0) fail("a non-negative integer");
         if (digits > 1 && text_[begin] == '0') fail("a number without leading zeros");
-        // Python 2 writes a long integer with an L behind it.
+        // Python 2 writes a long integer with an L after it.
         if (position_ < text_.size() && text_[position_] == 'L') ++position_;
         return value;
     }

@@ -90,7 +90,7 @@ OtherFormat zip_format(std::string_view head) {
                  kUnpack);
 }
 
-/// The first string that ends in ".safetensors" or ".bin" behind "weight_map" in an index.
+/// The first string that ends in ".safetensors" or ".bin" after "weight_map" in an index.
 std::string first_shard(std::string_view head) {
     for (std::size_t at = head.find("\"weight_map\""); at != std::string_view::npos; at = head.find('"', at + 1)) {
         const std::size_t end = head.find('"', at + 1);

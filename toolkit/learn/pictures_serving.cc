@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "learn/canvas.hpp"
+#include "learn/mask_tiles.hpp"
 #include "learn/pictures.hpp"
 #include "learn/serving.hpp"
 #include "learn/setting.hpp"
@@ -177,36 +178,13 @@ std::string blackwell_picture() {
 }
 
 std::string window_picture() {
-    constexpr int kTiles = 8, kSize = 30;
-    constexpr std::int64_t kBlock = 128, kWindow = 255;
-    const std::int64_t len = kTiles * kBlock;
-    const Band band = Mask{.causal = Causal::bottom_right, .window_left = kWindow}.bind(len, len);
     Canvas canvas("Causal, with a window of 256 keys",
                   "1024 x 1024 in tiles of 128 x 128. Rows are tiles of queries, columns are tiles of keys.", 620, 320);
-    const double left = 16, top = canvas.top();
-    int counts[3] = {0, 0, 0};
-    for (int i = 0; i < kTiles; ++i) {
-        for (int j = 0; j < kTiles; ++j) {
-            const Coverage coverage = band.coverage(i * kBlock, (i + 1) * kBlock, j * kBlock, (j + 1) * kBlock);
-            const double x = left + j * kSize, y = top + i * kSize;
-            ++counts[static_cast<int>(coverage)];
-            if (coverage == Coverage::empty) canvas.box(x, y, kSize - 3, kSize - 3, Canvas::kQuiet, 0);
-            else canvas.box(x, y, kSize - 3, kSize - 3, coverage == Coverage::full ? 0 : 1, 0.6);
-            if (coverage == Coverage::partial) canvas.line(x, y, x + kSize - 3, y + kSize - 3, Canvas::kInk);
-        }
-    }
-    const double x = left + kTiles * kSize + 24;
-    const auto row = [&](double y, int color, double strength, const std::string& name, const std::string& what) {
-        canvas.box(x, y, 22, 22, color, strength);
-        canvas.words(x + 32, y + 10, name, Anchor::start, Canvas::kInk, 14, true);
-        canvas.words(x + 32, y + 27, what, Anchor::start, Canvas::kQuiet, 12);
-    };
-    row(top + 4, 0, 0.6, fmt::format("{} full", counts[static_cast<int>(Coverage::full)]), "no mask code runs");
-    row(top + 60, 1, 0.6, fmt::format("{} partial", counts[static_cast<int>(Coverage::partial)]),
-        "the diagonal cuts it, or the window's far end");
-    row(top + 116, Canvas::kQuiet, 0, fmt::format("{} skipped", counts[static_cast<int>(Coverage::empty)]),
-        "neither loaded nor computed, on both sides");
-    return canvas.svg();
+    return tiles_of_mask(canvas, {.causal = Causal::bottom_right, .window_left = 255},
+                         {.first_row = 4,
+                          .row_step = 56,
+                          .partial = "the diagonal cuts it, or the window's far end",
+                          .skipped = "neither loaded nor computed, on both sides"});
 }
 
 }  // namespace tessera::learn

@@ -8,6 +8,7 @@
 
 #include "cuda/fa2/host/config.h"
 #include "learn/canvas.hpp"
+#include "learn/mask_tiles.hpp"
 #include "learn/pictures.hpp"
 #include "learn/setting.hpp"
 #include "plot/svg.hpp"
@@ -201,12 +202,10 @@ std::string gradients_picture() {
     return canvas.svg();
 }
 
-std::string causal_picture() {
+std::string tiles_of_mask(Canvas& canvas, const Mask& mask, const MaskTexts& texts) {
     constexpr int kTiles = 8, kSize = 30;
     constexpr std::int64_t kBlock = 128;
-    const Band band = Mask{.causal = Causal::bottom_right}.bind(kTiles * kBlock, kTiles * kBlock);
-    Canvas canvas("Causal: 1024 x 1024 in tiles of 128 x 128", "Rows are tiles of queries, columns are tiles of keys.",
-                  600, 310);
+    const Band band = mask.bind(kTiles * kBlock, kTiles * kBlock);
     const double left = 16, top = canvas.top();
     int counts[3] = {0, 0, 0};
     for (int i = 0; i < kTiles; ++i) {
@@ -220,17 +219,28 @@ std::string causal_picture() {
         }
     }
     const double x = left + kTiles * kSize + 24;
-    const auto row = [&](double y, int color, double strength, const std::string& name, const std::string& what) {
+    const auto row = [&](int number, int color, double strength, Coverage coverage, const char* name,
+                         const char* what) {
+        const double y = top + texts.first_row + number * texts.row_step;
         canvas.box(x, y, 22, 22, color, strength);
-        canvas.words(x + 32, y + 10, name, Anchor::start, Canvas::kInk, 14, true);
+        canvas.words(x + 32, y + 10, fmt::format("{} {}", counts[static_cast<int>(coverage)], name), Anchor::start,
+                     Canvas::kInk, 14, true);
         canvas.words(x + 32, y + 27, what, Anchor::start, Canvas::kQuiet, 12);
     };
-    row(top + 20, 0, 0.6, fmt::format("{} full", counts[static_cast<int>(Coverage::full)]), "no mask code runs");
-    row(top + 80, 1, 0.6, fmt::format("{} partial", counts[static_cast<int>(Coverage::partial)]),
-        "each score is compared with the diagonal");
-    row(top + 140, Canvas::kQuiet, 0, fmt::format("{} skipped", counts[static_cast<int>(Coverage::empty)]),
-        "neither loaded nor computed");
+    row(0, 0, 0.6, Coverage::full, "full", "no mask code runs");
+    row(1, 1, 0.6, Coverage::partial, "partial", texts.partial);
+    row(2, Canvas::kQuiet, 0, Coverage::empty, "skipped", texts.skipped);
     return canvas.svg();
+}
+
+std::string causal_picture() {
+    Canvas canvas("Causal: 1024 x 1024 in tiles of 128 x 128", "Rows are tiles of queries, columns are tiles of keys.",
+                  600, 310);
+    return tiles_of_mask(canvas, {.causal = Causal::bottom_right},
+                         {.first_row = 20,
+                          .row_step = 60,
+                          .partial = "each score is compared with the diagonal",
+                          .skipped = "neither loaded nor computed"});
 }
 
 }  // namespace tessera::learn

@@ -103,7 +103,7 @@ void refuse_unread_layers(const Fields& fields, const ModelConfig& config) {
         const bool known =
             std::string_view(name) == "moe_layers" && fields.raw({"interleave_moe_layer_step"}).is_number();
         if ((listed && !known) || spaced)
-            refuse_field(name, "a model whose layers behind the first few all have experts", config);
+            refuse_field(name, "a model whose layers after the first few all have experts", config);
     }
 }
 

@@ -22,7 +22,7 @@ struct ModelQuestion {
     model::PredictOptions options{};
 };
 
-/// The attention of one layer of a group over `len` tokens of each sequence, or of one query behind `len` keys.
+/// The attention of one layer of a group over `len` tokens of each sequence, or of one query after `len` keys.
 Problem layer_problem(const ModelConfig& config, const LayerGroup& group, std::int64_t batch, std::int64_t len,
                       DType dtype, bool decode);
 
@@ -67,7 +67,7 @@ struct ModelCost {
     std::vector<std::string> assumed;
 };
 
-/// Predicts a prefill of `len` tokens, a training step, and one decode step behind `len` keys.
+/// Predicts a prefill of `len` tokens, a training step, and one decode step after `len` keys.
 ModelCost cost_of(const ModelQuestion& question);
 
 }  // namespace tessera::measure

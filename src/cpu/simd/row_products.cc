@@ -26,7 +26,7 @@ HWY_INLINE ProductV load_all(const Bf16* from) {
     const hn::Rebind<std::uint16_t, ProductD> halves;
     return hn::BitCast(ProductD(), hn::ShiftLeft<16>(hn::PromoteTo(words, hn::LoadU(halves, &from->bits))));
 }
-/// `count` elements as fp32, and 0 in the lanes behind them.
+/// `count` elements as fp32, and 0 in the lanes after them.
 template <class T>
 HWY_INLINE ProductV load_some(const T* from, std::int64_t count) {
     T padded_elements[hn::MaxLanes(ProductD())] = {};

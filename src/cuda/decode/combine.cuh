@@ -162,7 +162,7 @@ __device__ __forceinline__ void write_row(const Launch& launch, const CombineRow
     }
 }
 
-/// Waits for the partial results of split_kernel. Each CTA does: otherwise kernels behind this one could start while
+/// Waits for the partial results of split_kernel. Each CTA does: otherwise kernels after this one could start while
 /// split_kernel still reads its tensors.
 __device__ __forceinline__ void wait_for_splits() {
 #if __CUDA_ARCH__ >= 900

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A split by wgmma: the four consumer warps are a warpgroup, which has up to 64 rows. With fewer, the tensor cores
-// compute on whatever lies behind Q, and warps without rows have no softmax. O += P V of a tile runs beside S = Q K^T
+// compute on whatever lies after Q, and warps without rows have no softmax. O += P V of a tile runs beside S = Q K^T
 // of the next.
 #pragma once
 

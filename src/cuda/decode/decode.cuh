@@ -20,7 +20,7 @@ cudaError_t start_decode(const Launch& launch, std::int64_t blocks, cudaStream_t
                                          Shape::kConfig.shared_bytes(), launch, stream);
         if (status != cudaSuccess) return status;
     }
-    const Start when = blocks > 0 && launch.overlaps ? Start::beside : Start::behind;
+    const Start when = blocks > 0 && launch.overlaps ? Start::programmatic : Start::in_order;
     const std::int64_t rows = p.batch * p.len_q * p.heads_q;
     if (launch.max_splits > kSerialSplits)
         return start(combine_kernel<T, kHeadDim, true>, rows, 32 * kSegments, 0, launch, stream, when);

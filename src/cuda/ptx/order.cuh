@@ -5,7 +5,7 @@
 
 namespace tessera::cuda::ptx {
 
-/// Fences that ptxas moves no instruction across: what stands before one is issued before what stands behind it. (Left
+/// Fences that ptxas moves no instruction across: what stands before one is issued before what stands after it. (Left
 /// alone, it puts long runs of ex2 together and leaves the issue slots between them empty.) Each fence is a conditional
 /// exit of the kernel that is never taken, which ptxas can't know.
 class IssueOrder {

@@ -35,7 +35,7 @@ struct Head {
     }
 };
 
-/// CTAs of one head in kernels with a CTA for each query. Ragged sequences are numbered one behind the other as tiles
+/// CTAs of one head in kernels with a CTA for each query. Ragged sequences are numbered one after the other as tiles
 /// of one query (cuda/host/query_tiles.hpp), so the number grows with their rows, not with the bound on their lengths.
 __host__ __device__ inline std::int64_t ctas_of_head(const ForwardParams& p) {
     return p.cu_seqlens_q != nullptr ? p.total_q + p.batch : p.len_q;

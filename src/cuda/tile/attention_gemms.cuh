@@ -16,7 +16,8 @@ namespace tessera::cuda {
 /// in which they are started. From the start of a GEMM to the wait for it, no other code may touch its registers: S of
 /// the scores, O and P of the output.
 ///
-/// kRowsQ: rows of Q in shared memory. With fewer than 64, the other rows of S and O are those of whatever lies behind.
+/// kRowsQ: rows of Q in shared memory. With fewer than 64, the other rows of S and O are those of whatever lies after
+/// it.
 template <class T, int kBlockKv, int kHeadDim, int kHeadDimV, int kRowsQ = 64>
 struct AttentionGemms {
     float s[kBlockKv / 2];              ///< scores, then probabilities: [64][kBlockKv] of the warpgroup

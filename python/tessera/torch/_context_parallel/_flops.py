@@ -16,7 +16,7 @@ def _pairs(q, permutation, cu_seqlens, group, order):
         return q.shape[0] * q.shape[2] * q.shape[1] * total
     own = _order.positions_of(order if permutation is None else permutation, total, ranks)[dist.get_rank(group)]
     offsets = torch.tensor(_order.offsets_of(cu_seqlens, total))
-    lengths = torch.cat((offsets.diff(), torch.zeros(1, dtype=torch.int64)))  # rows behind the last one see no key
+    lengths = torch.cat((offsets.diff(), torch.zeros(1, dtype=torch.int64)))  # rows past the last one see no key
     return q.shape[2] * int(lengths[torch.searchsorted(offsets, own, right=True) - 1].sum())
 
 

@@ -120,7 +120,7 @@ def balance_documents(cu_seqlens: torch.Tensor | typing.Sequence[int], ranks: in
     cu_seqlens: offsets of the packed documents, [documents + 1]; ranks: how many; causal: whether a row sees the rows
         of its document up to itself, or all of them.
     chunks: the parts that a rank gets at most; more parts balance better and make more small calls.
-    total: rows of the sequence; default: the last offset. Rows behind it belong to no document.
+    total: rows of the sequence; default: the last offset. Rows past it belong to no document.
     Returns int64 [total], for order= of context_parallel_attention(): of the contiguous order, the zig-zag and those of
     2, 4 and `chunks` parts a rank, the first one whose fullest rank has at most 3 % more pairs than that of the best.
     Fewer parts exchange fewer rows and make fewer calls. Raises ValueError."""

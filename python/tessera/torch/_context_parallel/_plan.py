@@ -56,7 +56,7 @@ class Segment(typing.NamedTuple):
 @dataclasses.dataclass
 class Call:
     """A ragged call. rows: the rows of q, a slice where they are consecutive; keys: which of the received rows are its
-    keys, in order; shift: how much the diagonal is behind the bottom right corner."""
+    keys, in order; shift: how much the diagonal is past the bottom right corner."""
     rows: typing.Union[slice, torch.Tensor]
     keys: torch.Tensor
     cu_q: torch.Tensor
@@ -117,7 +117,7 @@ def _segments(pieces, layout: Layout, blocks: int):
     """The segments of all ranks, by rank and row."""
     offsets = [0, layout.total] if layout.offsets is None else list(layout.offsets)
     if offsets[-1] < layout.total:
-        offsets.append(layout.total)  # rows behind the last document
+        offsets.append(layout.total)  # rows past the last document
     behind = layout.total if layout.offsets is None else layout.offsets[-1]
     cuts = torch.tensor(_cuts(pieces, layout, offsets, blocks), dtype=torch.int64)
     starts = torch.tensor(offsets, dtype=torch.int64)

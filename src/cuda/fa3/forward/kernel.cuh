@@ -45,7 +45,7 @@ cudaError_t start_forward(const Launch& launch, int blocks, cudaStream_t stream)
     static_assert(Shapes::kHas<Shape>, "not in the list of forward_config.h");
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
-    const Start when = launch.tile_counter == nullptr ? Start::behind : Start::beside;
+    const Start when = launch.tile_counter == nullptr ? Start::in_order : Start::programmatic;
     return start(forward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream, when);
 }
 

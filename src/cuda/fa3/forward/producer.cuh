@@ -66,7 +66,7 @@ struct Producer {
     }
 
     /// Without shared memory of its own, a tile's O aliases one stage of K and one of V, which the producer hands to
-    /// the epilogue as if they were loaded. They come behind the next tile's first K and this tile's last V: so loads
+    /// the epilogue as if they were loaded. They come after the next tile's first K and this tile's last V: so loads
     /// that the consumers wait for never wait for O to leave.
     __device__ __forceinline__ void hand_stages_to_epilogue() {
         if constexpr (!kConfig.own_o()) {

@@ -173,7 +173,7 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
         threshold[r] = raise ? __float_as_int(block_max[r]) : threshold[r];
         // With no visible key so far, exp2(-inf - 0) gives the right factor, 0.
         factor[r] = ptx::exp2_approx(previous_max - finite_max(r));
-        row_sum[r] = __fmul_rn(row_sum[r], factor[r]);  // never fused with the addition behind it
+        row_sum[r] = __fmul_rn(row_sum[r], factor[r]);  // never fused with the addition after it
         subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kExponentOffset<T>;
     }
     threshold_is_due = true;

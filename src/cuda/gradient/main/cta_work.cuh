@@ -188,7 +188,7 @@ struct DqSemaphore {
     }
     __device__ __forceinline__ bool is_first(const Step& step) const { return predecessor(step) < 0; }
 
-    /// Lets the next key block add. One thread acts, after a barrier behind the additions of all threads.
+    /// Lets the next key block add. One thread acts, after a barrier after the additions of all threads.
     __device__ __forceinline__ void release(const Step& step) const {
         if (threadIdx.x == kReleasingThread) {
             ptx::store_release(launch.dq_semaphores + index(step), work.order.block + 1);

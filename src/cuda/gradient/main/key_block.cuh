@@ -95,7 +95,7 @@ struct KeyBlock {
         }
     }
 
-    /// Writes dV and dK. A barrier of all threads is behind the last step.
+    /// Writes dV and dK. A barrier of all threads follows the last step.
     __device__ __forceinline__ void epilogue(StepPlan& plan, Sums& dv, Sums& dk, bool releases) const {
         const Launch& launch = tiles.launch;
         const ForwardParams& p = launch.params.forward;

@@ -225,7 +225,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     if (has_pending_dq()) signal_dq(*this);  // for the last step; by now its fence has nothing to wait for
     ptx::wgmma_wait<1>();
     release_q(q.previous_index());
-    // Behind this wait, since delta, or the softcap's arithmetic, takes the registers of the last dS.
+    // After this wait, since delta, or the softcap's arithmetic, takes the registers of the last dS.
     if constexpr (kCapped) {
         if (any_lane((Base::flags & Base::kRareScores) != 0) && any_lane(Base::lacks_keys())) add_nonfinite_keys();
         cap_scores(launch.softcap, s);
@@ -291,7 +291,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::run() {
         q.advance();
         if (left > 0) wait_for(shared.q_ring.full[q.index()], q.phase());
         start_s();  // for the next step; after the last one it reads stale data
-        // Behind the barrier both halves of dS are stored. The other stage of dS is free: its dQ was done before this
+        // After the barrier both halves of dS are stored. The other stage of dS is free: its dQ was done before this
         // step.
         ptx::named_barrier_sync(kConsumersBarrier, 128 * Config::kConsumers);
         if constexpr (!kGeneral) {
