@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Everything that a change must pass: the checks of the source, all tests of the release build (GCC), the Python package
-# from a wheel (scripts/test_python.sh), the page in a browser (scripts/test_web.sh), all tests of a build with clang under ASan and UBSan, the kernels on threads under
-# TSan, and the CPU kernels for 64-bit Arm (NEON) under qemu-user. The last lines name the time of each stage, what was skipped
-# and why, and sum up; the exit status is 0 only when all went well.
+# Runs everything that a change must pass: the checks of the source, all tests of the release build (GCC), the Python
+# package from a wheel (scripts/test_python.sh), the page in a browser (scripts/test_web.sh), all tests of a build with
+# clang under ASan and UBSan, the kernels on threads under TSan, and the CPU kernels for 64-bit Arm (NEON) under
+# qemu-user. The last lines name the time of each stage and what was skipped and why, and sum up. The exit status is 0
+# only when all went well.
 #
 #   scripts/test.sh [--long] [--without-torch]
 #
-# --without-torch: the Python package without PyTorch, which is some gigabytes once; its tests are then skipped.
-# --long: ten times the random cases and properties, and other ones each day (TESSERA_SEED=NUMBER gives those of another run
-# again); on NEON and under the sanitizers also the tests that are no matter of the instruction set or of memory. Takes
-# hours; for nights and releases.
+# --without-torch: the Python package without PyTorch, a download of gigabytes; tests that need it are skipped.
+# --long: ten times the random cases and properties, and other ones each day (TESSERA_SEED=NUMBER repeats those of another
+# run); on NEON and under the sanitizers also the tests that do not depend on the instruction set or on memory. It takes
+# hours, for nights and releases.
 # shellcheck source=scripts/setup.sh
 source "$(dirname "$0")/setup.sh"
 # shellcheck source=scripts/stages.sh
@@ -56,12 +57,12 @@ else problem "format"
 fi
 
 WITH_TESTS=(-DTESSERA_BUILD_TESTS=ON -DTESSERA_BUILD_EXAMPLES=ON)
-# Where no GPU will run them, the kernels are compiled for one architecture: what is looked at in them is much the same.
+# Without a GPU the kernels are compiled for one architecture only: the checks of their code find much the same in each.
 RELEASE=("${WITH_TESTS[@]}")
 if [[ -z $LONG ]] && ! nvidia-smi -L >/dev/null 2>&1; then RELEASE+=("-DTESSERA_CUDA_ARCHITECTURES=90-real"); fi
 if build release build --preset ci "${RELEASE[@]}"; then
     tests release build
-    # What the CUDA kernels and the inner loops of the CPU are made of; the tests themselves have judged them.
+    # Prints the instructions and registers of the CUDA kernels and the CPU's inner loops; tests have judged them above.
     ctest --test-dir build -R '^check_(kernels|loops)$' --verbose | sed -n '/: Test command\|: Working\|: Test timeout/d; s/^[0-9]*: //p' || true
 fi
 
@@ -76,7 +77,7 @@ script page build-web scripts/test_web.sh
 SANITIZED=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ "${WITH_TESTS[@]}" -DTESSERA_CUDA=OFF
            -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -gline-tables-only"
            -DTESSERA_SANITIZE_JUDGE="${LONG:-OFF}")
-# Not under the sanitizers, but with --long: the trials of the judge, which are arithmetic of tests on memory of tests;
+# Left out under the sanitizers, without --long: the trials of the judge, which are arithmetic of tests on memory of tests;
 # statistics; special values in all head dims but the smallest and the one with another for V; the sample on every
 # schedule, and cases that are large for their length, whose code is that of small ones; the model beside thousands of
 # Records; calibration, which measures; the cures of hundreds of drawn calls.
@@ -95,10 +96,10 @@ if build "clang, TSan" build-tsan --preset tsan "${SANITIZED[@]}" -- c_api_threa
     tests "clang, TSan" build-tsan -R c_api_threads_test
 fi
 
-# NEON, cross-compiled and emulated: are the results right? The corner cases, ten of the fifteen parts of the random cases,
-# special values and the tests of the tile primitives. What else the kernels' tests look at (bits that depend on the batch, more head dims, known bugs) is left to
-# --long; not there either: the tests of the checks themselves and of bf16 units, which only x86-64 has, and those that take
-# long because of their sizes, which are no matter of the instruction set.
+# NEON, cross-compiled and emulated: are the results right? This runs the corner cases, ten of the fifteen parts of the
+# random cases, special values and the tests of the tile primitives. Other tests of kernels (bits that depend on the batch,
+# more head dims, known bugs) are left to --long. Never run here: the tests of the checks themselves and of bf16 units,
+# which only x86-64 has, and those that take long because of their sizes, which do not depend on the instruction set.
 EMULATED='*CornerCase*:*RandomCases*/?:Cpu/*:*SpecialValues*_24x24:SpecialValuesOnce.*:Stripes.*'
 NOT_EMULATED='Compare.*:Matrix*:*MatrixRandomCases*:*Cuda*:*queries_without_keys:*bug_26_30*:*bug_27*:*bug_30*:*bug_32*'
 

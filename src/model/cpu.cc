@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iterator>
 
+#include "core/split.hpp"
 #include "core/stack_heads.hpp"
 #include "model/cpu.hpp"
 #include "model/cpu_tasks.hpp"
@@ -32,9 +33,7 @@ constexpr double kCoreReads = 0.12;    // fraction of the memory's rate that one
 
 constexpr Tile kTile{64, 64};  // cpu/backend.cc
 constexpr double kTileDepth = 32, kTileRows = 16;
-constexpr double kMaxPanels = 8;                                     // panels per task of the forward on a matrix unit
 constexpr double kPackingOfRows = 0.4, kPackingOfRowsInParts = 0.8;  // fraction of the packing cost with few queries
-constexpr std::int64_t kChunk = 512;  // fa2: a task is at least one tile of queries by this many keys
 
 /// Clocks of a task, or of all tasks.
 struct Clocks {
@@ -146,7 +145,7 @@ double Cpu::tasks() const {
         return heads * std::max(rows, 1.0);
     }
     if (q.schedule != Schedule::fa2) return heads * rows;
-    const auto chunks = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_kv, 1), kChunk));
+    const auto chunks = static_cast<double>(schedule::ceil_div(std::max<std::int64_t>(p.len_kv, 1), kSplitKeys));
     const double lanes = std::clamp(static_cast<double>(std::min(tile.block_q, p.len_q)) / kLanes, 1.0, 4.0);
     return heads * rows * chunks * lanes;
 }
@@ -288,8 +287,8 @@ Clocks Cpu::clocks_of(const Amounts& what) const {
             .packing = what.packed * pack_ns() * q.machine.clock_ghz};
 }
 
-/// Packed elements of a call with too many tasks to list. Each kMaxPanels panels pack all keys for themselves, half of
-/// them under a causal mask (cpu/fa2/matrix/memory.hpp).
+/// Packed elements of a call with too many tasks to list. Each matrix_split::kMaxPanels panels pack all keys for
+/// themselves, half of them under a causal mask (cpu/fa2/matrix/memory.hpp).
 double Cpu::packed_elements() const {
     const Problem& p = q.problem;
     const auto d = static_cast<double>(p.head_dim);
@@ -299,8 +298,9 @@ double Cpu::packed_elements() const {
     if (!forward()) return queries * 2 * (d + dv) + keys * (2 * d + dv);
     const auto panels =
         static_cast<double>(p.group() * schedule::ceil_div(std::max<std::int64_t>(p.len_q, 1), kMatrixPanel));
-    const double seen = p.mask.causal != Causal::none && p.len_kv > kChunk ? 0.5 : 1;
-    return queries * (d + dv) + keys * (d + dv) * std::ceil(panels / kMaxPanels) * seen;
+    const double seen = p.mask.causal != Causal::none && p.len_kv > kSplitKeys ? 0.5 : 1;
+    return queries * (d + dv) +
+           keys * (d + dv) * std::ceil(panels / static_cast<double>(matrix_split::kMaxPanels)) * seen;
 }
 
 /// Does the backward on a matrix unit run in stripes of queries (cpu/fa2/matrix/backward.cc)?

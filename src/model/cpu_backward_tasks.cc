@@ -3,6 +3,7 @@
 // The tasks of fa2's backward on a CPU.
 #include <algorithm>
 
+#include "core/split.hpp"
 #include "model/cpu.hpp"
 #include "model/cpu_tasks.hpp"
 #include "schedule/grid.hpp"
@@ -19,10 +20,12 @@ class MatrixBackward {
         : p_(w.problem), w_(w), work_split_(work_split), heads_(p_.batch * p_.heads_q) {
         const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p_.len_kv, kBlockKv));
         const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(p_.len_q, kBlockQ));
-        const std::int64_t wanted = ceil_div(kStripesPerWorker * work_split.threads, std::max<std::int64_t>(1, heads_));
+        const std::int64_t wanted =
+            ceil_div(matrix_split::kStripesPerThread * work_split.threads, std::max<std::int64_t>(1, heads_));
         stripes_ = work_split.threads == 1 ? 1 : std::min({wanted, blocks, tiles});
-        striped_ =
-            (heads_ >= work_split.threads || heads_ * stripes_ >= kStripesPerWorker * work_split.threads) && sums_fit();
+        striped_ = (heads_ >= work_split.threads ||
+                    heads_ * stripes_ >= matrix_split::kStripesPerThread * work_split.threads) &&
+                   sums_fit();
     }
 
     double count() const {
@@ -40,7 +43,8 @@ class MatrixBackward {
     }
 
  private:
-    static constexpr std::int64_t kBlockQ = 128, kBlockKv = 256, kTile = 32, kRows = 16, kStripesPerWorker = 4;
+    static constexpr std::int64_t kBlockQ = matrix_split::kBlockQ, kBlockKv = matrix_split::kBlockKv;
+    static constexpr std::int64_t kTile = 32, kRows = 16;
     enum class Gradients { all, keys, queries, delta };
 
     bool sums_fit() const {
@@ -117,8 +121,8 @@ class MatrixBackward {
 
     Loop stripes() const {
         Loop loop;
-        const bool whole =
-            stripes_ == 1 && (work_split_.threads == 1 || heads_ >= kStripesPerWorker * work_split_.threads);
+        const bool whole = stripes_ == 1 && (work_split_.threads == 1 ||
+                                             heads_ >= matrix_split::kStripesPerThread * work_split_.threads);
         for (const auto& [len_q, len_kv] : lengths_of(w_)) {
             const Band band = p_.mask.bind(len_q, len_kv);
             if (whole) {
@@ -180,12 +184,12 @@ class SimdBackward {
     }
 
     std::vector<Loop> loops() const {
-        const bool fill = heads_ >= threads_ && (heads_ % threads_ == 0 || heads_ >= kEven * threads_);
-        return fill ? std::vector<Loop>{whole_heads()} : rounds();
+        return heads_fill_threads(heads_, threads_) ? std::vector<Loop>{whole_heads()} : rounds();
     }
 
  private:
-    static constexpr std::int64_t kColumns = 4, kSquaresPerThread = 8, kEven = 4;
+    static constexpr std::int64_t kColumns = simd_split::kColumns;
+    static constexpr std::int64_t kSquaresPerThread = simd_split::kSquaresPerThread;
 
     /// Amounts of a tile of a head; nothing if the mask hides all of it.
     Amounts tile(const Band& band, std::int64_t i, std::int64_t j) const {

@@ -3,6 +3,7 @@
 // The tasks of fa2's forward on a CPU: cpu/fa2/matrix/forward.cc, cpu/fa2/simd/forward.cc.
 #include <algorithm>
 
+#include "core/split.hpp"
 #include "model/cpu.hpp"
 #include "model/cpu_tasks.hpp"
 #include "schedule/grid.hpp"
@@ -12,7 +13,6 @@ namespace {
 
 using schedule::ceil_div;
 
-constexpr std::int64_t kKeysOfChunk = 512;  // keys of a chunk of a row's sum
 // Up to this many keys, the scores of a step on a matrix unit (32 queries) fit the L1 cache. With more keys the softmax
 // is slower by kSpilled (bench/results/cpu/rounds_95001_xeon16.jsonl).
 constexpr std::int64_t kKeysInCache = 384;
@@ -56,26 +56,26 @@ class ForwardTasks {
 
     /// cpu/fa2/matrix/memory.hpp
     void cut_for_matrix_unit() {
-        constexpr std::int64_t kMostPanels = 8, kTasks = 3, kTasksOfShortRows = 2;
+        using namespace matrix_split;
         block_q_ = kMatrixPanel;
         count_panels();
-        per_task_ = kMostPanels;
+        per_task_ = kMaxPanels;
         const auto too_few = [&](std::int64_t of_thread) {
             return work_split_.threads > 1 && tasks(per_task_) < of_thread * work_split_.threads;
         };
-        split_ = chunks_ > 1 && too_few(kTasks);
+        split_ = chunks_ > 1 && too_few(kTasksPerThread);
         if (chunks_ <= 1) {
             while (per_task_ > 1 && too_few(kTasksOfShortRows)) per_task_ /= 2;
             const auto time = [&](std::int64_t n) { return ceil_div(tasks(n), work_split_.threads) * n; };
-            while (per_task_ < kMostPanels && time(2 * per_task_) <= time(per_task_)) per_task_ *= 2;
+            while (per_task_ < kMaxPanels && time(2 * per_task_) <= time(per_task_)) per_task_ *= 2;
         }
-        while (chunks_ > 1 && per_task_ > 1 && too_few(kTasks)) per_task_ /= 2;
+        while (chunks_ > 1 && per_task_ > 1 && too_few(kTasksPerThread)) per_task_ /= 2;
         per_task_ = std::clamp<std::int64_t>(panels_, 1, per_task_);
     }
 
     /// cpu/fa2/simd/forward.cc
     void cut_for_simd() {
-        constexpr std::int64_t kMostPanels = 4, kTasks = 4;
+        using namespace simd_split;
         block_q_ = std::min(w_.tile.block_q, round_up(std::max<std::int64_t>(p_.len_q, 1), kLanes));
         count_panels();
         const std::int64_t query_heads = p_.batch * p_.heads_q;
@@ -83,14 +83,14 @@ class ForwardTasks {
             block_q_ = ceil_div(block_q_, 2 * kLanes) * kLanes;
             count_panels();
         }
-        per_task_ = kMostPanels;
-        while (per_task_ > 1 && heads_ * panels_ < per_task_ * work_split_.threads * kTasks) per_task_ /= 2;
+        per_task_ = kMaxPanels;
+        while (per_task_ > 1 && heads_ * panels_ < per_task_ * work_split_.threads * kTasksPerThread) per_task_ /= 2;
         split_ = work_split_.threads > 1 && chunks_ > 1 && heads_ * panels_ < 2 * work_split_.threads;
     }
 
     void count_panels() {
         panels_ = p_.group() * std::max<std::int64_t>(1, ceil_div(p_.len_q, block_q_));
-        chunks_ = std::max<std::int64_t>(1, ceil_div(p_.len_kv, kKeysOfChunk));
+        chunks_ = std::max<std::int64_t>(1, ceil_div(p_.len_kv, kSplitKeys));
     }
 
     std::vector<Amounts> tasks_of_head(std::int64_t len_q, std::int64_t len_kv) const {
@@ -100,8 +100,8 @@ class ForwardTasks {
         std::vector<Amounts> result;
         for (std::int64_t first = 0; first < all; first += per_task_) {
             const Range panels{first, std::min(all, first + per_task_)};
-            for (std::int64_t key = 0; key < len_kv; key += split_ ? kKeysOfChunk : len_kv) {
-                const Range keys{key, split_ ? std::min(len_kv, key + kKeysOfChunk) : len_kv};
+            for (std::int64_t key = 0; key < len_kv; key += split_ ? kSplitKeys : len_kv) {
+                const Range keys{key, split_ ? std::min(len_kv, key + kSplitKeys) : len_kv};
                 result.push_back(task(band, panels, of_query_head, keys));
             }
         }
@@ -122,8 +122,8 @@ class ForwardTasks {
             add_panel(band, queries, seen, sum);
         }
         if (!work_split_.on_matrix_unit || seen_by_any.begin >= seen_by_any.end) return sum;
-        const Range packed{seen_by_any.begin / kKeysOfChunk * kKeysOfChunk,
-                           std::min(keys.end, round_up(seen_by_any.end, kKeysOfChunk))};
+        const Range packed{seen_by_any.begin / kSplitKeys * kSplitKeys,
+                           std::min(keys.end, round_up(seen_by_any.end, kSplitKeys))};
         sum.packed += static_cast<double>(packed.size() * ((keys_in_place() ? 0 : p_.head_dim) + p_.head_dim_v));
         return sum;
     }
@@ -136,8 +136,8 @@ class ForwardTasks {
             sum.flop += static_cast<double>(elements * 2 * (p_.head_dim + p_.head_dim_v));
             return;
         }
-        for (std::int64_t block = seen.begin / kKeysOfChunk * kKeysOfChunk; block < seen.end; block += kKeysOfChunk) {
-            const Range keys{std::max(block, seen.begin / kStrip * kStrip), std::min(block + kKeysOfChunk, seen.end)};
+        for (std::int64_t block = seen.begin / kSplitKeys * kSplitKeys; block < seen.end; block += kSplitKeys) {
+            const Range keys{std::max(block, seen.begin / kStrip * kStrip), std::min(block + kSplitKeys, seen.end)};
             const std::int64_t elements = lanes * round_up(keys.size(), kStrip);
             const bool plain = keys.size() % kStrip == 0 &&
                                band.coverage(queries.begin, queries.end, keys.begin, keys.end) == Coverage::full;

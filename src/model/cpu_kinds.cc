@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "core/split.hpp"
 #include "core/stack_heads.hpp"
 #include "model/cpu.hpp"
 
@@ -38,12 +39,11 @@ bool in_parts(const Question& q) {
 }
 
 bool runs_few_queries(const Question& q) {
-    constexpr std::int64_t kFewQueries = 8, kMostRows = 64;  // cpu/fa2/simd/task.hpp, few_gradients_memory.hpp
     const Problem& p = q.problem;
     const bool has_amx = q.machine.matrix_flop > kPartsPay * q.machine.fma_flop;
     if (q.schedule != Schedule::fa2 || has_amx) return false;
     if (q.pass == Pass::forward) return (stackable(p) ? p.group() : p.len_q) <= kFewQueries;
-    return p.len_q <= kFewQueries && p.group() * p.len_q <= kMostRows && p.softcap == 0 && !p.alibi && !p.bias &&
+    return p.len_q <= kFewQueries && p.group() * p.len_q <= kMostFewRows && p.softcap == 0 && !p.alibi && !p.bias &&
            p.dropout.probability == 0 && std::abs(p.effective_scale()) <= 1;
 }
 

@@ -10,6 +10,7 @@
 // GEMMs), but no task waits for another. The sums have the same order and the same bits (docs/decisions/bf16-tiles.md).
 #include "cpu/fa2/paths.hpp"
 
+#include "core/split.hpp"
 #include "cpu/fa2/matrix/stripes.hpp"
 #include "cpu/fa2/simd/few_gradients.hpp"
 #include "cpu/steps/matrix/gradient_step.hpp"
@@ -18,11 +19,9 @@
 namespace tessera::cpu::fa2::matrix_path {
 namespace {
 
-constexpr std::int64_t kBlockQ = 128;   // queries of a tile: 4 steps of 32 per GEMM of dK and dV
-constexpr std::int64_t kBlockKv = 256;  // they and their dK and dV fit in the L2 cache
+using matrix_split::kBlockKv, matrix_split::kBlockQ, matrix_split::kStripesPerThread;
 static_assert(matrix::sum_rows(1) % kBlockKv == 0 && matrix::sum_rows(3) % kBlockKv == 0 && kBlockKv % kBlockQ == 0);
 constexpr std::int64_t kQueryTasksPerWorker = 2;
-constexpr std::int64_t kStripesPerWorker = 4;
 constexpr double kMostSums = 1 << 28;  // bytes of dK and dV of query heads that share keys, if queries are not larger
 
 /// The assignment of tiles to tasks.
@@ -36,9 +35,9 @@ struct BackwardPartition {
         : threads(worthwhile_threads(plan)), heads(plan.problem.batch * plan.problem.heads_q) {
         const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(plan.problem.len_kv, kBlockKv));
         const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(plan.problem.len_q, kBlockQ));
-        const std::int64_t wanted = ceil_div(kStripesPerWorker * threads, std::max<std::int64_t>(1, heads));
+        const std::int64_t wanted = ceil_div(kStripesPerThread * threads, std::max<std::int64_t>(1, heads));
         stripes = threads == 1 ? 1 : std::min({wanted, blocks, tiles});
-        striped = (heads >= threads || heads * stripes >= kStripesPerWorker * threads) && sums_fit(plan.problem);
+        striped = (heads >= threads || heads * stripes >= kStripesPerThread * threads) && sums_fit(plan.problem);
     }
 
  private:
@@ -248,7 +247,7 @@ class BackwardRun {
         const auto blocks_of = [&](std::int64_t head) {
             return std::max<std::int64_t>(1, ceil_div(sequence_of(call_, head / p_.heads_q).len_kv, kBlockKv));
         };
-        if (part_.stripes == 1 && (threads_ == 1 || part_.heads >= kStripesPerWorker * threads_)) {
+        if (part_.stripes == 1 && (threads_ == 1 || part_.heads >= kStripesPerThread * threads_)) {
             call_.parallel_for(part_.heads, threads_, [&](std::int64_t head, int worker) {
                 const matrix::Session session(*matrix::primitives_of_unit());
                 const std::int64_t blocks = blocks_of(head);

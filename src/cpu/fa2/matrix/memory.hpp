@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "core/split.hpp"
 #include "cpu/fa2/work_split.hpp"
 #include "cpu/matrix/few_queries.hpp"
 #include "cpu/simd/few_queries.hpp"
@@ -12,10 +13,8 @@
 
 namespace tessera::cpu::fa2::matrix_path {
 
-inline constexpr std::int64_t kMaxPanels = 8;  // panels of a task: they share a block of K and V in the L2 cache
-inline constexpr std::int64_t kTasksPerWorker = 3;
-inline constexpr std::int64_t kTasksOfShortRows = 2;  // per worker, if rows have a single block of keys
-inline constexpr std::int64_t kScoreRows = 128;       // keys whose scores are computed, masked and transformed
+using matrix_split::kMaxPanels, matrix_split::kTasksOfShortRows, matrix_split::kTasksPerThread;
+inline constexpr std::int64_t kScoreRows = 128;  // keys whose scores are computed, masked and transformed
 inline constexpr std::int64_t kSliceKeys = 64;   // keys of a slice in decode; 32 and 128 measure the same within noise
 inline constexpr std::int64_t kExactBlock = 64;  // keys of a tile when an overflow is recomputed in fp32
 inline constexpr double kCachePerThread = 1 << 20;  // bytes
@@ -30,9 +29,9 @@ struct ForwardWorkSplit : WorkSplit {
     ForwardWorkSplit(const Plan& plan, const matrix::Layout& g) : WorkSplit(plan, g, g.block_kv) {
         const double keys = bytes_of_keys(plan.problem);
         panels_per_task = kMaxPanels;
-        split = chunks > 1 && too_few_tasks(kTasksPerWorker) && bytes_of_partials(g) <= std::max(kMostPartials, keys);
+        split = chunks > 1 && too_few_tasks(kTasksPerThread) && bytes_of_partials(g) <= std::max(kMostPartials, keys);
         if (chunks <= 1) split_short_rows();
-        while (chunks > 1 && panels_per_task > 1 && too_few_tasks(kTasksPerWorker)) panels_per_task /= 2;
+        while (chunks > 1 && panels_per_task > 1 && too_few_tasks(kTasksPerThread)) panels_per_task /= 2;
         panels_per_task = std::clamp<std::int64_t>(panels_per_kv_head, 1, panels_per_task);
         from_memory = keys > threads * kCachePerThread;
     }

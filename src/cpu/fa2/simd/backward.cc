@@ -15,6 +15,8 @@
 // memory serves more than once. Squares on the diagonal run i >= j in the first round and i < j in an extra round at
 // the end. The order and the bits are the same (docs/decisions/deterministic-backward.md).
 #include "cpu/fa2/paths.hpp"
+
+#include "core/split.hpp"
 #include "cpu/steps/simd/gradient.hpp"
 
 namespace tessera::cpu::fa2::simd_path {
@@ -36,13 +38,7 @@ struct Grid {
     }
 };
 
-/// Key tiles that a worker keeps loaded while the panels pass. With 4 at head_dim 128, they and their dK, dV take 512
-/// KiB of the L2 cache. The panels, which stream from L3, are read a quarter as often.
-constexpr std::int64_t kColumns = 4;
-
-/// Larger squares are used only if a round has at least this many per thread. A causal mask removes one square from
-/// each round, and the last rounds leave threads idle.
-constexpr std::int64_t kSquaresPerThread = 8;
+using simd_split::kColumns, simd_split::kSquaresPerThread;
 
 /// Tile j of loaded key tiles.
 KvTile slice(const KvTile& loaded, const Range& keys) {
@@ -156,12 +152,6 @@ void mark_rounds(const Squares& squares, const Geometry& g, char* used) {
             used[squares.round_of(i, j)] = 1;
         }
     }
-}
-
-/// Are there enough heads to keep all threads busy to the end, with one task each?
-bool heads_fill_threads(std::int64_t kv_heads, int threads) {
-    constexpr std::int64_t kEven = 4;  // tasks per thread from which an uneven rest no longer matters
-    return kv_heads >= threads && (kv_heads % threads == 0 || kv_heads >= kEven * threads);
 }
 
 /// Memory of a call.

@@ -328,13 +328,13 @@ bool takes_few_gradients(const Plan& plan) {
     const bool on_amx = matrix::packing_pays(p.dtype) && matrix::unit() == matrix::Unit::amx;
     const bool scaled_only = p.softcap == 0 && !p.alibi && !p.bias && !p.bias_gradient &&
                              !(p.dropout.probability > 0) && std::abs(p.effective_scale()) <= 1;
-    return !on_amx && scaled_only && p.group() > 0 && p.group() <= kMostRows &&
+    return !on_amx && scaled_only && p.group() > 0 && p.group() <= kMostFewRows &&
            plan.tile.block_q >= std::min(p.len_q, kFewQueries) && plan.tile.block_kv <= simd::kMostRowKeys;
 }
 
 bool takes_only_few_gradients(const Plan& plan) {
     const Problem& p = plan.problem;
-    return p.len_q <= kFewQueries && p.group() * p.len_q <= kMostRows && takes_few_gradients(plan);
+    return p.len_q <= kFewQueries && p.group() * p.len_q <= kMostFewRows && takes_few_gradients(plan);
 }
 
 std::size_t few_gradients_workspace(const Plan& plan) {

@@ -5,7 +5,7 @@
 
 namespace tessera::cpu::fa2::simd_path {
 
-/// Does few_gradients() take the plan's sequences of few rows: up to kFewQueries queries per head, kMostRows per kv
+/// Does few_gradients() take the plan's sequences of few rows: up to kFewQueries queries per head, kMostFewRows per kv
 /// head? It takes calls whose scores are only scaled, without a matrix unit and on AVX512-BF16. AMX keeps its own
 /// kernels.
 bool takes_few_gradients(const Plan& plan);

@@ -16,12 +16,9 @@ namespace tessera::cpu::fa2::simd_path {
 /// Keys whose dK and dV stay in the L1 cache until they are stored.
 inline constexpr std::int64_t kKeysAtOnce = 32;
 
-/// The most rows of a kv head: more would take more memory than the tensors, and are work enough for panels.
-inline constexpr std::int64_t kMostRows = 64;
-
 /// Does the kernel take this sequence? It knows nothing of its neighbours.
 inline bool has_few_rows(const Problem& p, const Sequence& m) {
-    return m.len_q <= kFewQueries && p.group() * m.len_q <= kMostRows;
+    return m.len_q <= kFewQueries && p.group() * m.len_q <= kMostFewRows;
 }
 
 /// The sizes of a call.
@@ -39,17 +36,16 @@ struct FewLayout {
 
     explicit FewLayout(const Plan& plan)
         : g(plan, kFewQueries),
-          rows(std::min(plan.problem.group() * g.block_q, kMostRows)),
+          rows(std::min(plan.problem.group() * g.block_q, kMostFewRows)),
           tiles(ceil_div(plan.problem.len_kv, g.block_kv)),
           s_stride(simd::padded(g.block_kv)),
           sums_delta(plan.problem.dtype != DType::fp32),
           in_parts(tiles > simd::kSumTiles),
           threads(worthwhile_threads(plan)) {
-        constexpr std::int64_t kEven = 4;  // tasks per thread from which an uneven rest no longer matters
         const std::int64_t kv_heads = plan.problem.batch * plan.problem.heads_kv;
-        whole_heads = kv_heads >= threads && (kv_heads % threads == 0 || kv_heads >= kEven * threads);
-        tiles_per_task =
-            std::clamp<std::int64_t>(kv_heads * tiles / (kEven * threads), 1, std::max<std::int64_t>(1, tiles));
+        whole_heads = heads_fill_threads(kv_heads, threads);
+        tiles_per_task = std::clamp<std::int64_t>(kv_heads * tiles / (simd_split::kTasksPerThread * threads), 1,
+                                                  std::max<std::int64_t>(1, tiles));
         slots = whole_heads ? threads : kv_heads;
     }
 };

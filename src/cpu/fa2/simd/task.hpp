@@ -9,18 +9,14 @@
 
 namespace tessera::cpu::fa2::simd_path {
 
-/// Up to this many queries per head have the primitives of simd/few_queries.hpp. More fill enough lanes of a panel.
-inline constexpr std::int64_t kFewQueries = 8;
-
 inline constexpr std::int64_t kChunk = kSplitKeys;
-inline constexpr std::int64_t kMaxPanels = 4;  // panels of a task: they share each K/V tile that is loaded
-inline constexpr std::int64_t kTasksPerWorker = 4;
+using simd_split::kMaxPanels, simd_split::kTasksPerThread;
 
 inline WorkSplit work_split_of(const Plan& plan, const Geometry& g) {
     WorkSplit work_split(plan, g, kChunk);
     work_split.panels_per_task = kMaxPanels;
     while (work_split.panels_per_task > 1 &&
-           work_split.panels() < work_split.panels_per_task * work_split.threads * kTasksPerWorker) {
+           work_split.panels() < work_split.panels_per_task * work_split.threads * kTasksPerThread) {
         work_split.panels_per_task /= 2;
     }
     // If this splits, panels_per_task is 1.
