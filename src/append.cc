@@ -40,7 +40,7 @@ HeadRow head_row(const TensorView& t, std::int64_t row, std::int64_t head) {
             t.strides[of_head + 1]};
 }
 
-HeadRow cache_row(const TensorView& cache, const CachePlace& to, std::int64_t head) {
+HeadRow cache_row(const TensorView& cache, const CacheRow& to, std::int64_t head) {
     return {
         static_cast<std::byte*>(cache.data) +
             (to.index * cache.strides[0] + to.row * cache.strides[1] + head * cache.strides[2]) * size_of(cache.dtype),
@@ -60,7 +60,7 @@ class Transform {
         x.resize(static_cast<std::size_t>(dim_));
         for (std::int64_t c = 0; c < dim_; ++c) x[static_cast<std::size_t>(c)] = from.load(c);
         if (norm_.given()) normalise(x);
-        if (args_.rotary_cos.given()) turn(x, position);
+        if (args_.rotary_cos.given()) rotate(x, position);
         for (std::int64_t c = 0; c < dim_; ++c) to.store(c, x[static_cast<std::size_t>(c)]);
     }
 
@@ -77,7 +77,7 @@ class Transform {
         for (std::int64_t c = 0; c < dim_; ++c) x[static_cast<std::size_t>(c)] *= factor * element(norm_, c);
     }
 
-    void turn(std::vector<double>& x, std::int64_t position) const {
+    void rotate(std::vector<double>& x, std::int64_t position) const {
         const std::int64_t pairs = args_.rotary_cos.shape[1];
         for (std::int64_t n = 0; n < pairs; ++n) {
             const auto a = static_cast<std::size_t>(options_.rotary_interleaved ? 2 * n : n);
@@ -109,9 +109,9 @@ void copy_row(const HeadRow& from, const HeadRow& to, std::int64_t dim) {
 /// order.
 class Appending {
  public:
-    Appending(const AppendArgs& args, const AppendOptions& options, const AppendPlaces& places)
+    Appending(const AppendArgs& args, const AppendOptions& options, const AppendedRows& rows)
         : args_(args),
-          places_(places),
+          rows_(rows),
           of_k_(args, options, args.k_norm, args.k.shape[static_cast<std::size_t>(args.k.rank) - 1]),
           of_q_(args, options, args.q_norm, args.k.shape[static_cast<std::size_t>(args.k.rank) - 1]) {}
 
@@ -119,7 +119,7 @@ class Appending {
 
     void run(std::int64_t task) const {
         if (task < key_heads()) append_head(task);
-        else turn_head(task - key_heads());
+        else rotate_head(task - key_heads());
     }
 
  private:
@@ -130,8 +130,8 @@ class Appending {
     void append_head(std::int64_t head) const {
         const std::int64_t dim = args_.k_cache.shape[3];
         std::vector<double> memory;
-        for (std::size_t r = 0; r < places_.of_keys.size(); ++r) {
-            const CachePlace& to = places_.of_keys[r];
+        for (std::size_t r = 0; r < rows_.of_keys.size(); ++r) {
+            const CacheRow& to = rows_.of_keys[r];
             if (!to.exists()) continue;
             const auto row = static_cast<std::int64_t>(r);
             const HeadRow k = head_row(args_.k, row, head);
@@ -141,18 +141,18 @@ class Appending {
         }
     }
 
-    void turn_head(std::int64_t head) const {
+    void rotate_head(std::int64_t head) const {
         std::vector<double> memory;
-        for (std::size_t r = 0; r < places_.of_queries.size(); ++r) {
+        for (std::size_t r = 0; r < rows_.of_queries.size(); ++r) {
             const HeadRow from = head_row(args_.q, static_cast<std::int64_t>(r), head);
             const HeadRow to = head_row(args_.q_out, static_cast<std::int64_t>(r), head);
-            if (of_q_.changes()) of_q_.apply(from, to, places_.of_queries[r], memory);
+            if (of_q_.changes()) of_q_.apply(from, to, rows_.of_queries[r], memory);
             else copy_row(from, to, args_.k_cache.shape[3]);
         }
     }
 
     const AppendArgs& args_;
-    const AppendPlaces& places_;
+    const AppendedRows& rows_;
     Transform of_k_;
     Transform of_q_;
 };
@@ -174,8 +174,8 @@ void append(const AppendArgs& args, const AppendOptions& options, const Executio
         return;
     }
     const DefaultFloatMode mode;
-    const AppendPlaces places = checked_places(args, options);
-    const Appending appending(args, options, places);
+    const AppendedRows rows = checked_rows(args, options);
+    const Appending appending(args, options, rows);
     const ParallelFor loop = how.parallel_for ? how.parallel_for : ParallelFor(default_parallel_for);
     loop(appending.tasks(), worthwhile_threads(args, options.threads), [&](std::int64_t task, int) {
         const DefaultFloatMode mode_of_worker;

@@ -52,10 +52,10 @@ Rows rows_of(const char* name, const TensorView& t) {
 }
 
 /// One row of a cache: [heads, dim].
-TensorView row_of_cache(const TensorView& cache, const CachePlace& place) {
+TensorView row_of_cache(const TensorView& cache, const CacheRow& at) {
     TensorView row = cache;
     row.data = static_cast<std::byte*>(cache.data) +
-               (place.index * cache.strides[0] + place.row * cache.strides[1]) * size_of(cache.dtype);
+               (at.index * cache.strides[0] + at.row * cache.strides[1]) * size_of(cache.dtype);
     row.rank = 2;
     row.shape = {cache.shape[2], cache.shape[3]};
     row.strides = {cache.strides[2], cache.strides[3]};
@@ -76,7 +76,7 @@ class Checks {
                                         text_of(view.device)));
         }
         check_rows();
-        check_places();
+        check_targets();
         check_rotary();
         check_queries();
         expect_weights("k_norm", a_.k_norm);
@@ -107,13 +107,13 @@ class Checks {
             expect("k", a_.k, {k_.count, k_.heads, k_.dim}, {a_.k.dtype});
             expect("v", a_.v, {k_.count, k_.heads, v.dim}, {a_.k.dtype});
         }
-        const std::int64_t places = a_.k_cache.shape[0];
+        const std::int64_t slots = a_.k_cache.shape[0];
         const std::int64_t rows = a_.k_cache.shape[1];
-        expect("k_cache", a_.k_cache, {places, rows, k_.heads, k_.dim}, {a_.k.dtype});
-        expect("v_cache", a_.v_cache, {places, rows, k_.heads, v.dim}, {a_.k.dtype});
+        expect("k_cache", a_.k_cache, {slots, rows, k_.heads, k_.dim}, {a_.k.dtype});
+        expect("v_cache", a_.v_cache, {slots, rows, k_.heads, v.dim}, {a_.k.dtype});
     }
 
-    void check_places() const {
+    void check_targets() const {
         if (a_.slot_mapping.given() == a_.kv_lengths.given()) {
             invalid(a_.kv_lengths.given() ? "slot_mapping" : "kv_lengths",
                     fmt::format("expected one of slot_mapping and kv_lengths, got {}",
@@ -228,15 +228,16 @@ class Checks {
     Rows k_{};
 };
 
-/// The place of slot `row` (counted over all pages or slots of the cache); none if there is no such slot.
-CachePlace place_of_slot(const TensorView& cache, std::int64_t slot) {
+/// The row of the cache that is slot `slot` (counted over all pages or slots of the cache); none if there is no such
+/// slot.
+CacheRow row_of_slot(const TensorView& cache, std::int64_t slot) {
     const std::int64_t rows = cache.shape[1];
     if (rows == 0 || slot < 0 || slot / rows >= cache.shape[0]) return {};
     return {slot / rows, slot % rows};
 }
 
-/// The place of a position of sequence `b`; none if there is no such position.
-CachePlace place_of_position(const AppendArgs& a, std::int64_t b, std::int64_t position) {
+/// The row of the cache for a position of sequence `b`; none if there is no such position.
+CacheRow row_of_position(const AppendArgs& a, std::int64_t b, std::int64_t position) {
     const std::int64_t rows = a.k_cache.shape[1];
     if (position < 0 || rows == 0) return {};
     if (a.page_table.given()) {
@@ -268,7 +269,7 @@ void expect_position(const AppendArgs& a, const char* name, std::int64_t row, st
 
 /// Refuses a call in which a new row of K and a new row of V have common memory. K and V of a cache may be overlapping
 /// views of one storage, as long as the rows that the call writes are distinct.
-void expect_distinct_rows(const AppendArgs& a, const std::vector<CachePlace>& places) {
+void expect_distinct_rows(const AppendArgs& a, const std::vector<CacheRow>& rows_of_cache) {
     if (!may_overlap(a.k_cache, a.v_cache)) return;
     struct Row {
         std::int64_t lowest, highest;
@@ -277,10 +278,10 @@ void expect_distinct_rows(const AppendArgs& a, const std::vector<CachePlace>& pl
         std::size_t row;
     };
     std::vector<Row> rows;
-    for (std::size_t r = 0; r < places.size(); ++r) {
-        if (!places[r].exists()) continue;
+    for (std::size_t r = 0; r < rows_of_cache.size(); ++r) {
+        if (!rows_of_cache[r].exists()) continue;
         for (const TensorView* cache : {&a.k_cache, &a.v_cache}) {
-            const TensorView view = row_of_cache(*cache, places[r]);
+            const TensorView view = row_of_cache(*cache, rows_of_cache[r]);
             const auto begin = reinterpret_cast<std::intptr_t>(view.data);
             std::int64_t lowest = begin, highest = begin;
             for (std::size_t d = 0; d < 2; ++d) {
@@ -296,9 +297,10 @@ void expect_distinct_rows(const AppendArgs& a, const std::vector<CachePlace>& pl
             if (rows[i].of_v == rows[j].of_v || !may_overlap(rows[i].view, rows[j].view)) continue;
             const Row& of_k = rows[i].of_v ? rows[j] : rows[i];
             const Row& of_v = rows[i].of_v ? rows[i] : rows[j];
-            invalid("v_cache", fmt::format("expected a place of its own for each row, got row {} of v in the memory of "
-                                           "row {} of k",
-                                           of_v.row, of_k.row));
+            invalid("v_cache",
+                    fmt::format("expected memory of its own for each new row, got row {} of v in the memory of "
+                                "row {} of k",
+                                of_v.row, of_k.row));
         }
     }
 }
@@ -307,42 +309,42 @@ void expect_distinct_rows(const AppendArgs& a, const std::vector<CachePlace>& pl
 
 void check_append(const AppendArgs& args, const AppendOptions& options) { Checks(args).run(options); }
 
-AppendPlaces checked_places(const AppendArgs& args, const AppendOptions& options) {
+AppendedRows checked_rows(const AppendArgs& args, const AppendOptions& options) {
     check_append(args, options);
-    AppendPlaces places;
-    places.of_keys.resize(static_cast<std::size_t>(rows_of("k", args.k).count));
-    const auto place = [&](std::int64_t row) -> CachePlace& { return places.of_keys[static_cast<std::size_t>(row)]; };
+    AppendedRows rows;
+    rows.of_keys.resize(static_cast<std::size_t>(rows_of("k", args.k).count));
+    const auto to = [&](std::int64_t row) -> CacheRow& { return rows.of_keys[static_cast<std::size_t>(row)]; };
     if (args.slot_mapping.given()) {
         for (std::int64_t row = 0; row < args.slot_mapping.shape[0]; ++row)
-            place(row) = place_of_slot(args.k_cache, cu_seqlen(args.slot_mapping, row));
+            to(row) = row_of_slot(args.k_cache, cu_seqlen(args.slot_mapping, row));
     } else {
         for_each_row(args, [&](std::int64_t row, std::int64_t b, std::int64_t index) {
             const std::int64_t position = *args.kv_lengths.at<const std::int32_t>(b) + index;
-            place(row) = place_of_position(args, b, position);
-            place(row).position = position;
+            to(row) = row_of_position(args, b, position);
+            to(row).position = position;
         });
     }
-    for (std::size_t r = 0; r < places.of_keys.size(); ++r) {
+    for (std::size_t r = 0; r < rows.of_keys.size(); ++r) {
         const auto row = static_cast<std::int64_t>(r);
-        if (args.positions.given()) place(row).position = cu_seqlen(args.positions, row);
-        if (place(row).exists()) {
-            expect_position(args, args.positions.given() ? "positions" : "kv_lengths", row, place(row).position);
+        if (args.positions.given()) to(row).position = cu_seqlen(args.positions, row);
+        if (to(row).exists()) {
+            expect_position(args, args.positions.given() ? "positions" : "kv_lengths", row, to(row).position);
         }
     }
-    expect_distinct_rows(args, places.of_keys);
-    if (!args.q.given()) return places;
-    places.of_queries.resize(static_cast<std::size_t>(rows_of("q", args.q).count));
-    for (std::size_t r = 0; r < places.of_queries.size() && args.rotary_cos.given(); ++r) {
+    expect_distinct_rows(args, rows.of_keys);
+    if (!args.q.given()) return rows;
+    rows.of_queries.resize(static_cast<std::size_t>(rows_of("q", args.q).count));
+    for (std::size_t r = 0; r < rows.of_queries.size() && args.rotary_cos.given(); ++r) {
         const auto row = static_cast<std::int64_t>(r);
         if (args.q_positions.given()) {
-            places.of_queries[r] = cu_seqlen(args.q_positions, row);
+            rows.of_queries[r] = cu_seqlen(args.q_positions, row);
         } else {  // that of a key which is not written may be anything
             const std::int64_t last = std::max<std::int64_t>(args.rotary_cos.shape[0] - 1, 0);
-            places.of_queries[r] = std::clamp<std::int64_t>(places.of_keys[r].position, 0, last);
+            rows.of_queries[r] = std::clamp<std::int64_t>(rows.of_keys[r].position, 0, last);
         }
-        expect_position(args, args.q_positions.given() ? "q_positions" : "rotary_cos", row, places.of_queries[r]);
+        expect_position(args, args.q_positions.given() ? "q_positions" : "rotary_cos", row, rows.of_queries[r]);
     }
-    return places;
+    return rows;
 }
 
 }  // namespace tessera

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// The place in the cache that a row of k and v is written to.
-struct CachePlace {
+/// The row of the cache that a row of k and v is written to.
+struct CacheRow {
     std::int64_t index = -1;    ///< page or slot of the cache; -1: the row is not written
     std::int64_t row = 0;       ///< row in it
     std::int64_t position = 0;  ///< of the rotary embedding
@@ -17,8 +17,8 @@ struct CachePlace {
     bool exists() const { return index >= 0; }
 };
 
-struct AppendPlaces {
-    std::vector<CachePlace> of_keys;       ///< of every row of k
+struct AppendedRows {
+    std::vector<CacheRow> of_keys;         ///< of every row of k
     std::vector<std::int64_t> of_queries;  ///< the position of every row of q in the rotary embedding
 };
 
@@ -26,7 +26,7 @@ struct AppendPlaces {
 /// Error(invalid_argument) naming the tensor.
 void check_append(const AppendArgs& args, const AppendOptions& options);
 
-/// check_append(), and the place of each row, for tensors in host memory.
-AppendPlaces checked_places(const AppendArgs& args, const AppendOptions& options);
+/// check_append(), and the row of the cache for each row of k, for tensors in host memory.
+AppendedRows checked_rows(const AppendArgs& args, const AppendOptions& options);
 
 }  // namespace tessera

@@ -118,7 +118,7 @@ class Chain {
                 const std::int32_t before = *args_.kv_lengths.at<const std::int32_t>(b);
                 *lengths_.at<std::int32_t>(b) = before < std::numeric_limits<std::int32_t>::max() ? before + 1 : before;
             }
-            checked_places(append_args(), append_options());
+            checked_rows(append_args(), append_options());
         }
         check_forward(plan_.attention, forward_args());
     }

@@ -115,7 +115,7 @@ def test_overlapping_caches(rng):
     tessera.append_kv(k, v, k_cache, v_cache, slot_mapping=numpy.array([1, 11]))  # pages 0 and 2 of K, 1 and 3 of V
     assert (storage[[0, 2], [1, 3]] == k).all() and (storage[[1, 3], [1, 3]] == v).all()
     before = storage.copy()
-    with pytest.raises(ValueError, match="^v_cache: expected a place of its own for each row, got row 0 of v in the "
+    with pytest.raises(ValueError, match="^v_cache: expected memory of its own for each new row, got row 0 of v in the "
                                          "memory of row 1 of k"):
         tessera.append_kv(k, v, k_cache, v_cache, slot_mapping=numpy.array([1, 5]))
     with pytest.raises(ValueError, match="^v_cache: expected rows beside those of k_cache"):
