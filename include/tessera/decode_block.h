@@ -96,8 +96,8 @@ typedef struct tessera_decode_block_info {
 tessera_status tessera_decode_block_query(const tessera_decode_block_problem* problem, const tessera_options* options,
                                           int32_t device_type, int32_t device_index, tessera_decode_block_info* info);
 
-/* Computes the attention block of a decode step: RMS norm, product to Q, K and V, QK norm, rotary embedding, append to
- * the cache, attention, output product and residual (docs/decode-block.md). All tensors and the workspace are on the
+/* Computes the attention block of a decode step: RMS norm, GEMM to Q, K and V, QK norm, rotary embedding, append to
+ * the cache, attention, output GEMM and residual (docs/decode-block.md). All tensors and the workspace are on the
  * device of x. On a CUDA device the work is queued on `stream`. Calls that may run at the same time need workspaces of
  * their own. */
 tessera_status tessera_decode_block(const tessera_decode_block_problem* problem, const tessera_options* options,

@@ -66,7 +66,7 @@ struct DecodeBlockProblem {
 /// How a block is computed. Both ways give the same bits on a device.
 enum class DecodeBlockWay : std::uint8_t {
     one_launch,  ///< one persistent CUDA kernel
-    chain        ///< one kernel after another: norm and product, append, attention, product
+    chain        ///< one kernel after another: norm and GEMM, append, attention, GEMM
 };
 
 constexpr const char* name_of(DecodeBlockWay way) { return way == DecodeBlockWay::one_launch ? "one launch" : "chain"; }

@@ -11,7 +11,7 @@
 namespace tessera::model {
 namespace {
 
-TEST(Deal, by_hand) {
+TEST(Makespan, by_hand) {
     // Two multiprocessors: 3 and 1 first, then 2 and 4 to who is free: 0 [3, 4], 1 [1, 2]; 4 begins at 3 on both
     // counts.
     EXPECT_DOUBLE_EQ(makespan(std::vector<double>{3, 1, 2, 4}, {2}), 7);
@@ -29,7 +29,7 @@ TEST(Deal, by_hand) {
 
 /// The end is never before an equal share or the longest block, and never after the sum of all blocks. With more
 /// multiprocessors than blocks it is the longest block.
-TEST(Deal, bounds) {
+TEST(Makespan, bounds) {
     std::mt19937 random(7);
     for (int i = 0; i < 300; ++i) {
         std::vector<double> blocks(1 + random() % 40);

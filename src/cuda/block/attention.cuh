@@ -65,7 +65,7 @@ __device__ __forceinline__ void load_keys(const Block<Shape>& block, RingState& 
     }
 }
 
-/// The words of a head's row of the product that a lane reads: four numbers.
+/// The words of a head of Q, K or V that a lane reads: four numbers.
 template <int kHeadDim>
 struct HeadWords {
     Word words[2];
@@ -101,7 +101,7 @@ struct Heads {
     __device__ __forceinline__ int rows() const { return item.keys.count() > 0 ? item.rows : 0; }
     /// 0: Q, 1: K, 2: V.
     __device__ __forceinline__ int kind(int i) const { return i < rows() ? 0 : i - rows() + 1; }
-    /// Its number among all heads of the product.
+    /// Its number among all heads of Q, K and V.
     __device__ __forceinline__ int head(int i) const {
         const ForwardParams& p = launch.attention.params;
         if (i < rows()) return item.kv_head * p.group + item.first_row + i;

@@ -7,8 +7,8 @@
 
 #include "cuda/block/attention.cuh"
 #include "cuda/block/combine.cuh"
+#include "cuda/block/gemm.cuh"
 #include "cuda/block/norm.cuh"
-#include "cuda/block/product.cuh"
 
 namespace tessera::cuda::block {
 
@@ -19,8 +19,8 @@ struct SendQkv {
     Biases biases{};
 
     __device__ __forceinline__ void begin(int /*row*/, int column) { biases.read(launch.qkv, column); }
-    __device__ __forceinline__ void end(int row, int column, const float2& products) const {
-        const float2 sum = biases.added(launch.qkv, products);
+    __device__ __forceinline__ void end(int row, int column, const float2& dot_products) const {
+        const float2 sum = biases.added(launch.qkv, dot_products);
         ptx::store_relaxed(launch.qkv_words + (std::int64_t{row} * launch.qkv.rows + column) / 2,
                            word_of(ptx::pack<Element>(sum.x, sum.y), number));
     }

@@ -4,8 +4,8 @@
 // attention, the other after them.
 #pragma once
 
+#include "cuda/block/gemm.cuh"
 #include "cuda/block/norm.cuh"
-#include "cuda/block/product.cuh"
 #include "cuda/shared/start.cuh"
 
 namespace tessera::cuda::block {
@@ -16,8 +16,8 @@ struct WriteQkv {
     Biases biases{};
 
     __device__ __forceinline__ void begin(int /*row*/, int column) { biases.read(launch.qkv, column); }
-    __device__ __forceinline__ void end(int row, int column, const float2& products) const {
-        const float2 sum = biases.added(launch.qkv, products);
+    __device__ __forceinline__ void end(int row, int column, const float2& dot_products) const {
+        const float2 sum = biases.added(launch.qkv, dot_products);
         *reinterpret_cast<std::uint32_t*>(launch.qkv_rows.data + row * launch.qkv_rows.row_bytes + column * 2) =
             ptx::pack<Element>(sum.x, sum.y);
     }
@@ -45,7 +45,7 @@ __device__ __forceinline__ void copy_output(const Block<Shape>& block) {
 
 /// One GEMM of the chain. kFirst: the RMS norm and the GEMM with w_qkv; otherwise the GEMM with w_o.
 template <class Shape, bool kFirst>
-__global__ void __launch_bounds__(Shape::kConfig.threads(), 1) product_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(Shape::kConfig.threads(), 1) gemm_kernel(const __grid_constant__ Launch launch) {
     extern __shared__ __align__(1024) char memory[];
     const Block<Shape> block{launch, *reinterpret_cast<Shared<Shape>*>(memory), memory,
                              uniform(static_cast<int>(threadIdx.x / 32)), static_cast<int>(threadIdx.x % 32)};
@@ -71,12 +71,12 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) product_kernel(co
 
 template <class Shape>
 cudaError_t start_qkv(const Launch& launch, int blocks, cudaStream_t stream) {
-    return start(product_kernel<Shape, true>, blocks, Shape::kConfig.threads(), launch.layout.bytes, launch, stream);
+    return start(gemm_kernel<Shape, true>, blocks, Shape::kConfig.threads(), launch.layout.bytes, launch, stream);
 }
 
 template <class Shape>
 cudaError_t start_output(const Launch& launch, int blocks, cudaStream_t stream) {
-    return start(product_kernel<Shape, false>, blocks, Shape::kConfig.threads(), launch.layout.bytes, launch, stream);
+    return start(gemm_kernel<Shape, false>, blocks, Shape::kConfig.threads(), launch.layout.bytes, launch, stream);
 }
 
 }  // namespace tessera::cuda::block

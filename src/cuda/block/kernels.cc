@@ -258,7 +258,7 @@ void norm_and_qkv(const DecodeBlockCall& call, const TensorView& qkv, const Tens
         return start_qkv<decltype(shape)>(launch, chain_blocks(launch.qkv, call.device),
                                           static_cast<cudaStream_t>(call.stream));
     });
-    check(status, "decode_block, norm and product");
+    check(status, "decode_block, norm and GEMM");
 }
 
 void output(const DecodeBlockCall& call, const TensorView& o) {
@@ -270,7 +270,7 @@ void output(const DecodeBlockCall& call, const TensorView& o) {
         return start_output<decltype(shape)>(launch, chain_blocks(launch.output, call.device),
                                              static_cast<cudaStream_t>(call.stream));
     });
-    check(status, "decode_block, output product");
+    check(status, "decode_block, output GEMM");
 }
 
 void one_launch_of_call(const DecodeBlockCall& call, std::span<std::byte> workspace) {

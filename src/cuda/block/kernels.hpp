@@ -7,7 +7,7 @@
 
 namespace tessera::cuda::block {
 
-/// The kernels of decode_block(): the one launch, and the products of the chain. Compute capability 9.0 and later.
+/// The kernels of decode_block(): the one launch, and the GEMMs of the chain. Compute capability 9.0 and later.
 const DecodeBlockKernels& kernels();
 
 /// How one launch runs, for measurements.

@@ -105,7 +105,7 @@ FixedBytes fixed_bytes();
 template <class Shape>
 cudaError_t start_block(const Launch& launch, int blocks, bool programmatic, cudaStream_t stream);
 
-/// The kernels of the chain. Norm and product: qkv_rows and lengths from x.
+/// The kernels of the chain. Norm and GEMM: qkv_rows and lengths from x.
 template <class Shape>
 cudaError_t start_qkv(const Launch& launch, int blocks, cudaStream_t stream);
 /// The result from o_rows.

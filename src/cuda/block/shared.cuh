@@ -43,7 +43,7 @@ struct Group {
 template <class Shape>
 struct Shared {
     static constexpr int kHeadDim = Shape::kConfig.head_dim, kWarps = Shape::kConfig.warps;
-    float2 sums[2][kWarps][32];  ///< a unit's products of each warp's columns; units with even and odd numbers
+    float2 sums[2][kWarps][32];  ///< a unit's sums over each warp's columns; units with even and odd numbers
     float squares[Config::kMostBatch][kWarps];
     float factors[Config::kMostBatch];
     float2 rotary[Config::kMostBatch][kHeadDim / 2];  ///< cosine and sine of the pairs at a sequence's new position

@@ -132,8 +132,8 @@ struct FinishOutput {
         residual = *reinterpret_cast<const std::uint32_t*>(launch.residual.data + row * launch.residual.row_bytes +
                                                            column * 2);
     }
-    __device__ __forceinline__ void end(int row, int column, const float2& products) const {
-        const float2 sum = biases.added(launch.output, products);
+    __device__ __forceinline__ void end(int row, int column, const float2& dot_products) const {
+        const float2 sum = biases.added(launch.output, dot_products);
         *reinterpret_cast<std::uint32_t*>(launch.result.data + row * launch.result.row_bytes + column * 2) =
             ptx::pack<Element>(__fadd_rn(sum.x, ptx::unpack<Element>(residual, 0)),
                                __fadd_rn(sum.y, ptx::unpack<Element>(residual, 1)));
