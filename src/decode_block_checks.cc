@@ -101,13 +101,13 @@ class BlockChecks {
     }
 
     void check_rotary() const {
-        const bool turns = p_.rotary_dim > 0;
+        const bool rotates = p_.rotary_dim > 0;
         const std::int64_t rows = a_.rotary_cos.shape[0], pairs = p_.rotary_dim / 2;
-        expect_if(turns, "rotary_dim", "rotary_cos", a_.rotary_cos, {rows, pairs}, {DType::fp32, p_.dtype});
-        expect_if(turns, "rotary_dim", "rotary_sin", a_.rotary_sin, {rows, pairs}, {DType::fp32, p_.dtype});
-        if (turns && rows == 0) invalid_tensor("rotary_cos", "expected 1 position or more, got 0");
-        if (!turns || a_.positions.given()) {
-            expect_if(turns, "rotary_dim", "positions", a_.positions, {p_.batch}, {DType::int64, DType::int32});
+        expect_if(rotates, "rotary_dim", "rotary_cos", a_.rotary_cos, {rows, pairs}, {DType::fp32, p_.dtype});
+        expect_if(rotates, "rotary_dim", "rotary_sin", a_.rotary_sin, {rows, pairs}, {DType::fp32, p_.dtype});
+        if (rotates && rows == 0) invalid_tensor("rotary_cos", "expected 1 position or more, got 0");
+        if (!rotates || a_.positions.given()) {
+            expect_if(rotates, "rotary_dim", "positions", a_.positions, {p_.batch}, {DType::int64, DType::int32});
         }
     }
 

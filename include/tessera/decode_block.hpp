@@ -126,9 +126,9 @@ struct DecodeBlockArgs {
     TensorView lse{};                ///< out, optional: fp32 [batch, heads_q]
 };
 
-/// Chooses the way. Throws Error(invalid_argument) for a Problem or option that breaks the contract,
-/// Error(device_unavailable) for a CUDA device that can't be used, and Error(unsupported) with the reason when the way
-/// that was asked for, or every way, does not run the Problem.
+/// Chooses the way. Throws Error(invalid_argument) for a Problem or option that breaks the contract, and
+/// Error(device_unavailable) for a CUDA device that can't be used. If the way that was asked for, or every way, does
+/// not run the Problem, it throws Error(unsupported) with the reason.
 DecodeBlockPlan decode_block_plan(const DecodeBlockProblem& problem, const DecodeBlockOptions& options = {});
 
 /// Computes the block. Everything is validated first: a call that throws has changed nothing. A sequence whose length

@@ -41,7 +41,7 @@ def append_kv(k: Any, v: Any, k_cache: Any, v_cache: Any, *, slot_mapping: Any =
         cu_seqlens_k: int32 or int64 [batch + 1], for k [total, ..]; rows past the last offset are not written.
 
     rotary_cos, rotary_sin: [positions, rotary_dim / 2], float32 or the dtype of k: the first rotary_dim dimensions of k
-    and q are turned by their positions. rotary_interleaved: pairs are neighbours (GPT-J), else the halves (GPT-NeoX).
+    and q are rotated by their positions. rotary_interleaved: pairs are neighbours (GPT-J), else the halves (GPT-NeoX).
     positions: int32 or int64, one for each row of k; default with kv_lengths: its place in the sequence.
     q: [batch, len_q, heads_q, head_dim] or [total_q, heads_q, head_dim]. q_positions: one for each row of q; default:
     those of k. out_q: an array for the result, which may be q itself.

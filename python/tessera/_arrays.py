@@ -86,8 +86,8 @@ def borrow(name, source, stream=None, written=False) -> Array:
 
     stream: the consumer's stream, for __dlpack__ of an array in CUDA memory; None: its library's choice.
     written: the array is an output.
-    Raises ValueError naming the argument when it is no array, has a dtype or rank that no tensor of tessera has, lies
-    on another kind of device, gives its memory a meaning of its own, or is an output that is read-only.
+    Raises ValueError naming the argument: it is no array, has a dtype or rank that no tensor of tessera has, lies on
+    another kind of device, or is a read-only output. Subclasses that give their memory another meaning are refused too.
     """
     _expect_memory(name, source)
     numpy = sys.modules.get("numpy")

@@ -119,8 +119,8 @@ def decode_block(x: Any, norm: Any, w_qkv: Any, w_o: Any, k_cache: Any, v_cache:
                  return_attention: bool = False, way: str | None = None, early_weights: bool = False,
                  workspace: DecodeBlockWorkspace | None = None, threads: int | None = None,
                  stream: int | None = None) -> Any:
-    """The attention block of a decode step: RMS norm, product to Q, K and V, rotary embedding, append to the cache,
-    attention, output product and residual, by a chain of kernels, or on CUDA by one launch where that is offered.
+    """The attention block of a decode step: RMS norm, GEMM to Q, K and V, rotary embedding, append to the cache,
+    attention, output GEMM and residual. A chain of kernels computes it, or on CUDA one launch, if it takes the shape.
 
     x: [batch, hidden], one new token of each sequence, bfloat16 or float32 (CUDA: bfloat16).
     norm: [hidden], the weights of the RMS norm. w_qkv: [(heads_q + 2 heads_kv) head_dim, hidden], rows of Q, then K, then

@@ -229,7 +229,7 @@ def _expect_rows(name, x, cu_seqlens, batch, device):
 
 def _append(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, cu_seqlens_q, cu_seqlens_k,
             moves):
-    """Appends k and v, and returns q, turned if there is a rotary embedding."""
+    """Appends k and v, and returns q, rotated if there is a rotary embedding."""
     places = dict(kv_lengths=cache.lengths, page_table=cache.table, cache_batch_index=cache.slots,
                   cu_seqlens_k=cu_seqlens_k)
     turn = {}
@@ -263,8 +263,8 @@ def with_kvcache(q, cache, k=None, v=None, rotary_cos=None, rotary_sin=None, rot
                  rotary_seqlens=None, cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, **scores):
     """(out, softmax_lse) of flash_attn_with_kvcache: appends k and v at the lengths, in place, then attends.
 
-    rotary_cos, rotary_sin: (positions, rotary_dim / 2). A new key is turned by its position in the cache, a query of a
-    causal or windowed call by that of its index, and the queries of any other call all by the first one.
+    rotary_cos, rotary_sin: (positions, rotary_dim / 2). A new key is rotated by its position in the cache. In a
+    causal or windowed call each query is rotated by the position of its index, in other calls all by the first one.
     rotary_seqlens: int (batch,), replaces the lengths in these positions."""
     if (k is None) != (v is None):
         raise ValueError(f"{'k' if k is None else 'v'}: expected a tensor, since the other one is given, got None")

@@ -270,7 +270,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
         sequence), (pages, page_size, nheads_k, headdim) of any page_size. They may share memory.
     k, v: new rows (batch, seqlen_new, nheads_k, headdim), written into the cache at cache_seqlens before attention
         reads it. A row at a negative position, past the capacity or on no page is not written.
-    rotary_cos, rotary_sin: (positions, rotary_dim / 2), with k alone: new keys are turned by their position, queries
+    rotary_cos, rotary_sin: (positions, rotary_dim / 2), with k alone: new keys are rotated by their position, queries
         by cache_seqlens plus their index with causal or a window, and by cache_seqlens without.
     cache_seqlens: the keys in the cache, an integer or int32 (batch,); None: all. Entries of block_table past the
         length may be anything, and a sequence without keys gets output 0. cache_batch_idx: int32 (batch,), the slot of
