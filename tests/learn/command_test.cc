@@ -135,7 +135,7 @@ TEST_F(LearnTest, what_cannot_be_kept_is_told_after_the_answer) {
 TEST_F(LearnTest, pictures_are_written) {
     EXPECT_EQ(learn("10 --picture p.svg").code, 0);
     EXPECT_NE(text_of(path("p.svg")).find("28 full"), std::string::npos);
-    for (int lesson = 0; lesson <= 21; ++lesson) {
+    for (int lesson = 0; lesson <= 22; ++lesson) {
         const std::string call = std::to_string(lesson) + " --picture p.svg";
         EXPECT_EQ(learn(call).code, 0) << "over the picture of another lesson: " << call;
     }

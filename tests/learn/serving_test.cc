@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lessons 17 to 21: what is said of wrong answers, and the numbers that exercises and pictures stand on.
+// Lessons 17 to 22: what is said of wrong answers, and the numbers that exercises and pictures stand on.
 #include "learn/serving.hpp"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,11 @@ TEST(Serving, slips_are_named) {
                               {sink_exercise, "5/4", "relative to m"},
                               {sink_exercise, "5/3", "is a score"},
                               {window_exercise, "48", "first two rows"},
-                              {window_exercise, "32", "not aligned"}};
+                              {window_exercise, "32", "not aligned"},
+                              {block_floor_exercise, "17.48", "cache is read too"},
+                              {block_floor_exercise, "9.175", "has 2 bytes"},
+                              {removed_gaps_exercise, "29.2", "share of the whole"},
+                              {removed_gaps_exercise, "70.8", "what is left"}};
     for (const Answer& one : answers) {
         const Grade grade = grade_answer(one.exercise(), one.text);
         EXPECT_FALSE(grade.right) << one.text << ": " << grade.text;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lessons 17 to 21: decoding, caches, fp8, Blackwell, sinks.
+// Lessons 17 to 22: decoding, caches, fp8, Blackwell, sinks, megakernels.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -316,6 +316,68 @@ Exercise dropout_exercise() {
             "equally likely cases in which a key stays, the first key gets (9/10 + 1 + 0) / 3 = 19/30 and not 9/10. If "
             "no key stays, O is 0 / 0. With l from before dropout and 1 - p, each weight is right in the mean.",
         .hint = "Which keys may stay, and what does the first key get in each case?"};
+}
+
+Exercise block_floor_exercise() {
+    const BlockSizes sizes{.hidden = 4096, .heads_q = 32, .heads_kv = 8, .head_dim = 128, .keys = 1024};
+    constexpr double kRate = 4800;
+    const double weights = sizes.weight_bytes() / 1e6, cache = sizes.cache_bytes() / 1e6;
+    const auto time = [](double megabytes) { return megabytes / kRate * 1000; };
+    return {
+        .task = fmt::format(
+            "A layer of an 8B model in bf16: hidden size {}, {} heads of queries and {} of keys, of {} each. One "
+            "sequence of {} tokens is decoded on a GPU that reads {:g} GB/s. How many microseconds do the weights and "
+            "the cache of one attention block take at least?",
+            sizes.hidden, sizes.heads_q, sizes.heads_kv, sizes.head_dim, sizes.keys, kRate),
+        .unit = "microseconds",
+        .value = time(weights + cache),
+        .tolerance = 0.02,
+        .answer = fmt::format("{:.1f} microseconds", time(weights + cache)),
+        .why = fmt::format(
+            "The weights of Q, K, V and of the output are (32 + 8 + 8) * 128 * 4096 + 4096 * 4096 numbers of 2 bytes: "
+            "{:.2f} MB. K and V of the tokens: 1024 * 8 * 128 * 2 * 2 bytes, {:.2f} MB. Together {:.2f} MB.",
+            weights, cache, weights + cache),
+        .mistakes = {{time(weights), "The cache is read too."},
+                     {time(cache), "The weights are read too, for each token again."},
+                     {time((weights + cache) / 2), "A number in bf16 has 2 bytes."}},
+        .hint = "Which matrices has the block, and how many numbers has each? Then K and V of all tokens."};
+}
+
+Exercise removed_gaps_exercise() {
+    const MeasuredBlock block;
+    const double removed = block.chain - block.launch, above = block.chain - block.floor;
+    return {
+        .task = fmt::format(
+            "Measured on an H200: five kernels take {:g} microseconds for the block of the 1B model, one launch takes "
+            "{:g}, and reading its bytes takes {:g}. How many percent of the time above the bytes does the one launch "
+            "remove?",
+            block.chain, block.launch, block.floor),
+        .unit = "percent",
+        .value = 100 * removed / above,
+        .tolerance = 0.03,
+        .answer = fmt::format("{:.0f} percent", 100 * removed / above),
+        .why = fmt::format(
+            "{:g} - {:g} = {:.1f} microseconds above the bytes, of which {:g} - {:g} = {:.1f} go. The rest is mostly "
+            "the waiting of thread blocks for each other.",
+            block.chain, block.floor, above, block.chain, block.launch, removed),
+        .mistakes = {{100 * removed / block.chain, "That is the share of the whole time; the bytes can't be removed."},
+                     {100 * block.launch / block.chain, "That is what is left of the whole time."}},
+        .hint = "How much time lies above the bytes with five kernels, and how much of it is gone with one launch?"};
+}
+
+Exercise resident_exercise() {
+    return {.kind = Kind::explain,
+            .task =
+                "A GPU has 132 multiprocessors, and one thread block of a megakernel fits on each. Somebody starts it "
+                "with 264 thread blocks: those with a low number compute Q, K and V, those with a high number wait for "
+                "them. It works. With the order reversed it hangs. Why, and what follows for a library?",
+            .answer =
+                "A thread block that is on a multiprocessor stays until it ends. If the first 132 wait for results of "
+                "the others, those never start, since no multiprocessor becomes free. CUDA promises no order of "
+                "thread blocks, so the first version works by luck. All thread blocks that wait for each other have "
+                "to be on the GPU at once: the library starts no more than fit (a cooperative launch checks it), or "
+                "refuses.",
+            .hint = "When does a multiprocessor take the next thread block?"};
 }
 
 }  // namespace tessera::learn

@@ -88,6 +88,11 @@ constexpr Lesson kLessons[] = {
      "Blackwell: exponentials become the bottleneck",
      {lazy_rescale_exercise, polynomial_exercise, stale_exercise}},
     {21, 5, "21-sinks", "Sinks, windows and dropout", {sink_exercise, window_exercise, dropout_exercise}},
+    {22,
+     5,
+     "22-megakernel",
+     "A megakernel: what one launch removes",
+     {block_floor_exercise, removed_gaps_exercise, resident_exercise}},
 };
 
 constexpr const char* kParts[] = {"Why attention waits", "The algorithm, by hand", "The versions", "The prediction",

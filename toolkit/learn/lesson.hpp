@@ -155,5 +155,8 @@ Exercise stale_exercise();
 Exercise sink_exercise();
 Exercise window_exercise();
 Exercise dropout_exercise();
+Exercise block_floor_exercise();
+Exercise removed_gaps_exercise();
+Exercise resident_exercise();
 
 }  // namespace tessera::learn

@@ -13,7 +13,7 @@ std::string picture(int number) {
         tile_size_picture,  running_maximum_picture, one_tile_picture,   recompute_picture,   gradients_picture,
         causal_picture,     loops_picture,           overlap_picture,    kernel_name_picture, family_picture,
         prediction_picture, worksheet_picture,       merge_picture,      pages_picture,       fp8_picture,
-        blackwell_picture,  window_picture};
+        blackwell_picture,  window_picture,          block_picture};
     return kPictures[lesson(number).number]();
 }
 

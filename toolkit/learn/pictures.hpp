@@ -33,5 +33,6 @@ std::string pages_picture();
 std::string fp8_picture();
 std::string blackwell_picture();
 std::string window_picture();
+std::string block_picture();
 
 }  // namespace tessera::learn

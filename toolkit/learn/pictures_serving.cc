@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pictures of lessons 17 to 21.
+// Pictures of lessons 17 to 22.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -185,6 +185,53 @@ std::string window_picture() {
                           .row_step = 56,
                           .partial = "the diagonal cuts it, or the window's far end",
                           .skipped = "neither loaded nor computed, on both sides"});
+}
+
+std::string block_picture() {
+    const MeasuredBlock block;
+    struct Piece {
+        double begin, end;
+        const char* name;  ///< empty: too short for words; null: the thread block waits for others
+    };
+    const Piece pieces[] = {{0, block.qkv_written, "norm; Q, K, V"},
+                            {block.qkv_written, block.q_ready, nullptr},
+                            {block.q_ready, block.splits_written, "splits"},
+                            {block.splits_written, block.splits_ready, nullptr},
+                            {block.splits_ready, block.o_written, ""},
+                            {block.o_written, block.o_ready, nullptr},
+                            {block.o_ready, block.end, "output"}};
+    Canvas canvas("An attention block: five kernels, one kernel, its bytes",
+                  "Measured on an H200: a 1B model, one sequence of 1,024 tokens, bf16, microseconds.", 640, 330);
+    const double left = 110, scale = 17, height = 34;
+    double y = canvas.top() + 14;
+    const auto bar = [&](const char* name, double length, int color) {
+        canvas.words(left - 10, y + 22, name, Anchor::end, Canvas::kInk, 13, true);
+        canvas.box(left, y, length * scale, height, color, 0.45);
+        canvas.words(left + length * scale + 8, y + 22, fmt::format("{:.1f}", length), Anchor::start, Canvas::kInk, 13,
+                     true);
+    };
+    bar("five kernels", block.chain, 0);
+    y += height + 18;
+    bar("one kernel", block.launch, 1);
+    y += height + 18;
+    bar("its bytes", block.floor, 2);
+    y += height + 30;
+    canvas.words(left - 10, y + 22, "in the kernel", Anchor::end, Canvas::kInk, 13, true);
+    for (const Piece& piece : pieces) {
+        const double x = left + piece.begin * scale, width = (piece.end - piece.begin) * scale;
+        if (piece.name == nullptr) {
+            canvas.cross(x, y, width, height, Canvas::kQuiet);
+            continue;
+        }
+        canvas.box(x, y, width, height, 1, 0.45);
+        canvas.words(x + width / 2, y + height + 16, piece.name, Anchor::middle, Canvas::kInk, 12);
+    }
+    y += height + 42;
+    canvas.words(left, y,
+                 fmt::format("Crossed out: the median thread block waits for others, {:.1f} of {:g} microseconds.",
+                             block.waiting(), block.end),
+                 Anchor::start, Canvas::kQuiet);
+    return canvas.svg();
 }
 
 }  // namespace tessera::learn
