@@ -44,7 +44,7 @@ class CudaRows : public DeviceRows {
         const CurrentDevice current(device_);
         void* memory = nullptr;
         if (cudaMalloc(&memory, bytes) != cudaSuccess) {
-            static_cast<void>(cudaGetLastError());  // the caller's next call shall not find it
+            static_cast<void>(cudaGetLastError());  // clears the error, which the caller's next call must not report
             throw Error(ErrorCode::out_of_memory, "", fmt::format("could not allocate {} bytes on the device", bytes));
         }
         return memory_.emplace_back(memory);
