@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A ContextParallel from the inside: the layout of this rank, its kernels' plans and its tables on the device.
+// The state of a ContextParallel: the layout of this rank, its kernels' plans and its tables on the device.
 #pragma once
 
 #include <map>
