@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 from transformers import masking_utils
 
-from . import _layer_masks
+from . import _layer_masks, _model_families
 from ._layer_masks import LayerMask
 
 # Beginnings of the model_type of models that work on the mask itself (index it, add to it, concatenate it).
@@ -253,7 +253,10 @@ def layer_mask(**keywords):
     """The mask function of "tessera" for AttentionMaskInterface. The keywords are those of sdpa_mask().
 
     Returns a LayerMask, None for a mask that says no more than the layer does (causal or nothing), or what sdpa_mask()
-    gives."""
+    gives; for a model that is not written for such masks, what eager_mask() gives."""
+    if not _model_families.take_masks_of_sdpa(type(keywords.get("config")).__module__):
+        _say_once("transformers has no \"sdpa\" for this model")
+        return masking_utils.eager_mask(**keywords)
     mask = _structured(**keywords)
     return masking_utils.sdpa_mask(**keywords) if mask is NotImplemented else mask
 

@@ -63,6 +63,26 @@ def test_compiled(device):
                 lambda q, k, v, s: reference.attention(q, k, v, causal="bottom-right", sinks=s), leaves)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_has_the_bits_of_eager(strict, device):
+    class Layer(torch.nn.Module):
+        def forward(self, *tensors):
+            return call(*tensors)
+    leaves = [t.detach() for t in leaves_of(device, dtype=torch.bfloat16)]
+    program = torch.export.export(Layer(), tuple(leaves), strict=strict)
+    for found, want in zip(program.module()(*leaves), call(*leaves)):
+        assert torch.equal(found, want)
+
+
+def test_float64_is_exact():
+    """Kernels take sinks in float32, which would leave seven digits."""
+    leaves = [t.detach().double().requires_grad_() for t in leaves_of("cpu", len_q=3)]
+    expect_same(call, lambda q, k, v, s: reference.attention(q, k, v, sinks=s), leaves, 1e-13)
+    o, lse = call(*leaves)
+    want, lse_want = reference.attention(*leaves[:3], sinks=leaves[3])
+    torch.testing.assert_close((o, lse), (want, lse_want), rtol=0, atol=1e-13)
+
+
 def test_fake_tensors():
     from torch._subclasses.fake_tensor import FakeTensorMode
     with FakeTensorMode():

@@ -9,22 +9,23 @@ import torch
 from torch.compiler import is_compiling
 
 from . import _distributed, _operators
-from ._tensors import expect_arguments, expect_tensor, is_plain
+from ._tensors import expect_arguments, expect_tensor
 
 
 def run(arguments, sinks, with_lse=True, math=False, name="sinks"):
     """_attention.run(), or run_math() with math, with a sink for each query head; None: without. name: the caller's
     name of the sinks.
 
-    In forward mode, under torch.func and for DTensors no kernel with sinks runs. Raises ValueError naming the
-    argument."""
+    In forward mode, under torch.func, for DTensors and in float64 no kernel with sinks runs: kernels take sinks in
+    float32. Raises ValueError naming the argument."""
     from . import _attention  # which imports this module
     of_call = _attention.run_math if math else _attention.run
     if sinks is None:
         return of_call(arguments, with_lse)
     plain = expect_arguments(arguments)
     sinks = checked(sinks, arguments.q, arguments.q.shape[1 if arguments.heads_first else -2], name)
-    if math or not plain or not is_plain(sinks) or _attention._functorch_active() or _attention._forward_mode():
+    if (math or arguments.q.dtype == torch.float64 or (not plain and _distributed.are_in(arguments))
+            or _attention._functorch_active() or _attention._forward_mode()):
         o, lse = added(*of_call(arguments, True), sinks, arguments.heads_first)
         return (o, lse) if with_lse else o
     arguments = arguments if is_compiling() else _attention._with_numbers(arguments)
