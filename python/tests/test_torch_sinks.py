@@ -56,6 +56,21 @@ def test_heads_first_and_ragged(device):
     assert torch.equal(of_rows.unflatten(1, (2, 37)).transpose(0, 1), lse)
 
 
+def test_rows_behind_the_last_offset_have_no_sinks():
+    """Neither by kernels nor without: O is 0 and LSE -inf, which gives the sinks no gradient."""
+    q, k, v, sinks = leaves_of("cpu")
+    rows, cu = [t[0] for t in (q, k, v)], [torch.tensor([0, 5, n]) for n in (20, 30)]
+
+    def ragged(sinks, **options):
+        return tt.varlen_attention(*rows, *cu, sinks=sinks, return_lse=True, **options)
+    ways = (ragged, lambda s: ragged(s, math=True),
+            lambda s: [t[0] for t in torch.func.vmap(ragged)(s[None])])
+    for way in ways:
+        o, lse = way(sinks)
+        assert not o[20:].any() and (lse[:, 20:] == float("-inf")).all() and lse[:, :20].isfinite().all()
+        assert not torch.autograd.grad(lse[:, 20:].sum(), sinks)[0].any()
+
+
 def test_compiled(device):
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     leaves = leaves_of(device)
