@@ -273,7 +273,7 @@ TEST(Accuracy, ragged) {
 /// Packed documents: the terms of ragged calls were fitted to mean lengths of 64, 1,024 and 8,192, and these are of
 /// 256, 4,096 and 32,768. The bounds are what the model reaches, and half a point.
 TEST(Accuracy, packed_documents) {
-    const auto packed = measure::compare(kept("h200/waiting", {"packed.jsonl"}));
+    const auto packed = measure::compare(kept("h200/now", {"packed.jsonl"}));
     ASSERT_EQ(packed.rows.size(), 126U);
     std::map<std::string, double> medians;
     for (const measure::Accuracy& a : measure::summarise(packed)) medians[a.kernels + " " + a.pass] = a.median;
@@ -287,7 +287,7 @@ TEST(Accuracy, packed_documents) {
         ++rows, inside += std::abs(row.error()) <= 0.15;
     }
     EXPECT_GE(inside, 0.9 * rows);
-    for (const measure::Comparison& row : measure::compare(kept("h200/waiting", {"fitted_packed.jsonl"})).rows)
+    for (const measure::Comparison& row : measure::compare(kept("h200/now", {"fitted_packed.jsonl"})).rows)
         EXPECT_FALSE(row.held_out);
 }
 
