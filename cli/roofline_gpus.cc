@@ -80,7 +80,7 @@ std::string gpus_table(std::span<const GpusRow> rows, int width) {
                  {"a ring", Align::right}},
                 kKeys);
     for (const GpusRow& row : rows)
-        table.add({count_text(row.problem.len_q), count_text(row.gpus), milliseconds_text(row.ms()),
+        table.add({count_text(row.rows()), count_text(row.gpus), milliseconds_text(row.ms()),
                    fmt::format("+-{:.0f} %", 100 * row.error()), fmt::format("{:.2f}x", row.speed_up()),
                    fmt::format("{:.2f}", row.share()),
                    row.gpus == 1 ? "-" : bytes_text(static_cast<double>(row.memory())),
@@ -118,7 +118,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const GpusQuestion& qu
                                                           const std::string& passes) {
     const Link& link = question.link;
     std::string rates = link.name + ":";
-    if (link.copy_gbs > 0)
+    if (question.copies && link.copy_gbs > 0)
         rates += fmt::format(" {:.4g} GB/s for each GPU by copies of a host's GPUs;", link.copy_gbs.value);
     rates +=
         fmt::format(" by NCCL {:.4g} GB/s in a gather, {:.4g} by sends", link.gather_gbs.value, link.send_gbs.value);
@@ -137,9 +137,8 @@ std::vector<std::pair<std::string, std::string>> facts_of(const GpusQuestion& qu
 
 constexpr const char* kLegend =
     "all times are predictions. speed-up: over one GPU at the same rows. share: speed-up / GPUs. memory: beside the "
-    "tensors of one layer, on each GPU. a ring: the time of one that passes K and V on. The second table asks rows "
-    "that "
-    "double, up to 2,097,152";
+    "tensors of one layer, on each GPU. a ring: the time of one that passes K and V on, by the same formulas; no ring "
+    "was measured. The second table asks rows that double, up to 2,097,152";
 
 Json gpus_json(const GpusRow& row) {
     Json entry{{"gpus", row.gpus},
@@ -191,6 +190,8 @@ Json limits_json(const GpusLimits& limits) {
 
 /// The lengths of the rows: --rows times the GPUs, or --len.
 std::vector<Problem> problems_on_gpus(const RooflineOptions& options, const model::Machine& machine, int gpus) {
+    if (!options.rows_of_gpu.empty() && !options.shape.ragged.empty())
+        throw UsageError("--rows", "has no effect beside --ragged, which has the lengths of all documents");
     if (options.rows_of_gpu.empty()) return options.problems(machine);
     RooflineOptions of_all = options;
     of_all.shape.len.clear();
@@ -238,7 +239,7 @@ std::string gpus_text(const GpusQuestion& question, std::span<const GpusRow> row
     for (const GpusRow& row : rows)
         if (row.gpus > 1 && static_cast<double>(row.memory()) > most)
             notes.emplace_back("memory",
-                               fmt::format("{} rows on {}: {} of one GPU's {}", count_text(row.problem.len_q), row.gpus,
+                               fmt::format("{} rows on {}: {} of one GPU's {}", count_text(row.rows()), row.gpus,
                                            bytes_text(static_cast<double>(row.memory())), bytes_text(most)));
     if (!last.fits_one_gpu()) notes.emplace_back("one GPU", "the whole sequence does not fit its memory");
     notes.emplace_back("read it", kLegend);
@@ -250,17 +251,20 @@ std::string gpus_text(const GpusQuestion& question, std::span<const GpusRow> row
 void show_gpus(const RooflineOptions& options, const Session& session) {
     const model::Machine machine = machine_of_option(options.device);
     GpusQuestion question{machine, {}, options.passes(), link_of_option(options.link)};
+    question.documents = options.shape.sequences();
+    question.copies = options.peer_copies;
     std::vector<GpusRow> rows;
     std::vector<GpusLimits> limits;
     for (const int gpus : gpus_of_option(options.gpus)) {
         const std::vector<Problem> problems = problems_on_gpus(options, machine, gpus);
         question.schedule = schedule_on_gpus(options, problems.front(), machine);
         for (const Problem& problem : problems) rows.push_back(measure::row_on_gpus(problem, gpus, question));
-        if (gpus > 1 && !session.csv) limits.push_back(measure::limits_on_gpus(problems.front(), gpus, question));
+        if (gpus > 1 && !session.csv && question.documents.empty())
+            limits.push_back(measure::limits_on_gpus(problems.front(), gpus, question));
     }
     if (options.rows_of_gpu.empty())
         std::stable_sort(rows.begin(), rows.end(),
-                         [](const GpusRow& a, const GpusRow& b) { return a.problem.len_q < b.problem.len_q; });
+                         [](const GpusRow& a, const GpusRow& b) { return a.rows() < b.rows(); });
     if (!options.svg.empty() || !options.png.empty()) draw_files(options, measure::gpus_figure(question, rows));
     if (session.csv) session.print_csv(gpus_csv(question, rows));
     else if (session.json) session.print_json(gpus_document(question, rows, limits), "gpus");

@@ -44,7 +44,11 @@ Json clock_json(const Diagnosis& d) {
     return {{"us", d.clock.clock_us},
             {"busy_us", d.clock.busy_us},
             {"attention_us", d.clock.attention_us},
-            {"host_bound", d.clock.host_bound()}};
+            {"gpus", d.clock.gpus},
+            {"host_bound", d.clock.host_bound()},
+            {"pauses", d.clock.pauses},
+            {"pauses_us", d.clock.pauses_us},
+            {"longest_pause_us", d.clock.longest_pause_us}};
 }
 
 /// The steps that the profiler marked; null if there are none.

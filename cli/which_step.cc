@@ -62,14 +62,30 @@ bool is_by_hand(const AttentionKind& kind) {
 std::string clock_sentence(const Diagnosis& d) {
     const diagnose::StepClock& clock = d.clock;
     if (!clock.host_bound()) return "";
+    const std::string gpus =
+        clock.gpus > 1 ? fmt::format("the {} GPUs were (in the mean) busy", clock.gpus) : "the GPU was busy";
+    const std::string busy = fmt::format(
+        "{} for {} of {} ({}), and with attention for {}", gpus, ms_text(clock.busy_us), ms_text(clock.clock_us),
+        percent_of(clock.busy_us, clock.clock_us), percent_of(clock.attention_us, clock.clock_us));
+    if (clock.paused()) {
+        const std::string pauses =
+            clock.pauses == 1 ? fmt::format("one pause of {}", ms_text(clock.longest_pause_us))
+                              : fmt::format("{} pauses of up to {}", clock.pauses, ms_text(clock.longest_pause_us));
+        return fmt::format(
+            " The GPU stood still: between the first kernel and the last one {}. Most of the rest is {}; without it "
+            "the "
+            "GPU was busy {} of the time. So look at what the host did then (input pipeline, checkpoint, compilation) "
+            "before any kernel.",
+            busy, pauses, percent_of(clock.busy_between_pauses(), 1));
+    }
     const bool by_hand = std::any_of(d.kinds.begin(), d.kinds.end(), is_by_hand);
     return fmt::format(
-        " The step waits for the host: between the first kernel and the last one the GPU was busy for {} of {} ({}), "
-        "and "
-        "with attention for {}. So faster kernels of attention save at most {} of the clock. Fewer launches save more: "
-        "CUDA graphs, torch.compile(mode=\"reduce-overhead\"), larger batches{}; or the input pipeline is slow.",
-        ms_text(clock.busy_us), ms_text(clock.clock_us), percent_of(clock.busy_us, clock.clock_us),
-        percent_of(clock.attention_us, clock.clock_us), percent_of(clock.attention_us, clock.clock_us),
+        " The step waits for the host: between the first kernel and the last one {}. So faster kernels of attention "
+        "save "
+        "at most {} of the clock. Fewer launches save more: CUDA graphs, torch.compile(mode=\"reduce-overhead\"), "
+        "larger "
+        "batches{}; or the input pipeline is slow.",
+        busy, percent_of(clock.attention_us, clock.clock_us),
         by_hand ? ", and one kernel in place of attention's many" : "");
 }
 
@@ -214,7 +230,8 @@ std::vector<std::pair<std::string, std::string>> step_facts(const Diagnosis& d) 
     if (!d.timed || d.clock.clock_us <= 0 || (d.clock.runs < kEnoughRuns && steps.count == 0)) return {};
     std::vector<std::pair<std::string, std::string>> facts{
         {"  clock", fmt::format("{} from the first kernel to the last one", ms_text(d.clock.clock_us))},
-        {"  GPU busy", fmt::format("{}, {}", ms_text(d.clock.busy_us), percent_of(d.clock.busy_us, d.clock.clock_us))},
+        {"  GPU busy", fmt::format("{}, {}{}", ms_text(d.clock.busy_us), percent_of(d.clock.busy_us, d.clock.clock_us),
+                                   d.clock.gpus > 1 ? fmt::format(", in the mean of {} GPUs", d.clock.gpus) : "")},
         {"  attention", fmt::format("{}, {} of the clock", ms_text(d.clock.attention_us),
                                     percent_of(d.clock.attention_us, d.clock.clock_us))}};
     if (steps.count > 0)

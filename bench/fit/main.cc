@@ -64,6 +64,9 @@ constexpr Named<Constants> kConstants[] = {
     {"call_us", &Constants::call_us},
     {"dropout_exposed", &Constants::dropout_exposed},
     {"empty_cycles", &Constants::empty_cycles},
+    {"residual_cycles", &Constants::residual_cycles},
+    {"list_us", &Constants::list_us},
+    {"sequence_cycles", &Constants::sequence_cycles},
     {"row_cycles", &Constants::row_cycles},
     {"row_exposed", &Constants::row_exposed},
     {"pass_exposed", &Constants::pass_exposed},
@@ -96,7 +99,8 @@ model::PredictOptions options_of(const Row& row) {
     return {.by = row.measured.prediction.by,
             .threads = row.measured.record.threads,
             .sequences = measure::sequences_of(row.measured.record),
-            .kernel = row.measured.kernel};
+            .kernel = row.measured.kernel,
+            .o_residual = measure::writes_residual(row.measured.record)};
 }
 
 model::Question question(const Row& row) {

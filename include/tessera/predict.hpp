@@ -31,6 +31,9 @@ struct PredictOptions {
     /// A GPU's kernel of tessera, such as "cuda.decode.forward"; "": of the schedule's kernels, the one that plan()
     /// prefers for the Problem and the tile.
     std::string kernel{};
+    /// Forward of tessera on a GPU, in 16 bits: the call writes the residual of O (ForwardArgs::o_residual), as
+    /// training does. A forward that does not write it is faster.
+    bool o_residual = false;
 };
 
 /// A roof: the time that one unit would need for the whole problem at the rated clock if nothing else took time.

@@ -16,8 +16,8 @@
 #pragma GCC visibility push(default)
 namespace tessera {
 
-/// A link between GPUs, with the rates that it reaches while all GPUs take part. GPUs of one host copy from each other
-/// where the link has a rate for that; others exchange by NCCL.
+/// A link between GPUs, with the rates that it reaches while all GPUs take part. GPUs exchange by NCCL; those of one
+/// host may copy from each other where the link has a rate for that.
 struct Link {
     std::string name;           ///< "nvlink"; what --link takes
     Quantity copy_gbs{};        ///< GB/s of copies from other GPUs of the host; 0: none
@@ -45,7 +45,8 @@ struct PredictContextParallelOptions {
     int ranks = 2;  ///< GPUs
     Link link{};
     int steps = 0;             ///< groups of key heads; 0: as many as tessera.torch takes on CUDA
-    PredictOptions kernels{};  ///< of the kernels; an empty `by` stands for tessera
+    PredictOptions kernels{};  ///< of the kernels; an empty `by` stands for tessera. `sequences`: the packed documents
+    bool copies = false;       ///< GPUs of one host copy from each other, as with TESSERA_PEER_COPIES=1
 };
 
 /// The time of a call over several GPUs and what it is made of. Times are in milliseconds.
@@ -53,7 +54,8 @@ struct ContextParallelPrediction {
     Pass pass{};
     int ranks = 1;
     int steps = 1;
-    std::string order;                ///< of the rows: "zigzag" under a plain causal mask, else "contiguous"
+    /// Of the rows: "zigzag" under a plain causal mask, else "contiguous"; of documents: as balance_documents() has it.
+    std::string order;
     double ms = 0;                    ///< of the GPU that is done last
     double error = 0;                 ///< the error bar, as in Prediction
     bool measured = false;            ///< the rates of the link were measured on at least so many GPUs
@@ -65,7 +67,7 @@ struct ContextParallelPrediction {
     double hidden_ms = 0;             ///< the part of exchange_ms in which kernels run
     std::int64_t bytes_received = 0;  ///< by each GPU
     std::int64_t memory = 0;          ///< bytes beside the tensors of the call, at most
-    double ring_ms = 0;               ///< by a ring that passes K and V on, with the same kernels and link
+    double ring_ms = 0;               ///< by a ring that passes K and V on, by these formulas: none was measured
     std::int64_t ring_memory = 0;
     std::vector<Part> parts{};  ///< add up to ms
 };
@@ -76,8 +78,9 @@ std::optional<std::string> context_parallel_refusal(const Problem& problem, Sche
                                                     const PredictContextParallelOptions& options);
 
 /// Predicts tessera.torch.context_parallel_attention on a Problem, which is that of the whole sequence (or of a batch
-/// of equal ones): dense, as many queries as keys, no cache. Throws Error(unsupported) with the reason of
-/// context_parallel_refusal(), and Error(invalid_argument) naming the option that is out of range.
+/// of equal ones): as many queries as keys, no cache. A ragged Problem is one sequence of packed documents, which may
+/// cross GPUs; options.kernels.sequences has their lengths, whose sum the GPUs divide. Throws Error(unsupported) with
+/// the reason of context_parallel_refusal(), and Error(invalid_argument) naming the option that is out of range.
 ContextParallelPrediction predict_context_parallel(const Problem& problem, Schedule schedule, Pass pass,
                                                    const Machine& machine,
                                                    const PredictContextParallelOptions& options);

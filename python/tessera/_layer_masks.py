@@ -40,6 +40,7 @@ class LayerMask(NamedTuple):
     documents: Tensor | None = None
     chunk: int = 0
     offsets: Offsets | None = None
+    ndim = 4  # generate() hands a mask that it made to the model, which asks whether it is one of 2 dimensions
 
     def expect(self, query, key):
         """Raises ValueError unless it is the mask of these tensors."""

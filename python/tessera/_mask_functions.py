@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 from transformers import masking_utils
 
-from . import _layer_masks
+from . import _layer_masks, _model_families
 from ._layer_masks import LayerMask
 
 # Beginnings of the model_type of models that work on the mask itself (index it, add to it, concatenate it).
@@ -253,7 +253,10 @@ def layer_mask(**keywords):
     """The mask function of "tessera" for AttentionMaskInterface. The keywords are those of sdpa_mask().
 
     Returns a LayerMask, None for a mask that says no more than the layer does (causal or nothing), or what sdpa_mask()
-    gives."""
+    gives; for a model that is not written for such masks, what eager_mask() gives."""
+    if not _model_families.take_masks_of_sdpa(type(keywords.get("config")).__module__):
+        _say_once("transformers has no \"sdpa\" for this model")
+        return masking_utils.eager_mask(**keywords)
     mask = _structured(**keywords)
     return masking_utils.sdpa_mask(**keywords) if mask is NotImplemented else mask
 
@@ -262,6 +265,8 @@ def _structured(batch_size=None, q_length=None, kv_length=None, q_offset=0, kv_o
                 attention_mask=None, local_size=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=None,
                 use_vmap=False, device="cpu", config=None, **_):
     """layer_mask(), or NotImplemented for what sdpa_mask() is to make."""
+    if isinstance(attention_mask, LayerMask):
+        return attention_mask  # generate() made it before
     if q_length is None or isinstance(q_length, Tensor) or q_length == 1 or mask_function is None:
         return NotImplemented  # one query of each sequence has a row of keys, and no mask of pairs
     if isinstance(q_offset, Tensor) or isinstance(kv_offset, Tensor) or allow_is_bidirectional_skip is False:

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _kvcache, _native
 from ._offsets import used_members
 from .flash_attn import _expect_tensors, _int, _number, _scores_of_cache, _window
-from .torch import _attention
+from .torch import _attention, _sinks
 from .torch._operators import Arguments
 
 __all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
@@ -29,15 +29,15 @@ def _refuse(**arguments):
 
 
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
-         return_attn_probs):
+         return_attn_probs, learnable_sink=None):
     left, right = _window(window_size)
     softcap = max(_number("softcap", softcap), 0.0)
     try:
         if cu_seqlens_q is cu_seqlens_k is None and not return_attn_probs and softcap == 0.0:
             return _attention.run_few(q, k, v, 1 if causal else 0, False, softmax_scale, left, right)
-        return _attention.run(Arguments(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None, _int(max_seqlen_q),
-                                        _int(max_seqlen_k), 1 if causal else 0, left, right, softmax_scale, softcap),
-                              return_attn_probs)
+        return _sinks.run(Arguments(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None, _int(max_seqlen_q),
+                                    _int(max_seqlen_k), 1 if causal else 0, left, right, softmax_scale, softcap),
+                          learnable_sink, return_attn_probs, name="learnable_sink")
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(str(error)) from None
 
@@ -86,13 +86,18 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
     of rows of each sequence that are in use. Output and gradients of the other rows are 0 (FlashAttention-3 does not
     write them)."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    return _run_ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k,
+                       softmax_scale, causal, window_size, softcap, return_attn_probs)
+
+
+def _run_ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, *scores):
+    """_run() of a ragged batch of which seqused rows are in use. scores: the arguments of _run() after the lengths."""
     _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if seqused_q is not None or seqused_k is not None:
         _expect_tensors(**{name: used for name, used in (("seqused_q", seqused_q), ("seqused_k", seqused_k))
                            if used is not None})
         cu_seqlens_q, cu_seqlens_k = used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size,
-                softcap, return_attn_probs)
+    return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *scores)
 
 
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None,

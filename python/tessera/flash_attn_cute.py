@@ -11,7 +11,6 @@ from torch import Tensor
 
 from . import flash_attn_3
 from .flash_attn_3 import _refuse
-from .torch import _sinks
 
 __all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func"]
 
@@ -26,15 +25,6 @@ def _sides(window_size):
         return window_size  # refused by the call, which names it
 
 
-def _with_sinks(out, lse, q, learnable_sink):
-    if learnable_sink is None:
-        return out, lse
-    try:
-        return _sinks.added(out, lse, _sinks.checked(learnable_sink, q, q.shape[-2]), False)
-    except ValueError as error:
-        raise RuntimeError(str(error).replace("sinks:", "learnable_sink:", 1)) from None
-
-
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False,
                     window_size: tuple[int | None, int | None] = (None, None), learnable_sink: Tensor | None = None,
                     softcap: float = 0.0, num_splits: int = 1, pack_gqa: bool | None = None,
@@ -47,9 +37,8 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None
     block_sparse_tensors and aux_tensors raise NotImplementedError."""
     _refuse(score_mod=score_mod, mask_mod=mask_mod, block_sparse_tensors=block_sparse_tensors,
             aux_tensors=aux_tensors)
-    results = flash_attn_3.flash_attn_func(q, k, v, softmax_scale, causal, window_size=_sides(window_size),
-                                           softcap=softcap or 0.0, return_attn_probs=True)
-    return _with_sinks(*results, q, learnable_sink)
+    return flash_attn_3._run(q, k, v, None, None, -1, -1, softmax_scale, causal, _sides(window_size), softcap or 0.0, True,
+                             learnable_sink)
 
 
 def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None = None,
@@ -66,7 +55,5 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
     (batch + 1,), seqused (batch,) as in tessera.flash_attn_3: (out, lse). page_table raises NotImplementedError too."""
     _refuse(page_table=page_table, score_mod=score_mod, aux_tensors=aux_tensors)
     longest = (-1 if length is None else length for length in (max_seqlen_q, max_seqlen_k))
-    results = flash_attn_3.flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, seqused_q, seqused_k, softmax_scale, causal,
-        window_size=_sides(window_size), softcap=softcap or 0.0, return_attn_probs=True)
-    return _with_sinks(*results, q, learnable_sink)
+    return flash_attn_3._run_ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, seqused_q, seqused_k, softmax_scale,
+                                    causal, _sides(window_size), softcap or 0.0, True, learnable_sink)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
+from . import _model_families
 from ._layer_masks import LayerMask
 from .torch import _attention, _broadcast, _sinks, sdpa
 from .torch._operators import Arguments
@@ -132,6 +133,8 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     if not (query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2]):
         query, key, value, _ = _broadcast.heads_first(query, key, value, True)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and is_causal and not _model_families.take_masks_of_sdpa(type(module).__module__):
+        is_causal = False
     layer_mask, right = None, -1
     if isinstance(attention_mask, LayerMask):
         attention_mask.expect(query, key)

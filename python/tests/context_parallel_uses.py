@@ -32,6 +32,35 @@ def sinks_with_gradients(groups):
 
 
 @case
+def rows_of_no_document_have_no_sinks(groups):
+    """Rows behind the last offset: LSE is -inf as in one process, and gives the sinks no gradient."""
+    sinks, offsets = torch.tensor([0.5, -1.0, 2.0, 0.1]), torch.tensor([0, 30, 70])
+    q, k, v, d_o = inputs()
+    d_lse = reference.random((1, 4, 96), 5)
+
+    def run(call, tensors, d_lse):
+        s = sinks.clone().requires_grad_()
+        lse = call(*tensors, s)[1]
+        return lse.detach(), torch.autograd.grad(lse, s, d_lse)[0]
+
+    def one(q, k, v, s):
+        o, lse = tt.varlen_attention(q[0], k[0], v[0], offsets, offsets, sinks=s, causal="bottom-right", return_lse=True)
+        return o[None], lse[None]
+    want = run(one, (q, k, v), d_lse)
+    assert (want[0][..., 70:] == float("-inf")).all()
+    for ranks, group in groups.items():
+        own = [tt.shard_sequence(t, group) for t in (q, k, v)]
+        lse, of_sinks = run(lambda q, k, v, s: tt.context_parallel_attention(
+            q, k, v, group, causal=True, sinks=s, cu_seqlens=offsets, return_lse=True), own,
+            tt.shard_sequence(d_lse, group, dim=2))
+        right = tt.shard_sequence(want[0], group, dim=2)
+        assert torch.equal(lse.isfinite(), right.isfinite())
+        reference.expect_close(lse, right, 1e-6, f"{ranks} ranks: LSE")
+        dist.all_reduce(of_sinks, group=group)
+        reference.expect_close(of_sinks, want[1], 1e-6, f"{ranks} ranks: gradient of the sinks")
+
+
+@case
 def documents_are_balanced(groups):
     """balance_documents() gives all ranks equal rows and about equal pairs, and its order gives the bits of one
     process, with the way of K and V that sends only what is needed."""

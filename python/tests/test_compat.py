@@ -8,6 +8,7 @@ import sys
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import tessera.torch as tt  # noqa: E402
 import torch_reference as reference  # noqa: E402
 from tessera import bert_padding, compat, flash_attn, flash_attn_3, flash_attn_cute, rotary  # noqa: E402
 
@@ -298,6 +299,10 @@ def test_cute_is_version_3_with_its_own_face(device):
     reference.expect_lse(lse, want[1])
     ragged, _ = flash_attn_cute.flash_attn_varlen_func(q[0], k[0], v[0], cu_q, cu_k, causal=True, learnable_sink=sink)
     assert torch.equal(ragged, out[0])
+    halves = [t.detach().bfloat16() for t in (q, k, v)]
+    by_kernels = tt.attention(*halves, causal="bottom-right", sinks=sink, return_lse=True)
+    for one, other in zip(flash_attn_cute.flash_attn_func(*halves, causal=True, learnable_sink=sink), by_kernels):
+        assert torch.equal(one, other)
     with pytest.raises(RuntimeError, match="^learnable_sink: "):
         flash_attn_cute.flash_attn_func(q, k, v, learnable_sink=sink[:2])
     with pytest.raises(RuntimeError, match="^window_size: "):

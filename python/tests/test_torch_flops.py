@@ -37,6 +37,7 @@ CALLS = {"sdpa": (tt.scaled_dot_product_attention, True, dict(enable_gqa=True)),
          "sdpa, mask": (tt.scaled_dot_product_attention, True, dict(enable_gqa=True, attn_mask=torch.zeros(24, 40))),
          "attention": (tt.attention, False, {}), "attention, dropout": (tt.attention, False, dict(dropout_p=0.1)),
          "attention, heads first": (tt.attention, True, dict(layout="bhsd")),
+         "attention, sinks": (tt.attention, False, dict(sinks=torch.zeros(HEADS))),
          "flash_attn": (flash_attn.flash_attn_func, False, {}), "ragged": (ragged, False, {})}
 
 
@@ -56,7 +57,7 @@ def test_it_is_the_count_of_pytorchs_own(device):
     assert own == FORWARD + BACKWARD
 
 
-@pytest.mark.parametrize("name", ["sdpa", "attention", "attention, dropout", "ragged"])
+@pytest.mark.parametrize("name", ["sdpa", "attention", "attention, dropout", "attention, sinks", "ragged"])
 def test_compiled_calls_are_counted(name, device):
     call, heads_first, options = CALLS[name]
     torch._dynamo.reset()

@@ -56,11 +56,46 @@ def test_heads_first_and_ragged(device):
     assert torch.equal(of_rows.unflatten(1, (2, 37)).transpose(0, 1), lse)
 
 
+def test_rows_behind_the_last_offset_have_no_sinks():
+    """Neither by kernels nor without: O is 0 and LSE -inf, which gives the sinks no gradient."""
+    q, k, v, sinks = leaves_of("cpu")
+    rows, cu = [t[0] for t in (q, k, v)], [torch.tensor([0, 5, n]) for n in (20, 30)]
+
+    def ragged(sinks, **options):
+        return tt.varlen_attention(*rows, *cu, sinks=sinks, return_lse=True, **options)
+    ways = (ragged, lambda s: ragged(s, math=True),
+            lambda s: [t[0] for t in torch.func.vmap(ragged)(s[None])])
+    for way in ways:
+        o, lse = way(sinks)
+        assert not o[20:].any() and (lse[:, 20:] == float("-inf")).all() and lse[:, :20].isfinite().all()
+        assert not torch.autograd.grad(lse[:, 20:].sum(), sinks)[0].any()
+
+
 def test_compiled(device):
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     leaves = leaves_of(device)
     expect_same(lambda *a: compiled(*a, causal="bottom-right"),
                 lambda q, k, v, s: reference.attention(q, k, v, causal="bottom-right", sinks=s), leaves)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_has_the_bits_of_eager(strict, device):
+    class Layer(torch.nn.Module):
+        def forward(self, *tensors):
+            return call(*tensors)
+    leaves = [t.detach() for t in leaves_of(device, dtype=torch.bfloat16)]
+    program = torch.export.export(Layer(), tuple(leaves), strict=strict)
+    for found, want in zip(program.module()(*leaves), call(*leaves)):
+        assert torch.equal(found, want)
+
+
+def test_float64_is_exact():
+    """Kernels take sinks in float32, which would leave seven digits."""
+    leaves = [t.detach().double().requires_grad_() for t in leaves_of("cpu", len_q=3)]
+    expect_same(call, lambda q, k, v, s: reference.attention(q, k, v, sinks=s), leaves, 1e-13)
+    o, lse = call(*leaves)
+    want, lse_want = reference.attention(*leaves[:3], sinks=leaves[3])
+    torch.testing.assert_close((o, lse), (want, lse_want), rtol=0, atol=1e-13)
 
 
 def test_fake_tensors():

@@ -203,7 +203,7 @@ def test_padding_of_other_lengths_runs_in_the_same_graph(device):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generate_gives_the_tokens_of_the_judge(cache, device):
     """Padded on the left: with padding on the right the first token would be that of a query of padding."""
-    for name in ("Llama", "Gemma2"):
+    for name in ("Llama", "Gemma2", "Mistral"):
         given = arguments(name, "left", device)
         given = {key: given[key] for key in ("input_ids", "attention_mask")}
         options = dict(max_new_tokens=8, do_sample=False)

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <map>
 
+#include "model/documents_on_ranks.hpp"
 #include "schedule/grid.hpp"
 #include "schedule/schedule.hpp"
 #include "tessera/error.hpp"
@@ -32,7 +33,7 @@ struct Ranks {
     const PredictContextParallelOptions& options;
 
     double ranks() const { return options.ranks; }
-    double rows() const { return static_cast<double>(problem.batch * problem.len_q) / ranks(); }
+    double rows() const { return static_cast<double>(problem.rows_q()) / ranks(); }
     double size() const { return static_cast<double>(size_of(problem.dtype)); }
     double key_width() const { return static_cast<double>(problem.head_dim + problem.head_dim_v) * size(); }
     /// Milliseconds in which so many bytes are read and written once.
@@ -47,11 +48,6 @@ bool is_masked(const Mask& mask) {
 bool is_zigzag(const Mask& mask) {
     return mask.causal != Causal::none && mask.window_left == unbounded && mask.window_right == unbounded;
 }
-
-/// Rows of one GPU that follow each other, with the keys that a call gets for them.
-struct Run {
-    std::int64_t rows = 0, keys = 0;
-};
 
 std::vector<Run> runs_of(const Problem& p, int ranks, int rank) {
     std::vector<Run> runs;
@@ -77,6 +73,7 @@ std::int64_t keys_in(const std::vector<Run>& runs) {
 Prediction predict_runs(const Ranks& q, const std::vector<Run>& runs, std::int64_t heads_kv) {
     Problem p = q.problem;
     PredictOptions options = q.options.kernels;
+    options.sequences.clear();
     p.ragged = true;
     p.batch = static_cast<std::int64_t>(runs.size());
     p.heads_q = heads_kv * q.problem.group();
@@ -92,13 +89,51 @@ Prediction predict_runs(const Ranks& q, const std::vector<Run>& runs, std::int64
     return predict(p, q.schedule, q.pass, q.machine, options);
 }
 
+/// What the GPUs compute, and what the one that is done last receives.
+struct Spread {
+    std::string order;
+    std::vector<std::vector<Run>> busiest;  ///< of the GPUs that may be done last
+    double keys = 0;                        ///< rows of K and V of a GPU's calls
+    double received = 0;                    ///< rows of them from others
+    double parts_received = 0;              ///< rows of dK and dV that others computed for it
+    bool gathered = true;                   ///< all rows go to all GPUs
+};
+
+/// Documents and windows of which GPUs need less than this part of all rows are exchanged pair by pair: _GATHERED_FROM
+/// of tessera.torch.
+constexpr double kGatheredFrom = 0.7;
+
+Spread spread_of(const Ranks& q) {
+    const Problem& p = q.problem;
+    const int ranks = q.options.ranks;
+    if (!p.ragged) {
+        const std::vector<Run> last = runs_of(p, ranks, ranks - 1);
+        Spread all{is_zigzag(p.mask) ? "zigzag" : "contiguous", {last}};
+        if (is_zigzag(p.mask) && ranks > 1) all.busiest.push_back(runs_of(p, ranks, 0));
+        all.keys = static_cast<double>(keys_in(last));
+        all.received = all.parts_received = (q.ranks() - 1) * q.rows();
+        return all;
+    }
+    std::vector<std::int64_t> lengths;
+    for (const auto& [queries, keys] : q.options.kernels.sequences) lengths.push_back(queries);
+    const DocumentsOnRanks documents = spread_documents(lengths, ranks, is_masked(p.mask));
+    Spread all{documents.order, {documents.fullest().runs}};
+    if (&documents.most_runs() != &documents.fullest()) all.busiest.push_back(documents.most_runs().runs);
+    all.keys = static_cast<double>(keys_in(documents.fullest().runs));
+    all.gathered = documents.mean_needed() > kGatheredFrom * static_cast<double>(p.total_q);
+    all.received = all.gathered ? (q.ranks() - 1) * q.rows() : static_cast<double>(documents.fullest().others);
+    all.parts_received = documents.mean_parts();
+    return all;
+}
+
 /// The step's kernels on the GPU that needs longest for them.
-Prediction slowest(const Ranks& q, std::int64_t heads_kv) {
-    const int last = q.options.ranks - 1;
-    Prediction found = predict_runs(q, runs_of(q.problem, q.options.ranks, last), heads_kv);
-    if (!is_zigzag(q.problem.mask) || last == 0) return found;
-    Prediction first = predict_runs(q, runs_of(q.problem, q.options.ranks, 0), heads_kv);
-    return first.ms > found.ms ? first : found;
+Prediction slowest(const Ranks& q, const Spread& spread, std::int64_t heads_kv) {
+    Prediction found = predict_runs(q, spread.busiest.front(), heads_kv);
+    for (std::size_t i = 1; i < spread.busiest.size(); ++i) {
+        Prediction other = predict_runs(q, spread.busiest[i], heads_kv);
+        if (other.ms > found.ms) found = std::move(other);
+    }
+    return found;
 }
 
 /// The hosts of so many GPUs.
@@ -135,7 +170,7 @@ double sends_ms(const Link& link, int ranks, double bytes, int peers) {
 /// Do the GPUs copy from each other?
 bool copies(const Ranks& q) {
     const Link& link = q.options.link;
-    return link.copy_gbs > 0 && (link.gpus_of_host == 0 || q.options.ranks <= link.gpus_of_host);
+    return q.options.copies && link.copy_gbs > 0 && (link.gpus_of_host == 0 || q.options.ranks <= link.gpus_of_host);
 }
 
 /// Groups of key heads by the MiB of K and V of a GPU's rows: _STEPS of tessera.torch.
@@ -153,45 +188,48 @@ int steps_of(const Ranks& q) {
 }
 
 /// A step with some of the heads. `first`: the one that packs, where the GPUs copy from each other.
-RankStep step_of(const Ranks& q, std::int64_t heads_kv, const std::vector<Run>& runs, bool first) {
+RankStep step_of(const Ranks& q, std::int64_t heads_kv, const Spread& spread, bool first) {
     RankStep step;
     const Link& link = q.options.link;
     const double row = static_cast<double>(heads_kv) * q.key_width();
-    const double own = q.rows() * row, others = (q.ranks() - 1) * own;
-    const double keys = static_cast<double>(keys_in(runs)) * row;
+    const double own = q.rows() * row, others = spread.received * row, parts = spread.parts_received * row;
+    const double keys = spread.keys * row;
     const bool backward = q.pass == Pass::backward;
     if (copies(q)) {
         // A run of zig-zag is copied chunk by chunk; what is of this GPU is copied within it.
-        const double pieces = is_zigzag(q.problem.mask) ? 2 * q.ranks() + 1 : q.ranks();
+        const auto runs = static_cast<double>(spread.busiest.front().size());
+        const double pieces = q.problem.ragged ? runs : spread.order == "zigzag" ? 2 * q.ranks() + 1 : q.ranks();
         const auto copied = [&](double received) {
             return received / (link.copy_gbs * 1e6) + pieces * link.copy_us * 1e-3;
         };
         const double meeting = link.meet_us * 1e-3;
         if (first) step.pack = q.copy_ms(q.rows() * static_cast<double>(q.problem.heads_kv) * q.key_width()) + meeting;
         step.copy = copied(others) + std::max(0.0, keys - others) * 2 / q.copy_rate();
-        if (backward) step.scatter = meeting + copied(others);
+        if (backward) step.scatter = meeting + copied(parts);
     } else {
         step.pack = q.copy_ms(own);
-        step.gather = gather_ms(link, q.options.ranks, others);
+        step.gather = spread.gathered ? gather_ms(link, q.options.ranks, others)
+                                      : sends_ms(link, q.options.ranks, others, q.options.ranks - 1);
         step.copy = q.copy_ms(keys);
         if (backward) {
             step.parts = q.copy_ms(keys);
-            step.scatter = sends_ms(link, q.options.ranks, others, q.options.ranks - 1);
+            step.scatter = sends_ms(link, q.options.ranks, parts, q.options.ranks - 1);
         }
     }
     // One launch reads all parts and writes the sums.
-    if (backward) step.sum = q.copy_ms((q.ranks() + 1) * own / 2);
+    if (backward) step.sum = q.copy_ms((parts + 2 * own) / 2);
     return step;
 }
 
 /// Bytes beside the tensors: received rows, keys of the runs for two steps, and in the backward what is sent and
 /// received of dK and dV.
-std::int64_t memory_of(const Ranks& q, int steps, std::int64_t keys) {
+std::int64_t memory_of(const Ranks& q, int steps, const Spread& spread) {
     const std::int64_t most = (q.problem.heads_kv + steps - 1) / steps * (q.problem.head_dim + q.problem.head_dim_v) *
                               static_cast<std::int64_t>(size_of(q.problem.dtype));
-    const std::int64_t whole = q.problem.batch * q.problem.len_q;
+    const auto keys = std::llround(spread.keys), received = std::llround(spread.received);
+    const std::int64_t whole = spread.gathered ? q.problem.rows_q() : received;
     std::int64_t rows = whole + std::min(steps, 2) * keys;
-    if (q.pass == Pass::backward) rows += 2 * keys + (q.options.ranks > 1 ? whole : 0);
+    if (q.pass == Pass::backward) rows += 2 * keys + (q.options.ranks > 1 ? q.problem.ragged ? received : whole : 0);
     return rows * most;
 }
 
@@ -199,18 +237,24 @@ void add_ring(const Ranks& q, ContextParallelPrediction& out) {
     const Problem& p = q.problem;
     const bool backward = q.pass == Pass::backward;
     if (q.options.ranks == 1 || (is_masked(p.mask) && !is_zigzag(p.mask))) return;
-    const std::int64_t rows = p.len_q / q.options.ranks, half = rows / 2;
-    const auto kernels = [&](const std::vector<Run>& of_one, bool masked) {
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(p.ragged ? 0 : p.batch), p.len_q);
+    for (const auto& [queries, keys] : q.options.kernels.sequences) lengths.push_back(queries);
+    // Each sequence or document is cut by itself: a GPU has the same part of all of them.
+    const auto kernels = [&](std::int64_t parts_q, std::int64_t parts_kv, bool masked) {
         std::vector<Run> runs;
-        for (std::int64_t b = 0; b < p.batch; ++b) runs.insert(runs.end(), of_one.begin(), of_one.end());
+        for (const std::int64_t length : lengths) {
+            const auto part = [&](std::int64_t parts) {
+                return std::max<std::int64_t>(1, length / (q.options.ranks * parts));
+            };
+            runs.push_back({part(parts_q), part(parts_kv)});
+        }
         Problem open = p;
         if (!masked) open.mask = {};
         return predict_runs({open, q.schedule, q.pass, q.machine, q.options}, runs, p.heads_kv).ms;
     };
     RingTimes times;
-    times.own = kernels({{rows, rows}}, true);
-    times.other = is_zigzag(p.mask) ? std::max(kernels({{rows, half}}, false), kernels({{half, rows}}, false))
-                                    : kernels({{rows, rows}}, false);
+    times.own = kernels(1, 1, true);
+    times.other = is_zigzag(p.mask) ? std::max(kernels(1, 2, false), kernels(2, 1, false)) : kernels(1, 1, false);
     const double keys = q.rows() * static_cast<double>(p.heads_kv) * q.key_width(), in_fp32 = keys * 4 / q.size();
     const double result = q.rows() * static_cast<double>(p.heads_q * (backward ? p.head_dim : p.head_dim_v));
     times.merge = q.copy_ms(result * (4 + q.size() / 2));
@@ -222,7 +266,7 @@ void add_ring(const Ranks& q, ContextParallelPrediction& out) {
 /// The steps, and the larger error of their kernels. By copies the calls run on two streams in turn, so that one fills
 /// the multiprocessors that another leaves idle: together they take as long as one call with all heads. By NCCL they
 /// run one after another, and calls of equally many heads take equally long.
-std::vector<RankStep> steps_on(const Ranks& q, int count, const std::vector<Run>& runs, double& error) {
+std::vector<RankStep> steps_on(const Ranks& q, int count, const Spread& spread, double& error) {
     std::vector<RankStep> steps;
     std::map<std::int64_t, double> kernels;  // by heads
     for (int s = 0; s < count; ++s) {
@@ -230,11 +274,11 @@ std::vector<RankStep> steps_on(const Ranks& q, int count, const std::vector<Run>
         const std::int64_t together = copies(q) ? all : heads;
         auto found = kernels.find(together);
         if (found == kernels.end()) {
-            const Prediction one = slowest(q, together);
+            const Prediction one = slowest(q, spread, together);
             error = std::max(error, one.error);
             found = kernels.emplace(together, one.ms).first;
         }
-        steps.push_back(step_of(q, heads, runs, s == 0));
+        steps.push_back(step_of(q, heads, spread, s == 0));
         steps.back().kernels = found->second * static_cast<double>(heads) / static_cast<double>(together);
     }
     return steps;
@@ -249,7 +293,7 @@ struct OneGpu {
 /// memory by the rows.
 OneGpu on_one_gpu(const Ranks& q) {
     Problem part = q.problem;
-    while (!schedule::countable(part) && part.len_q % 2 == 0) part.len_q = part.len_kv /= 2;
+    while (!part.ragged && !schedule::countable(part) && part.len_q % 2 == 0) part.len_q = part.len_kv /= 2;
     const auto scores = [](const Problem& p) {
         return static_cast<double>(schedule::visible_pairs(p.mask.bind(p.len_q, p.len_kv)));
     };
@@ -267,18 +311,25 @@ void check_options(const Problem& problem, const PredictContextParallelOptions& 
         out_of_range("ranks", fmt::format("1..{}", kMostRanks), options.ranks);
     if (options.steps < 0 || options.steps > kMostSteps)
         out_of_range("steps", fmt::format("0..{}", kMostSteps), options.steps);
-    if (!options.kernels.sequences.empty())
-        out_of_range("kernels.sequences", "none, since all sequences are equal", options.kernels.sequences.size());
+    const auto& documents = options.kernels.sequences;
+    if (!problem.ragged && !documents.empty())
+        out_of_range("kernels.sequences", "none, since all sequences are equal", documents.size());
+    if (problem.ragged && static_cast<std::int64_t>(documents.size()) != problem.batch)
+        out_of_range("kernels.sequences", fmt::format("the lengths of {} documents", problem.batch), documents.size());
+    for (const auto& [queries, keys] : documents)
+        if (queries != keys)
+            out_of_range("kernels.sequences", fmt::format("as many keys as queries, {} in a document", queries), keys);
     const Link& link = options.link;
     const std::pair<const char*, double> rates[] = {{"link.gather_gbs", link.gather_gbs},
                                                     {"link.send_gbs", link.send_gbs},
                                                     {"link.between_gbs", link.gpus_of_host > 0 ? link.between_gbs : 1}};
     for (const auto& [name, rate] : rates)
         if (options.ranks > 1 && !(rate > 0 && rate < 1e9)) out_of_range(name, "GB/s over 0", rate);
-    const std::int64_t pieces = std::int64_t{options.ranks} * (is_zigzag(problem.mask) ? 2 : 1);
-    if (problem.len_q % pieces != 0 || problem.len_q == 0)
+    const std::int64_t pieces = std::int64_t{options.ranks} * (is_zigzag(problem.mask) && !problem.ragged ? 2 : 1);
+    const std::int64_t rows = problem.ragged ? problem.total_q : problem.len_q;
+    if (rows % pieces != 0 || rows == 0)
         out_of_range("len", fmt::format("a multiple of {} rows, {} for each GPU", pieces, pieces / options.ranks),
-                     problem.len_q);
+                     rows);
 }
 
 }  // namespace
@@ -291,7 +342,9 @@ std::optional<std::string> context_parallel_refusal(const Problem& problem, Sche
                                                     const PredictContextParallelOptions& options) {
     if (machine.kind != MachineKind::gpu) return fmt::format("expected GPUs, {} is a CPU", machine.name);
     if (problem.kv_lengths) return "expected K and V of the whole sequence, got a cache";
-    if (problem.ragged) return "expected sequences of one length: packed documents are not modelled";
+    const Mask& mask = problem.mask;
+    if (problem.ragged && (mask.window_left != unbounded || mask.window_right != unbounded))
+        return "expected packed documents without a window: those with one are not modelled";
     if (problem.len_q != problem.len_kv)
         return fmt::format("expected as many queries as keys, got {} and {}", problem.len_q, problem.len_kv);
     if (problem.mask.causal == Causal::none && problem.mask.window_right != problem.mask.window_left)
@@ -315,7 +368,8 @@ ContextParallelPrediction predict_context_parallel(const Problem& problem, Sched
     const model::OneGpu alone = model::on_one_gpu(q);
     ContextParallelPrediction out;
     out.pass = pass, out.ranks = known.ranks;
-    out.order = model::is_zigzag(problem.mask) ? "zigzag" : "contiguous";
+    const model::Spread spread = model::spread_of(q);
+    out.order = spread.order;
     out.one_gpu_ms = alone.ms;
     out.fits_one_gpu = alone.memory <= machine.memory_gib * model::kGiB;
     out.measured = known.ranks <= known.link.measured_gpus;
@@ -325,10 +379,9 @@ ContextParallelPrediction predict_context_parallel(const Problem& problem, Sched
         return out;
     }
     out.steps = model::steps_of(q);
-    const std::vector<model::Run> runs = model::runs_of(problem, known.ranks, known.ranks - 1);
     double error = 0;
-    const std::vector<model::RankStep> steps = model::steps_on(q, out.steps, runs, error);
-    model::RanksInTime time = model::in_time(steps, pass);
+    const std::vector<model::RankStep> steps = model::steps_on(q, out.steps, spread, error);
+    model::RanksInTime time = model::in_time(steps, pass, problem.ragged);
     for (const model::RankStep& step : steps) {
         out.kernel_ms += step.kernels;
         out.exchange_ms += step.exchange();
@@ -337,9 +390,9 @@ ContextParallelPrediction predict_context_parallel(const Problem& problem, Sched
     out.share = alone.ms / (known.ranks * out.ms);
     out.error = error + (out.measured ? model::kExchangeError : model::kLinkError) *
                             std::max(0.0, out.ms - out.kernel_ms) / out.ms;
-    const double received = (q.ranks() - 1) * q.rows() * static_cast<double>(problem.heads_kv) * q.key_width();
-    out.bytes_received = std::llround(pass == Pass::backward ? 2 * received : received);
-    out.memory = model::memory_of(q, out.steps, model::keys_in(runs));
+    const double rows = spread.received + (pass == Pass::backward ? spread.parts_received : 0);
+    out.bytes_received = std::llround(rows * static_cast<double>(problem.heads_kv) * q.key_width());
+    out.memory = model::memory_of(q, out.steps, spread);
     model::add_ring(q, out);
     return out;
 }

@@ -30,8 +30,8 @@ struct RanksInTime {
 };
 
 /// Puts the steps in time as tessera.torch enqueues them: K and V of the next step travel while the kernels of this one
-/// run, and its gradients while those of the next one do.
-RanksInTime in_time(const std::vector<RankStep>& steps, Pass pass);
+/// run, and its gradients while those of the next one do. `documents`: the host needs longer for packed documents.
+RanksInTime in_time(const std::vector<RankStep>& steps, Pass pass, bool documents = false);
 
 /// A step of a ring: its kernels, the merge of its result, and the exchange that runs beside them.
 struct RingTimes {

@@ -239,6 +239,18 @@ std::vector<KeyBlockStart> key_block_starts(const Problem& p,
     return starts;
 }
 
+std::int64_t accumulator_rows(const Problem& p, std::span<const std::pair<std::int64_t, std::int64_t>> lengths) {
+    const int block_q = fa3::config_of(p).block_q;
+    std::int64_t blocks = 0;
+    for (const auto& [len_q, len_kv] : lengths) {
+        ask_fa3_schedule(p, block_q, len_q, len_kv, [&](const auto& schedule) {
+            for (int m = 0; m < schedule.count_q; ++m)
+                for (const int accumulator : {0, 1}) blocks += schedule.has_contributions(accumulator, m) ? 1 : 0;
+        });
+    }
+    return blocks * block_q;
+}
+
 double clocks_in_dq_order(const Stage& s, int multiprocessors) {
     const auto lengths = s.lengths();
     std::vector<Sequence> sequences;

@@ -25,4 +25,8 @@ struct KeyBlockStart {
 std::vector<KeyBlockStart> key_block_starts(const Problem& problem,
                                             std::span<const std::pair<std::int64_t, std::int64_t>> lengths);
 
+/// Rows of fp32 accumulators that a ragged call of that kernel adds dQ up in, of one query head: whole query blocks, in
+/// both accumulators where key blocks add to both.
+std::int64_t accumulator_rows(const Problem& problem, std::span<const std::pair<std::int64_t, std::int64_t>> lengths);
+
 }  // namespace tessera::model

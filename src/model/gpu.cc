@@ -261,14 +261,15 @@ static Problem with_stacked(const Problem& p, std::int64_t heads) {
 /// query per head (csrc/flash_attn/flash_api.cpp), its fa3 while the heads fit a tile (hopper/heuristics.h,
 /// should_pack_gqa), as does tessera's fa3 (cuda/fa3/host/pack_gqa.hpp). cuDNN's rule is not published, but its times
 /// with one query per head fit. Ragged calls, and rows of which a mask hides much, are not packed in the prediction.
-Problem as_packed(const Problem& p, const Family& family) {
+Problem as_packed(const Problem& p, const Family& family, bool o_residual) {
     if (family.pass != Pass::forward || p.group() == 1) return p;
     const std::string_view by = family.by;
     const bool whole_rows = (!p.ragged || is_decode(family)) && p.mask.window_left == unbounded &&
                             (p.mask.trivial() || p.len_kv >= kNoDiagonal * p.len_q);
     if (is_decode(family)) return whole_rows ? with_stacked(p, p.group()) : p;
     if (is_ours(family)) {
-        const int heads = family.schedule == Schedule::fa3 ? cuda::fa3::pack_gqa_of(p).heads() : 1;
+        const bool packs = family.schedule == Schedule::fa3 && !o_residual;
+        const int heads = packs ? cuda::fa3::pack_gqa_of(p).heads() : 1;
         return whole_rows && heads > 1 ? with_stacked(p, heads) : p;
     }
     if (stackable(p)) return stacked(p);
@@ -279,7 +280,7 @@ Problem as_packed(const Problem& p, const Family& family) {
 }
 
 void predict_family(const Question& question, const Family& family, Prediction& prediction) {
-    const Problem problem = as_packed(question.problem, family);
+    const Problem problem = as_packed(question.problem, family, question.options.o_residual);
     Question as_run = question;
     as_run.problem = problem;
     const std::int64_t packed = problem.heads_q > 0 ? question.problem.heads_q / problem.heads_q : 1;
@@ -302,7 +303,8 @@ void predict_family(const Question& question, const Family& family, Prediction& 
 
 const Family& family_of(const Question& question) {
     const Family& family = *find_family(question.schedule, question.pass, question.options.by);
-    return family_for(family, as_packed(question.problem, family), question.machine, question.options.kernel);
+    return family_for(family, as_packed(question.problem, family, question.options.o_residual), question.machine,
+                      question.options.kernel);
 }
 
 bool gpu_knows_dropout(const Question& question) { return family_of(question).constants.dropout_exposed > 0; }

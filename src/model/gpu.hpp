@@ -26,7 +26,8 @@ void predict_family(const Question& question, const Family& family, Prediction& 
 const Family& family_of(const Question& question);
 
 /// The Problem as a family's kernels see it: the query heads of a group may be rows of one head (PackGQA).
-Problem as_packed(const Problem& problem, const Family& family);
+/// A call that writes the residual of O has none.
+Problem as_packed(const Problem& problem, const Family& family, bool o_residual = false);
 
 /// The workspace of cuda.decode.forward: O, m and l of every split that a row may have (cuda/decode/kernels.cc).
 std::int64_t decode_workspace(const Problem& problem);
@@ -117,7 +118,11 @@ struct Gpu {
     void add_dq_kernel();
     void add_gradient_passes();
     void add_head_splits(std::int64_t splits);
+    int add_group_sums();
     void add_empty_blocks(std::int64_t splits);
+    void add_empty_tiles(double clocks_per_ms);
+    void add_residual(double clocks_per_ms);
+    void add_sequences(double clocks_per_ms);
     void add_rows(double elements);
     void add_pass(const MatrixPass& pass, double elements, double gemm_ms);
     void count_gradient_matrices();

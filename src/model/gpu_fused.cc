@@ -8,6 +8,8 @@
 #include "cuda/backward/host/head_split.hpp"
 #include "cuda/fa3/host/backward_dispatch.hpp"
 #include "cuda/fa3/host/forward_dispatch.hpp"
+#include "cuda/host/query_tiles.hpp"
+#include "model/dq_order.hpp"
 #include "model/gpu.hpp"
 #include "model/makespan.hpp"
 #include "schedule/grid.hpp"
@@ -151,9 +153,32 @@ void Gpu::add_gradient_passes() {
                                                        : 1;
         row = dv * (2 * e + 1) + 4 + (writes_dq() ? 0 : sums * 4 * d + d * e);
     }
+    if (is_ours(family) && q.schedule == Schedule::fa3 && q.problem.ragged && !splits_dv_dk() &&
+        !q.options.sequences.empty()) {
+        const auto sums = static_cast<double>(accumulator_rows(q.problem, q.options.sequences) * q.problem.heads_q);
+        row = dv * (2 * e + 1) + 4 + d * e;
+        account.part("preprocess and postprocess", (rows * row + sums * 4 * d) / copy_rate(),
+                     "O, dO, D, dQ: ({:.0f} * {:.0f} B + {:.0f} accumulated rows * {:.0f} B) / {:.5g} GB/s", rows, row,
+                     sums, 4 * d, copy_rate() * 1e-6);
+        return;
+    }
     const double bytes = rows * row;
     account.part("preprocess and postprocess", bytes / copy_rate(), "O, dO, D, dQ: {:.0f} * {:.0f} B / {:.5g} GB/s",
                  rows, row, copy_rate() * 1e-6);
+}
+
+/// Adds what a ragged call of tessera does besides for its sequences. Their last query tiles take the kernels longer
+/// than full ones: a forward stores their rows one by one, a backward looks at the rows past their ends, and converts
+/// all rows of a tile of dQ. In a backward one thread block lists the key blocks.
+void Gpu::add_sequences(double clocks_per_ms) {
+    const auto& sequences = q.options.sequences;
+    if (!is_ours(family) || !q.problem.ragged || sequences.empty()) return;
+    if (q.pass == Pass::backward && !q.empty_blocks)
+        account.part("list", c.list_us * 1e-3, "of key blocks, by one thread block: {:.3g} us", c.list_us);
+    const std::int64_t heads = static_cast<std::int64_t>(sequences.size()) * q.problem.heads_q;
+    account.part("ends of sequences", static_cast<double>(heads) * c.sequence_cycles / sms / clocks_per_ms,
+                 "{} sequences of {} heads: {} * {:.0f} clk / {:.0f} / {:.4f} GHz", sequences.size(), q.problem.heads_q,
+                 heads, c.sequence_cycles, sms, out.clock_ghz);
 }
 
 /// Adds the kernel that sums dK and dV of the head splits, which the main kernel writes in fp32.
@@ -163,6 +188,20 @@ void Gpu::add_head_splits(std::int64_t splits) {
     account.part("head splits", rows * row / copy_rate(),
                  "dK and dV of {} splits of a group: {:.0f} * {:.0f} B / {:.5g} GB/s", splits, rows, row,
                  copy_rate() * 1e-6);
+}
+
+/// Adds the sums of dK and dV over the query heads of a group, which flash-attention's fa2 writes head by head: one
+/// torch.sum each (csrc/flash_attn/flash_api.cpp). Returns their launches.
+int Gpu::add_group_sums() {
+    const Problem& p = q.problem;
+    const bool by_head = family.by == std::string_view("flash-attention") && q.schedule == Schedule::fa2;
+    if (!by_head || q.pass != Pass::backward || p.group() <= 1) return 0;
+    const auto rows = static_cast<double>(p.rows_kv());
+    const double row = (d + dv) * e * static_cast<double>(p.heads_q + p.heads_kv);
+    account.part("sums over groups", rows * row / copy_rate(),
+                 "dK and dV of {} query heads, summed in {}: {:.0f} * {:.0f} B / {:.5g} GB/s", p.heads_q, p.heads_kv,
+                 rows, row, copy_rate() * 1e-6);
+    return 2;
 }
 
 /// Adds the thread blocks of a ragged call that have no keys, which kernels of Records started
@@ -178,6 +217,24 @@ void Gpu::add_empty_blocks(std::int64_t splits) {
     account.part("empty blocks", static_cast<double>(all - own) * c.empty_cycles / sms / (out.clock_ghz * 1e6),
                  "({} - {}) blocks that sequences lack * {:.0f} clk / {:.0f} / {:.4f} GHz", all, own, c.empty_cycles,
                  sms, out.clock_ghz);
+}
+
+/// Adds the indices of a ragged launch order at which no sequence has a tile (cuda::query_tiles). The producer of fa3's
+/// forward looks each of them up before it takes the next number from the counter.
+void Gpu::add_empty_tiles(double clocks_per_ms) {
+    if (!is_ours(family) || q.pass != Pass::forward || !q.problem.ragged || c.empty_cycles <= 0) return;
+    const std::int64_t all = cuda::query_heads(q.problem) * cuda::query_tiles(q.problem, tile.block_q);
+    account.part("empty tiles", static_cast<double>(all - units.count) * c.empty_cycles / sms / clocks_per_ms,
+                 "({} - {}) indices without a tile * {:.0f} clk / {:.0f} / {:.4f} GHz", all, units.count,
+                 c.empty_cycles, sms, out.clock_ghz);
+}
+
+/// Adds the residual of O that a forward writes for the backward: one byte of each element, rounded apart.
+void Gpu::add_residual(double clocks_per_ms) {
+    if (!is_ours(family) || q.pass != Pass::forward || !q.options.o_residual || c.residual_cycles <= 0) return;
+    const auto elements = static_cast<double>(q.problem.rows_q() * q.problem.heads_q) * dv;
+    account.part("residual of O", elements * c.residual_cycles / sms / clocks_per_ms,
+                 "{:.0f} elements * {:.3g} clk / {:.0f} / {:.4f} GHz", elements, c.residual_cycles, sms, out.clock_ghz);
 }
 
 /// Notes the DRAM bytes and their time: tensor by tensor in a forward that moves each tensor once.
@@ -271,10 +328,14 @@ void Gpu::fused() {
     account.part("idle cores", idle / per_ms, "{} clk / {:.4f} GHz", clocks_text(idle), out.clock_ghz);
     account.note("main kernel", "({} + {}) clk / {:.4f} GHz = {:.4g} ms", clocks_text(share), clocks_text(idle),
                  out.clock_ghz, (share + idle) / per_ms);
+    add_empty_tiles(per_ms);
+    add_residual(per_ms);
     if (splits_dv_dk()) add_dq_kernel();
     const std::int64_t head_splits = is_ours(family) ? head_splits_of(workload) : 1;
     if (head_splits > 1) add_head_splits(head_splits), ++launches;
+    launches += add_group_sums();
     add_empty_blocks(head_splits);
+    add_sequences(per_ms);
     add_gradient_passes();
     note_dram();
     if (c.dram_exposed > 0) {

@@ -276,6 +276,11 @@ TEST(Raises, instead_of_taking_math) {
               "The size of tensor a (3) must match the size of tensor b (2) at non-singleton dimension 0");
     set_shapes(call, {2, 8, 512, 128}, {1, 1, 512, 128}, {1, 1, 512, 128});
     EXPECT_FALSE(explain(call).raises) << "dimensions of one broadcast";
+    call.enabled = Enabled{.flash = false, .efficient = false, .math = true, .cudnn = false};
+    set_shapes(call, {2, 1, 512, 128}, {2, 3, 512, 128}, {2, 2, 512, 128});  // the scores have three heads
+    EXPECT_EQ(explain(call).raises->error,
+              "The size of tensor a (3) must match the size of tensor b (2) at non-singleton dimension 1");
+    call.enabled = Enabled{};
     call = known_call({2, 11, 0});
     call.k.element = Element::fp32;
     EXPECT_STREQ(explain(call).raises->name, "dtypes-differ");

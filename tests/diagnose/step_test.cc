@@ -51,6 +51,30 @@ TEST(Steps, count_kernels_that_overlap_once) {
     EXPECT_DOUBLE_EQ(clock.attention_us, 10);
 }
 
+/// Two GPUs that take turns are half busy each, though one of them always runs.
+TEST(Steps, count_each_gpu_for_itself) {
+    TraceText trace;
+    for (int i = 0; i < 60; ++i) trace.process(1, i % 2).at(1000 + 100 * i).kernel(kFlashForward, 80);
+    const Diagnosis d = diagnosis_of(trace);
+    EXPECT_EQ(d.clock.gpus, 2);
+    EXPECT_NEAR(d.clock.busy(), 0.4, 0.01);
+    EXPECT_TRUE(d.clock.host_bound());
+    EXPECT_FALSE(d.clock.paused());
+}
+
+/// One long pause of a GPU that is busy otherwise is no step that waits for the host.
+TEST(Steps, tell_a_pause_from_a_step_that_waits) {
+    TraceText trace;
+    for (int i = 0; i < 60; ++i) trace.kernel(kFlashForward, 100).gap(i == 30 ? 9000 : 0);
+    const StepClock clock = diagnosis_of(trace).clock;
+    EXPECT_TRUE(clock.host_bound());
+    EXPECT_TRUE(clock.paused());
+    EXPECT_EQ(clock.pauses, 1);
+    EXPECT_NEAR(clock.longest_pause_us, 9001, 1e-6);
+    EXPECT_GT(clock.busy_between_pauses(), 0.95);
+    EXPECT_FALSE(diagnosis_of(step(40, 10, 300)).clock.paused());
+}
+
 /// Kernels run from 1000 us on, one after another.
 TEST(Steps, count_what_runs_within_marked_steps) {
     TraceText trace;

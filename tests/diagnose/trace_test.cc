@@ -98,6 +98,59 @@ TEST(Traces, reads_kernels_of_graphs_by_their_names_alone) {
     EXPECT_EQ(d.kinds[0].reading.confidence, Confidence::certain);
 }
 
+/// Files that were joined have launches of equal numbers, each of its own process.
+TEST(Traces, keeps_processes_of_joined_files_apart) {
+    const std::string efficient = "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel)";
+    TraceText trace;
+    for (int process = 1; process <= 2; ++process) {
+        trace.process(process, 0).at(1000);
+        for (int i = 0; i < 10; ++i) {
+            const double at = 100.0 * i;
+            trace.sdpa(at, at + 50, process == 2).kernel(process == 2 ? efficient : kFlashForward, 10, at + 10);
+        }
+    }
+    const Diagnosis d = diagnosis_of(trace.text());
+    ASSERT_EQ(d.kinds.size(), 2U);
+    for (const AttentionKind& kind : d.kinds) {
+        EXPECT_EQ(kind.calls, 10);
+        std::int64_t masked = 0, all = 0;
+        for (const ShapeSum& shape : kind.shapes) {
+            all += shape.count;
+            masked += shape.call.mask_kind != MaskKind::none ? shape.count : 0;
+        }
+        EXPECT_EQ(all, 10);
+        EXPECT_EQ(masked, kind.reading.family == Family::mem_efficient ? all : 0);
+    }
+    ASSERT_EQ(d.notes.size(), 1U);
+    EXPECT_NE(d.notes[0].find("several processes"), std::string::npos);
+}
+
+/// Events that were mixed tell their process by time, or not at all.
+TEST(Traces, says_what_launched_a_kernel_only_if_it_knows) {
+    const std::string efficient = "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel)";
+    TraceText trace;
+    for (int i = 0; i < 10; ++i) {
+        const double at = 100.0 * i;
+        for (int process = 1; process <= 2; ++process) {
+            trace.process(process, process - 1).number(2 * i).at(1000 + at);
+            trace.sdpa(at, at + 50, process == 2).kernel(process == 2 ? efficient : kFlashForward, 10, at + 10);
+        }
+    }
+    for (const AttentionKind& kind : diagnosis_of(trace.text()).kinds) {
+        EXPECT_EQ(kind.calls, 10);
+        EXPECT_TRUE(kind.shapes.empty()) << "both had launched, so the call may be of either";
+    }
+}
+
+TEST(Traces, name_the_gpu_that_ran) {
+    TraceText trace;
+    trace.gpu("NVIDIA A100-SXM4-80GB", 108, 79.1).second_gpu("NVIDIA H200", 132, 139.8);
+    trace.process(1, 1).kernel(kFlashForward, 10);
+    const Diagnosis d = diagnosis_of(trace.text());
+    ASSERT_EQ(d.gpus.size(), 1U);
+    EXPECT_EQ(d.gpus[0].name, "NVIDIA H200");
+}
+
 TEST(Traces, reads_operators_without_shapes) {
     TraceText trace;
     trace.op("aten::scaled_dot_product_attention", 0, 100).kernel(kFlashForward, 5, 50);

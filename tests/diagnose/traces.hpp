@@ -24,18 +24,32 @@ inline const std::string kElementwise =
 /// A PyTorch profiler's trace, as text.
 class TraceText {
  public:
+    /// Events of another process, whose launches count from the beginning again, on a GPU of this number.
+    TraceText& process(int number, int gpu) {
+        process_ = number, gpu_ = gpu, correlation_ = 0;
+        return *this;
+    }
+    TraceText& number(int launches) {
+        correlation_ = launches;
+        return *this;
+    }
+    TraceText& at(double us) {
+        gpu_us_ = us;
+        return *this;
+    }
     /// `us` long, launched at `launch_us` on the CPU (none: a CUDA graph).
     TraceText& kernel(const std::string& name, double us, double launch_us = -1) {
         ++correlation_;
         if (launch_us >= 0) {
             add(fmt::format(
-                R"({{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":1,"ts":{},"dur":1,)"
+                R"({{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":{},"tid":1,"ts":{},"dur":1,)"
                 R"("args":{{"correlation":{}}}}})",
-                launch_us, correlation_));
+                process_, launch_us, correlation_));
         }
-        add(fmt::format(R"({{"ph":"X","cat":"kernel","name":"{}","pid":0,"tid":7,"ts":{},"dur":{},"args":{{"device":0,)"
-                        R"("stream":7,"correlation":{},"grid":[1,1,1],"registers per thread":255}}}})",
-                        name, gpu_us_, us, correlation_));
+        add(fmt::format(
+            R"({{"ph":"X","cat":"kernel","name":"{}","pid":{},"tid":7,"ts":{},"dur":{},"args":{{"device":{},)"
+            R"("stream":7,"correlation":{},"grid":[1,1,1],"registers per thread":255}}}})",
+            name, gpu_, gpu_us_, us, gpu_, correlation_));
         gpu_us_ += us + 1;
         return *this;
     }
@@ -45,14 +59,21 @@ class TraceText {
         return *this;
     }
     TraceText& gpu(const std::string& name, int multiprocessors, double gib) {
-        device_ = fmt::format(
-            R"({{"id":0,"name":"{}","totalGlobalMem":{:.0f},"computeMajor":9,"computeMinor":0,"numSms":{}}})", name,
-            gib * 1073741824.0, multiprocessors);
+        device_ = device(0, name, multiprocessors, gib);
         return *this;
     }
+    TraceText& second_gpu(const std::string& name, int multiprocessors, double gib) {
+        device_ += "," + device(1, name, multiprocessors, gib);
+        return *this;
+    }
+    static std::string device(int id, const std::string& name, int multiprocessors, double gib) {
+        return fmt::format(
+            R"({{"id":{},"name":"{}","totalGlobalMem":{:.0f},"computeMajor":9,"computeMinor":0,"numSms":{}}})", id,
+            name, gib * 1073741824.0, multiprocessors);
+    }
     TraceText& op(const std::string& name, double begin, double end, const std::string& args = "") {
-        add(fmt::format(R"({{"ph":"X","cat":"cpu_op","name":"{}","pid":1,"tid":1,"ts":{},"dur":{},"args":{{{}}}}})",
-                        name, begin, end - begin, args));
+        add(fmt::format(R"({{"ph":"X","cat":"cpu_op","name":"{}","pid":{},"tid":1,"ts":{},"dur":{},"args":{{{}}}}})",
+                        name, process_, begin, end - begin, args));
         return *this;
     }
     /// aten::scaled_dot_product_attention with shapes.
@@ -84,6 +105,8 @@ class TraceText {
 
     std::vector<std::string> events_;
     int correlation_ = 0;
+    int process_ = 1;
+    int gpu_ = 0;
     double gpu_us_ = 1000;
     std::string device_ =
         R"({"id":0,"name":"NVIDIA H200","totalGlobalMem":150000000000,"computeMajor":9,"computeMinor":0,"numSms":132})";

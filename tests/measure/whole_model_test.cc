@@ -70,6 +70,10 @@ const Published kPublished[] = {
          "ffn_config": {"ffn_hidden_size": 10752, "moe_jitter_eps": 0, "moe_num_experts": 16, "moe_top_k": 4},
          "n_heads": 48, "n_layers": 40, "tie_word_embeddings": false, "vocab_size": 100352})",
      132e9, 8, 128, 163840},
+    {"XLM-RoBERTa base",  // without its table of positions
+     R"({"model_type": "xlm-roberta", "hidden_act": "gelu", "hidden_size": 768, "intermediate_size": 3072,
+         "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 250002, "tie_word_embeddings": true})",
+     277.6e6, 12, 64, 0},
 };
 
 ModelConfig config_of(const char* text) { return model_config_from_json(Json::parse(text)); }
@@ -231,6 +235,37 @@ TEST(WholeModel, a_window_caps_the_keys_of_its_layers) {
     EXPECT_EQ(groups(long_row)[0].row.problem.softcap, 50);
 }
 
+/// As the parameters that transformers 5.24 counts say.
+TEST(WholeModel, the_activation_tells_the_gate_of_an_mlp) {
+    const auto matrices = [](const std::string& family, const std::string& activation, int width, int layers) {
+        const std::string text =
+            R"({"hidden_size": 1024, "num_attention_heads": 8, "vocab_size": 1000, "model_type": ")" + family +
+            R"(", "intermediate_size": )" + std::to_string(width) + R"(, "num_hidden_layers": )" +
+            std::to_string(layers) + activation + "}";
+        return config_of(text.c_str()).mlp_matrices;
+    };
+    EXPECT_EQ(matrices("camembert", R"(, "hidden_act": "gelu")", 4096, 2), 2);
+    EXPECT_EQ(matrices("arcee", R"(, "hidden_act": "relu2")", 4096, 2), 2);
+    EXPECT_EQ(matrices("apertus", R"(, "hidden_act": "xielu")", 4096, 2), 2);
+    EXPECT_EQ(matrices("smolvlm_vision", R"(, "hidden_act": "gelu_pytorch_tanh")", 4096, 2), 2);
+    EXPECT_EQ(matrices("clip_text_model", R"(, "hidden_act": "quick_gelu")", 4096, 2), 2);
+    EXPECT_EQ(matrices("gemma3_text", R"(, "hidden_activation": "gelu_pytorch_tanh")", 4096, 2), 3);
+    EXPECT_EQ(matrices("qwen3", R"(, "hidden_act": "silu")", 4096, 2), 3);
+    EXPECT_EQ(matrices("esm", R"(, "activation": "swiglu")", 4096, 2), 3);
+    EXPECT_EQ(matrices("bitnet", R"(, "hidden_act": "relu2")", 4096, 2), 3);
+    EXPECT_EQ(matrices("a_new_one", "", 4096, 2), 3);
+}
+
+TEST(WholeModel, infinities_of_python_are_read) {
+    const auto json =
+        parse_config(R"({"time_step_limit": [0.0, Infinity], "a": -Infinity, "b": NaN, "n": "Infinity \" NaN"})");
+    ASSERT_FALSE(json.is_discarded());
+    EXPECT_TRUE(json["time_step_limit"][1].is_null());
+    EXPECT_TRUE(json["a"].is_null());
+    EXPECT_EQ(json["n"], "Infinity \" NaN");
+    EXPECT_TRUE(parse_config(R"({"a": nan})").is_discarded());
+}
+
 TEST(WholeModel, more_experts_are_read_by_more_sequences) {
     const ModelConfig config = config_of(kPublished[1].config);
     const auto weights = [&](std::int64_t batch) { return cost(config, batch, 1024).calls[2].weight_bytes; };
@@ -296,6 +331,15 @@ TEST(WholeModel, errors_name_the_field) {
     expect_refused(R"("attention_types": ["global"])", "attention_types: expected a list of pairs");
     expect_refused(R"("num_experts": 8, "num_experts_per_tok": 9, "moe_intermediate_size": 8)",
                    "num_experts_per_tok: expected at most 8, the experts of a layer, got 9");
+    expect_refused(R"("num_heads": 8, "state_size": 128)", "state_size: expected a list of the layers");
+    expect_refused(R"("mamba_d_state": 128)", "mamba_d_state: expected a list of the layers");
+    expect_refused(R"("layer_types": ["hybrid", "full_attention", "conv", "conv"])", "odd has hybrid");
+    expect_refused(R"("hidden_size_per_layer_input": 256)", "hidden_size_per_layer_input: expected a model with one");
+    expect_refused(R"("num_kv_shared_layers": 2)", "num_kv_shared_layers: expected");
+    expect_refused(R"("num_hidden_groups": 1)", "num_hidden_groups: expected");
+    expect_refused(R"("embedding_size": 32)", "embedding_size: expected");
+    expect_refused(R"("block_auto_adjust_ff_dim": true)", "block_auto_adjust_ff_dim: expected");
+    expect_refused(R"("expert_ffn_hidden_size": 64)", "expert_ffn_hidden_size: expected");
     expect_bad(R"({"model_type": "odd\nline"})", R"(model_type: expected a name of printable ASCII, got "odd\nline")");
 }
 

@@ -270,6 +270,44 @@ TEST(Accuracy, ragged) {
     EXPECT_TRUE(measure::compare(records).rows.empty());
 }
 
+/// Packed documents: the terms of ragged calls were fitted to mean lengths of 64, 1,024 and 8,192, and these are of
+/// 256, 4,096 and 32,768. The bounds are what the model reaches, and half a point.
+TEST(Accuracy, packed_documents) {
+    const auto packed = measure::compare(kept("h200/now", {"packed.jsonl"}));
+    ASSERT_EQ(packed.rows.size(), 126U);
+    std::map<std::string, double> medians;
+    for (const measure::Accuracy& a : measure::summarise(packed)) medians[a.kernels + " " + a.pass] = a.median;
+    EXPECT_LE(medians.at("tessera fa3 forward"), 0.059);
+    EXPECT_LE(medians.at("tessera fa3 backward"), 0.042);
+    EXPECT_LE(medians.at("flash-attention fa2 backward"), 0.08);
+    int inside = 0, rows = 0;
+    for (const measure::Comparison& row : packed.rows) {
+        EXPECT_TRUE(row.held_out);
+        if (row.record.by != "tessera") continue;
+        ++rows, inside += std::abs(row.error()) <= 0.15;
+    }
+    EXPECT_GE(inside, 0.9 * rows);
+    for (const measure::Comparison& row : measure::compare(kept("h200/now", {"fitted_packed.jsonl"})).rows)
+        EXPECT_FALSE(row.held_out);
+}
+
+/// Few queries on many keys, head_dims 65 to 128: key blocks wait for each other to add to dQ.
+TEST(Accuracy, dq_order_of_few_queries) {
+    std::vector<double> errors;
+    for (const auto& records : {kept("h200", kDrawn), kept("h200", kBlind)}) {
+        for (const measure::Comparison& row : measure::compare(records).rows) {
+            const measure::Record& r = row.record;
+            const bool few = r.len_kv > 4 * r.len_q && r.len_q > 16 && r.head_dim > 64 && r.head_dim <= 128;
+            if (few && row.held_out && row.kernels == "tessera fa3" && r.pass == "backward")
+                errors.push_back(std::abs(row.error()));
+        }
+    }
+    ASSERT_GE(errors.size(), 10U);
+    std::sort(errors.begin(), errors.end());
+    EXPECT_LE(errors[errors.size() / 2], 0.06);
+    EXPECT_LE(errors.back(), 0.2);
+}
+
 TEST(Accuracy, cpu) {
     const auto comparisons = measure::compare(kept("cpu", {"torch_amx_xeon16.jsonl"}));
     EXPECT_EQ(comparisons.rows.size(), 176U);

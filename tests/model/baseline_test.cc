@@ -11,6 +11,7 @@
 
 #include "measure/accuracy.hpp"
 #include "measure/sweep.hpp"
+#include "tessera/error.hpp"
 
 namespace tessera::model::baseline_test {
 namespace {

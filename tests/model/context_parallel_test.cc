@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "model/context_parallel.hpp"
+#include "model/documents_on_ranks.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::model::test::context_parallel_test {
@@ -26,6 +27,24 @@ PredictContextParallelOptions on(int ranks, const char* link = "nvlink") {
 
 ContextParallelPrediction predicted(const Problem& p, Pass pass, const PredictContextParallelOptions& options) {
     return predict_context_parallel(p, Schedule::fa3, pass, h200(), options);
+}
+
+/// A sequence of packed documents.
+Problem documents(const std::vector<std::int64_t>& lengths) {
+    Problem p = sequence(0);
+    p.ragged = true;
+    p.batch = static_cast<std::int64_t>(lengths.size());
+    for (const std::int64_t length : lengths) {
+        p.len_q = p.len_kv = std::max(p.len_q, length);
+        p.total_q += length, p.total_kv += length;
+    }
+    return p;
+}
+
+ContextParallelPrediction predicted(const std::vector<std::int64_t>& lengths, Pass pass,
+                                    PredictContextParallelOptions options) {
+    for (const std::int64_t length : lengths) options.kernels.sequences.emplace_back(length, length);
+    return predicted(documents(lengths), pass, options);
 }
 
 constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
@@ -140,6 +159,75 @@ TEST(ContextParallel, one_step_hides_nothing) {
     EXPECT_GT(predicted(sequence(65536), Pass::forward, options).hidden_ms, 0.2);
 }
 
+/// As in the product: GPUs of a host copy from each other only if that is asked for.
+TEST(ContextParallel, nccl_is_the_default) {
+    PredictContextParallelOptions copies = on(4);
+    copies.copies = true;
+    PredictContextParallelOptions slow = on(4);
+    slow.link.gather_gbs = slow.link.send_gbs = {1};
+    for (const Pass pass : kPasses) {
+        const Problem p = sequence(65536);
+        const double by_nccl = predicted(p, pass, on(4)).ms;
+        EXPECT_LT(predicted(p, pass, copies).ms, by_nccl);
+        EXPECT_GT(predicted(p, pass, slow).ms, by_nccl);
+        slow.copies = true;
+        EXPECT_EQ(predicted(p, pass, slow).ms, predicted(p, pass, copies).ms) << "copies do not go by NCCL";
+        slow.copies = false;
+    }
+}
+
+/// The order, the calls and the rows of each GPU, against a count by row.
+TEST(ContextParallel, documents_on_ranks) {
+    const std::vector<std::int64_t> lengths = {100, 7, 1, 900, 16, 512};  // 1,536 rows
+    for (const int ranks : {1, 2, 3, 4, 8}) {
+        for (const bool causal : {true, false}) {
+            const DocumentsOnRanks found = spread_documents(lengths, ranks, causal);
+            std::int64_t pairs = 0, all = 0;
+            for (const std::int64_t n : lengths) all += causal ? n * (n + 1) / 2 : n * n;
+            for (const RankWork& rank : found.ranks) {
+                std::int64_t rows = 0;
+                for (const auto& run : rank.runs) {
+                    rows += run.rows;
+                    EXPECT_GE(run.keys, run.rows);
+                }
+                EXPECT_EQ(rows, 1536 / ranks) << found.order;
+                EXPECT_EQ(rank.others, rank.needed - rows);
+                pairs += rank.pairs;
+            }
+            EXPECT_EQ(pairs, all);
+            EXPECT_LT(static_cast<double>(found.fullest().pairs), 1.6 * static_cast<double>(all) / ranks) << ranks;
+        }
+    }
+    // Contiguous rows cut the document of 900 rows; the second GPU sees its 408 first rows.
+    const DocumentsOnRanks two = spread_documents({360, 816, 360}, 2, false);
+    ASSERT_EQ(two.order, "contiguous");
+    ASSERT_EQ(two.ranks[1].runs.size(), 2U);
+    EXPECT_EQ(two.ranks[1].runs[0].rows, 408);
+    EXPECT_EQ(two.ranks[1].runs[0].keys, 816);
+    EXPECT_EQ(two.ranks[1].others, 408);
+}
+
+/// One document is the dense sequence; many short ones need few rows of others, so that they are cheaper.
+TEST(ContextParallel, documents_that_cross_gpus) {
+    for (const Pass pass : kPasses) {
+        const ContextParallelPrediction dense = predicted(sequence(65536), pass, on(4));
+        const ContextParallelPrediction one = predicted({65536}, pass, on(4));
+        EXPECT_EQ(one.order, "zigzag");
+        // The chunks of the last GPU follow each other and are one call.
+        const auto received = static_cast<double>(dense.bytes_received);
+        EXPECT_NEAR(static_cast<double>(one.bytes_received), received, 0.1 * received);
+        EXPECT_NEAR(one.kernel_ms, dense.kernel_ms, 0.05 * dense.kernel_ms);
+        const ContextParallelPrediction many = predicted(std::vector<std::int64_t>(64, 1024), pass, on(4));
+        EXPECT_EQ(many.bytes_received, 0) << "no document crosses GPUs";
+        EXPECT_LT(many.kernel_ms, 0.5 * one.kernel_ms);
+        EXPECT_GT(many.ring_ms, 0);
+        double sum = 0;
+        for (const Part& part : many.parts) sum += part.ms;
+        EXPECT_NEAR(sum, many.ms, 1e-9 * many.ms);
+        EXPECT_EQ(predicted({65536}, pass, on(1)).ms, predicted({65536}, pass, on(1)).one_gpu_ms);
+    }
+}
+
 TEST(ContextParallel, steps_in_time) {
     const auto on_gpu = [](const std::vector<RankStep>& steps, Pass pass) {
         const RanksInTime time = in_time(steps, pass);
@@ -187,7 +275,9 @@ TEST(ContextParallel, refused_with_a_reason) {
     EXPECT_NE(reason(p).find("ALiBi"), std::string::npos);
     p = sequence(4096);
     p.ragged = true, p.total_q = p.total_kv = 4096;
-    EXPECT_NE(reason(p).find("documents"), std::string::npos);
+    EXPECT_EQ(reason(p), "");
+    p.mask.window_left = 127;
+    EXPECT_NE(reason(p).find("documents without a window"), std::string::npos);
 }
 
 TEST(ContextParallel, options_out_of_range_are_named) {
@@ -209,6 +299,14 @@ TEST(ContextParallel, options_out_of_range_are_named) {
     options = on(2);
     options.kernels.sequences = {{1, 1}};
     EXPECT_EQ(argument(sequence(4096), options), "kernels.sequences");
+    Problem packed = documents({1000, 24});
+    options.kernels.sequences = {};
+    EXPECT_EQ(argument(packed, options), "kernels.sequences") << "one for each document";
+    options.kernels.sequences = {{1000, 1000}, {24, 25}};
+    EXPECT_EQ(argument(packed, options), "kernels.sequences") << "as many keys as queries";
+    packed = documents({1000, 25});
+    options.kernels.sequences = {{1000, 1000}, {25, 25}};
+    EXPECT_EQ(argument(packed, options), "len");
 }
 
 }  // namespace

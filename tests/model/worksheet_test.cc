@@ -216,6 +216,29 @@ TEST(Worksheet, every_line_adds_up) {
     EXPECT_GT(sheets, 150);
 }
 
+/// Packed documents, with the residual of O of a training forward.
+TEST(Worksheet, packed_documents_add_up) {
+    const model::Machine& machine = *model::find_machine("h200");
+    const std::vector<std::pair<std::int64_t, std::int64_t>> documents = {{300, 300}, {1, 1}, {64, 64}, {1500, 1500}};
+    for (const std::int64_t head_dim : {64, 128}) {
+        for (const Pass pass : {Pass::forward, Pass::backward}) {
+            Problem p{.dtype = DType::bf16, .batch = 4, .len_q = 1500, .len_kv = 1500, .heads_q = 8, .heads_kv = 2};
+            p.head_dim = p.head_dim_v = head_dim;
+            p.mask.causal = Causal::bottom_right;
+            p.ragged = true, p.total_q = p.total_kv = 1865;
+            const model::PredictOptions options{
+                .by = "tessera", .sequences = documents, .worksheet = true, .o_residual = pass == Pass::forward};
+            const auto found = model::predict(p, Schedule::fa3, pass, machine, options);
+            expect_adds_up(found, fmt::format("{} {}", head_dim, name_of(pass)));
+            model::PredictOptions without = options;
+            without.o_residual = false;
+            const auto plain = model::predict(p, Schedule::fa3, pass, machine, without);
+            if (pass == Pass::forward) EXPECT_GT(found.ms, plain.ms) << "the residual takes time";
+            else EXPECT_EQ(found.ms, plain.ms);
+        }
+    }
+}
+
 /// Found by tools/check_worksheets.py: parts of rows that together are less than an even share, blocks that end
 /// together but for the last bits, and calls of a few clocks.
 TEST(Worksheet, rare_lines_add_up) {

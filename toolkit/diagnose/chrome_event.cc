@@ -107,19 +107,22 @@ void EventSink::end_event() {
     const bool launch = contains(event_.category, "cuda_") || contains(event_.category, "hip_") ||
                         event_.category == "Runtime" || contains(event_.category, "_runtime");
     if (launch && event_.correlation >= 0 && contains(event_.name, "Launch")) {
-        trace_.add(LaunchSite{event_.correlation, event_.start_us, row_number({event_.process, event_.thread})});
+        trace_.add(LaunchSite{event_.correlation, event_.start_us, row_number({event_.process, event_.thread}),
+                              row_number({event_.process, ""})});
     }
 }
 
 void EventSink::add_kernel() {
     KernelRun run;
     run.name = trace_.kernels.number_of(event_.name);
-    run.stream = row_number({"gpu " + std::to_string(event_.device) + " " + event_.process,
-                             event_.stream >= 0 ? std::to_string(event_.stream) : event_.thread});
+    const std::string device = "gpu " + std::to_string(event_.device) + " " + event_.process;
+    run.stream = row_number({device, event_.stream >= 0 ? std::to_string(event_.stream) : event_.thread});
+    trace_.device_of_stream.try_emplace(run.stream, row_number({device, ""}));
     run.start_us = event_.start_us;
     run.us = event_.us;
     run.correlation = event_.correlation;
     run.external = event_.external;
+    if (event_.us > 0) us_of_device_[event_.device] += event_.us;
     trace_.add(run);
 }
 
@@ -134,6 +137,7 @@ void EventSink::add_op() {
     OpRun op;
     op.name = trace_.ops_named.number_of(event_.name);
     op.thread = row_number({event_.process, event_.thread});
+    op.process = row_number({event_.process, ""});
     op.start_us = event_.start_us;
     op.end_us = event_.start_us + event_.us;
     op.external = event_.external;
@@ -177,6 +181,7 @@ void EventSink::device_text(std::string_view key, std::string_view value) {
 void EventSink::device_number(std::string_view key, std::int64_t whole) {
     if (trace_.gpus.empty() || trace_.gpus.size() > kMostGpus || whole < 0) return;
     constexpr std::int64_t kMostMultiprocessors = 4096;
+    if (key == "id") device_ids_[trace_.gpus.size() - 1] = whole;
     if (key == "numSms" && whole > 0 && whole <= kMostMultiprocessors)
         trace_.gpus.back().multiprocessors = static_cast<int>(whole);
     if (key == "totalGlobalMem" && whole > 0) trace_.gpus.back().memory_gib = static_cast<double>(whole) / 1073741824.0;
@@ -198,9 +203,21 @@ void EventSink::header_number(std::string_view key, std::int64_t whole) {
 void EventSink::finish() {
     trace_.timed = trace_.ordered = true;
     trace_.tool = jax_ ? "JAX profiler" : "PyTorch profiler";
-    // A trace may list GPUs that ran nothing; one of several equal GPUs is enough.
+    // A trace may list GPUs that ran nothing, and its merged parts list them again; one of several equal GPUs is
+    // enough.
+    std::vector<std::pair<double, Gpu>> listed;
+    double all_us = 0;
+    for (std::size_t i = 0; i < trace_.gpus.size(); ++i) {
+        const auto id = device_ids_.find(i);
+        const auto us = id == device_ids_.end() ? us_of_device_.end() : us_of_device_.find(id->second);
+        listed.emplace_back(us == us_of_device_.end() ? 0 : us->second, trace_.gpus[i]);
+        all_us += listed.back().first;
+    }
+    if (all_us > 0) std::erase_if(listed, [](const auto& gpu) { return gpu.first <= 0; });
+    std::stable_sort(listed.begin(), listed.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     std::vector<Gpu> different;
-    for (const Gpu& gpu : trace_.gpus) {
+    for (const auto& one : listed) {
+        const Gpu& gpu = one.second;
         const bool known = std::any_of(different.begin(), different.end(), [&](const Gpu& other) {
             return other.name == gpu.name && other.capability == gpu.capability &&
                    other.multiprocessors == gpu.multiprocessors;

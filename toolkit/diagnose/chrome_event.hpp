@@ -72,6 +72,8 @@ class EventSink {
     std::set<std::string> gpu_processes_;  // JAX's processes for GPUs, by the names in its metadata
     std::map<Row, bool> stream_rows_;
     bool jax_ = false;
+    std::map<std::int64_t, double> us_of_device_;     // kernels' time, by the profiler's number of the GPU
+    std::map<std::size_t, std::int64_t> device_ids_;  // Trace::gpus's index -> the profiler's number
 };
 
 /// Parses "2.11.0+cu130" as a version; none for any other text.

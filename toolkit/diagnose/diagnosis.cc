@@ -67,8 +67,9 @@ class Sorter {
 
     void link() {
         std::int64_t linked = 0;
-        for (const KernelRun& run : trace_.runs) {
-            const std::int64_t op = tree_.launched_by(run);
+        for (std::size_t i = 0; i < trace_.runs.size(); ++i) {
+            const KernelRun& run = trace_.runs[i];
+            const std::int64_t op = tree_.launched_by(i);
             ops_.push_back(op);
             roots_.push_back(tree_.attention_around(op));
             linked += op != OpTree::kNone ? 1 : 0;

@@ -87,31 +87,12 @@ const FamilyRow& row_of(Family family) {
 using Reader = MaybeReading (*)(std::string_view);
 
 // The order matters: kernels that only look like attention come first, then names from the most to the least specific.
-constexpr std::array kReaders{read_operator,
-                              read_sage_helper,
-                              read_look_alike,
-                              read_pallas,
-                              read_mlx,
-                              read_tessera,
-                              read_flashmla,
-                              read_sage,
-                              read_fa1,
-                              read_fa4,
-                              read_fa3,
-                              read_cudnn,
-                              read_trtllm_gen,
-                              read_tensorrt,
-                              read_amd,
-                              read_flashinfer,
-                              read_mem_efficient,
-                              read_cutlass_fmha,
-                              read_ggml,
-                              read_paged,
-                              read_fa2,
-                              read_flex,
-                              read_linear_attention,
-                              read_triton,
-                              read_other_attention};
+constexpr std::array kReaders{
+    read_operator,     read_sage_helper,    read_look_alike, read_pallas,     read_mlx,    read_tessera,
+    read_flashmla,     read_sage,           read_fa1,        read_fa4,        read_fa3,    read_cudnn,
+    read_trtllm_gen,   read_tensorrt,       read_amd,        read_flashinfer, read_natten, read_mem_efficient,
+    read_cutlass_fmha, read_ggml,           read_paged,      read_fa2,        read_flex,   read_linear_attention,
+    read_triton,       read_other_attention};
 
 }  // namespace
 

@@ -252,7 +252,7 @@ MaybeReading read_fa3(std::string_view name) {
 
 MaybeReading read_fa4(std::string_view name) {
     if (MaybeReading spelled = read_fa4_by_its_facts(name)) return spelled;
-    const bool path = contains_any(name, {"flash_attncute", "flash_attn_4", "flash_attn.cute"});
+    const bool path = contains_any(name, {"flash_attncute", "flash_attn_cute", "flash_attn_4", "flash_attn.cute"});
     const bool dsl = contains_any(name, {"kernel_cutlass", "_object_at_"});
     const auto found = cute_class(name);
     const bool fused_mha = contains(name, "BlackwellFusedMultiHeadAttention");
@@ -262,7 +262,7 @@ MaybeReading read_fa4(std::string_view name) {
     NameReading reading =
         attention(Family::fa4, certain ? Confidence::certain : Confidence::likely,
                   "FlashAttentionForward / FlashAttentionBackward / FlashAttentionMLA / flash_attncute / "
-                  "flash_attn_4 / flash_attn.cute");
+                  "flash_attn_cute / flash_attn_4 / flash_attn.cute");
     reading.library = path && contains(name, "kernel_cutlass_kernel_flash_attncute") ? "package flash-attn-4"
                                                                                      : "flash-attn-4, or a copy of it";
     const std::string lower = lower_case(name);
@@ -270,9 +270,10 @@ MaybeReading read_fa4(std::string_view name) {
     else if (contains_any(lower, {"flash_bwd", "backward"})) reading.pass = KernelPass::backward;
     if (contains_any(lower, {"combine", "preprocess", "postprocess", "prepare_", "scheduler_metadata"}))
         reading.role = Role::helper;
-    for (const char* prefix : {"BackwardSm", "ForwardSm", "_fwd_sm", "_bwd_sm"}) {
+    for (const char* prefix : {"BackwardSm", "ForwardSm", "_fwd_sm", "_bwd_sm", "_cute_sm"}) {
         if (reading.arch == 0) reading.arch = number_after(name, prefix).value_or(0);
     }
+    reading.head_dim = number_after(lower, "_hd").value_or(0);
     if (contains(lower, "mla")) reading.features.emplace_back("latent attention");
     return reading;
 }

@@ -108,7 +108,7 @@ MaybeReading read_flashinfer(std::string_view name) {
         reading.arch = number_after(lower, "forwardsm").value_or(number_after(lower, "_sm").value_or(0));
         if (contains_any(lower, {"bwd", "backward"})) reading.pass = KernelPass::backward;
         if (contains_any(lower, {"blocksparse", "sparsesm"})) {
-            reading.exactness = Exactness::unknown;
+            reading.exactness = contains(lower, "blocksparse") ? Exactness::not_exact : Exactness::unknown;
             reading.features.emplace_back("block-sparse");
         }
     }
@@ -173,6 +173,7 @@ MaybeReading read_sage(std::string_view name) {
     NameReading reading = attention(Family::sage, Confidence::certain, "qk_int / sage");
     reading.library = "SageAttention";
     reading.dtype = contains(lower, "int4") ? "int4" : "int8";
+    reading.arch = number_after(lower, "_sm").value_or(0);
     if (contains(lower, "sv_f8")) reading.features.emplace_back("P and V in fp8");
     if (contains_any(lower, {"block_sparse", "sparge"})) reading.features.emplace_back("block-sparse");
     const auto arguments = template_arguments(name, "qk_int_sv_f8_attn_kernel");

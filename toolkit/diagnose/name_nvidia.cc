@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "diagnose/name_readers.hpp"
+#include "diagnose/name_words.hpp"
 
 namespace tessera::diagnose {
 namespace {
@@ -101,8 +102,11 @@ MaybeReading read_trtllm_gen(std::string_view name) {
         return reading;
     }
     const std::size_t at = std::min(name.find("fmhaSm"), name.find("FmhaSm"));
-    if (at == std::string_view::npos || !contains(name, "Kernel_Q")) return std::nullopt;
-    NameReading reading = attention(Family::trtllm, Confidence::certain, "fmhaSm...Kernel_Q");
+    if (at == std::string_view::npos || !number_after(name.substr(at), "mhaSm")) return std::nullopt;
+    const bool whole = contains(name, "Kernel_Q");  // else its author or a table left out the middle
+    NameReading reading =
+        attention(Family::trtllm, Confidence::certain, whole ? "fmhaSm...Kernel_Q" : "fmhaSm / FmhaSm");
+    if (!whole) reading.exactness = Exactness::unknown;
     const std::string_view text = name.substr(at);
     reading.library = "TensorRT-LLM's generated kernels (also in FlashInfer, vLLM, SGLang)";
     reading.arch = number_after(text, "mhaSm").value_or(0);
@@ -124,9 +128,10 @@ MaybeReading read_trtllm_gen(std::string_view name) {
 
 MaybeReading read_tensorrt(std::string_view name) {
     const std::string lower = lower_case(name);
+    const std::string_view function = function_of(lower);
     const bool named_xqa = begins_any(lower, {"kernel_mha_xqa_"});  // XQA that a server built under a name of its own
-    if (contains_any(lower, {"masked_multihead_attention_kernel", "xqa_kernel", "mmha::"}) || lower == "kernel_mha" ||
-        lower == "kernel_mha_impl" || named_xqa) {
+    if (contains_any(lower, {"masked_multihead_attention_kernel", "xqa_kernel", "mmha::"}) ||
+        function == "kernel_mha" || function == "kernel_mha_impl" || named_xqa) {
         const bool sure = !contains(lower, "kernel_mha") || named_xqa;
         NameReading reading =
             attention(Family::trtllm, sure ? Confidence::likely : Confidence::unsure,
@@ -167,8 +172,9 @@ MaybeReading read_cutlass_fmha(std::string_view name) {
     if (contains(name, "Blackwell")) reading.confidence = Confidence::likely;
     reading.library = "from an example of CUTLASS (also in vLLM, SGLang, xFormers)";
     const std::string lower = lower_case(name);
-    if (contains_any(lower, {"bwd", "backward", "sum_odo", "convert"})) reading.pass = KernelPass::backward;
-    if (contains_any(lower, {"sum_odo", "kernelconvert", "fmhakernelbwdconvert", "reduction", "reducesplitk"}))
+    if (contains_any(lower, {"bwd", "backward", "sum_odo", "sumodo", "convert"})) reading.pass = KernelPass::backward;
+    if (contains_any(lower,
+                     {"sum_odo", "sumodo", "kernelconvert", "fmhakernelbwdconvert", "reduction", "reducesplitk"}))
         reading.role = Role::helper;
     if (contains_any(name, {"Sm100", "Blackwell"})) reading.arch = 100;
     else if (contains_any(name, {"Sm90", "TmaWarpSpecialized"})) reading.arch = 90;

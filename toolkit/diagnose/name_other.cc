@@ -10,6 +10,16 @@
 namespace tessera::diagnose {
 namespace {
 
+/// Where the class begins in a name of CuTe DSL; 0 if there is none.
+std::size_t class_of(std::string_view name) {
+    const std::string_view function = function_of(name);
+    for (std::size_t at = 0; at < function.size(); ++at) {
+        if (std::isupper(static_cast<unsigned char>(function[at])) != 0)
+            return static_cast<std::size_t>(function.data() - name.data()) + at;
+    }
+    return 0;
+}
+
 /// Reads a name that is in no table and has only a word for attention, which other kernels use too.
 MaybeReading read_attention_words(std::string_view name) {
     const std::string lower = lower_case(name);
@@ -21,8 +31,11 @@ MaybeReading read_attention_words(std::string_view name) {
     const bool softmax_alone = ends_so || contains_any(lower, {"attn_softmax", "attention_softmax", "token_softmax"});
     if (softmax_alone || (of_inductor && contains(lower, "softmax"))) return std::nullopt;
     WordReading words = read_words(words_of(function_of(name)));
+    // A name of CuTe DSL begins with the path of its file, in small letters; the class says what it computes.
+    const std::size_t own_class = begins_any(name, {"kernel_cutlass"}) ? std::min(class_of(name), lower.size()) : 0;
     if (words.role == Role::unknown &&
-        contains_any(lower, {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"})) {
+        contains_any(std::string_view(lower).substr(own_class),
+                     {"attention", "attn", "fmha", "sdpa", "flash_fwd", "flash_bwd", "flashatt", "multihead"})) {
         words.role = Role::attention;  // the word is in the namespace or the arguments
         if (contains_any(lower, {"bwd", "backward", "grad"})) words.pass = KernelPass::backward;
         words.found = "attention / attn / fmha / sdpa / flash_fwd / flash_bwd / flashatt / multihead";
@@ -67,20 +80,22 @@ MaybeReading read_paged(std::string_view name) {
 }
 
 MaybeReading read_ggml(std::string_view name) {
-    if (!contains_any(name, {"flash_attn_ext", "flash_attn_vec", "flash_attn_tile", "flash_attn_mma", "flash_attn_wmma",
-                             "flash_attn_stream_k", "flash_attn_combine_results", "flash_attn_mask_to_KV"}))
+    if (!contains_any(
+            name, {"flash_attn_ext", "flash_attn_vec", "flash_attn_tile", "flash_attn_mma", "flash_attn_wmma",
+                   "flash_attn_stream_k", "flash_attn_combine_results", "flash_attn_mask_to_KV", "flash_attn_f32_f16"}))
         return std::nullopt;
     NameReading reading =
         attention(Family::ggml, Confidence::certain,
                   "flash_attn_ext / flash_attn_vec / flash_attn_tile / flash_attn_mma / flash_attn_wmma / "
-                  "flash_attn_stream_k / flash_attn_combine_results / flash_attn_mask_to_KV");
+                  "flash_attn_stream_k / flash_attn_combine_results / flash_attn_mask_to_KV / flash_attn_f32_f16");
     reading.library = "llama.cpp (ggml)";
     const std::vector<std::string> words = words_of(function_of(name));
     const auto says = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
     if (contains_any(name, {"stream_k_fixup", "combine_results", "mask_to_KV"}) || says("reduce") || says("pad") ||
         says("blk"))
         reading.role = Role::helper;
-    for (const char* metal : {"_dk", "_h"}) {  // Metal kernels: "..._f16_dk576_dv512", in older releases "..._f16_h64"
+    for (const char* metal :
+         {"_dk", "_h", "_d"}) {  // Metal kernels: "..._f16_dk576_dv512", in older releases "..._f16_h64"
         if (reading.head_dim == 0) reading.head_dim = number_after(name, metal).value_or(0);
     }
     if (reading.head_dim != 0) reading.head_dim_v = number_after(name, "_dv").value_or(0);
@@ -89,6 +104,26 @@ MaybeReading read_ggml(std::string_view name) {
         const auto arguments = template_arguments(name, kernel);
         if (arguments && !arguments->empty()) reading.head_dim = number((*arguments)[0]).value_or(0);
     }
+    if (contains_any(name, {"q4_", "q5_", "q8_"})) {
+        reading.exactness = Exactness::unknown;
+        reading.features.emplace_back("quantised cache");
+    }
+    return reading;
+}
+
+/// NATTEN's kernels derive from those of CUTLASS and xFormers, and keep their words.
+MaybeReading read_natten(std::string_view name) {
+    if (!contains_any(name, {"natten::", "::fna::", "FusedNeighborhoodAttention", "FnaFwd", "FnaBwd", "FnaMainloop"}) ||
+        contains(name, "flash_fna::"))
+        return std::nullopt;
+    NameReading reading = attention(Family::natten, Confidence::certain,
+                                    "natten:: / ::fna:: / FusedNeighborhoodAttention / FnaFwd / FnaBwd / FnaMainloop");
+    reading.library = "NATTEN";
+    const std::string lower = lower_case(name);
+    const bool sums = contains_any(lower, {"computedelta", "sumodo", "::reduction::"});
+    if (sums || contains_any(lower, {"bwd", "backward"})) reading.pass = KernelPass::backward;
+    if (sums || contains_any(lower, {"bwdconvert", "token_permute", "tokperm"})) reading.role = Role::helper;
+    reading.arch = number_after(name, "Sm").value_or(0);
     return reading;
 }
 

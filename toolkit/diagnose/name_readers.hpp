@@ -44,6 +44,7 @@ MaybeReading read_amd(std::string_view name);
 // name_other.cc
 MaybeReading read_paged(std::string_view name);
 MaybeReading read_ggml(std::string_view name);
+MaybeReading read_natten(std::string_view name);
 MaybeReading read_other_attention(std::string_view name);
 // name_none.cc: kernels that are no attention
 MaybeReading read_look_alike(std::string_view name);

@@ -141,7 +141,8 @@ int head_dim_in(std::string_view function) {
 
 /// True if a family is recognised by a single name, which other libraries may have extended.
 bool is_own_name(Family family, std::string_view name) {
-    if (family == Family::natten) return contains_any(name, {"natten", "flash_fna::"}) || begins_any(name, {"fna_"});
+    if (family == Family::natten)
+        return contains_any(name, {"natten", "fna::", "NeighborhoodAttention", "Fna"}) || begins_any(name, {"fna_"});
     if (family == Family::other)
         return begins_any(name, {"hstu_attn", "_hstu_attn", "HSTUAttention", "fmha_fprop_fp16_", "fmha_dgrad_fp16_"});
     return true;

@@ -164,6 +164,7 @@ Trace read_nsys_sqlite(const std::string& path, const OnProgress& on_progress) {
         run.name = name_of_id(::sqlite3_column_int64(rows.get(), 2));
         run.stream = static_cast<std::uint32_t>(::sqlite3_column_int64(rows.get(), 3) << 20) +
                      static_cast<std::uint32_t>(::sqlite3_column_int64(rows.get(), 4));
+        trace.device_of_stream.try_emplace(run.stream, run.stream >> 20);
         in_graphs += ::sqlite3_column_int64(rows.get(), 5) != 0 ? 1 : 0;
         run.start_us = start / 1000;
         run.us = std::max(0.0, end - start) / 1000;

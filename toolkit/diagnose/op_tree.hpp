@@ -2,8 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <map>
+#include <optional>
+#include <ranges>
+#include <tuple>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "diagnose/trace.hpp"
@@ -18,8 +25,8 @@ class OpTree {
     /// Sorts the launch sites of the trace, which must outlive the tree.
     explicit OpTree(Trace& trace);
 
-    /// The innermost kept operator that launched the run; kNone if unknown, as in CUDA graphs.
-    std::int64_t launched_by(const KernelRun& run) const;
+    /// The innermost kept operator that launched the run of this index; kNone if unknown, as in CUDA graphs.
+    std::int64_t launched_by(std::size_t run_index) const;
 
     /// The outermost operator of attention around `op`, which may be `op` itself; kNone if there is none.
     std::int64_t attention_around(std::int64_t op) const;
@@ -37,11 +44,27 @@ class OpTree {
  private:
     std::int64_t at(std::uint32_t thread, double us) const;
 
+    using Sites = std::ranges::subrange<std::deque<LaunchSite>::const_iterator>;
+    Sites sites_of(std::int64_t correlation) const;
+    void find_owners(Trace& trace);
+    void find_blocks(const Trace& trace);
+    void vote(const Trace& trace);
+    /// The process in whose part of the file a run stands, if each process has a part.
+    std::optional<std::uint32_t> block_of(std::size_t run) const;
+    /// The process that launched a run, in a file of several; nothing if it is not known.
+    std::optional<std::uint32_t> owner_of(std::size_t run) const;
+    /// True if all these launches belong to equal calls.
+    bool calls_agree(const Sites& sites) const;
+    bool same_call(std::int64_t a, std::int64_t b) const;
+
     const Trace& trace_;
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> owners_;  // stream, kernel -> its process
+    std::vector<std::tuple<std::size_t, std::size_t, std::uint32_t>> blocks_;  // first and last run of a process
     std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> by_thread_;  // operators, by their start
     std::vector<std::int64_t> parent_;                                         // [ops]
     std::unordered_map<std::int64_t, std::uint32_t> by_external_;
-    std::vector<bool> is_attention_op_;  // [names of ops]
+    std::unordered_set<std::int64_t> shared_externals_;  // numbers that operators of several processes have
+    std::vector<bool> is_attention_op_;                  // [names of ops]
 };
 
 }  // namespace tessera::diagnose

@@ -77,6 +77,7 @@ std::optional<Raise> math_fails(const Call& c) {
     if (auto raise = do_not_broadcast(q, k)) return raise;
     if (q.back() != k.back())
         return inner_differ("head-dims-differ", q, k, q.back(), k.back(), "q and k differ in head_dim");
+    for (std::size_t dim = 0; dim + 2 < q.size(); ++dim) q[dim] = std::max(q[dim], k[dim]);  // the scores'
     if (auto raise = do_not_broadcast(q, v)) return raise;
     const std::int64_t keys = k[k.size() - 2], values = v[v.size() - 2];
     if (keys != values) return inner_differ("lengths-differ", q, v, keys, values, "k and v differ in length");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 namespace tessera::diagnose {
@@ -40,29 +41,35 @@ double length_within(const std::vector<Interval>& joined, const std::vector<Inte
     return total;
 }
 
-/// When kernels ran.
+/// When the kernels of a GPU ran.
 struct Busy {
     std::vector<Interval> all, attention;  // joined
     double first_us = 0, last_us = 0;
     std::int64_t runs = 0;
 };
 
-/// No runs: the trace has no order of time.
-Busy busy_of(const Trace& trace, const std::vector<bool>& in_attention) {
-    Busy busy;
-    if (!trace.ordered || trace.runs.empty() || trace.tool == "Nsight Compute") return busy;
+/// When the kernels of each GPU ran. Empty: the trace has no order of time.
+std::vector<Busy> busy_of(const Trace& trace, const std::vector<bool>& in_attention) {
+    if (!trace.ordered || trace.runs.empty() || trace.tool == "Nsight Compute") return {};
+    std::map<std::uint32_t, Busy> gpus;
     for (std::size_t i = 0; i < trace.runs.size(); ++i) {
         const KernelRun& run = trace.runs[i];
         if (run.count != 1 || !std::isfinite(run.start_us)) return {};  // a sum has no place in time
+        const auto device = trace.device_of_stream.find(run.stream);
+        Busy& busy = gpus[device == trace.device_of_stream.end() ? 0 : device->second];
         busy.all.emplace_back(run.start_us, run.start_us + run.us);
         if (in_attention[i]) busy.attention.push_back(busy.all.back());
     }
-    busy.runs = static_cast<std::int64_t>(busy.all.size());
-    join(busy.all);
-    join(busy.attention);
-    busy.first_us = busy.all.front().first;
-    busy.last_us = busy.all.back().second;
-    return busy;
+    std::vector<Busy> all;
+    for (auto& [device, busy] : gpus) {
+        busy.runs = static_cast<std::int64_t>(busy.all.size());
+        join(busy.all);
+        join(busy.attention);
+        busy.first_us = busy.all.front().first;
+        busy.last_us = busy.all.back().second;
+        all.push_back(std::move(busy));
+    }
+    return all;
 }
 
 }  // namespace
@@ -73,12 +80,37 @@ bool StepClock::host_bound() const {
     return runs >= kEnoughRuns && clock_us > 0 && busy() < kMostlyIdle;
 }
 
+bool StepClock::paused() const {
+    constexpr double kMostlyIdle = 0.5;
+    return host_bound() && pauses > 0 && busy_between_pauses() >= kMostlyIdle;
+}
+
 StepClock clock_of(const Trace& trace, const std::vector<bool>& in_attention) {
-    const Busy busy = busy_of(trace, in_attention);
-    return {.clock_us = busy.last_us - busy.first_us,
-            .busy_us = length_of(busy.all),
-            .attention_us = length_of(busy.attention),
-            .runs = busy.runs};
+    constexpr double kLongPause = 0.05;  // of the clock
+    const std::vector<Busy> gpus = busy_of(trace, in_attention);
+    StepClock clock{.gpus = static_cast<std::int64_t>(gpus.size())};
+    if (gpus.empty()) return clock;
+    double first = gpus.front().first_us, last = gpus.front().last_us;
+    for (const Busy& busy : gpus) first = std::min(first, busy.first_us), last = std::max(last, busy.last_us);
+    clock.clock_us = last - first;
+    const double share = 1 / static_cast<double>(gpus.size());
+    for (const Busy& busy : gpus) {
+        clock.busy_us += share * length_of(busy.all);
+        clock.attention_us += share * length_of(busy.attention);
+        clock.runs += busy.runs;
+        std::int64_t pauses = 0;
+        double before = first;
+        for (std::size_t i = 0; i <= busy.all.size(); ++i) {
+            const double pause = (i < busy.all.size() ? busy.all[i].first : last) - before;
+            if (i < busy.all.size()) before = busy.all[i].second;
+            if (pause < kLongPause * clock.clock_us) continue;
+            ++pauses;
+            clock.pauses_us += share * pause;
+            clock.longest_pause_us = std::max(clock.longest_pause_us, pause);
+        }
+        clock.pauses = std::max(clock.pauses, pauses);
+    }
+    return clock;
 }
 
 MarkedSteps steps_of(const Trace& trace, const std::vector<bool>& in_attention) {
@@ -96,13 +128,15 @@ MarkedSteps steps_of(const Trace& trace, const std::vector<bool>& in_attention) 
         steps.us += times.back();
         if (times.back() > steps.longest_us) steps.longest_us = times.back(), steps.longest = step.number;
     }
-    const Busy busy = busy_of(trace, in_attention);
-    if (windows.empty() || busy.runs == 0) return {};
+    const std::vector<Busy> gpus = busy_of(trace, in_attention);
+    if (windows.empty() || gpus.empty()) return {};
     std::sort(times.begin(), times.end());
     steps.count = static_cast<std::int64_t>(times.size());
     steps.median_us = times[times.size() / 2];
-    steps.busy_us = length_within(busy.all, windows);
-    steps.attention_us = length_within(busy.attention, windows);
+    for (const Busy& busy : gpus) {
+        steps.busy_us += length_within(busy.all, windows) / static_cast<double>(gpus.size());
+        steps.attention_us += length_within(busy.attention, windows) / static_cast<double>(gpus.size());
+    }
     return steps;
 }
 

@@ -13,13 +13,20 @@ namespace tessera::diagnose {
 /// The clock's time from the first kernel's start to the last one's end; 0: the trace has no order of time.
 struct StepClock {
     double clock_us = 0;
-    double busy_us = 0;       ///< a kernel or more ran
-    double attention_us = 0;  ///< a kernel of attention ran
+    double busy_us = 0;       ///< a kernel or more ran; the mean of the GPUs
+    double attention_us = 0;  ///< a kernel of attention ran; the mean of the GPUs
     std::int64_t runs = 0;
+    std::int64_t gpus = 0;    ///< that ran a kernel
+    std::int64_t pauses = 0;  ///< a GPU ran nothing for a twentieth of the clock or more
+    double pauses_us = 0;     ///< together; the mean of the GPUs
+    double longest_pause_us = 0;
 
     double busy() const { return clock_us > 0 ? busy_us / clock_us : 0; }
+    double busy_between_pauses() const { return clock_us > pauses_us ? busy_us / (clock_us - pauses_us) : 0; }
     /// True if the GPU mostly waits for the host. Few kernels say nothing about that.
     bool host_bound() const;
+    /// True if it does so in a few long pauses, and not from kernel to kernel.
+    bool paused() const;
 };
 
 /// `in_attention[i]`: run i belongs to a call of attention.
@@ -33,8 +40,8 @@ struct MarkedSteps {
     double median_us = 0;
     double longest_us = 0;
     std::int64_t longest = 0;  ///< its number
-    double busy_us = 0;        ///< part of `us` in which a kernel or more ran
-    double attention_us = 0;   ///< part of `us` in which a kernel of attention ran
+    double busy_us = 0;        ///< part of `us` in which a kernel or more ran; the mean of the GPUs
+    double attention_us = 0;   ///< part of `us` in which a kernel of attention ran; the mean of the GPUs
 };
 
 /// No steps: none are marked, or they overlap, as those of several processes do.

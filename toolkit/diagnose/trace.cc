@@ -106,6 +106,7 @@ void Trace::add(const KernelRun& run) {
 
 void Trace::add(const LaunchSite& site) {
     if (sites.size() < kMostSites) sites.push_back(site);
+    runs_at_launches.try_emplace(site.process, runs.size(), runs.size()).first->second.second = runs.size();
 }
 
 void Trace::add(const OpRun& op) {

@@ -6,10 +6,12 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "diagnose/bytes.hpp"
@@ -53,7 +55,8 @@ struct KernelRun {
 struct LaunchSite {
     std::int64_t correlation = -1;
     double start_us = 0;
-    std::uint32_t thread = 0;  ///< the thread and process, as one number
+    std::uint32_t thread = 0;   ///< the thread and process, as one number
+    std::uint32_t process = 0;  ///< as one number
 };
 
 /// An operator on the CPU that concerns attention.
@@ -61,6 +64,7 @@ struct OpRun {
     std::uint32_t name = 0;    ///< index into Trace::ops_named
     std::uint32_t inputs = 0;  ///< index into Trace::inputs: JSON of dims, types, strides, scalars; 0: unknown
     std::uint32_t thread = 0;
+    std::uint32_t process = 0;
     double start_us = 0;
     double end_us = 0;
     std::int64_t external = -1;
@@ -84,9 +88,13 @@ struct Trace {
     Texts inputs{std::size_t{64} << 20};
     std::deque<KernelRun> runs;
     std::deque<LaunchSite> sites;
+    /// The runs that the file had given at the first and at the last launch of a process: where files were joined, a
+    /// process's runs stand between them.
+    std::map<std::uint32_t, std::pair<std::size_t, std::size_t>> runs_at_launches;
     std::deque<OpRun> ops;
     std::vector<MarkedStep> steps;  ///< in the order of the file
-    std::vector<Gpu> gpus;
+    std::vector<Gpu> gpus;          ///< the one on which kernels ran longest comes first
+    std::unordered_map<std::uint32_t, std::uint32_t> device_of_stream;  ///< KernelRun::stream -> a number of its device
     std::optional<Version> torch;
     std::optional<int> cuda;         ///< run time: 12080
     bool timed = false;              ///< runs have a time

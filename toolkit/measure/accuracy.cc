@@ -221,7 +221,8 @@ std::optional<std::string> try_compare(const Record& record, const model::Machin
     const model::PredictOptions options{.by = family_of(record.by, *machine),
                                         .threads = record.threads,
                                         .sequences = sequences_of(record),
-                                        .kernel = kernel_of(record, *schedule)};
+                                        .kernel = kernel_of(record, *schedule),
+                                        .o_residual = writes_residual(record)};
     const auto reason = baseline ? model::refusal(problem, *baseline, pass, *machine)
                                  : model::refusal(problem, *schedule, pass, *machine, options);
     if (reason) return reason;
@@ -271,6 +272,10 @@ Accuracy accuracy_of(std::span<const Comparison* const> rows) {
 
 bool had_empty_blocks(const Record& record) {
     return record.by == "tessera" && record.pass == "backward" && !record.lens_q.empty() && record.date < "2026-11-29";
+}
+
+bool writes_residual(const Record& record) {
+    return record.pass == "forward" && record.features.find("residual of O") != std::string::npos;
 }
 
 bool is_of_kind(const Record& record, model::MachineKind kind) {

@@ -27,6 +27,9 @@ bool is_of_kind(const Record& record, model::MachineKind kind);
 /// before the list of key blocks.
 bool had_empty_blocks(const Record& record);
 
+/// True if the Record is of a forward that writes the residual of O, as training has it.
+bool writes_residual(const Record& record);
+
 /// Returns (queries, keys) of each sequence of a ragged Record; empty for any other Record.
 std::vector<std::pair<std::int64_t, std::int64_t>> sequences_of(const Record& record);
 

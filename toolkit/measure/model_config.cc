@@ -63,6 +63,11 @@ void add_layers(ModelConfig& config, LayerGroup::Kind kind, std::int64_t width, 
     if (layers > 0) config.groups.push_back({kind, layers, width});
 }
 
+[[noreturn]] void refuse_field(const std::string& field, std::string_view expected, const ModelConfig& config,
+                               const std::string& has = "others") {
+    throw Error(ErrorCode::unsupported, field, fmt::format("expected {}, {} has {}", expected, config.name, has));
+}
+
 /// Layers by the list layer_types.
 void read_layer_types(const Fields& fields, const ConfigJson& types, ModelConfig& config) {
     using Kind = LayerGroup::Kind;
@@ -78,14 +83,16 @@ void read_layer_types(const Fields& fields, const ConfigJson& types, ModelConfig
             add_layers(config, Kind::sliding, fields.required({"sliding_window", "local_attention"}), 1);
         } else if (type == "chunked_attention") {
             add_layers(config, Kind::chunked, fields.required({"attention_chunk_size"}), 1);
-        } else {
+        } else if (is_one_of(type, {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "rglru", "kda",
+                                    "gated_deltanet", "lightning_attention"})) {
             add_layers(config, Kind::other, 0, 1);
+        } else {
+            const auto printable = [](char c) { return c > ' ' && c <= '~'; };
+            const bool shown = type.size() < 60 && std::all_of(type.begin(), type.end(), printable);
+            refuse_field("layer_types", "layers of softmax attention, full, sliding or chunked, or of none", config,
+                         shown ? type : "others");
         }
     }
-}
-
-[[noreturn]] void refuse_field(const std::string& field, std::string_view expected, const ModelConfig& config) {
-    throw Error(ErrorCode::unsupported, field, fmt::format("expected {}, {} has others", expected, config.name));
 }
 
 /// Throws for models whose layers differ in ways that no field read here tells, and for sizes in places that are not
@@ -105,6 +112,33 @@ void refuse_unread_layers(const Fields& fields, const ModelConfig& config) {
         if ((listed && !known) || spaced)
             refuse_field(name, "a model whose layers after the first few all have experts", config);
     }
+    if (fields.flag("block_auto_adjust_ff_dim", false))
+        refuse_field("block_auto_adjust_ff_dim", "an MLP as wide as its field says", config, "another");
+    if (!fields.raw({"expert_ffn_hidden_size"}).is_null())
+        refuse_field("expert_ffn_hidden_size", "a model whose layers have one attention each", config);
+    const bool says_which = !fields
+                                 .raw({"layer_types", "layers_block_type", "attn_layer_period", "attn_layer_indices",
+                                       "full_attn_idxs", "full_attention_interval"})
+                                 .is_null();
+    for (const char* name : {"mamba_d_state", "mamba_d_conv", "mamba_expand", "ssm_state_size", "state_size"}) {
+        if (!says_which && !fields.raw({name}).is_null())
+            refuse_field(name, "a list of the layers that have attention", config, "a state-space model and none");
+    }
+    const auto number = [&](const char* name) {
+        const ConfigJson& value = fields.raw({name});
+        return value.is_number_integer() ? value.get<std::int64_t>() : 0;
+    };
+    if (number("hidden_size_per_layer_input") > 0)
+        refuse_field("hidden_size_per_layer_input", "a model with one embedding for all its layers", config,
+                     "one for each");
+    if (number("num_kv_shared_layers") > 0)
+        refuse_field("num_kv_shared_layers", "a model whose layers each have keys and values of their own", config,
+                     "layers that share them");
+    if (const std::int64_t groups = number("num_hidden_groups"); groups > 0 && groups < config.layers)
+        refuse_field("num_hidden_groups", "a model whose layers each have weights of their own", config,
+                     "layers that share them");
+    if (const std::int64_t width = number("embedding_size"); width > 0 && width != config.hidden)
+        refuse_field("embedding_size", "a model whose embedding is hidden_size wide", config, "another");
 }
 
 /// GPT-Neo's attention_types, such as [[["global", "local"], 6]]: pairs of kinds and how often they repeat.
@@ -148,7 +182,7 @@ void read_layer_pattern(const Fields& fields, ModelConfig& config) {
         add_layers(config, Kind::other, 0, layers - full);
         return add_layers(config, Kind::full, 0, full);
     }
-    if (const ConfigJson& indices = fields.raw({"attn_layer_indices"}); indices.is_array()) {
+    if (const ConfigJson& indices = fields.raw({"attn_layer_indices", "full_attn_idxs"}); indices.is_array()) {
         const auto full = std::min(layers, static_cast<std::int64_t>(indices.size()));
         add_layers(config, Kind::other, 0, layers - full);
         return add_layers(config, Kind::full, 0, full);
@@ -211,13 +245,40 @@ void read_heads(const Fields& fields, ModelConfig& config) {
     config.head_dim_v = fields.size({"v_head_dim"}, config.head_dim);
 }
 
+/// True if the MLP has a gate: one more matrix. No field says so, but of the families in transformers 5.24 those with
+/// SiLU have one and those with other activations have none, except for the ones listed here.
+bool has_gate(const Fields& fields, const ModelConfig& config) {
+    if (is_one_of(config.name, {"gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "mpt",
+                                "starcoder2", "codegen", "gpt_bigcode", "bert", "roberta", "nemotron", "vit",
+                                "stablelm_alpha", "persimmon", "cpmant"}))
+        return false;
+    if (config.name.starts_with("gemma") || is_one_of(config.name, {"vaultgemma", "recurrent_gemma", "modernbert",
+                                                                    "modernbert-decoder", "gte", "pixtral", "bitnet"}))
+        return true;
+    for (const char* name : {"hidden_act", "hidden_activation", "activation_function", "activation", "act_fn", "afn"}) {
+        const std::string activation = fields.text(name);
+        if (activation.empty()) continue;
+        const bool gated = activation.find("glu") != std::string::npos || activation.find("gated") != std::string::npos;
+        return gated || activation == "silu" || activation == "swish";
+    }
+    return true;
+}
+
+void finish_mlp(ModelConfig& config) {
+    if (config.intermediate == 0 && config.moe_layers < config.layers) {
+        constexpr std::int64_t kUsual = 4;
+        config.intermediate = kUsual * config.hidden;
+        config.assumed.push_back(fmt::format("the MLP is 4 * hidden_size = {} wide", config.intermediate));
+    }
+    config.assumed.push_back(fmt::format("the MLP has {} matrices{}", config.mlp_matrices,
+                                         config.mlp_matrices == 3 ? " (it has a gate)" : ""));
+}
+
 void read_mlp(const Fields& fields, ModelConfig& config) {
-    const bool gated_by_name = !is_one_of(
-        config.name, {"gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "mpt", "starcoder2",
-                      "codegen", "gpt_bigcode", "bert", "roberta", "nemotron", "vit", "stablelm_alpha", "persimmon"});
-    config.mlp_matrices = gated_by_name ? 3 : 2;
+    config.mlp_matrices = has_gate(fields, config) ? 3 : 2;
     config.intermediate =
         fields.size({"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "feed_forward_dim"}, 0);
+    if (!fields.flag("is_moe", true)) return finish_mlp(config);
     config.experts = fields.count({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"});
     if (config.experts > 0) {
         config.experts_per_token =
@@ -243,13 +304,7 @@ void read_mlp(const Fields& fields, ModelConfig& config) {
             config.intermediate = fields.size({"intermediate_size_mlp"}, config.intermediate);
         }
     }
-    if (config.intermediate == 0 && config.moe_layers < config.layers) {
-        constexpr std::int64_t kUsual = 4;
-        config.intermediate = kUsual * config.hidden;
-        config.assumed.push_back(fmt::format("the MLP is 4 * hidden_size = {} wide", config.intermediate));
-    }
-    config.assumed.push_back(fmt::format("the MLP has {} matrices{}", config.mlp_matrices,
-                                         config.mlp_matrices == 3 ? " (it has a gate)" : ""));
+    finish_mlp(config);
 }
 
 /// The number format of the weights: that of quantization_config, or torch_dtype.
@@ -288,7 +343,33 @@ void read_tying(const Fields& fields, const Fields& outer, ModelConfig& config) 
                    : "the output layer has weights of its own");
 }
 
+/// Python writes NaN, Infinity and -Infinity, which are no JSON; no field that is read here may be one, so they become
+/// null.
+std::string without_infinities(std::string_view text) {
+    std::string result;
+    bool in_string = false;
+    for (std::size_t at = 0; at < text.size();) {
+        const char c = text[at];
+        if (in_string && c == '\\' && at + 1 < text.size()) {
+            result += text.substr(at, 2);
+            at += 2;
+            continue;
+        }
+        if (c == '"') in_string = !in_string;
+        std::string_view found;
+        for (const std::string_view word : {"-Infinity", "Infinity", "NaN"}) {
+            if (!in_string && found.empty() && text.substr(at, word.size()) == word) found = word;
+        }
+        if (found.empty()) result += c;
+        else result += "null";
+        at += found.empty() ? 1 : found.size();
+    }
+    return result;
+}
+
 }  // namespace
+
+ConfigJson parse_config(std::string_view text) { return ConfigJson::parse(without_infinities(text), nullptr, false); }
 
 ModelConfig model_config_from_json(const ConfigJson& json) {
     if (!json.is_object()) bad_field("config", "a JSON object", json);
@@ -337,7 +418,7 @@ ModelConfig read_model_config(const std::string& path) {
     constexpr std::uint64_t kMostBytes = std::uint64_t{64} << 20;
     const io::FileBytes bytes = io::read_file(file, kMostBytes);
     const std::string_view text(reinterpret_cast<const char*>(bytes.data.get()), bytes.size);
-    const ConfigJson json = ConfigJson::parse(text.begin(), text.end(), nullptr, false);
+    const ConfigJson json = parse_config(text);
     if (json.is_discarded() || json.contains("weight_map")) {
         const std::string what = io::other_format(io::MemorySource(bytes.span(), file)).what;
         throw Error(ErrorCode::bad_data, file,

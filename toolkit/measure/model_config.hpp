@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/dtype.hpp"
@@ -57,6 +58,10 @@ struct ModelConfig {
 };
 
 /// Reads the sizes from a config. Unknown fields are allowed. Throws Error(bad_data) that names the missing or wrong
+/// Parses the text of a config.json; a discarded value if it is no JSON. Infinity and NaN, which Python writes, are
+/// null.
+nlohmann::json parse_config(std::string_view text);
+
 /// field, Error(unsupported) that names a field of a model that is not such a stack of layers.
 ModelConfig model_config_from_json(const nlohmann::json& json);
 

@@ -73,7 +73,9 @@ std::int64_t GpusRow::bytes_received() const {
 
 GpusRow row_on_gpus(const Problem& problem, int gpus, const GpusQuestion& question) {
     GpusRow row{problem, gpus, {}};
-    const PredictContextParallelOptions options{gpus, question.link, question.steps, {}};
+    PredictContextParallelOptions options{gpus, question.link, question.steps, {}, question.copies};
+    options.kernels.sequences = question.documents;
+    options.kernels.o_residual = question.passes.size() > 1;  // a forward before a backward writes it
     for (const Pass pass : question.passes)
         row.passes.push_back(predict_context_parallel(problem, question.schedule, pass, question.machine, options));
     return row;
@@ -118,9 +120,9 @@ plot::Figure gpus_figure(const GpusQuestion& question, std::span<const GpusRow> 
             if (row.gpus != gpus) continue;
             const double bar = 1 + row.error();
             series.dashed = !row.measured();
-            series.points.push_back({static_cast<double>(row.problem.len_q), row.share(),
+            series.points.push_back({static_cast<double>(row.rows()), row.share(),
                                      fmt::format("{} rows on {}: {:.4g} ms, {:.2f} of one GPU's speed, +-{:.0f} %",
-                                                 row.problem.len_q, gpus, row.ms(), row.share(), 100 * (bar - 1)),
+                                                 row.rows(), gpus, row.ms(), row.share(), 100 * (bar - 1)),
                                      gpus == 1 ? 0 : row.share() / bar,
                                      gpus == 1 ? 0 : std::min(1.0, row.share() * bar)});
         }

@@ -5,6 +5,7 @@
 
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plot/figure.hpp"
@@ -18,7 +19,9 @@ struct GpusQuestion {
     Schedule schedule{};
     std::vector<Pass> passes;
     Link link;
-    int steps = 0;  ///< 0: the library's own number
+    int steps = 0;                                                   ///< 0: the library's own number
+    std::vector<std::pair<std::int64_t, std::int64_t>> documents{};  ///< of a ragged Problem: queries and keys of each
+    bool copies = false;                                             ///< GPUs of one host copy from each other
 };
 
 /// One length on one number of GPUs.
@@ -27,6 +30,8 @@ struct GpusRow {
     int gpus = 1;
     std::vector<ContextParallelPrediction> passes;  ///< one for each requested pass
 
+    /// Rows of the whole sequence.
+    std::int64_t rows() const { return problem.ragged ? problem.total_q : problem.len_q; }
     double ms() const;
     double one_gpu_ms() const;
     /// The time of one GPU over that of this row.

@@ -27,9 +27,10 @@ def _pairs(a: Arguments):
 
 
 @register_flop_formula([torch.ops.tessera.forward, torch.ops.tessera.forward_with_residual, torch.ops.tessera.attention,
-                        torch.ops.tessera.attention_with_residual], get_raw=True)
-def _forward(*arguments, out_val=None, **named):
-    a = Arguments(*arguments, **named)
+                        torch.ops.tessera.attention_with_residual, torch.ops.tessera.attention_with_sinks,
+                        torch.ops.tessera.attention_with_sinks_and_residual], get_raw=True)
+def _forward(*arguments, out_val=None, sinks=None, **named):
+    a = Arguments(*arguments[:len(Arguments._fields)], **named)  # sinks come last, and are no GEMM
     return 2 * _pairs(a) * (a.q.shape[-1] + a.v.shape[-1])
 
 
@@ -39,7 +40,8 @@ def _forward_few(q, k, v, causal=0, heads_first=False, *others, out_val=None, **
     return _forward(q, k, v, heads_first=heads_first)
 
 
-@register_flop_formula([torch.ops.tessera.backward, torch.ops.tessera.attention_backward], get_raw=True)
+@register_flop_formula([torch.ops.tessera.backward, torch.ops.tessera.attention_backward,
+                        torch.ops.tessera.attention_with_sinks_backward], get_raw=True)
 def _backward(*arguments, out_val=None, **named):
     names = [argument.name for argument in torch.ops.tessera.backward.default._schema.arguments]
     given = dict(zip(names, arguments), **named)

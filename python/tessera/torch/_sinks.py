@@ -9,23 +9,24 @@ import torch
 from torch.compiler import is_compiling
 
 from . import _distributed, _operators
-from ._tensors import expect_arguments, expect_tensor, is_plain
+from ._tensors import expect_arguments, expect_tensor
 
 
 def run(arguments, sinks, with_lse=True, math=False, name="sinks"):
     """_attention.run(), or run_math() with math, with a sink for each query head; None: without. name: the caller's
     name of the sinks.
 
-    In forward mode, under torch.func and for DTensors no kernel with sinks runs. Raises ValueError naming the
-    argument."""
+    In forward mode, under torch.func, for DTensors and in float64 no kernel with sinks runs: kernels take sinks in
+    float32. Raises ValueError naming the argument."""
     from . import _attention  # which imports this module
     of_call = _attention.run_math if math else _attention.run
     if sinks is None:
         return of_call(arguments, with_lse)
     plain = expect_arguments(arguments)
     sinks = checked(sinks, arguments.q, arguments.q.shape[1 if arguments.heads_first else -2], name)
-    if math or not plain or not is_plain(sinks) or _attention._functorch_active() or _attention._forward_mode():
-        o, lse = added(*of_call(arguments, True), sinks, arguments.heads_first)
+    if (math or arguments.q.dtype == torch.float64 or (not plain and _distributed.are_in(arguments))
+            or _attention._functorch_active() or _attention._forward_mode()):
+        o, lse = added(*of_call(arguments, True), sinks, arguments.heads_first, arguments.cu_seqlens_q)
         return (o, lse) if with_lse else o
     arguments = arguments if is_compiling() else _attention._with_numbers(arguments)
     try:
@@ -53,11 +54,15 @@ def checked(sinks, q, heads_q, name="sinks"):
     return sinks
 
 
-def added(o, lse, sinks, heads_first):
+def added(o, lse, sinks, heads_first, cu_seqlens_q=None):
     """(O, LSE) with the sinks [heads_q]. lse: [batch, heads_q, len_q] or [heads_q, total_q]; o: its rows and heads in
-    the same order with heads_first, otherwise rows before heads, and head_dim_v."""
+    the same order with heads_first, otherwise rows before heads, and head_dim_v. cu_seqlens_q: of a ragged batch, whose
+    rows behind the last offset have no sinks either."""
     sinks = sinks.to(lse.dtype).unsqueeze(-1)
     # A row that sees no key has LSE -inf, and -inf - -inf is NaN.
     share = torch.sigmoid(lse - sinks.clamp(min=torch.finfo(lse.dtype).min))
     of_rows = share if heads_first else share.transpose(-1, -2)
-    return (o * of_rows.unsqueeze(-1)).to(o.dtype), torch.logaddexp(lse, sinks)
+    o, of_all = (o * of_rows.unsqueeze(-1)).to(o.dtype), torch.logaddexp(lse, sinks)
+    if cu_seqlens_q is None:
+        return o, of_all
+    return o, torch.where(torch.ones_like(lse, dtype=torch.int64).cumsum(-1) <= cu_seqlens_q[-1], of_all, lse)

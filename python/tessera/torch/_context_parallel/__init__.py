@@ -76,7 +76,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
     causal: None, or True, "bottom-right" or "top-left", which are one mask here.
     window, scale, softcap, sinks, kernel: as in attention(). Each rank gets the gradient of the sinks of its own rows.
     cu_seqlens: offsets of packed documents over the whole sequence, [documents + 1], the same on every rank, best on
-        the CPU. Documents may cross ranks. Rows past the last offset get O 0. Needs batch 1 or none.
+        the CPU. Documents may cross ranks. Rows past the last offset get O 0 and LSE -inf. Needs batch 1 or none.
     gradient_blocks: into how many equal blocks of rows the backward is cut. dQ, dK and dV then have the same bits on
         every number of ranks whose rows consist of whole blocks, a group of one among them. Default: the runs of rows
         that a rank holds, which is the fastest.
@@ -130,6 +130,9 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
         o, lse = _explained(arguments, gradients)
     if added is not None:
         o, lse = _sinks.added(o, lse, added, False)
+    if given is not None and offsets is not None:  # rows of no document have no sinks
+        positions = _positions(q.shape[1] * dist.get_world_size(_groups.resolved(group)), group, order, "q")
+        lse = torch.where((positions < offsets[-1].to(positions.device)).to(lse.device), lse, float("-inf"))
     if not several:
         o, lse = o[0], lse[0]
     return (o, lse) if return_lse else o
