@@ -33,7 +33,7 @@ def sinks_with_gradients(groups):
 
 @case
 def rows_of_no_document_have_no_sinks(groups):
-    """Rows behind the last offset: LSE is -inf as in one process, and gives the sinks no gradient."""
+    """Rows past the last offset: LSE is -inf as in one process, and gives the sinks no gradient."""
     sinks, offsets = torch.tensor([0.5, -1.0, 2.0, 0.1]), torch.tensor([0, 30, 70])
     q, k, v, d_o = inputs()
     d_lse = reference.random((1, 4, 96), 5)

@@ -153,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(All, Cache,
                          testing::PrintToStringParamName());
 
 /// The capacity of the cache and the number of threads change no bit of a long sequence.
-TEST(CacheSplit, one_long_member_has_the_same_bits_on_any_threads) {
+TEST(CacheSplit, one_long_sequence_has_the_same_bits_on_any_threads) {
     for (const DType dtype : {DType::fp32, DType::bf16}) {
         std::mt19937_64 random(3);
         CacheCall call;
@@ -168,7 +168,7 @@ TEST(CacheSplit, one_long_member_has_the_same_bits_on_any_threads) {
 }
 
 /// Sequences of which one is long.
-CacheCall one_long_member(DType dtype, std::int64_t queries, bool ragged) {
+CacheCall one_long_sequence(DType dtype, std::int64_t queries, bool ragged) {
     std::mt19937_64 random(4);
     CacheCall call;
     call.problem = make_problem(9, queries, 6000, 8, 2, 64, dtype);
@@ -192,7 +192,7 @@ TEST(CacheSplit, a_long_member_among_short_ones_is_split) {
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
         for (const std::int64_t queries : {1, 3}) {
             for (const bool ragged : {false, true}) {
-                CacheCall call = one_long_member(dtype, queries, ragged);
+                CacheCall call = one_long_sequence(dtype, queries, ragged);
                 expect_bits_of_sequences(call, "cpu.fa2.forward", {1, 2, 3, 4, 16}, queries == 1);
                 if (cpu::matrix::packing_pays(dtype) && cpu::matrix::unit() == Unit::amx) continue;
                 std::int64_t most = 0;

@@ -58,9 +58,9 @@ OpTree::Sites OpTree::sites_of(std::int64_t correlation) const {
     return {begin, end};
 }
 
-/// Processes number their launches each for itself. Where files were joined, the place of a run in the file tells its
-/// process. Else time may: a kernel starts after its launch, so where only one process had launched by then, the
-/// process of that kernel's name on that stream is known, and decides for its other runs.
+/// Processes number their launches each for itself. If files were joined, the position of a run in the file tells its
+/// process. Otherwise time may: a kernel starts after its launch. If only one process had launched by then, it is the
+/// process of that kernel's name on that stream, for its other runs too.
 void OpTree::find_owners(Trace& trace) {
     const auto of_two = [](const LaunchSite& a, const LaunchSite& b) {
         return a.correlation == b.correlation && a.process != b.process;

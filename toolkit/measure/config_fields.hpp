@@ -5,10 +5,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "tessera/error.hpp"
 
@@ -18,6 +20,10 @@ using ConfigJson = nlohmann::json;
 using Names = std::initializer_list<const char*>;
 
 inline constexpr std::int64_t kMostOfConfig = std::int64_t{1} << 28;  // keeps products of a few sizes below 2^63
+
+inline bool is_one_of(std::string_view text, std::initializer_list<std::string_view> list) {
+    return std::find(list.begin(), list.end(), text) != list.end();
+}
 
 /// Throws Error(bad_data): the field, what was expected, and what came.
 [[noreturn]] inline void bad_field(const std::string& field, const std::string& expected, const ConfigJson& got) {

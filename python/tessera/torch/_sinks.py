@@ -57,7 +57,7 @@ def checked(sinks, q, heads_q, name="sinks"):
 def added(o, lse, sinks, heads_first, cu_seqlens_q=None):
     """(O, LSE) with the sinks [heads_q]. lse: [batch, heads_q, len_q] or [heads_q, total_q]; o: its rows and heads in
     the same order with heads_first, otherwise rows before heads, and head_dim_v. cu_seqlens_q: of a ragged batch, whose
-    rows behind the last offset have no sinks either."""
+    rows past the last offset have no sinks either."""
     sinks = sinks.to(lse.dtype).unsqueeze(-1)
     # A row that sees no key has LSE -inf, and -inf - -inf is NaN.
     share = torch.sigmoid(lse - sinks.clamp(min=torch.finfo(lse.dtype).min))
