@@ -58,8 +58,8 @@ OpTree::Sites OpTree::sites_of(std::int64_t correlation) const {
     return {begin, end};
 }
 
-/// Processes number their launches each for itself. Where files were joined, the place of a run in the file tells its
-/// process. Else time may: a kernel starts after its launch, so where only one process had launched by then, the
+/// Processes number their launches each for itself. In joined files the place of a run in the file tells its process.
+/// Else time may: a kernel starts after its launch, so where only one process had launched by then, the
 /// process of that kernel's name on that stream is known, and decides for its other runs.
 void OpTree::find_owners(Trace& trace) {
     const auto of_two = [](const LaunchSite& a, const LaunchSite& b) {
