@@ -46,7 +46,7 @@ if ! cmp -s "$types" "$packages/types"; then
 fi
 
 rm -rf build-python/dist build-python/installed
-scripts/wheel.sh "${wheel_options[@]}" --venv "$packages" -o build-python/dist
+TESSERA_WERROR=ON scripts/wheel.sh "${wheel_options[@]}" --venv "$packages" -o build-python/dist
 
 # Nothing but the wheel: no pip, no NumPy.
 say "Python: the wheel alone"

@@ -103,7 +103,7 @@ fi
 
 # By the long name: pip knows -C from 23.1 on, and Debian 12 has 23.0.
 settings=(--config-settings "build-dir=$BUILD")
-for define in TESSERA_WERROR=ON "Python3_EXECUTABLE=$PYTHON" "TESSERA_PYTHON_TORCH=$TORCH" "TESSERA_PYTHON_JAX=$JAX" \
+for define in "TESSERA_WERROR=${TESSERA_WERROR:-OFF}" "Python3_EXECUTABLE=$PYTHON" "TESSERA_PYTHON_TORCH=$TORCH" "TESSERA_PYTHON_JAX=$JAX" \
     ${CUDA:+"TESSERA_CUDA=$CUDA"} "${cmake[@]}"; do
     settings+=(--config-settings "cmake.define.$define")
 done

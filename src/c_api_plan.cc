@@ -170,7 +170,7 @@ tessera_status tessera_predict(const tessera_problem* problem, const tessera_opt
                                const char* machine, tessera_prediction* prediction) {
     return guarded([&] {
         expect_prediction(prediction, pass);
-        const Machine& on = machine != nullptr ? machine_named(machine) : machine_of(plan_of(problem, options, pass));
+        const Machine on = machine != nullptr ? machine_named(machine) : machine_of(plan_of(problem, options, pass));
         write_prediction(fastest(problem_of(problem), read_options(options), static_cast<Pass>(pass), on), on,
                          prediction);
     });

@@ -54,8 +54,7 @@ struct ContextParallelPrediction {
     Pass pass{};
     int ranks = 1;
     int steps = 1;
-    /// The order of the rows: "zigzag" under a plain causal mask, else "contiguous"; for documents that of
-    /// balance_documents().
+    /// "zigzag" under a plain causal mask, else "contiguous"; with documents the order of balance_documents().
     std::string order;
     double ms = 0;                    ///< of the GPU that is done last
     double error = 0;                 ///< the error bar, as in Prediction

@@ -89,7 +89,7 @@ Prediction predict_runs(const Ranks& q, const std::vector<Run>& runs, std::int64
     return predict(p, q.schedule, q.pass, q.machine, options);
 }
 
-/// The work of the GPUs, and the rows that the one which is done last receives.
+/// The calls of the GPUs, and the rows that the GPU that is done last receives.
 struct Spread {
     std::string order;
     std::vector<std::vector<Run>> busiest;  ///< of the GPUs that may be done last

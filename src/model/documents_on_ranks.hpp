@@ -16,7 +16,7 @@ struct Run {
     std::int64_t rows = 0, keys = 0;
 };
 
-/// The rows and the work of one GPU.
+/// The work of one GPU.
 struct RankWork {
     std::vector<Run> runs;
     std::int64_t pairs = 0;   ///< of a query and a key

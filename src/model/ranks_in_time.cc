@@ -15,7 +15,7 @@ namespace {
 constexpr double kHostCall[] = {0.47, 1.25};
 constexpr double kHostStep[] = {0.3, 0.33};
 constexpr double kGaps[] = {0.2, 0.4};
-/// Additional time of a step with packed documents, whose order is a tensor: by 2,048 rows a GPU in that file.
+/// The additional host time of a step with packed documents, whose order is a tensor: by 2,048 rows a GPU in that file.
 constexpr double kHostDocuments[] = {0.18, 1.22};
 
 /// Kernels beside an exchange of NCCL, which takes multiprocessors, take longer by twice its time, and by a fifth at

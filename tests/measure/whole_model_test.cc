@@ -235,7 +235,7 @@ TEST(WholeModel, a_window_caps_the_keys_of_its_layers) {
     EXPECT_EQ(groups(long_row)[0].row.problem.softcap, 50);
 }
 
-/// The gates are those that the numbers of parameters of transformers 5.24 imply.
+/// The expected numbers of parameters are those that transformers 5.24 counts.
 TEST(WholeModel, the_activation_tells_the_gate_of_an_mlp) {
     const auto matrices = [](const std::string& family, const std::string& activation, int width, int layers) {
         const std::string text =

@@ -159,7 +159,7 @@ TEST(ContextParallel, one_step_hides_nothing) {
     EXPECT_GT(predicted(sequence(65536), Pass::forward, options).hidden_ms, 0.2);
 }
 
-/// GPUs of a host copy from each other only if that is asked for, as in the library.
+/// The product does the same: GPUs of a host copy from each other only if that is asked for.
 TEST(ContextParallel, nccl_is_the_default) {
     PredictContextParallelOptions copies = on(4);
     copies.copies = true;

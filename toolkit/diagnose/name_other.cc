@@ -10,7 +10,7 @@
 namespace tessera::diagnose {
 namespace {
 
-/// The index at which the class begins in a name of CuTe DSL; 0 if there is none.
+/// The place at which the class begins in a name of CuTe DSL; 0 if there is none.
 std::size_t class_of(std::string_view name) {
     const std::string_view function = function_of(name);
     for (std::size_t at = 0; at < function.size(); ++at) {
