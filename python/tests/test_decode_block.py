@@ -39,46 +39,92 @@ def normed(x, weights, eps):
     return x / numpy.sqrt((x ** 2).mean(-1, keepdims=True) + eps) * weights
 
 
-def turned(x, cos, sin):
-    a, b = x[..., :DIM // 2], x[..., DIM // 2:]
-    return numpy.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
+def turned(x, cos, sin, interleaved):
+    rotary_dim = 2 * cos.shape[-1]
+    first, second = (slice(0, rotary_dim, 2), slice(1, rotary_dim, 2)) if interleaved else (
+        slice(0, rotary_dim // 2), slice(rotary_dim // 2, rotary_dim))
+    y = x.copy()
+    y[..., first], y[..., second] = (x[..., first] * cos - x[..., second] * sin,
+                                     x[..., second] * cos + x[..., first] * sin)
+    return y
+
+
+def place(c, b, row):
+    """Where a row of sequence b lies in a cache."""
+    slot = c["cache_batch_index"][b] if "cache_batch_index" in c else b
+    return (c["page_table"][slot, row // PAGE], row % PAGE) if "page_table" in c else (slot, row)
 
 
 def expected(c):
     """(out, o, lse, new keys, new values) in float64."""
     c = {name: value.astype(float) if getattr(value, "dtype", None) == numpy.float32 else value
          for name, value in c.items()}
-    batch = len(c["x"])
-    qkv = normed(c["x"], c["norm"], c["norm_eps"]) @ c["w_qkv"].T + c["b_qkv"]
+    batch, eps, softcap = len(c["x"]), c.get("norm_eps", 1e-6), c.get("softcap", 0.0)
+    scale = c.get("scale", 1 / math.sqrt(DIM))
+    qkv = normed(c["x"], c["norm"], eps) @ c["w_qkv"].T + c.get("b_qkv", 0)
     q, k, v = numpy.split(qkv.reshape(batch, -1, DIM), (HEADS, HEADS + HEADS_KV), 1)
-    cos, sin = (c[name][c["positions"]][:, None] for name in ("rotary_cos", "rotary_sin"))
-    q, k = turned(normed(q, c["q_norm"], c["norm_eps"]), cos, sin), turned(normed(k, c["k_norm"], c["norm_eps"]), cos, sin)
+    if "q_norm" in c:
+        q, k = normed(q, c["q_norm"], eps), normed(k, c["k_norm"], eps)
+    if "rotary_cos" in c:
+        cos, sin = (c[name][c.get("positions", c["kv_lengths"])][:, None] for name in ("rotary_cos", "rotary_sin"))
+        q, k = (turned(t, cos, sin, c.get("rotary_interleaved", False)) for t in (q, k))
     o, lse = numpy.empty((batch, HEADS, DIM)), numpy.empty((batch, HEADS))
     for b, length in enumerate(c["kv_lengths"]):
-        rows = range(max(0, length - c["window_left"]), length)
-        keys, values = (numpy.array([c[name][c["page_table"][b, row // PAGE], row % PAGE] for row in rows] + [new[b]])
+        first = max(0, length - c.get("window_left", length), c["left_padding"][b] if "left_padding" in c else 0)
+        keys, values = (numpy.array([c[name][place(c, b, row)] for row in range(first, length)] + [new[b]])
                         for name, new in (("k_cache", k), ("v_cache", v)))
         for h in range(HEADS):
-            scores = keys[:, h * HEADS_KV // HEADS] @ q[b, h] / math.sqrt(DIM)
-            scores = c["softcap"] * numpy.tanh(scores / c["softcap"])
-            lse[b, h] = math.log(numpy.exp(scores).sum() + math.exp(c["sinks"][h]))
+            scores = scale * (keys[:, h * HEADS_KV // HEADS] @ q[b, h])
+            scores = softcap * numpy.tanh(scores / softcap) if softcap else scores
+            lse[b, h] = math.log(numpy.exp(scores).sum() + (math.exp(c["sinks"][h]) if "sinks" in c else 0))
             o[b, h] = numpy.exp(scores - lse[b, h]) @ values[:, h * HEADS_KV // HEADS]
-    return o.reshape(batch, -1) @ c["w_o"].T + c["b_o"] + c["residual"], o, lse, k, v
+    return o.reshape(batch, -1) @ c["w_o"].T + c.get("b_o", 0) + c.get("residual", c["x"]), o, lse, k, v
 
 
-def test_everything_against_its_formulas(call):
+def expect_formulas(call):
+    """The results and the new rows of the caches, beside which nothing changes."""
     before = {name: value.copy() for name, value in call.items() if hasattr(value, "copy")}
     want = expected({**call, **before})
-    out, o, lse = tessera.decode_block(**call, return_attention=True)
-    for got, right in zip((out, o, lse), want):
+    for got, right in zip(tessera.decode_block(**call, return_attention=True), want):
         numpy.testing.assert_allclose(got, right, rtol=2e-5, atol=2e-5)
     for name, new in (("k_cache", want[3]), ("v_cache", want[4])):
         cache = before[name].copy()
-        for b, length in enumerate(LENGTHS):
-            place = call["page_table"][b, length // PAGE], length % PAGE
-            numpy.testing.assert_allclose(call[name][place], new[b], rtol=2e-5, atol=2e-5)
-            cache[place] = call[name][place]
+        for b, length in enumerate(call["kv_lengths"]):
+            at = place(call, b, length)
+            numpy.testing.assert_allclose(call[name][at], new[b], rtol=2e-5, atol=2e-5)
+            cache[at] = call[name][at]
         numpy.testing.assert_array_equal(call[name], cache)
+
+
+def test_everything_against_its_formulas(call):
+    expect_formulas(call)
+
+
+OTHER = {"a scale": dict(scale=0.4), "a large epsilon": dict(norm_eps=0.3),
+         "neighbours are turned": dict(rotary_interleaved=True),
+         "padding on the left": dict(left_padding=numpy.array([0, 5, 3], numpy.int32)),
+         "some dimensions are turned": "rotary", "slots": "slots",
+         "nothing optional": ("b_qkv", "b_o", "q_norm", "k_norm", "rotary_cos", "rotary_sin", "positions", "sinks",
+                              "residual", "window_left", "softcap", "norm_eps")}
+
+
+def changed(call, rng, name):
+    """The arguments of a call that differ from `call` as OTHER says."""
+    change = OTHER.get(name, {})
+    if isinstance(change, tuple):
+        return {n: value for n, value in call.items() if n not in change}
+    if change == "rotary":
+        change = {n: call[n][:, :DIM // 4].copy() for n in ("rotary_cos", "rotary_sin")}
+    if change == "slots":
+        call = {n: value for n, value in call.items() if n != "page_table"}
+        change = dict(k_cache=numbers(rng, 5, 12, HEADS_KV, DIM), v_cache=numbers(rng, 5, 12, HEADS_KV, DIM),
+                      cache_batch_index=numpy.array([4, 0, 2], numpy.int32))
+    return {**call, **change}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_other_arguments_against_their_formulas(call, rng, name):
+    expect_formulas(changed(call, rng, name))
 
 
 def test_out_may_be_x(call):
@@ -179,6 +225,25 @@ def test_torch_compile_has_the_same_bits():
             "x", "norm", "w_qkv", "w_o", "k_cache", "v_cache", "kv_lengths")) + (None,) * 4 +
         (arguments["rotary_cos"], arguments["rotary_sin"]) + (None,) * 7 +
         (True, 1e-6, False, None, None, 0.0, None, False, None), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", ["everything", *OTHER])
+def test_torch_compile_passes_every_argument_on(call, rng, name):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    call = changed(call, rng, name)
+
+    def tensors():
+        return {n: torch.tensor(v) if isinstance(v, numpy.ndarray) else v for n, v in call.items()}
+
+    def function(**c):
+        return tessera.decode_block(**c, return_attention=True)
+    eager, compiled = tensors(), tensors()
+    want = function(**eager)
+    torch._dynamo.reset()
+    got = torch.compile(function, backend="eager", fullgraph=True)(**compiled)
+    for one, other in zip((*got, *compiled.values()), (*want, *eager.values())):
+        if isinstance(one, torch.Tensor):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_parameters_need_no_grad():

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every argument of every public function either changes the result as documented, or is refused, or is documented to
 change nothing. A new argument fails here until it stands in a table."""
+import importlib
 import inspect
+import pathlib
 import typing
 
 import numpy
@@ -11,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import tessera  # noqa: E402
 import tessera.torch as tt  # noqa: E402
 import torch_reference as reference  # noqa: E402
-from tessera import flash_attn, flash_attn_3  # noqa: E402
+from tessera import flash_attn, flash_attn_3, flash_attn_cute  # noqa: E402
 
 BATCH, LEN_Q, LEN_KV, HEADS, HEADS_KV, DIM = 2, 11, 17, 4, 2, 8
 Q, K, V = (t.detach() for t in reference.inputs(BATCH, LEN_Q, LEN_KV, HEADS, HEADS_KV, DIM))
@@ -177,6 +179,60 @@ KEYS = torch.tensor([9, 17], dtype=torch.int32)
 OF_KEYS = dict(bias=torch.zeros(BATCH, 1, 1, LEN_KV).masked_fill(torch.arange(LEN_KV) >= KEYS[:, None, None, None],
                                                                  float("-inf")))
 TO = torch.zeros(BATCH * LEN_Q, HEADS, DIM)
+
+CUTE = {**{n: FLASH_TAIL[n] for n in ("softmax_scale", "causal", "window_size", "softcap")},
+        "learnable_sink": [As(SINKS, dict(sinks=SINKS)), Refused(SINKS[:2], "^learnable_sink: ")],
+        **{n: Same(2) for n in ("num_splits", "pack_gqa", "deterministic", "return_lse")},
+        "score_mod": Refused(1, "^score_mod: "), "aux_tensors": Refused([Q], "^aux_tensors: ")}
+
+# A cache: K and V in slots of 17 rows, or as pages of 17.
+OTHERS = torch.tensor([1, 0], dtype=torch.int32)
+FROM_THIRD = dict(bias=torch.zeros(BATCH, 1, 1, LEN_KV))
+FROM_THIRD["bias"][0, ..., :3] = float("-inf")
+NEW = dict(k=K[:, :4] + 1, v=V[:, :4] - 1, cache_seqlens=torch.tensor([9, 13], dtype=torch.int32))
+ANGLES = torch.outer(torch.arange(LEN_KV), torch.tensor([1.0, 0.1, 0.01, 0.001]))
+TURNED = dict(NEW, rotary_cos=ANGLES.cos(), rotary_sin=ANGLES.sin())
+FLIPPED = dict(k=K.flip(0), v=V.flip(0))
+
+
+def on_copies(function):
+    """A function of a cache that writes to copies of it."""
+    def call(**arguments):
+        return function(**{n: a.clone() if n in ("k_cache", "v_cache") else a for n, a in arguments.items()})
+    return call
+
+
+def without(arguments, *names):
+    return {n: a for n, a in arguments.items() if n not in names}
+
+
+def other_than(of, **arguments):
+    """A check that the result is not that of this call."""
+    return lambda r, base: torch.allclose(o_of(r), o_of(of(**arguments)), atol=1e-3) and pytest.fail("nothing changed")
+
+
+def as_call(of, **arguments):
+    """A check that the result is that of this call."""
+    return lambda r, base: torch.equal(o_of(r).flatten(), o_of(of(**arguments)).flatten()) or pytest.fail("not equal")
+
+
+def of_cache(function, table):
+    call, base = on_copies(function), dict(q=Q, k_cache=K, v_cache=V)
+    added = {n: Gives(NEW[n], other_than(call, **base, **{**NEW, n: 2 * NEW[n]}), without(NEW, n)) for n in ("k", "v")}
+    turn = {n: Gives(TURNED[n], other_than(call, **base, **{**TURNED, n: ANGLES.tan()}), without(TURNED, n))
+            for n in ("rotary_cos", "rotary_sin")}
+    return Function(call, base, {
+        "q": TENSORS["q"], "k_cache": As(2 * K, dict(k=2 * K)), "v_cache": As(2 * V, dict(v=2 * V)), **added, **turn,
+        "rotary_interleaved": As(False, None, TURNED), "cache_seqlens": [As(KEYS, OF_KEYS), As(9, None),
+                                                             Refused(KEYS[:1], "^cache_seqlens: ")],
+        "cache_batch_idx": [As(OTHERS, FLIPPED), Refused(OTHERS[:1], "^cache_batch_idx: ")],
+        "cache_leftpad": As(torch.tensor([3, 0], dtype=torch.int32), FROM_THIRD),
+        **{n: FLASH_TAIL[n] for n in ("softmax_scale", "causal", "window_size", "softcap")}, "num_splits": Same(3),
+        "return_softmax_lse": Gives(True, lambda r, base: is_lse(r[1])), "s_aux": As(SINKS, dict(sinks=SINKS)),
+        **table}, of=function)
+
+
+CACHE_3 = on_copies(flash_attn_3.flash_attn_with_kvcache)
 FUNCTIONS = {
     "torch.attention": Function(tt.attention, dict(q=Q, k=K, v=V), dict(
         OF_TORCH, bias=As(BIAS, dict(bias=BIAS)),
@@ -245,6 +301,25 @@ FUNCTIONS = {
         FLASH_3, **FLAT, **LENGTHS, seqused_q=As(torch.tensor([5, 11], dtype=torch.int32), None),
         seqused_k=As(KEYS, OF_KEYS),
         return_attn_probs=Gives(True, lambda r, base: is_lse(r[1].unflatten(1, (BATCH, -1)).transpose(0, 1)))), unflat),
+    "flash_attn_cute": Function(flash_attn_cute.flash_attn_func, dict(q=Q, k=K, v=V), dict(
+        TENSORS, **CUTE, mask_mod=Refused(1, "^mask_mod: "),
+        block_sparse_tensors=Refused(1, "^block_sparse_tensors: "))),
+    "flash_attn_cute, varlen": Function(
+        flash_attn_cute.flash_attn_varlen_func, dict(ROWS, cu_seqlens_q=CU_Q, cu_seqlens_k=CU_K), dict(
+            CUTE, **FLAT, **LENGTHS, seqused_q=As(torch.tensor([5, 11], dtype=torch.int32), None),
+            seqused_k=As(KEYS, OF_KEYS), page_table=Refused(torch.zeros(1, 1), "^page_table: ")), unflat),
+    "flash_attn, cache": of_cache(flash_attn.flash_attn_with_kvcache, dict(
+        alibi_slopes=As(SLOPES, dict(alibi_slopes=SLOPES)),
+        block_table=[As(OTHERS[:, None], FLIPPED), Refused(OTHERS, "^block_table: ")])),
+    "flash_attn_3, cache": of_cache(flash_attn_3.flash_attn_with_kvcache, dict(
+        page_table=[As(OTHERS[:, None], FLIPPED), Refused(OTHERS, "^page_table: ")],
+        cu_seqlens_q=Gives(CU_Q, as_call(CACHE_3, q=Q, k_cache=K, v_cache=V), dict(q=flat(Q))),
+        cu_seqlens_k_new=Gives(cumulated(4), as_call(CACHE_3, q=Q, k_cache=K, v_cache=V, **NEW),
+                               dict(NEW, k=flat(NEW["k"]), v=flat(NEW["v"]))),
+        max_seqlen_q=Same(LEN_Q), rotary_seqlens=As(torch.tensor([2, 0], dtype=torch.int32), None, TURNED),
+        scheduler_metadata=Same(torch.zeros(0)), pack_gqa=Same(True), sm_margin=Same(3), qv=Refused(Q, "^qv: "),
+        attention_chunk=Refused(8, "^attention_chunk: "),
+        **{f"{x}_descale": Refused(torch.ones(1), f"^{x}_descale: ") for x in "qkv"})),
     "transformers": Function(transformers_forward, dict(module=layer(), query=turned(Q), key=turned(K), value=turned(V),
                                                         attention_mask=None), dict(
         module=Same(layer()), query=As(2 * turned(Q), dict(q=2 * Q)), key=As(2 * turned(K), dict(k=2 * K)),
@@ -294,6 +369,36 @@ def test_every_argument_stands_in_a_table(name):
         for entry in entries if type(entries) is list else [entries]:
             if isinstance(entry, Same) and argument not in ("module", "kwargs", "max_len_q", "max_len_kv"):
                 assert argument in said, f"{argument} changes nothing, and the documentation does not say so"
+
+
+# Public functions without a table, and the test file that holds them to their definition.
+ELSEWHERE = {
+    "tessera": {"append_kv": "test_append.py", "attention_backward": "test_attention.py",
+                "decode_block": "test_decode_block.py", "merge": "test_merge.py", "plan": "test_plan.py",
+                "predict": "test_plan.py"},
+    "tessera.torch": {"balance_documents": "context_parallel_uses.py",
+                      "context_parallel": "context_parallel_interfaces.py",
+                      "context_parallel_attention": "context_parallel_support.py",
+                      "context_parallel_plan": "context_parallel_plans.py",
+                      "context_parallel_unshard": "context_parallel_interfaces.py",
+                      "register_provider": "test_torch_sdpa.py",
+                      "replace_context_parallel": "context_parallel_interfaces.py",
+                      "sequence_positions": "context_parallel_uses.py", "shard_sequence": "context_parallel_uses.py",
+                      "unshard_sequence": "context_parallel_uses.py"},
+    "tessera.flash_attn": {}, "tessera.flash_attn_cute": {"flash_attn_combine": "test_flash_attn.py"},
+    "tessera.flash_attn_3": {"flash_attn_combine": "test_flash_attn.py", "get_scheduler_metadata": "test_kvcache.py"}}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_every_function_stands_in_a_table(name):
+    """Or a file of tests names it."""
+    module = importlib.import_module(name)
+    public = {n for n in module.__all__ if inspect.isfunction(getattr(module, n))}
+    of_tables = {f.of or f.call for f in FUNCTIONS.values()}
+    tabled = {n for n in public if getattr(module, n) in of_tables}
+    assert public - tabled == set(ELSEWHERE[name])
+    for function, file in ELSEWHERE[name].items():
+        assert function in pathlib.Path(__file__).with_name(file).read_text(), f"{file} does not name {function}"
 
 
 CASES = [(name, argument, entry) for name, function in FUNCTIONS.items() for argument, entries in function.table.items()
@@ -364,7 +469,13 @@ def test_the_backward_honours_its_arguments():
     assert all((a == b).all() for a, b in zip(out, base))
     assert len(tessera.attention_backward(**call, bias=numpy.zeros((1, 1, 1, LEN_KV), numpy.float32),
                                           bias_gradient=True)) == 4
-    for wrong, words in ((dict(bias_gradient=True), "^bias_gradient: "), (dict(out=out[:2]), "^out: "),
+    sinks = SINKS.numpy()
+    of_sinks = dict(sinks=sinks, **dict(zip(("o", "lse"), tessera.attention(**NUMPY, sinks=sinks, return_lse=True))))
+    dsinks = tessera.attention_backward(**{**call, **of_sinks}, sinks_gradient=True)[3]
+    assert dsinks.shape == sinks.shape and dsinks.any()
+    assert len(tessera.attention_backward(**{**call, **of_sinks})) == 3
+    for wrong, words in ((dict(bias_gradient=True), "^bias_gradient: "),
+                         (dict(sinks_gradient=True), "^sinks_gradient: "), (dict(out=out[:2]), "^out: "),
                          (dict(stream=3), "^stream: expected None")):
         with pytest.raises(ValueError, match=words):
             tessera.attention_backward(**call, **wrong)

@@ -186,3 +186,10 @@ except RuntimeError as error:
     assert done.returncode == 0, done.stderr
     assert "flash_attn is imported already" in done.stdout
     assert compat.VERSION.startswith("2.8")
+
+
+def test_there_are_no_parts_to_combine():
+    from tessera import flash_attn_cute
+    for module in (flash_attn_3, flash_attn_cute):
+        with pytest.raises(NotImplementedError, match="^flash_attn_combine: tessera gives no partial results"):
+            module.flash_attn_combine(torch.zeros(2, 1, 3, 4, 8), torch.zeros(2, 1, 3, 4))
