@@ -50,7 +50,7 @@ def turned(x, cos, sin, interleaved):
 
 
 def place(c, b, row):
-    """Where a row of sequence b lies in a cache."""
+    """The indices of a row of sequence b in a cache."""
     slot = c["cache_batch_index"][b] if "cache_batch_index" in c else b
     return (c["page_table"][slot, row // PAGE], row % PAGE) if "page_table" in c else (slot, row)
 

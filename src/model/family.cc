@@ -248,6 +248,8 @@ int blocks_at_a_time(const Family& family, const Problem& problem, const Machine
     constexpr std::int64_t kMostForTwo = 128;  // registers of two tiles of 128 queries
     if (family.schedule != Schedule::fa2 || family.pass != Pass::forward) return 1;
     const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
+    // cuDNN's waves on an A100 are of one block, but for few queries.
+    if (std::string_view(family.by) == "cudnn") return family.few_queries ? 2 : 1;
     if (dim <= kMostForTwo) return 2;
     return !is_ours(family) && tile_of(family, problem, machine).block_q <= kSplitQueries && holds_two_of_256(machine)
                ? 2

@@ -42,7 +42,7 @@ struct Constants {
     double list_us = 0;          ///< microseconds in which a ragged backward lists its key blocks, by one thread block
     double sequence_cycles = 0;  ///< clocks of a head of a ragged sequence, whose last tiles are not full
     double residual_cycles = 0;  ///< clocks of an element of the residual of O that a forward writes
-    double mask_exposed = 0;     ///< the exponentials' time, added for a partial tile
+    double mask_exposed = 0;     ///< the time of exponentials at kMaskRate, added for a partial tile
     double dram_exposed = 0;     ///< the DRAM traffic of Q and O; fa1: the first and last pass over O
     double dropout_exposed = 0;  ///< the time of drawing dropout's mask; 0: not measured, and not predicted
     double dq_exp_exposed = 0;   ///< exp_exposed of the separate dQ kernel, queries outer

@@ -17,6 +17,10 @@ namespace {
 
 constexpr std::int64_t kOneWarpgroup = 64;  // rows of one warpgroup's MMA
 
+/// Elements in a clock that Constants::mask_exposed counts: masks are the work of ALUs. Exponentials have this rate on
+/// all GPUs but those of compute capability 10.3, which have twice as much of it and no more ALUs.
+constexpr double kMaskRate = 16;
+
 void add_roofs(Gpu& gpu) {
     const Machine& machine = gpu.q.machine;
     const auto& work = gpu.out.cost.work;
@@ -146,7 +150,7 @@ TileCycles Gpu::tile_cycles() const {
     const double sum = cycles.gemms + exp_exposed() * cycles.exps + c.shared_exposed * cycles.shared +
                        c.adds_exposed * cycles.adds + c.dropout_exposed * cycles.draws + c.step_cycles;
     cycles.step = std::max(sum, cycles.loads);
-    cycles.mask = c.mask_exposed * cycles.exps;
+    cycles.mask = c.mask_exposed * m * n / kMaskRate;
     return cycles;
 }
 
@@ -203,8 +207,8 @@ void Gpu::note_tile() {
                  machine.l2_bytes.value, t.loads);
     account.note("one inner tile", "max({}, {:.6g}) = {:.6g} clk", sum, t.loads, t.step);
     if (c.mask_exposed > 0)
-        account.note("mask of a partial tile", "of the exponentials: {:.3g} * {:.6g} = {:.6g} clk", c.mask_exposed,
-                     t.exps, t.mask);
+        account.note("mask of a partial tile", "of the exponentials{}: {:.3g} * {:.6g} = {:.6g} clk",
+                     machine.exp_rate == kMaskRate ? "" : " at 16 per clk", c.mask_exposed, m * n / kMaskRate, t.mask);
 }
 
 /// Sets the clock. It falls with the load of the tensor cores, from clock_ghz (none) to loaded_clock_ghz (all of the

@@ -129,6 +129,7 @@ struct Gpu {
     void note_dram();
     void add_stream(double main_ms);
     void add_combine();
+    bool begins_cold() const;
     void add_cold_start();
 };
 

@@ -334,6 +334,27 @@ TEST(Accuracy, published_tables) {
 
 /// The schedules' bytes beside those that Nsight Compute read, for working sets beyond the L2. Under a diagonal fa2 and
 /// fa3 mix the tiles of several heads, whose K and V push each other out of the L2: DRAM has more than is counted.
+/// Kinds of cuDNN's calls on other cards, on rows that nothing was fitted on.
+TEST(Accuracy, kinds_of_published_tables) {
+    std::map<std::string, std::vector<double>> kinds;
+    for (const measure::Comparison& row : measure::compare(kept("published", {"cards.jsonl"})).rows) {
+        EXPECT_TRUE(row.held_out);
+        if (row.kernels == "cudnn" && row.record.pass == "forward")
+            kinds[row.device + " " + row.kind].push_back(std::abs(row.error()));
+    }
+    const auto median = [&](const std::string& kind) {
+        auto errors = kinds.at(kind);
+        std::sort(errors.begin(), errors.end());
+        return errors[errors.size() / 2];
+    };
+    EXPECT_LE(median("NVIDIA A100 80GB PCIe decode"), 0.06) << "the splits and waves of one block";
+    EXPECT_LE(median("NVIDIA A100 80GB PCIe cross lengths"), 0.03);
+    EXPECT_LE(median("NVIDIA GB200 window"), 0.05);
+    EXPECT_LE(median("NVIDIA GB300 window"), 0.05);
+    EXPECT_LE(median("NVIDIA GB200 prefill"), 0.075);
+    EXPECT_LE(median("NVIDIA GB300 prefill"), 0.03);
+}
+
 TEST(Accuracy, bytes_of_nsight_compute) {
     const auto records = kept("h200", {"bytes.jsonl"});
     ASSERT_GE(records.size(), 16U);
