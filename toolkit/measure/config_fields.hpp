@@ -5,10 +5,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "tessera/error.hpp"
 
@@ -28,6 +30,10 @@ inline constexpr std::int64_t kMostOfConfig = std::int64_t{1} << 28;  // keeps p
                              : got.is_object() ? "an object"
                                                : got.dump(-1, ' ', true, ConfigJson::error_handler_t::replace);
     throw Error(ErrorCode::bad_data, field, fmt::format("expected {}, got {}", expected, came.substr(0, kShown)));
+}
+
+inline bool is_one_of(std::string_view text, std::initializer_list<std::string_view> list) {
+    return std::find(list.begin(), list.end(), text) != list.end();
 }
 
 /// Fields of a config by the names that model families give them; the first name is the usual one.
