@@ -59,12 +59,20 @@ void parse_shapes(const std::string& text, Call& call) {
     call.v.shape = parse_shape(text, parts[2]);
 }
 
-/// Parses "h200", "NVIDIA H200", "9.0", "sm90"; for AMD, "gfx942" or "AMD Instinct MI300X".
-void parse_gpu(const std::string& text, diagnose::Gpu& gpu) {
+/// Parses "h200", "NVIDIA H200", "9.0", "sm90"; for AMD, "gfx942", "mi300x" or "AMD Instinct MI300X".
+void parse_gpu(const std::string& given, diagnose::Gpu& gpu) {
+    std::string text = given;
+    if (const std::string name = usual_name(given); name.starts_with("mi") && name.size() > 4) {
+        text = "AMD Instinct ";
+        for (const char c : name) text += c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+    }
     if (text.starts_with("gfx") || text.starts_with("AMD ")) {
         gpu.name = text;
         if (text.starts_with("gfx")) gpu.gfx = text.substr(0, text.find(':'));  // "gfx942:sramecc+:xnack-"
-        return diagnose::recognise_amd(gpu);
+        diagnose::recognise_amd(gpu);
+        if (gpu.gfx.empty())
+            unexpected("--gpu", "an AMD GPU of MI200, MI300 or MI350, or its architecture (gfx942)", given);
+        return;
     }
     const model::Machine* machine = model::find_machine(usual_name(text));
     if (machine == nullptr) machine = model::machine_of_device(text);
@@ -77,7 +85,10 @@ void parse_gpu(const std::string& text, diagnose::Gpu& gpu) {
             gpu_names());
         const char* kExpected = expected.c_str();
         const bool sm = text.starts_with("sm");
-        const auto numbers = parse_dotted("--gpu", sm ? text.substr(2) : text, kExpected);
+        const std::string digits = sm ? text.substr(2) : text;
+        if (digits.find_first_not_of("0123456789.") != std::string::npos)
+            throw UsageError("--gpu", fmt::format("expected {}, got \"{}\"{}", expected, text, perhaps_machine(text)));
+        const auto numbers = parse_dotted("--gpu", digits, kExpected);
         const int major = sm ? numbers[0] / 10 : numbers[0];
         const int minor = sm ? numbers[0] % 10 : numbers[1];
         if (major < 1 || major > 99 || minor > 9 || numbers[2] != 0) unexpected("--gpu", kExpected, text);

@@ -45,6 +45,7 @@ std::string usual_name(std::string_view text) {
         {"bfloat16", "bf16"}, {"float16", "fp16"},           {"half", "fp16"},   {"float32", "fp32"},
         {"float", "fp32"},    {"float64", "fp64"},           {"double", "fp64"}, {"fwd", "forward"},
         {"bwd", "backward"},  {"mem-efficient", "efficient"}};
+    if (lower.starts_with("torch.")) lower.erase(0, 6);  // as PyTorch prints a dtype
     for (const auto& [alias, name] : kAliases) {
         if (lower == alias) return std::string(name);
     }

@@ -101,6 +101,13 @@ TEST_F(GpusTest, a_picture) {
     svg << file.rdbuf();
     for (const char* word : {"share of one GPU", "2 GPUs", "8 GPUs", "predicted"})
         EXPECT_NE(svg.str().find(word), std::string::npos) << word;
+    // One length: points above each other could not be read, so the line goes over the GPUs.
+    run_ok("roofline --gpus 1,2,4,64 --len 128k --svg " + path("one.svg") + sizes_);
+    std::ifstream one(path("one.svg"));
+    std::stringstream text;
+    text << one.rdbuf();
+    EXPECT_NE(text.str().find(">GPUs<"), std::string::npos);
+    EXPECT_EQ(text.str().find("e+05"), std::string::npos);
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ TEST_F(UnitsTest, mistyped_names_get_a_suggestion) {
     expect_error("roofline --device h10", 2, "got \"h10\", perhaps h100");
     expect_error("roofline --dtype bf61", 2, "got \"bf61\", perhaps bf16");
     expect_error("roofline --schedule standrad", 2, "perhaps standard");
+    expect_error("which --torch 2.11 --gpu l40z --shape 1,8,512,64 --dtype bf16", 2, "got \"l40z\", perhaps l40s");
     expect_error("which --torch 2.11 --gpu l40 --shape 1,8,512,64 --dtype bf16", 2, "or one of v100, t4");
 }
 

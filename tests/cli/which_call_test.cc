@@ -190,5 +190,14 @@ TEST_F(WhichCallTest, tells_programs_the_same) {
     EXPECT_TRUE(run_ok(command() + " --off flash,efficient,math,cudnn --json").json().at("aborts").get<bool>());
 }
 
+/// Names as PyTorch prints them, and AMD's GPUs by the names on their boxes.
+TEST_F(WhichCallTest, takes_names_of_dtypes_and_of_amd_gpus) {
+    expect_says(run_ok(command("--dtype", "torch.bfloat16")), "cuDNN");
+    const Outcome amd = run_ok(command("--gpu", "mi300x"));
+    expect_says(amd, "AMD Instinct MI300X");
+    expect_says(amd, "on ROCm flash comes");
+    expect_error(command("--gpu", "mi100"), 2, "expected an AMD GPU of MI200, MI300 or MI350");
+}
+
 }  // namespace
 }  // namespace tessera::which_call_test

@@ -243,7 +243,13 @@ TEST(Traces, refuses_nonsense) {
     expect_bad(std::string("\x7f"
                            "ELF\0\0\0\0",
                            8),
-               "binary");
+               "got a program or a library (ELF)");
+    expect_bad(std::string("\1\2\0\0\0\0", 6), "binary");
+    expect_bad("GGUF" + std::string(60, '\0'), "got a GGUF file");
+    expect_bad("\x89HDF\r\n\x1a\n" + std::string(60, '\0'), "got an HDF5 file");
+    expect_bad("{\"metadata\": {}, \"weight_map\": {\"q\": \"a.safetensors\"}}", "got the index of a model");
+    expect_bad("version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 1\n", "got a pointer of git-lfs");
+    expect_bad("<!DOCTYPE html><html><body>404</body></html>", "got a web page");
     expect_bad("\n\n  \n", "got none");
     expect_bad(std::string(100'000, '['), "without any");
     try {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -168,6 +169,40 @@ TEST(Svg, notes_stand_on_no_other_and_within_the_area) {
     // Notes beside each other with equal texts become one.
     figure.notes = {{{1024, 200}, "512"}, {{1030, 202}, "512"}, {{16384, 200}, "512"}};
     EXPECT_EQ(Frame(figure).notes.size(), 2U);
+    // Not if they belong to different series: their colours tell whose they are.
+    figure.notes = {{{1024, 200}, "512", false, 0}, {{1030, 202}, "512", false, 1}};
+    EXPECT_EQ(Frame(figure).notes.size(), 2U);
+    EXPECT_NE(svg(figure).find("fill=\"currentColor\" stroke=\"#ffffff\" stroke-width=\"4\""), std::string::npos);
+}
+
+/// The label of a roof gives way to points above its line.
+TEST(Svg, the_label_of_a_roof_hides_no_point_if_it_need_not) {
+    Figure figure{
+        .title = "t", .x = {.label = "x", .least = 0, .most = 100}, .y = {.label = "y", .least = 0, .most = 100}};
+    figure.guides = {{{0, 50}, {100, 50}, "a roof", 0.5}};
+    const auto place = [&] {
+        const std::string text = svg(figure);
+        const std::size_t end = text.find(">a roof");
+        const std::string element = text.substr(text.rfind("<text", end), end - text.rfind("<text", end));
+        const std::size_t at = element.find("translate(");
+        return std::pair(std::stod(element.substr(at + 10)), element.find("y=\"14\"") != std::string::npos);
+    };
+    const auto [middle, below] = place();
+    EXPECT_FALSE(below);
+    figure.series = {{.name = "s", .points = {{50, 54}}}};
+    EXPECT_NE(place(), std::pair(middle, false)) << "a point stands there";
+    figure.series = {{.name = "s", .points = {{0, 54}, {100, 54}}}};
+    EXPECT_TRUE(place().second) << "a line runs above all of the roof";
+}
+
+/// Bars of errors end with the plotting area.
+TEST(Svg, bars_end_at_the_edge_of_the_area) {
+    Figure figure{.title = "t", .x = {.label = "x"}, .y = {.label = "y", .least = 10, .most = 100}};
+    figure.series = {{.name = "s", .points = {{1, 50, "", 1, 60}, {2, 50, "", 40, 60}}}};
+    const Frame frame(figure);
+    const std::string text = svg(figure);
+    EXPECT_NE(text.find(fmt::format("V{:.1f}M", frame.bottom)), std::string::npos);
+    EXPECT_EQ(text.find(fmt::format("V{:.1f}M", frame.py(1))), std::string::npos);
 }
 
 /// A slope that is shorter than its label has it beside it, not over the numbers of the axis.

@@ -297,7 +297,12 @@ void Changes::training() {
 }
 
 void Changes::installations() {
-    if (call_.flash_implementation == FlashImplementation::own && (wanted_ == fa3 || wanted_ == fa4)) {
+    const FlashImplementation active = call_.flash_implementation.value_or(FlashImplementation::own);
+    if (wanted_ == flash && active != FlashImplementation::own)
+        add("restore-flash", kArgument, "call torch.nn.attention.restore_flash_attention_impl()", "",
+            [](Call& c) { c.flash_implementation = FlashImplementation::own; });
+    const FlashImplementation own_of_wanted = wanted_ == fa3 ? FlashImplementation::fa3 : FlashImplementation::fa4;
+    if ((wanted_ == fa3 || wanted_ == fa4) && active != own_of_wanted) {
         const bool third = wanted_ == fa3;
         add(third ? "activate-fa3" : "activate-fa4", kPackage,
             fmt::format("install {} and call torch.nn.attention.activate_flash_attention_impl(\"{}\")",

@@ -54,8 +54,8 @@ bool removes_one(const Verdict& before, const Verdict& after) {
 /// Changes that move a backend in the order, or a call's error away, but cure no refusal.
 bool may_reorder(const Change& change) {
     const std::string_view kind = kind_of(change);
-    return kind == "leave" || kind == "select" || kind == "activate" || kind == "cudnn" || kind == "torch" ||
-           kind == "enable" || kind == "cast";
+    return kind == "leave" || kind == "select" || kind == "activate" || kind == "restore" || kind == "cudnn" ||
+           kind == "torch" || kind == "enable" || kind == "cast";
 }
 
 std::string key_of(const Path& path) {
@@ -128,6 +128,7 @@ Cure cure_for(const Call& call, SdpBackend wanted) {
     std::priority_queue<State> open;
     open.push({.call = call});
     std::set<std::string> seen;
+    std::vector<std::string> missing_later;
     for (int asked = 0; !open.empty() && asked < kMostCalls;) {
         const State state = open.top();
         open.pop();
@@ -141,6 +142,7 @@ Cure cure_for(const Call& call, SdpBackend wanted) {
             return cure;
         }
         if (state.path.empty()) cure.missing_fields = verdict.missing_fields;
+        if (missing_later.empty()) missing_later = verdict.missing_fields;
         if (state.path.size() == kMostChanges || verdict.standing == Standing::unknown) continue;
         for (Change& change : changes_of(state.call, wanted)) {
             if (excludes(state.path, change)) continue;
@@ -154,6 +156,7 @@ Cure cure_for(const Call& call, SdpBackend wanted) {
         }
     }
     if (verdict_of(call, wanted).standing == Standing::refused) cure.blocked_by = stubborn(call, wanted);
+    if (cure.blocked_by.empty() && cure.missing_fields.empty()) cure.missing_fields = missing_later;
     return cure;
 }
 

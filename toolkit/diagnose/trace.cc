@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
+#include "io/other_format.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::diagnose {
@@ -40,6 +42,21 @@ void refuse_reports(const std::string& path) {
         throw_no_trace(path, "a profile of XLA; jax.profiler writes a trace.json.gz beside it");
 }
 
+/// What a file is that is no trace, by its first bytes; "" if they are those of no other format, or of a text.
+std::string other_file(std::string_view head, const std::string& origin) {
+    const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(head.data()), head.size());
+    const std::string what = io::other_format(io::MemorySource(bytes, origin)).what;
+    const bool text = what.starts_with("text ") || what.starts_with("JSON ") || what.starts_with("an empty");
+    if (text) return "";
+    // A profile that was packed, and one that a memory snapshot was taken for.
+    if (what.starts_with("a zip archive") && !what.starts_with("a zip archive of"))
+        return what + "; unpack it, and give the trace that is in it";
+    if (what.starts_with("a pickle"))
+        return what +
+               ", such as torch.cuda.memory._dump_snapshot() writes; profile.export_chrome_trace() writes a trace";
+    return what;
+}
+
 Trace read_sniffed(Sniffed& sniffed, const std::string& origin) {
     const std::string_view head = sniffed.head();
     if (head.empty()) throw_no_trace(origin, "an empty file");
@@ -48,7 +65,16 @@ Trace read_sniffed(Sniffed& sniffed, const std::string& origin) {
                        "text in UTF-16, as PowerShell's > writes it; save it as UTF-8 (| Out-File -Encoding utf8)");
     const std::size_t first = head.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
     const bool json = first != std::string_view::npos && (head[first] == '{' || head[first] == '[');
-    if (json) return read_chrome_trace(*sniffed.take(), origin);
+    const std::string other = other_file(head, origin);
+    if (json) {
+        try {
+            return read_chrome_trace(*sniffed.take(), origin);
+        } catch (const Error& error) {
+            if (error.code() != ErrorCode::bad_data || other.empty()) throw;
+            throw_no_trace(origin, other);
+        }
+    }
+    if (!other.empty()) throw_no_trace(origin, other);
     if (head.find('\0') != std::string_view::npos) throw_no_trace(origin, "binary data");
     return read_text(*sniffed.take(), origin);
 }

@@ -50,7 +50,9 @@ std::uint64_t read_header_length(const ByteSource& source, const SafetensorsLimi
     source.read(0, std::as_writable_bytes(std::span(&length, 1)));
     const std::uint64_t limit = std::min(limits.header_bytes, SafetensorsLimits::kHardHeaderBytes);
     if (length > limit)
-        not_safetensors(source, fmt::format("expected a header of at most {} bytes, came {}", limit, length));
+        not_safetensors(source, fmt::format("expected a header of at most {} bytes, came {} in the first 8 bytes: the "
+                                            "file is damaged, or of another kind than .safetensors",
+                                            limit, length));
     if (length > source.size() - kPrefix) {
         not_safetensors(source, fmt::format("expected a header of at most {} bytes, the rest of the file, came {}{}",
                                             source.size() - kPrefix, length,

@@ -109,8 +109,26 @@ plot::Figure gpus_figure(const GpusQuestion& question, std::span<const GpusRow> 
     figure.subtitle =
         fmt::format("{}, {}, {}/{} heads of {}, batch {}, mask {}, {}; predicted", passes, name_of(p.dtype), p.heads_q,
                     p.heads_kv, p.head_dim, p.batch, mask_text(p.mask), question.link.name);
-    figure.x = {.label = "rows of the whole sequence", .scale = plot::Scale::log2};
     figure.y = {.label = "share of one GPU's speed", .least = 0, .most = 1.05};
+    const bool one_length =
+        std::all_of(rows.begin(), rows.end(), [&](const GpusRow& row) { return row.rows() == rows.front().rows(); });
+    const auto point_at = [](double x, const GpusRow& row) {
+        const double bar = 1 + row.error();
+        return plot::Point{x, row.share(),
+                           fmt::format("{} rows on {}: {:.4g} ms, {:.2f} of one GPU's speed, +-{:.0f} %", row.rows(),
+                                       row.gpus, row.ms(), row.share(), 100 * (bar - 1)),
+                           row.gpus == 1 ? 0 : row.share() / bar, row.gpus == 1 ? 0 : std::min(1.0, row.share() * bar)};
+    };
+    if (one_length && rows.size() > 1) {  // points above each other could not be read
+        figure.subtitle += fmt::format(", {} rows", rows.front().rows());
+        figure.x = {.label = "GPUs", .scale = plot::Scale::log2};
+        figure.names = plot::Names::none;
+        plot::Series series{.name = "share", .points = {}};
+        for (const GpusRow& row : rows) series.points.push_back(point_at(row.gpus, row));
+        figure.series.push_back(std::move(series));
+        return figure;
+    }
+    figure.x = {.label = "rows of the whole sequence", .scale = plot::Scale::log2};
     std::vector<int> counts;
     for (const GpusRow& row : rows)
         if (std::find(counts.begin(), counts.end(), row.gpus) == counts.end()) counts.push_back(row.gpus);
@@ -118,13 +136,8 @@ plot::Figure gpus_figure(const GpusQuestion& question, std::span<const GpusRow> 
         plot::Series series{.name = fmt::format("{} GPU{}", gpus, gpus == 1 ? "" : "s"), .points = {}};
         for (const GpusRow& row : rows) {
             if (row.gpus != gpus) continue;
-            const double bar = 1 + row.error();
             series.dashed = !row.measured();
-            series.points.push_back({static_cast<double>(row.rows()), row.share(),
-                                     fmt::format("{} rows on {}: {:.4g} ms, {:.2f} of one GPU's speed, +-{:.0f} %",
-                                                 row.rows(), gpus, row.ms(), row.share(), 100 * (bar - 1)),
-                                     gpus == 1 ? 0 : row.share() / bar,
-                                     gpus == 1 ? 0 : std::min(1.0, row.share() * bar)});
+            series.points.push_back(point_at(static_cast<double>(row.rows()), row));
         }
         figure.series.push_back(std::move(series));
     }

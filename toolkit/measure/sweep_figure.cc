@@ -58,11 +58,13 @@ std::string subtitle_of(std::span<const SweepRow> rows) {
 
 /// Labels the first and the last point of a schedule with their lengths, below the point if its line leaves upwards.
 std::vector<plot::Note> ends_of(const SweepCell& first_cell, const SweepRow& first, const SweepCell& last_cell,
-                                const SweepRow& last, std::span<const plot::Point> points) {
+                                const SweepRow& last, const plot::Series& series) {
+    const std::vector<plot::Point>& points = series.points;
     std::vector<plot::Note> ends;
     const auto add = [&](const SweepCell& cell, const SweepRow& row, const plot::Point& end, const plot::Point& next) {
         if (!cell.known()) return;
-        ends.push_back({{end.x, end.y}, short_length(row.problem.len_kv), next.x > end.x && next.y > end.y});
+        ends.push_back(
+            {{end.x, end.y}, short_length(row.problem.len_kv), next.x > end.x && next.y > end.y, series.color});
     };
     if (points.empty()) return ends;
     add(first_cell, first, points.front(), points[points.size() > 1 ? 1 : 0]);
@@ -110,7 +112,7 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
         }
         if (series.points.empty()) return;
         const std::vector<plot::Note> ends =
-            ends_of(cell_of(rows.front()), rows.front(), cell_of(rows.back()), rows.back(), series.points);
+            ends_of(cell_of(rows.front()), rows.front(), cell_of(rows.back()), rows.back(), series);
         figure.notes.insert(figure.notes.end(), ends.begin(), ends.end());
         figure.series.push_back(std::move(series));
     };

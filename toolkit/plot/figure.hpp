@@ -61,7 +61,8 @@ struct Guide {
 struct Note {
     Position at;
     std::string text;
-    bool below = false;  ///< under its position instead of over it, if a line passes above
+    bool below = false;          ///< under its position instead of over it, if a line passes above
+    std::optional<int> color{};  ///< that of the series it belongs to; empty: muted
 };
 
 enum class Names : std::uint8_t {

@@ -170,7 +170,8 @@ void Frame::place_notes(const Figure& figure) {
     for (const Note& note : figure.notes) {
         const double at = px(note.at.x), height_of = py(note.at.y), width = text_width(note.text, kTextSize);
         const bool shared = std::any_of(labelled.begin(), labelled.end(), [&](const NoteLabel& other) {
-            return other.text == note.text && std::hypot(other.x - at, other.y - height_of) < kShared;
+            return other.text == note.text && other.color == note.color &&
+                   std::hypot(other.x - at, other.y - height_of) < kShared;
         });
         if (shared) continue;
         std::optional<NoteLabel> best;
@@ -181,12 +182,12 @@ void Frame::place_notes(const Figure& figure) {
             if (!free(from, from + width, baseline)) continue;
             const double hidden = hidden_by(figure, from, from + width, baseline) + (place < 2 ? 0 : kOtherSide);
             if (best && hidden >= least) continue;
-            best = NoteLabel{note.text, from, baseline};
+            best = NoteLabel{note.text, from, baseline, note.color};
             least = hidden;
         }
         if (!best) continue;
         notes.push_back(*best);
-        labelled.push_back({note.text, at, height_of});
+        labelled.push_back({note.text, at, height_of, note.color});
     }
 }
 

@@ -30,6 +30,7 @@ struct NoteLabel {
     std::string text;
     double x = 0;  ///< left end
     double y = 0;  ///< baseline
+    std::optional<int> color{};
 };
 
 struct Frame {

@@ -79,7 +79,7 @@ class Drawing {
         for (std::size_t i = 0; i < figure_.series.size(); ++i) series(i);
         text_ += "</svg>\n";
         for (const Guide& guide : figure_.guides) guide_label(guide);
-        for (const NoteLabel& note : frame_.notes) note_text(note.x, note.y, note.text);
+        for (const NoteLabel& note : frame_.notes) note_text(note.x, note.y, note.text, note.color);
         names();
     }
 
@@ -177,11 +177,17 @@ class Drawing {
         text_ += "\"/>";
     }
 
+    /// A bar that leaves the area ends at its edge, without a cap.
     void spread_bar(const Point& p) {
         if (!(p.high > p.low)) return;
-        put("<path stroke=\"currentColor\" stroke-width=\"1.2\" fill=\"none\" d=\"M{0:.1f} {1:.1f}V{2:.1f}M{3:.1f} "
-            "{1:.1f}h6M{3:.1f} {2:.1f}h6\"/>\n",
-            frame_.px(p.x), frame_.py(p.high), frame_.py(p.low), frame_.px(p.x) - 3);
+        const double x = frame_.px(p.x), high = frame_.py(p.high), low = frame_.py(p.low);
+        const double from = std::max(high, frame_.top), to = std::min(low, frame_.bottom);
+        if (from > to) return;
+        const auto cap = [&](double y, double edge) {
+            return y == edge ? fmt::format("M{:.1f} {:.1f}h6", x - 3, y) : "";
+        };
+        put("<path stroke=\"currentColor\" stroke-width=\"1.2\" fill=\"none\" d=\"M{:.1f} {:.1f}V{:.1f}{}{}\"/>\n", x,
+            from, to, cap(high, from), cap(low, to));
     }
 
     /// Draws a mark; each series has its own shape besides its colour.
@@ -243,22 +249,90 @@ class Drawing {
             const double middle = (begin + end) / 2;
             return note_text(x0 + middle * dx + 8, y0 + middle * dy + 8 + kTextSize, g.label);
         }
-        double t = begin + (end - begin) * g.label_at;
-        if (half / length * 2 < end - begin) t = std::clamp(t, begin + half / length, end - half / length);
         double angle = std::atan2(dy, dx);
         if (std::cos(angle) < 0) angle += 3.14159265358979;
         const bool level = std::abs(dy) < 1 && frame_.right - frame_.left > 2 * half;
-        const double x = level ? std::clamp(x0 + t * dx, frame_.left + half, frame_.right - half) : x0 + t * dx;
-        put("<text class=\"plot-quiet\" transform=\"translate({:.1f} {:.1f}) rotate({:.1f})\" y=\"-5\" "
-            "text-anchor=\"middle\" fill=\"{}\">{}</text>\n",
-            x, y0 + t * dy, angle * 180 / 3.14159265358979, palette(Theme::light).quiet, escaped(g.label));
+        const double room = half / length;
+        const auto middle_at = [&](double share) {
+            double t = begin + (end - begin) * share;
+            if (room * 2 < end - begin) t = std::clamp(t, begin + room, end - room);
+            const double x = x0 + t * dx;
+            return Position{level ? std::clamp(x, frame_.left + half, frame_.right - half) : x, y0 + t * dy};
+        };
+        struct Place {
+            Position at;
+            bool below = false;
+        };
+        Place best{middle_at(g.label_at)};
+        int least = hidden_by_label(g, best.at, angle, half, false);
+        constexpr int kPlaces = 16;
+        for (int place = 0; place <= kPlaces && least > 0; ++place) {  // away from its own place in small steps
+            for (const int side : {-1, 1}) {
+                const double share = g.label_at + side * static_cast<double>(place) / kPlaces;
+                if (share < 0 || share > 1) continue;
+                for (const bool below : {false, true}) {
+                    const Place other{middle_at(share), below};
+                    const int hidden = hidden_by_label(g, other.at, angle, half, below);
+                    if (hidden < least) best = other, least = hidden;
+                }
+            }
+        }
+        put("<text class=\"plot-quiet plot-halo\" transform=\"translate({:.1f} {:.1f}) rotate({:.1f})\" y=\"{}\" "
+            "text-anchor=\"middle\" fill=\"{}\" stroke=\"{}\" stroke-width=\"3\" paint-order=\"stroke\">{}</text>\n",
+            best.at.x, best.at.y, angle * 180 / 3.14159265358979, best.below ? 14 : -5, palette(Theme::light).quiet,
+            palette(Theme::light).surface, escaped(g.label));
+    }
+
+    /// Counts the pieces of series and other guides, and the edges of notes, under a guide's label: `half` wide to both
+    /// sides of `at`, and above or below it, turned by `angle`.
+    int hidden_by_label(const Guide& own, const Position& at, double angle, double half, bool below) const {
+        constexpr double kFrom = 2, kTo = kTextSize + 4, kStep = 4;
+        int hidden = 0;
+        const auto count = [&](double x, double y) {
+            const double along = (x - at.x) * std::cos(angle) + (y - at.y) * std::sin(angle);
+            const double up = (x - at.x) * std::sin(angle) - (y - at.y) * std::cos(angle);
+            const double beside = below ? -up : up;
+            if (std::abs(along) < half && beside > kFrom && beside < kTo) ++hidden;
+        };
+        const auto count_line = [&](double ax, double ay, double bx, double by) {
+            const int steps = std::max(1, static_cast<int>(std::hypot(bx - ax, by - ay) / kStep));
+            for (int i = 0; i <= steps; ++i) count(ax + (bx - ax) * i / steps, ay + (by - ay) * i / steps);
+        };
+        for (const Guide& guide : figure_.guides) {
+            if (&guide != &own)
+                count_line(frame_.px(guide.from.x), frame_.py(guide.from.y), frame_.px(guide.to.x),
+                           frame_.py(guide.to.y));
+        }
+        for (const Series& series : figure_.series) {
+            const Point* before = nullptr;
+            for (const Point& p : series.points) {
+                const double x = frame_.px(p.x), y = frame_.py(p.y);
+                count_line(x - 4, y, x + 4, y);
+                if (p.high > p.low && series.mark != Mark::line)
+                    count_line(x, std::max(frame_.py(p.high), frame_.top), x,
+                               std::min(frame_.py(p.low), frame_.bottom));
+                if (before != nullptr && series.mark != Mark::points)
+                    count_line(frame_.px(before->x), frame_.py(before->y), x, y);
+                before = &p;
+            }
+        }
+        for (const NoteLabel& note : frame_.notes) {
+            const double to = note.x + text_width(note.text, kTextSize);
+            for (const double up : {0.0, kTextSize / 3, 2 * kTextSize / 3, kTextSize})  // text hides text most
+                count_line(note.x, note.y - up, to, note.y - up);
+        }
+        return hidden;
     }
 
     /// Draws text with a halo that interrupts the lines below it.
-    void note_text(double x, double baseline, const std::string& text) {
-        put("<text class=\"plot-quiet plot-halo\" x=\"{:.1f}\" y=\"{:.1f}\" fill=\"{}\" stroke=\"{}\" "
-            "stroke-width=\"4\" paint-order=\"stroke\">{}</text>\n",
-            x, baseline, palette(Theme::light).quiet, palette(Theme::light).surface, escaped(text));
+    void note_text(double x, double baseline, const std::string& text, std::optional<int> color = {}) {
+        const Palette& light = palette(Theme::light);
+        const int index = color.value_or(0) % kColors;
+        if (color) put("<g class=\"plot-c{}\" color=\"{}\">", index, light.series[index]);
+        put("<text class=\"{}plot-halo\" x=\"{:.1f}\" y=\"{:.1f}\" fill=\"{}\" stroke=\"{}\" "
+            "stroke-width=\"4\" paint-order=\"stroke\">{}</text>{}\n",
+            color ? "" : "plot-quiet ", x, baseline, color ? "currentColor" : light.quiet, light.surface, escaped(text),
+            color ? "</g>" : "");
     }
 
     void names() {
