@@ -138,7 +138,8 @@ std::vector<std::pair<std::string, std::string>> facts_of(const GpusQuestion& qu
 constexpr const char* kLegend =
     "all times are predictions. speed-up: over one GPU at the same rows. share: speed-up / GPUs. memory: beside the "
     "tensors of one layer, on each GPU. a ring: the time of one that passes K and V on, by the same formulas; no ring "
-    "was measured. The second table asks rows that double, up to 2,097,152";
+    "was measured";
+constexpr const char* kLegendOfLimits = ". The second table asks rows that double, up to 2,097,152";
 
 Json gpus_json(const GpusRow& row) {
     Json entry{{"gpus", row.gpus},
@@ -242,7 +243,7 @@ std::string gpus_text(const GpusQuestion& question, std::span<const GpusRow> row
                                fmt::format("{} rows on {}: {} of one GPU's {}", count_text(row.rows()), row.gpus,
                                            bytes_text(static_cast<double>(row.memory())), bytes_text(most)));
     if (!last.fits_one_gpu()) notes.emplace_back("one GPU", "the whole sequence does not fit its memory");
-    notes.emplace_back("read it", kLegend);
+    notes.emplace_back("read it", std::string(kLegend) + (limits.empty() ? "" : kLegendOfLimits));
     return text + "\n" + facts_text(notes, width);
 }
 

@@ -25,7 +25,7 @@ TEST_F(GpusTest, a_table_with_a_line_for_each_number_of_gpus) {
     for (const char* word : {"1,048,576  1,024", "a ring", "share 0.9 from", "all times are predictions",
                              "measured on up to 4 GPUs", "between hosts", "backward on 1024"})
         expect_says(text, word);
-    expect_says(run_ok("roofline --gpus 2 --len 8k --link pcie" + sizes_), "not measured by this project");
+    expect_says(run_ok("roofline --gpus 2 --len 8k --link pcie" + sizes_), "not measured by");
 }
 
 TEST_F(GpusTest, json_has_what_the_time_is_made_of) {
@@ -45,6 +45,29 @@ TEST_F(GpusTest, json_has_what_the_time_is_made_of) {
     const Outcome csv = run_ok("roofline --gpus 2,4 --len 8k,16k --csv" + sizes_);
     expect_says(csv, "device,link,gpus,");
     EXPECT_EQ(std::count(csv.out.begin(), csv.out.end(), '\n'), 5);
+}
+
+TEST_F(GpusTest, documents_cross_gpus) {
+    const std::string command =
+        "roofline --gpus 1,4 --ragged exp:4096:64k --pass both --causal bottom-right --device h200";
+    const auto rows = run_ok(command + " --heads 32/8 --head-dim 128 --json").json().at("rows");
+    EXPECT_EQ(rows.size(), 2U);
+    EXPECT_GT(rows.at(1).at("bytes_received"), 0);
+    EXPECT_LT(rows.at(1).at("share"), 1);
+    EXPECT_GT(rows.at(1).at("ring_ms"), 0);
+    expect_says(run_ok(command + " --heads 32/8 --head-dim 128"), "no ring was");
+    expect_error(command + " --rows 8k", 2, "has no effect beside --ragged");
+    expect_error("roofline --gpus 3 --ragged 100,102", 2, "a multiple of 3 rows");
+}
+
+/// As in the product: copies between the GPUs of a host are asked for.
+TEST_F(GpusTest, nccl_is_the_default) {
+    const std::string command = "roofline --gpus 2 --rows 16k --json" + sizes_;
+    const auto ms = [&](const std::string& more) {
+        return run_ok(command + more).json().at("rows").at(0).at("ms").get<double>();
+    };
+    EXPECT_LT(ms(" --peer-copies"), ms(""));
+    expect_error("roofline --peer-copies", 2, "expected --gpus with it");
 }
 
 TEST_F(GpusTest, any_number_of_gpus) {

@@ -75,7 +75,8 @@ GpusRow row_on_gpus(const Problem& problem, int gpus, const GpusQuestion& questi
     GpusRow row{problem, gpus, {}};
     PredictContextParallelOptions options{gpus, question.link, question.steps, {}, question.copies};
     options.kernels.sequences = question.documents;
-    options.kernels.o_residual = question.passes.size() > 1;  // a forward before a backward writes it
+    // A forward before a backward writes it.
+    options.kernels.o_residual = question.passes.size() > 1 && size_of(problem.dtype) <= 2;
     for (const Pass pass : question.passes)
         row.passes.push_back(predict_context_parallel(problem, question.schedule, pass, question.machine, options));
     return row;

@@ -15,9 +15,11 @@ namespace {
 constexpr std::int64_t kShortest = 16;
 constexpr std::int64_t kLongest = std::int64_t{1} << 20;
 
-/// Returns the options for one schedule, with "published" resolved. FlashAttention's own kernels take no sinks.
+/// Returns the options for one schedule, with "published" resolved. FlashAttention's own kernels take no sinks. A
+/// forward before a backward writes the residual of O.
 model::PredictOptions options_for(const SweepQuestion& question, const Problem& problem, Schedule schedule) {
     model::PredictOptions options = question.options;
+    options.o_residual = question.passes.size() > 1 && size_of(problem.dtype) <= 2;
     if (options.by != "published") return options;
     const bool has_authors_kernels = (schedule == Schedule::fa2 || schedule == Schedule::fa3) && !problem.sinks;
     const bool on_gpu = question.machine.kind == model::MachineKind::gpu;
