@@ -23,7 +23,8 @@ from ._problem import Spec
 if typing.TYPE_CHECKING:
     from . import bert_padding as bert_padding, compat as compat, flash_attn as flash_attn
     from . import flash_attn_3 as flash_attn_3, flash_attn_cute as flash_attn_cute, jax as jax, rotary as rotary
-    from . import torch as torch, transformers as transformers, vllm as vllm, which as which, xformers as xformers
+    from . import ring_flash_attn as ring_flash_attn, torch as torch, transformers as transformers, vllm as vllm
+    from . import which as which, xformers as xformers
 
 __version__: str  # of the library, which is loaded for it
 
@@ -31,8 +32,8 @@ __all__ = ["append_kv", "attention", "attention_backward", "decode_block", "merg
            "DecodeBlockWorkspace", "Plan", "Prediction", "Refusal", "Spec", "DeviceUnavailable", "Unsupported"]
 
 # Modules that need another package, or are seldom needed, are imported at their first use: tessera.torch, say.
-_MODULES = ("bert_padding", "compat", "flash_attn", "flash_attn_3", "flash_attn_cute", "jax", "rotary", "torch",
-            "transformers", "vllm", "which", "xformers")
+_MODULES = ("bert_padding", "compat", "flash_attn", "flash_attn_3", "flash_attn_cute", "jax", "ring_flash_attn",
+            "rotary", "torch", "transformers", "vllm", "which", "xformers")
 
 
 def __dir__() -> list[str]:

@@ -63,6 +63,7 @@ def test_every_public_function_has_types_and_a_docstring(name):
 def test_dir_names_the_modules_and_the_version():
     assert {"attention", "plan", "torch", "jax", "flash_attn", "which", "__version__"} <= set(dir(tessera))
     assert all(hasattr(tessera, name) for name in dir(tessera) if name not in tessera._MODULES)
+    assert set(MODULES) <= {"tessera", *(f"tessera.{name}" for name in tessera._MODULES)}
     assert (pathlib.Path(tessera.__file__).parent / "py.typed").exists()
 
 
@@ -104,6 +105,20 @@ embedding = tessera.rotary.RotaryEmbedding(8)
 o4, lse4 = tessera.flash_attn_cute.flash_attn_func(q, q, q, causal=True, window_size=(3, None))
 layout: str = tessera.plan(spec, spec, spec).layout
 '''
+CALLER += '''
+import tessera.ring_flash_attn
+
+o5: torch.Tensor = tessera.torch.attention(q, q, q, sinks=q)
+o6: torch.Tensor = tessera.torch.context_parallel_attention(q, q, q, None, causal=True, sinks=q, cu_seqlens=[0, 1])
+ranks: tuple[torch.Tensor, torch.Tensor] = tessera.torch.context_parallel_attention(q, q, q, return_lse=True)
+own: torch.Tensor = tessera.torch.shard_sequence(q, order="contiguous")
+workspace = tessera.DecodeBlockWorkspace()
+block = tessera.decode_block(q, q, q, q, q, q, cu, window_left=3, way="chain", workspace=workspace)
+tessera.append_kv(q, q, q, q, slot_mapping=cu)
+o7, lse7 = tessera.merge(q, q, q, q)
+cached = tessera.flash_attn.flash_attn_with_kvcache(q, q, q, s_aux=q, cache_seqlens=3)
+ring = tessera.ring_flash_attn.ring_flash_attn_func(q, q, q, causal=True)
+'''
 CALLER_OF_JAX = '''
 import jax, tessera.jax
 
@@ -117,7 +132,11 @@ WRONG = {"tessera.torch.attention(q, q, q, cusal=None)": "cusal|No overloads",
          "tessera.atention": "atention", "tessera.plan(q, q, q).kernal": "kernal",
          "tessera.rotary.rotate_half(3)": "int|Literal",
          "tessera.xformers.memory_efficient_attention(q, q, q, 'causal')": "str|Literal",
-         "tessera.bert_padding.pad_input(q, q, 1)": "seqlen", "tessera.flash_attn_cute.flash_attn_func(q, q)": '"v"'}
+         "tessera.bert_padding.pad_input(q, q, 1)": "seqlen", "tessera.flash_attn_cute.flash_attn_func(q, q)": '"v"',
+         "tessera.decode_block(q, q, q, q, q, q, q, window_left='3')": "str|Literal",
+         "tessera.decode_block(q, q, q, q, q, q, q, way=3)": "int|Literal",
+         "tessera.torch.context_parallel_attention(q, q, q, steps='2')": "No overload|str|Literal",
+         "tessera.torch.attention(q, q, q, sinks=0.5)": "No overload|float"}
 # basedpyright is pyright with its program in the wheel.
 CHECKERS = {"mypy": ["--strict"], "basedpyright": ["--level", "error", "--pythonpath", sys.executable]}
 
