@@ -60,7 +60,7 @@ TEST_F(GpusTest, documents_cross_gpus) {
     expect_error("roofline --gpus 3 --ragged 100,102", 2, "a multiple of 3 rows");
 }
 
-/// As in the product: copies between the GPUs of a host are asked for.
+/// The product uses NCCL too, unless copies between the GPUs of a host are asked for.
 TEST_F(GpusTest, nccl_is_the_default) {
     const std::string command = "roofline --gpus 2 --rows 16k --json" + sizes_;
     const auto ms = [&](const std::string& more) {

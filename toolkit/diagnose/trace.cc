@@ -42,7 +42,7 @@ void refuse_reports(const std::string& path) {
         throw_no_trace(path, "a profile of XLA; jax.profiler writes a trace.json.gz beside it");
 }
 
-/// What a file is that is no trace, by its first bytes; "" if they are those of no other format, or of a text.
+/// The kind of a file that is no trace, by its first bytes; "" if they are those of no other format, or of a text.
 std::string other_file(std::string_view head, const std::string& origin) {
     const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(head.data()), head.size());
     const std::string what = io::other_format(io::MemorySource(bytes, origin)).what;
