@@ -73,6 +73,8 @@ TEST(Devices, of_no_known_generation_predict_nothing) {
     EXPECT_FALSE(device_of({}).machine);
     EXPECT_EQ(device_of({}).missing, "the GPU's name is not known");
     EXPECT_FALSE(device_of(gpu("Some Card", 61, 20, 8)).machine);
+    EXPECT_EQ(device_of(gpu("NVIDIA GB10", 121, 48, 119.6)).missing,
+              "the model does not know the GPU \"NVIDIA GB10\", and has no card of compute capability 12.1 to scale");
     EXPECT_FALSE(device_of({.name = "Some Card", .capability = 90}).machine) << "nothing to scale by";
 }
 

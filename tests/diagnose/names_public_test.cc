@@ -28,6 +28,7 @@ void expect_no_confident_mistake(const std::string& set, std::size_t least) {
 TEST(PublicNames, of_the_first_set_are_read_without_a_confident_mistake) { expect_no_confident_mistake("first", 60); }
 TEST(PublicNames, kept_apart_are_read_without_a_confident_mistake) { expect_no_confident_mistake("second", 30); }
 TEST(PublicNames, of_the_third_set_are_read_without_a_confident_mistake) { expect_no_confident_mistake("third", 70); }
+TEST(PublicNames, of_the_fourth_set_are_read_without_a_confident_mistake) { expect_no_confident_mistake("fourth", 20); }
 
 /// Names of the third set that were taken for another family's, or for an attention.
 TEST(PublicNames, of_relatives_are_not_taken_for_each_other) {
@@ -54,7 +55,7 @@ TEST(PublicNames, that_were_shortened_are_read_as_far_as_they_go) {
 
 /// Every quote of the evidence stands in the name that it is about, or in its demangled form.
 TEST(PublicNames, are_quoted_as_they_are) {
-    for (const char* set : {"first", "second", "third"}) {
+    for (const char* set : {"first", "second", "third", "fourth"}) {
         for (const LabelledName& row : names_of_set(set)) {
             for (const std::string& evidence : read_name(row.name).evidence) {
                 const std::size_t end = evidence.find("\" in the name");

@@ -333,6 +333,17 @@ TEST_F(NsysFile, is_read_with_the_columns_that_it_has) {
     EXPECT_NE(d.notes.at(0).find("1 runs of kernels came from CUDA graphs"), std::string::npos);
 }
 
+TEST_F(NsysFile, names_the_gpu_that_ran) {
+    make("CREATE TABLE StringIds (id INTEGER, value TEXT); INSERT INTO StringIds VALUES (1, '" + kFlashForward +
+         "'); CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, end INT, deviceId INT, streamId INT, demangledName "
+         "INT); INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (0, 5000, 1, 7, 1), (6000, 8000, 1, 7, 1);"
+         "CREATE TABLE TARGET_INFO_GPU (id INT, name TEXT, computeMajor INT, computeMinor INT);"
+         "INSERT INTO TARGET_INFO_GPU VALUES (0, 'NVIDIA A100', 8, 0), (1, 'NVIDIA H200', 9, 0);");
+    const Trace trace = read_trace(path_);
+    ASSERT_EQ(trace.gpus.size(), 1U);
+    EXPECT_EQ(trace.gpus[0].name, "NVIDIA H200");
+}
+
 TEST_F(NsysFile, without_kernels_is_an_error) {
     make("CREATE TABLE other (a INT); CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS SELECT 1;");
     EXPECT_THROW(read_trace(path_), Error);

@@ -128,6 +128,9 @@ Device device_of(const Gpu& gpu) {
     if (machine == nullptr && gpu.multiprocessors) machine = nearest_of(gpu);
     if (machine == nullptr) {
         device.missing = fmt::format("the model does not know the GPU \"{}\"", gpu.name);
+        if (gpu.capability && gpu.multiprocessors)
+            device.missing += fmt::format(", and has no card of compute capability {}.{} to scale",
+                                          *gpu.capability / 10, *gpu.capability % 10);
         return device;
     }
     device.machine = scaled(*machine, gpu);

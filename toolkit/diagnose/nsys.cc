@@ -5,8 +5,11 @@
 #include <sqlite3.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "diagnose/kernel_text.hpp"
 #include "diagnose/trace.hpp"
@@ -75,16 +78,18 @@ class Database {
     std::unique_ptr<sqlite3, CloseDatabase> database_;
 };
 
-/// Reads the GPUs in TARGET_INFO_GPU.
-void read_gpus(const Database& database, Trace& trace) {
-    if (!database.has_table("TARGET_INFO_GPU")) return;
+/// Reads the GPUs in TARGET_INFO_GPU, with CUDA's numbers of them.
+std::vector<std::pair<std::int64_t, Gpu>> read_gpus(const Database& database) {
+    std::vector<std::pair<std::int64_t, Gpu>> gpus;
+    if (!database.has_table("TARGET_INFO_GPU")) return gpus;
     const std::set<std::string> columns = database.columns("TARGET_INFO_GPU");
-    if (columns.count("name") == 0) return;
+    if (columns.count("name") == 0) return gpus;
     const bool capability = columns.count("computeMajor") != 0 && columns.count("computeMinor") != 0;
     const auto or_null = [&](const char* column) { return std::string(columns.count(column) != 0 ? column : "NULL"); };
-    const auto statement =
-        database.prepare("SELECT DISTINCT name, " + or_null("computeMajor") + ", " + or_null("computeMinor") + ", " +
-                         or_null("smCount") + ", " + or_null("totalMemory") + " FROM TARGET_INFO_GPU LIMIT 64");
+    const auto statement = database.prepare(
+        "SELECT DISTINCT name, " + or_null("computeMajor") + ", " + or_null("computeMinor") + ", " +
+        or_null("smCount") + ", " + or_null("totalMemory") + ", " +
+        or_null(columns.count("cuDevice") != 0 ? "cuDevice" : "id") + " FROM TARGET_INFO_GPU LIMIT 64");
     while (database.step(statement)) {
         Gpu gpu{.name = Database::text(statement, 0)};
         if (capability) {
@@ -95,7 +100,25 @@ void read_gpus(const Database& database, Trace& trace) {
         if (const int count = ::sqlite3_column_int(statement.get(), 3); count > 0) gpu.multiprocessors = count;
         const double bytes = ::sqlite3_column_double(statement.get(), 4);
         if (bytes > 0) gpu.memory_gib = bytes / 1073741824.0;
-        trace.gpus.push_back(gpu);
+        gpus.emplace_back(::sqlite3_column_int64(statement.get(), 5), gpu);
+    }
+    return gpus;
+}
+
+/// Keeps the GPUs that ran kernels, the longest one first and equal ones once; all of them if none of these ran any.
+void keep_those_that_ran(std::vector<std::pair<std::int64_t, Gpu>> gpus,
+                         const std::map<std::int64_t, double>& us_of_device, Trace& trace) {
+    const auto us = [&](const auto& gpu) {
+        const auto found = us_of_device.find(gpu.first);
+        return found == us_of_device.end() ? 0.0 : found->second;
+    };
+    std::stable_sort(gpus.begin(), gpus.end(), [&](const auto& a, const auto& b) { return us(a) > us(b); });
+    const bool any = !gpus.empty() && us(gpus.front()) > 0;
+    for (const auto& gpu : gpus) {
+        const bool known = std::any_of(trace.gpus.begin(), trace.gpus.end(), [&](const Gpu& other) {
+            return other.name == gpu.second.name && other.multiprocessors == gpu.second.multiprocessors;
+        });
+        if (!known && (!any || us(gpu) > 0)) trace.gpus.push_back(gpu.second);
     }
 }
 
@@ -143,7 +166,8 @@ Trace read_nsys_sqlite(const std::string& path, const OnProgress& on_progress) {
         throw Error(ErrorCode::bad_data, path, "expected columns start, end and demangledName of kernels, got others");
     if (name_column == "shortName")
         trace.notes.emplace_back("names are short: they lack the namespaces and templates that distinguish releases");
-    read_gpus(database, trace);
+    const auto gpus = read_gpus(database);
+    std::map<std::int64_t, double> us_of_device;
 
     const auto optional = [&](const char* column) { return columns.count(column) != 0 ? column : "0"; };
     std::int64_t total = 0;
@@ -168,10 +192,12 @@ Trace read_nsys_sqlite(const std::string& path, const OnProgress& on_progress) {
         in_graphs += ::sqlite3_column_int64(rows.get(), 5) != 0 ? 1 : 0;
         run.start_us = start / 1000;
         run.us = std::max(0.0, end - start) / 1000;
+        us_of_device[::sqlite3_column_int64(rows.get(), 3)] += run.us;
         trace.add(run);
         if (on_progress && ++done % 4096 == 0)
             on_progress(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total));
     }
+    keep_those_that_ran(gpus, us_of_device, trace);
     if (in_graphs > 0) trace.notes.push_back(std::to_string(in_graphs) + " runs of kernels came from CUDA graphs");
     if (database.has_table("CUPTI_ACTIVITY_KIND_GRAPH_TRACE"))
         trace.notes.emplace_back(
