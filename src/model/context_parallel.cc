@@ -97,10 +97,10 @@ struct Spread {
     double received = 0;                    ///< rows of them from others
     double parts_received = 0;              ///< rows of dK and dV that others computed for it
     bool gathered = true;                   ///< all rows go to all GPUs
+    int peers = 0;                          ///< GPUs that send to one
 };
 
-/// Documents and windows of which GPUs need less than this part of all rows are exchanged pair by pair: _GATHERED_FROM
-/// of tessera.torch.
+/// Documents of which GPUs need less than this part of all rows go pair by pair: _GATHERED_FROM of tessera.torch.
 constexpr double kGatheredFrom = 0.7;
 
 Spread spread_of(const Ranks& q) {
@@ -112,6 +112,7 @@ Spread spread_of(const Ranks& q) {
         if (is_zigzag(p.mask) && ranks > 1) all.busiest.push_back(runs_of(p, ranks, 0));
         all.keys = static_cast<double>(keys_in(last));
         all.received = all.parts_received = (q.ranks() - 1) * q.rows();
+        all.peers = ranks - 1;
         return all;
     }
     std::vector<std::int64_t> lengths;
@@ -123,16 +124,15 @@ Spread spread_of(const Ranks& q) {
     all.gathered = documents.mean_needed() > kGatheredFrom * static_cast<double>(p.total_q);
     all.received = all.gathered ? (q.ranks() - 1) * q.rows() : static_cast<double>(documents.fullest().others);
     all.parts_received = documents.mean_parts();
+    all.peers = documents.peers(documents.fullest().others);
     return all;
 }
 
 /// The step's kernels on the GPU that needs longest for them.
 Prediction slowest(const Ranks& q, const Spread& spread, std::int64_t heads_kv) {
-    Prediction found = predict_runs(q, spread.busiest.front(), heads_kv);
-    for (std::size_t i = 1; i < spread.busiest.size(); ++i) {
-        Prediction other = predict_runs(q, spread.busiest[i], heads_kv);
-        if (other.ms > found.ms) found = std::move(other);
-    }
+    Prediction found;
+    for (const std::vector<Run>& runs : spread.busiest)
+        if (Prediction one = predict_runs(q, runs, heads_kv); one.ms >= found.ms) found = std::move(one);
     return found;
 }
 
@@ -157,7 +157,7 @@ double gather_ms(const Link& link, int ranks, double bytes) {
 
 /// Milliseconds in which each GPU receives `bytes` of its own from `peers` other ones.
 double sends_ms(const Link& link, int ranks, double bytes, int peers) {
-    if (ranks < 2) return 0;
+    if (ranks < 2 || peers < 1) return 0;
     double ms = bytes / (link.send_gbs * 1e6), hop = link.hop_us;
     if (hosts_of(link, ranks) > 1) {
         const double from_others = peers == 1 ? bytes : bytes * (ranks - link.gpus_of_host) / (ranks - 1);
@@ -209,11 +209,11 @@ RankStep step_of(const Ranks& q, std::int64_t heads_kv, const Spread& spread, bo
     } else {
         step.pack = q.copy_ms(own);
         step.gather = spread.gathered ? gather_ms(link, q.options.ranks, others)
-                                      : sends_ms(link, q.options.ranks, others, q.options.ranks - 1);
+                                      : sends_ms(link, q.options.ranks, others, spread.peers);
         step.copy = q.copy_ms(keys);
         if (backward) {
             step.parts = q.copy_ms(keys);
-            step.scatter = sends_ms(link, q.options.ranks, parts, q.options.ranks - 1);
+            step.scatter = sends_ms(link, q.options.ranks, parts, spread.peers);
         }
     }
     // One launch reads all parts and writes the sums.

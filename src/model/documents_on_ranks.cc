@@ -154,6 +154,11 @@ double DocumentsOnRanks::mean_parts() const {
     return mean(ranks, [](const RankWork& rank) { return rank.parts; });
 }
 
+int DocumentsOnRanks::peers(std::int64_t rows) const {
+    const auto others = static_cast<std::int64_t>(ranks.size()) - 1;
+    return static_cast<int>(std::min(others, (rows + chunk - 1) / std::max<std::int64_t>(chunk, 1)));
+}
+
 DocumentsOnRanks spread_documents(const std::vector<std::int64_t>& lengths, int ranks, bool causal) {
     const Documents documents(lengths, causal);
     const std::int64_t total = documents.total(), rows = total / ranks;
@@ -171,7 +176,8 @@ DocumentsOnRanks spread_documents(const std::vector<std::int64_t>& lengths, int 
     const auto best = static_cast<double>(*std::min_element(fullest.begin(), fullest.end()));
     std::size_t chosen = 0;
     while (static_cast<double>(fullest[chosen]) > kGoodEnough * best) ++chosen;
-    DocumentsOnRanks found{orders[chosen].first, {}};
+    const auto& first = orders[chosen].second.front().front();
+    DocumentsOnRanks found{orders[chosen].first, first.second - first.first, {}};
     for (const auto& own : orders[chosen].second) found.ranks.push_back(work_of(documents, own));
     return found;
 }

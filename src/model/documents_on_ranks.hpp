@@ -26,13 +26,16 @@ struct RankWork {
 };
 
 struct DocumentsOnRanks {
-    std::string order;  ///< "contiguous", "zigzag" or "4 chunks a GPU"
+    std::string order;       ///< "contiguous", "zigzag" or "4 chunks a GPU"
+    std::int64_t chunk = 0;  ///< rows that follow each other on a GPU
     std::vector<RankWork> ranks;
 
     const RankWork& fullest() const;    ///< most pairs
     const RankWork& most_runs() const;  ///< most runs
     double mean_needed() const;
     double mean_parts() const;
+    /// The GPUs, at most, that have so many rows of others.
+    int peers(std::int64_t rows) const;
 };
 
 /// `lengths`: of the documents, whose sum `ranks` divides. `causal`: a row sees the rows of its document up to itself,

@@ -205,6 +205,9 @@ TEST(ContextParallel, documents_on_ranks) {
     EXPECT_EQ(two.ranks[1].runs[0].rows, 408);
     EXPECT_EQ(two.ranks[1].runs[0].keys, 816);
     EXPECT_EQ(two.ranks[1].others, 408);
+    EXPECT_EQ(two.peers(408), 1);
+    EXPECT_EQ(spread_documents({1536}, 4, false).peers(1152), 3);
+    EXPECT_EQ(spread_documents({1536}, 4, false).peers(0), 0);
 }
 
 /// One document is the dense sequence; many short ones need few rows of others, so that they are cheaper.
@@ -219,6 +222,8 @@ TEST(ContextParallel, documents_that_cross_gpus) {
         EXPECT_NEAR(one.kernel_ms, dense.kernel_ms, 0.05 * dense.kernel_ms);
         const ContextParallelPrediction many = predicted(std::vector<std::int64_t>(64, 1024), pass, on(4));
         EXPECT_EQ(many.bytes_received, 0) << "no document crosses GPUs";
+        const ContextParallelPrediction more = predicted(std::vector<std::int64_t>(1024, 1024), pass, on(64));
+        EXPECT_LT(more.ms, 1.05 * many.ms) << "GPUs that send nothing take no time";
         EXPECT_LT(many.kernel_ms, 0.5 * one.kernel_ms);
         EXPECT_GT(many.ring_ms, 0);
         double sum = 0;
