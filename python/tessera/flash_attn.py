@@ -301,7 +301,8 @@ def _pass_arguments(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqle
 def _refuse_pages(**arguments):
     for name, value in arguments.items():
         if value is not None:
-            raise NotImplementedError(f"{name}: expected None, since tessera has no caches of keys yet, got a tensor")
+            raise NotImplementedError(f"{name}: expected None, since a single pass reads no cache of keys "
+                                      "(flash_attn_with_kvcache does), got a tensor")
 
 
 @torch.no_grad()

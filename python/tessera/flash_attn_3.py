@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import _kvcache, _native
 from ._offsets import used_members
-from .flash_attn import _expect_tensors, _int, _number, _scores_of_cache, _window
+from .flash_attn import _expect_tensors, _int, _number, _scores_of_cache, _unpacked, _window
 from .torch import _attention, _sinks
 from .torch._operators import Arguments
 
@@ -55,6 +55,19 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None
     return _run(q, k, v, None, None, -1, -1, softmax_scale, causal, window_size, softcap, return_attn_probs)
 
 
+def _split_heads(qkv, num_heads_q):
+    """q, k and v of one tensor (batch, seqlen, num_heads_q + 2 * nheads_k, headdim)."""
+    if qkv.dim() != 4:
+        raise RuntimeError("qkv: expected shape (batch, seqlen, num_heads_q + 2 * nheads_k, headdim) with num_heads_q, "
+                           f"got {list(qkv.shape)}")
+    heads_q = _attention._integer(num_heads_q)
+    heads_k = None if heads_q is None else (qkv.shape[2] - heads_q) // 2
+    if heads_k is None or heads_q < 0 or heads_k < 0 or heads_q + 2 * heads_k != qkv.shape[2]:
+        raise RuntimeError(f"num_heads_q: expected a number of the {qkv.shape[2]} heads of qkv that leaves an even one, "
+                           f"got {num_heads_q!r}")
+    return qkv.split([heads_q, heads_k, heads_k], dim=2)
+
+
 def flash_attn_qkvpacked_func(qkv: Tensor, softmax_scale: float | None = None, causal: bool = False,
                               q_descale: None = None, k_descale: None = None, v_descale: None = None,
                               window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0,
@@ -63,13 +76,10 @@ def flash_attn_qkvpacked_func(qkv: Tensor, softmax_scale: float | None = None, c
     """flash_attn_func of one tensor: qkv (batch, seqlen, 3, nheads, headdim), or, with num_heads_q,
     (batch, seqlen, num_heads_q + 2 * nheads_k, headdim)."""
     _expect_tensors(qkv=qkv)
-    if qkv.dim() == 5:
-        q, k, v = qkv.unbind(2)
-    elif num_heads_q is None:
-        raise RuntimeError(f"num_heads_q: expected a number for a qkv of {qkv.dim()} dimensions, got None")
+    if num_heads_q is None:
+        q, k, v = _unpacked("qkv", qkv, 3, 2, "(batch, seqlen, 3, nheads, headdim), or num_heads_q")
     else:
-        heads_k = (qkv.shape[2] - num_heads_q) // 2
-        q, k, v = qkv.split([num_heads_q, heads_k, heads_k], dim=2)
+        q, k, v = _split_heads(qkv, num_heads_q)
     return flash_attn_func(q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
                            attention_chunk, softcap, return_attn_probs=return_attn_probs)
 

@@ -188,6 +188,17 @@ except RuntimeError as error:
     assert compat.VERSION.startswith("2.8")
 
 
+@pytest.mark.parametrize("shape,heads,words", [
+    ((1, 3, 2, 4, 8), None, r"^qkv: expected shape .*num_heads_q, got \[1, 3, 2, 4, 8\]"),
+    ((1, 3, 9, 8), None, "^qkv: "),
+    ((3, 9, 8), 4, "^qkv: expected shape"), ((1, 3, 3, 4, 8), 4, "^qkv: expected shape"),
+    ((1, 3, 9, 8), 4, "^num_heads_q: expected .* of the 9 heads"), ((1, 3, 9, 8), 40, "^num_heads_q: .* got 40"),
+    ((1, 3, 8, 8), "4", "^num_heads_q: .* got '4'"), ((1, 3, 8, 8), -2, "^num_heads_q: ")])
+def test_what_version_3_can_not_unpack_is_refused_by_name(shape, heads, words):
+    with pytest.raises(RuntimeError, match=words):
+        flash_attn_3.flash_attn_qkvpacked_func(torch.zeros(shape), num_heads_q=heads)
+
+
 def test_there_are_no_parts_to_combine():
     from tessera import flash_attn_cute
     for module in (flash_attn_3, flash_attn_cute):
