@@ -36,10 +36,6 @@ inline bool is_one_of(std::string_view text, std::initializer_list<std::string_v
     throw Error(ErrorCode::bad_data, field, fmt::format("expected {}, got {}", expected, came.substr(0, kShown)));
 }
 
-inline bool is_one_of(std::string_view text, std::initializer_list<std::string_view> list) {
-    return std::find(list.begin(), list.end(), text) != list.end();
-}
-
 /// Fields of a config by the names that model families give them; the first name is the usual one.
 class Fields {
  public:
