@@ -60,7 +60,11 @@ Json steps_json(const diagnose::MarkedSteps& steps) {
             {"longest_us", steps.longest_us},
             {"longest", steps.longest},
             {"busy_us", steps.busy_us},
-            {"attention_us", steps.attention_us}};
+            {"attention_us", steps.attention_us},
+            {"outliers", steps.outliers},
+            {"usual_us", steps.usual_us},
+            {"usual_busy_us", steps.usual_busy_us},
+            {"usual_attention_us", steps.usual_attention_us}};
 }
 
 /// The clock that the times imply; null if they agree with the predictions.

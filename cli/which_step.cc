@@ -89,6 +89,17 @@ std::string clock_sentence(const Diagnosis& d) {
         by_hand ? ", and one kernel in place of attention's many" : "");
 }
 
+std::string steps_sentence(const Diagnosis& d) {
+    const diagnose::MarkedSteps& steps = d.steps;
+    if (steps.outliers == 0 || steps.outliers * 2 >= steps.count) return "";
+    return fmt::format(
+        " {} of the {} steps took over three times the median of {}: the longest one is ProfilerStep#{}, with {}. In "
+        "the "
+        "others the GPU was busy for {} of the time.",
+        count_text(steps.outliers), count_text(steps.count), ms_text(steps.median_us), steps.longest,
+        ms_text(steps.longest_us), percent_of(steps.usual_busy_us, steps.usual_us));
+}
+
 std::string elsewhere_sentence(const Diagnosis& d) {
     constexpr double kSmallShare = 0.1;
     if (d.gpu_us <= 0 || d.attention_us > kSmallShare * d.gpu_us || d.kinds.empty()) return "";
@@ -193,7 +204,8 @@ std::string slowed_sentence(const Diagnosis& d, const diagnose::Call& stated) {
         "be "
         "held below its clock by a power cap, a locked clock or heat: {:.2f} GHz in place of {:.2f} would explain it "
         "(nvidia-smi -q -d CLOCK,PERFORMANCE says). tessera machine {} --set clock_ghz={:.2f} --set "
-        "loaded_clock_ghz={:.2f} writes such a card for roofline --device.",
+        "loaded_clock_ghz={:.2f} writes such a card for roofline --device. Predicted times are those of the full "
+        "clock.",
         slowed->kinds, slowed->least, slowed->most, slowed->ghz, slowed->usual_ghz, slowed->machine, slowed->ghz,
         slowed->ghz);
 }
@@ -202,8 +214,8 @@ std::string slowed_sentence(const Diagnosis& d, const diagnose::Call& stated) {
 
 std::string step_sentences(const Diagnosis& d, const diagnose::Call& stated) {
     if (!d.timed || d.kinds.empty()) return "";
-    return clock_sentence(d) + elsewhere_sentence(d) + slowed_sentence(d, stated) + stall_sentence(d) +
-           host_sentence(d) + repeats_sentence(d, stated);
+    return clock_sentence(d) + steps_sentence(d) + elsewhere_sentence(d) + slowed_sentence(d, stated) +
+           stall_sentence(d) + host_sentence(d) + repeats_sentence(d, stated);
 }
 
 std::vector<std::pair<std::string, std::string>> step_facts(const AttentionKind& kind) {
@@ -237,10 +249,12 @@ std::vector<std::pair<std::string, std::string>> step_facts(const Diagnosis& d) 
     if (steps.count > 0)
         facts.emplace_back(
             "  steps",
-            fmt::format("{} marked by the profiler: {} at the median, {} at most "
-                        "(ProfilerStep#{}); in them the GPU was busy {}, with attention {}",
+            fmt::format("{} marked by the profiler: {} at the median, {} at most (ProfilerStep#{}); in {} the GPU was "
+                        "busy {}, with attention {}",
                         count_text(steps.count), ms_text(steps.median_us), ms_text(steps.longest_us), steps.longest,
-                        percent_of(steps.busy_us, steps.us), percent_of(steps.attention_us, steps.us)));
+                        steps.outliers == 0 ? "them" : "those of the usual time",
+                        percent_of(steps.usual_busy_us, steps.usual_us),
+                        percent_of(steps.usual_attention_us, steps.usual_us)));
     return facts;
 }
 

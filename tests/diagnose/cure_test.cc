@@ -354,6 +354,13 @@ TEST(Ways, faster_is_more_than_the_errors) {
     const Ways slow = ways_of(call, flash, Pass::forward, {10 * predicted, 1, 10 * predicted});
     ASSERT_NE(slow.first(), nullptr);
     EXPECT_NEAR(slow.first()->gain.call_factor, 10, 4);
+    // On a slowed clock every measured time is long; a kernel that the model calls no faster is not called so for that.
+    Call small = known_call({2, 11, 0});
+    set_shapes(small, {1, 16, 512, 128}, {1, 16, 512, 128}, {1, 16, 512, 128});
+    const Ways usual = ways_of(small, cudnn, Pass::forward, {});
+    ASSERT_EQ(usual.first(), nullptr);
+    const double longer = 3 * usual.baseline.predicted_ms;
+    EXPECT_EQ(ways_of(small, cudnn, Pass::forward, {longer, 1, longer}).first(), nullptr);
     EXPECT_GT(slow.baseline.predicted_ms, 0) << "the model's own time of what ran stands beside the measured one";
     // The math path is predicted, with a wide bar; a card without a name has no prediction.
     const Ways from_math = ways_of(call, math, Pass::forward, {});

@@ -92,6 +92,19 @@ TEST(Steps, count_what_runs_within_marked_steps) {
     EXPECT_NEAR(steps.busy_us, 298, 1e-9);
 }
 
+/// One step that compiles does not make the others idle.
+TEST(Steps, of_another_length_are_counted_apart) {
+    TraceText trace;
+    trace.step(0, 0, 1000).step(1, 1000, 1100).step(2, 1100, 1200).step(3, 1200, 1300);
+    trace.sdpa(900, 950).kernel(kFlashForward, 99, 910).kernel(kGemm, 99).kernel(kGemm, 99);
+    const MarkedSteps steps = diagnosis_of(trace).steps;
+    EXPECT_EQ(steps.outliers, 1);
+    EXPECT_EQ(steps.longest, 0);
+    EXPECT_DOUBLE_EQ(steps.usual_us, 300);
+    EXPECT_NEAR(steps.usual_busy_us, 297, 1e-9);
+    EXPECT_NEAR(steps.usual_attention_us, 99, 1e-9);
+}
+
 TEST(Steps, that_overlap_are_left_out) {
     TraceText trace;
     trace.step(1, 1000, 1200).step(1, 1100, 1300).sdpa(900, 950).kernel(kFlashForward, 50, 910);

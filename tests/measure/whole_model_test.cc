@@ -336,6 +336,8 @@ TEST(WholeModel, errors_name_the_field) {
     expect_refused(R"("layer_types": ["hybrid", "full_attention", "conv", "conv"])", "odd has hybrid");
     expect_refused(R"("hidden_size_per_layer_input": 256)", "hidden_size_per_layer_input: expected a model with one");
     expect_refused(R"("num_kv_shared_layers": 2)", "num_kv_shared_layers: expected");
+    expect_refused(R"("cross_attention_layers": [1, 3])", "cross_attention_layers: expected");
+    expect_refused(R"("add_cross_attention": true)", "add_cross_attention: expected");
     expect_refused(R"("num_hidden_groups": 1)", "num_hidden_groups: expected");
     expect_refused(R"("embedding_size": 32)", "embedding_size: expected");
     expect_refused(R"("block_auto_adjust_ff_dim": true)", "block_auto_adjust_ff_dim: expected");

@@ -177,7 +177,11 @@ double error_of(const model::Prediction& prediction) {
 void compare(Gain& gain, const Baseline& baseline, const Measured& measured) {
     if (baseline.ms <= 0 || gain.kernel_ms <= 0) return;
     gain.call_factor = baseline.ms / gain.kernel_ms;
-    gain.faster = gain.call_factor > 1 + std::hypot(gain.error, baseline.error);
+    // A slowed clock or a busy neighbour makes any prediction look faster than a measured time, so the model must also
+    // say so of both kernels.
+    const bool by_model = baseline.predicted_ms <= 0 ||
+                          baseline.predicted_ms / gain.kernel_ms > 1 + std::hypot(gain.error, baseline.predicted_error);
+    gain.faster = by_model && gain.call_factor > 1 + std::hypot(gain.error, baseline.error);
     const double all = measured.call_ms * measured.calls;
     if (all > 0 && measured.step_ms >= all)
         gain.step_factor = measured.step_ms / (measured.step_ms - all + gain.kernel_ms * measured.calls);

@@ -133,7 +133,16 @@ MarkedSteps steps_of(const Trace& trace, const std::vector<bool>& in_attention) 
     std::sort(times.begin(), times.end());
     steps.count = static_cast<std::int64_t>(times.size());
     steps.median_us = times[times.size() / 2];
+    constexpr double kOutlier = 3;
+    std::vector<Interval> usual;
+    for (const Interval& window : windows) {
+        const double us = window.second - window.first;
+        if (us > kOutlier * steps.median_us) ++steps.outliers;
+        else usual.push_back(window), steps.usual_us += us;
+    }
     for (const Busy& busy : gpus) {
+        steps.usual_busy_us += length_within(busy.all, usual) / static_cast<double>(gpus.size());
+        steps.usual_attention_us += length_within(busy.attention, usual) / static_cast<double>(gpus.size());
         steps.busy_us += length_within(busy.all, windows) / static_cast<double>(gpus.size());
         steps.attention_us += length_within(busy.attention, windows) / static_cast<double>(gpus.size());
     }

@@ -42,6 +42,9 @@ struct MarkedSteps {
     std::int64_t longest = 0;  ///< its number
     double busy_us = 0;        ///< part of `us` in which a kernel or more ran; the mean of the GPUs
     double attention_us = 0;   ///< part of `us` in which a kernel of attention ran; the mean of the GPUs
+    /// Steps of more than three times the median, such as one that compiles; and the three sums without them.
+    std::int64_t outliers = 0;
+    double usual_us = 0, usual_busy_us = 0, usual_attention_us = 0;
 };
 
 /// No steps: none are marked, or they overlap, as those of several processes do.

@@ -139,6 +139,10 @@ void refuse_unread_layers(const Fields& fields, const ModelConfig& config) {
         if ((listed && !known) || spaced)
             refuse_field(name, "a model whose layers behind the first few all have experts", config);
     }
+    const ConfigJson& crossed = fields.raw({"cross_attention_layers"});
+    if ((crossed.is_array() && !crossed.empty()) || fields.flag("add_cross_attention", false))
+        refuse_field(crossed.is_array() ? "cross_attention_layers" : "add_cross_attention",
+                     "a model whose layers attend to their own sequence", config, "some that attend to another one");
     if (fields.flag("block_auto_adjust_ff_dim", false))
         refuse_field("block_auto_adjust_ff_dim", "an MLP as wide as its field says", config, "another");
     if (!fields.raw({"expert_ffn_hidden_size"}).is_null())
