@@ -63,7 +63,7 @@ def _split_heads(qkv, num_heads_q):
     heads_q = _attention._integer(num_heads_q)
     heads_k = None if heads_q is None else (qkv.shape[2] - heads_q) // 2
     if heads_k is None or heads_q < 0 or heads_k < 0 or heads_q + 2 * heads_k != qkv.shape[2]:
-        raise RuntimeError(f"num_heads_q: expected a number of the {qkv.shape[2]} heads of qkv that leaves an even one, "
+        raise RuntimeError(f"num_heads_q: expected as many of the {qkv.shape[2]} heads of qkv as leave an even number, "
                            f"got {num_heads_q!r}")
     return qkv.split([heads_q, heads_k, heads_k], dim=2)
 
