@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every argument of every public function either changes the result as documented, or is refused, or is documented to
 change nothing. A new argument fails here until it stands in a table."""
-import importlib
 import inspect
-import pathlib
 import typing
 
 import numpy
@@ -202,10 +200,6 @@ def on_copies(function):
     return call
 
 
-def without(arguments, *names):
-    return {n: a for n, a in arguments.items() if n not in names}
-
-
 def other_than(of, **arguments):
     """A check that the result is not that of this call."""
     return lambda r, base: torch.allclose(o_of(r), o_of(of(**arguments)), atol=1e-3) and pytest.fail("nothing changed")
@@ -218,8 +212,8 @@ def as_call(of, **arguments):
 
 def of_cache(function, table):
     call, base = on_copies(function), dict(q=Q, k_cache=K, v_cache=V)
-    added = {n: Gives(NEW[n], other_than(call, **base, **{**NEW, n: 2 * NEW[n]}), without(NEW, n)) for n in ("k", "v")}
-    turn = {n: Gives(TURNED[n], other_than(call, **base, **{**TURNED, n: ANGLES.tan()}), without(TURNED, n))
+    added = {n: Gives(NEW[n], other_than(call, **base, **{**NEW, n: 2 * NEW[n]}), NEW) for n in ("k", "v")}
+    turn = {n: Gives(TURNED[n], other_than(call, **base, **{**TURNED, n: ANGLES.tan()}), TURNED)
             for n in ("rotary_cos", "rotary_sin")}
     return Function(call, base, {
         "q": TENSORS["q"], "k_cache": As(2 * K, dict(k=2 * K)), "v_cache": As(2 * V, dict(v=2 * V)), **added, **turn,
@@ -371,36 +365,6 @@ def test_every_argument_stands_in_a_table(name):
                 assert argument in said, f"{argument} changes nothing, and the documentation does not say so"
 
 
-# Public functions without a table, and the test file that holds them to their definition.
-ELSEWHERE = {
-    "tessera": {"append_kv": "test_append.py", "attention_backward": "test_attention.py",
-                "decode_block": "test_decode_block.py", "merge": "test_merge.py", "plan": "test_plan.py",
-                "predict": "test_plan.py"},
-    "tessera.torch": {"balance_documents": "context_parallel_uses.py",
-                      "context_parallel": "context_parallel_interfaces.py",
-                      "context_parallel_attention": "context_parallel_support.py",
-                      "context_parallel_plan": "context_parallel_plans.py",
-                      "context_parallel_unshard": "context_parallel_interfaces.py",
-                      "register_provider": "test_torch_sdpa.py",
-                      "replace_context_parallel": "context_parallel_interfaces.py",
-                      "sequence_positions": "context_parallel_uses.py", "shard_sequence": "context_parallel_uses.py",
-                      "unshard_sequence": "context_parallel_uses.py"},
-    "tessera.flash_attn": {}, "tessera.flash_attn_cute": {"flash_attn_combine": "test_flash_attn.py"},
-    "tessera.flash_attn_3": {"flash_attn_combine": "test_flash_attn.py", "get_scheduler_metadata": "test_kvcache.py"}}
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_every_function_stands_in_a_table(name):
-    """Or a file of tests names it."""
-    module = importlib.import_module(name)
-    public = {n for n in module.__all__ if inspect.isfunction(getattr(module, n))}
-    of_tables = {f.of or f.call for f in FUNCTIONS.values()}
-    tabled = {n for n in public if getattr(module, n) in of_tables}
-    assert public - tabled == set(ELSEWHERE[name])
-    for function, file in ELSEWHERE[name].items():
-        assert function in pathlib.Path(__file__).with_name(file).read_text(), f"{file} does not name {function}"
-
-
 CASES = [(name, argument, entry) for name, function in FUNCTIONS.items() for argument, entries in function.table.items()
          for entry in (entries if type(entries) is list else [entries])]
 
@@ -434,48 +398,3 @@ def test_an_argument_is_honoured_or_refused(name, argument, entry):
     if entry.means is not None:
         want, _ = reference.attention(**{**dict(q=Q, k=K, v=V), **entry.means})
         reference.expect_close(function.rows(o_of(result)), want, 1e-5, argument)
-
-
-@pytest.mark.parametrize("function,argument,value", [
-    (tessera.plan, "backward", True), (tessera.plan, "threads", 1), (tessera.plan, "kernel", "reference")], ids=str)
-def test_a_plan_honours_its_arguments(function, argument, value):
-    other = {"threads": 2} if argument == "threads" else {}
-    assert str(function(**NUMPY, **{argument: value})) != str(function(**NUMPY, **other))
-
-
-def test_a_prediction_honours_its_arguments():
-    q = tessera.Spec((1, 4096, 16, 128), "bfloat16", "cuda")
-    base = tessera.predict(q, q, q, machine="h200")
-    for change in (dict(machine="a100"), dict(schedule="fa1"), dict(backward=True), dict(causal="top-left"),
-                   dict(window=(100, 0))):
-        assert tessera.predict(q, q, q, **{**dict(machine="h200"), **change}).ms != base.ms, change
-    q = tessera.Spec((1, 2048, 16, 64))
-    on_host = [tessera.predict(q, q, q, machine="xeon-16", **change) for change in (
-        dict(kernel="cpu.fa1"), dict(schedule="fa1"), dict(kernel="cpu.standard"), dict(kernel="cpu.fa1", threads=1))]
-    assert [p.schedule for p in on_host] == ["fa1", "fa1", "standard", "fa1"]
-    assert on_host[0].ms == on_host[1].ms and len({p.ms for p in on_host}) == 3
-
-
-def test_the_backward_honours_its_arguments():
-    o, lse = tessera.attention(**NUMPY, return_lse=True)
-    rng = numpy.random.default_rng(1)
-    do, dlse = (rng.standard_normal(a.shape).astype(numpy.float32) for a in (o, lse))
-    call = dict(do=do, **NUMPY, o=o, lse=lse)
-    base = tessera.attention_backward(**call)
-    assert not numpy.allclose(tessera.attention_backward(**{**call, "dlse": dlse})[0], base[0])
-    assert not numpy.allclose(tessera.attention_backward(**{**call, "do": 2 * do})[0], base[0])
-    out = tuple(numpy.empty_like(g) for g in base)
-    assert all(a is b for a, b in zip(tessera.attention_backward(**call, out=out), out))
-    assert all((a == b).all() for a, b in zip(out, base))
-    assert len(tessera.attention_backward(**call, bias=numpy.zeros((1, 1, 1, LEN_KV), numpy.float32),
-                                          bias_gradient=True)) == 4
-    sinks = SINKS.numpy()
-    of_sinks = dict(sinks=sinks, **dict(zip(("o", "lse"), tessera.attention(**NUMPY, sinks=sinks, return_lse=True))))
-    dsinks = tessera.attention_backward(**{**call, **of_sinks}, sinks_gradient=True)[3]
-    assert dsinks.shape == sinks.shape and dsinks.any()
-    assert len(tessera.attention_backward(**{**call, **of_sinks})) == 3
-    for wrong, words in ((dict(bias_gradient=True), "^bias_gradient: "),
-                         (dict(sinks_gradient=True), "^sinks_gradient: "), (dict(out=out[:2]), "^out: "),
-                         (dict(stream=3), "^stream: expected None")):
-        with pytest.raises(ValueError, match=words):
-            tessera.attention_backward(**call, **wrong)
