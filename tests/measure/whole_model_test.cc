@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tessera/error.hpp"
@@ -254,6 +255,37 @@ TEST(WholeModel, the_activation_tells_the_gate_of_an_mlp) {
     EXPECT_EQ(matrices("esm", R"(, "activation": "swiglu")", 4096, 2), 3);
     EXPECT_EQ(matrices("bitnet", R"(, "hidden_act": "relu2")", 4096, 2), 3);
     EXPECT_EQ(matrices("a_new_one", "", 4096, 2), 3);
+}
+
+TEST(WholeModel, encoders_are_not_causal) {
+    const auto causal = [](const std::string& fields) {
+        const std::string text = R"({"hidden_size": 1024, "num_attention_heads": 8, "vocab_size": 1000,
+                                     "intermediate_size": 4096, "num_hidden_layers": 2, )" +
+                                 fields + "}";
+        return config_of(text.c_str()).causal;
+    };
+    EXPECT_TRUE(causal(R"("model_type": "llama")"));
+    EXPECT_TRUE(causal(R"("model_type": "a_new_one", "architectures": ["NewForCausalLM"])"));
+    EXPECT_FALSE(causal(R"("model_type": "a_new_one", "architectures": ["NewForMaskedLM"])"));
+    EXPECT_FALSE(causal(R"("model_type": "deberta-v2")"));
+    EXPECT_FALSE(causal(R"("model_type": "bert", "architectures": ["BertForSequenceClassification"])"));
+    EXPECT_TRUE(causal(R"("model_type": "bert", "is_decoder": true)"));
+    EXPECT_FALSE(causal(R"("model_type": "llama", "is_causal": false)"));
+}
+
+TEST(WholeModel, a_type_that_was_not_compared_is_named) {
+    const auto says = [](const char* type) {
+        const std::string text = R"({"hidden_size": 1024, "num_attention_heads": 8, "vocab_size": 1000,
+                                     "intermediate_size": 4096, "num_hidden_layers": 2, "model_type": ")" +
+                                 std::string(type) + "\"}";
+        const ModelConfig config = config_of(text.c_str());
+        return std::any_of(config.assumed.begin(), config.assumed.end(),
+                           [](const std::string& one) { return one.find("were not compared") != std::string::npos; });
+    };
+    EXPECT_FALSE(says("llama"));
+    EXPECT_FALSE(says("qwen3_moe"));
+    EXPECT_TRUE(says("hrm_text"));
+    EXPECT_TRUE(says("a_new_one"));
 }
 
 TEST(WholeModel, infinities_of_python_are_read) {

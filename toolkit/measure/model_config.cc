@@ -11,6 +11,7 @@
 
 #include "io/file.hpp"
 #include "io/other_format.hpp"
+#include "measure/compared_models.hpp"
 #include "measure/config_fields.hpp"
 #include "measure/config_mlp.hpp"
 #include "measure/model_layers.hpp"
@@ -146,6 +147,60 @@ std::string without_infinities(std::string_view text) {
     return result;
 }
 
+/// True unless the config is of an encoder: by its own fields, by the class that it was saved from, or by its type.
+bool is_causal(const Fields& fields, const ConfigJson& json, const ModelConfig& config) {
+    if (!fields.flag("is_causal", true) || fields.flag("use_bidirectional_attention", false)) return false;
+    if (fields.flag("is_decoder", false)) return true;
+    const ConfigJson& classes = Fields(json).raw({"architectures"});
+    if (classes.is_array() && !classes.empty() && classes[0].is_string()) {
+        const auto name = classes[0].get<std::string>();
+        for (const char* of_encoder :
+             {"ForMaskedLM", "ForPreTraining", "ForMaskedImageModeling", "ForImageClassification"})
+            if (name.ends_with(of_encoder)) return false;
+        if (name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel")) return true;
+    }
+    return !is_one_of(config.name, {"albert",
+                                    "bert",
+                                    "big_bird",
+                                    "camembert",
+                                    "clip_vision_model",
+                                    "convbert",
+                                    "data2vec-text",
+                                    "deberta",
+                                    "deberta-v2",
+                                    "deit",
+                                    "dinov2",
+                                    "dinov2_with_registers",
+                                    "dinov3_vit",
+                                    "distilbert",
+                                    "electra",
+                                    "ernie",
+                                    "esm",
+                                    "eurobert",
+                                    "gte",
+                                    "ibert",
+                                    "jina_embeddings_v3",
+                                    "layoutlm",
+                                    "megatron-bert",
+                                    "modernbert",
+                                    "mpnet",
+                                    "nomic_bert",
+                                    "nystromformer",
+                                    "pixtral",
+                                    "roberta",
+                                    "roberta-prelayernorm",
+                                    "roformer",
+                                    "siglip_vision_model",
+                                    "siglip2_vision_model",
+                                    "tapas",
+                                    "vit",
+                                    "vit_mae",
+                                    "vit_msn",
+                                    "xlm-roberta",
+                                    "xlm-roberta-xl",
+                                    "yoso"});
+}
+
 }  // namespace
 
 ConfigJson parse_config(std::string_view text) { return ConfigJson::parse(without_infinities(text), nullptr, false); }
@@ -179,10 +234,13 @@ ModelConfig model_config_from_json(const ConfigJson& json) {
     read_dtype(fields, Fields(json), config);
     config.softcap = fields.number({"attn_logit_softcapping"});
     config.sinks = config.name == "gpt_oss";
-    config.causal = !is_one_of(config.name, {"bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert",
-                                             "nomic_bert", "vit", "siglip_vision_model", "clip_vision_model", "esm"}) &&
-                    fields.flag("is_causal", true) && !fields.flag("use_bidirectional_attention", false);
+    config.causal = is_causal(fields, json, config);
     config.assumed.emplace_back(config.causal ? "attention is causal" : "attention is not causal");
+    if (!parameters_were_compared(config.name))
+        config.assumed.push_back(
+            fmt::format("a {} has the layers that its fields say: its parameters were not compared "
+                        "with those of transformers",
+                        config.name));
     return config;
 }
 
