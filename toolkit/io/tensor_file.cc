@@ -37,8 +37,9 @@ class Packer {
     static constexpr std::size_t kChunk = std::size_t{1} << 18;
 
     void pack(int dimension, const std::byte* at) {
-        if (dimension == view_.rank) return put(at);
         const auto d = static_cast<std::size_t>(dimension);
+        if (dimension == view_.rank || dimension == TensorView::kMaxRank)
+            return put(at);  // the second bounds the recursion
         const auto step = view_.strides[d] * static_cast<std::int64_t>(element_);
         for (std::int64_t i = 0; i < view_.shape[d]; ++i) pack(dimension + 1, at + i * step);
     }

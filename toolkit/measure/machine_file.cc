@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 
 #include "io/atomic_file.hpp"
 #include "io/file.hpp"
@@ -30,7 +31,7 @@ constexpr const char* kSchema = "tessera.machine/1";
     throw Error(ErrorCode::bad_data, field, fmt::format("expected {}, got {}", expected, came.substr(0, kShown)));
 }
 
-const Json& member(const Json& json, const std::string& name) {
+const Json& member(const Json& json, std::string_view name) {
     static const Json nothing;
     const auto found = json.find(name);
     return found == json.end() ? nothing : *found;
