@@ -16,7 +16,8 @@ rm -f build-python/ctest.xml  # nobody is to take the results of another run for
 TORCH=yes
 if [[ ${1:-} == --without-torch ]]; then TORCH= ; shift; fi
 
-need "${BUILD_PACKAGES[@]}" python3 python3-venv
+# python3-dev: what torch.compile compiles for a CPU includes Python.h.
+need "${BUILD_PACKAGES[@]}" python3 python3-venv ${TORCH:+python3-dev}
 lists=(python/tests/requirements.txt)
 wheel_options=(--without-cuda)
 if [[ -n $TORCH ]]; then lists+=(python/tests/requirements-torch.txt)

@@ -47,10 +47,10 @@ class Documents {
 };
 
 /// Spans of each GPU, ascending.
-using Order = std::vector<std::vector<Span>>;
+using SpansOfRanks = std::vector<std::vector<Span>>;
 
-Order cut(std::int64_t total, int ranks, int each, bool zigzag) {
-    Order order(static_cast<std::size_t>(ranks));
+SpansOfRanks cut(std::int64_t total, int ranks, int each, bool zigzag) {
+    SpansOfRanks order(static_cast<std::size_t>(ranks));
     const std::int64_t size = total / (std::int64_t{ranks} * each);
     for (int r = 0; r < ranks; ++r) {
         auto& own = order[static_cast<std::size_t>(r)];
@@ -61,7 +61,7 @@ Order cut(std::int64_t total, int ranks, int each, bool zigzag) {
 }
 
 /// Chunks go to the GPUs from the most pairs to the least, each to the GPU with the fewest pairs that has room.
-Order dealt(const Documents& documents, int ranks, std::int64_t each) {
+SpansOfRanks dealt(const Documents& documents, int ranks, std::int64_t each) {
     const std::int64_t count = each * ranks, size = documents.total() / count;
     std::vector<std::int64_t> pairs(static_cast<std::size_t>(count)), chunks(static_cast<std::size_t>(count));
     for (std::int64_t c = 0; c < count; ++c)
@@ -70,7 +70,7 @@ Order dealt(const Documents& documents, int ranks, std::int64_t each) {
     std::stable_sort(chunks.begin(), chunks.end(), [&](std::int64_t a, std::int64_t b) {
         return pairs[static_cast<std::size_t>(a)] > pairs[static_cast<std::size_t>(b)];
     });
-    Order order(static_cast<std::size_t>(ranks));
+    SpansOfRanks order(static_cast<std::size_t>(ranks));
     using Load = std::pair<std::int64_t, int>;
     std::priority_queue<Load, std::vector<Load>, std::greater<>> emptiest;
     for (int r = 0; r < ranks; ++r) emptiest.push({0, r});
@@ -86,7 +86,7 @@ Order dealt(const Documents& documents, int ranks, std::int64_t each) {
     return order;
 }
 
-std::int64_t fullest_pairs(const Documents& documents, const Order& order) {
+std::int64_t fullest_pairs(const Documents& documents, const SpansOfRanks& order) {
     std::int64_t most = 0;
     for (const auto& own : order) {
         std::int64_t pairs = 0;
@@ -162,7 +162,7 @@ int DocumentsOnRanks::peers(std::int64_t rows) const {
 DocumentsOnRanks spread_documents(const std::vector<std::int64_t>& lengths, int ranks, bool causal) {
     const Documents documents(lengths, causal);
     const std::int64_t total = documents.total(), rows = total / ranks;
-    std::vector<std::pair<std::string, Order>> orders{{"contiguous", cut(total, ranks, 1, false)}};
+    std::vector<std::pair<std::string, SpansOfRanks>> orders{{"contiguous", cut(total, ranks, 1, false)}};
     if (total % (2 * std::int64_t{ranks}) == 0) orders.emplace_back("zigzag", cut(total, ranks, 2, true));
     std::int64_t most = std::min(kMostChunks, rows);
     while (most > 1 && rows % most != 0) --most;
