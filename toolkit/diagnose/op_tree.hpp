@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <ranges>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
@@ -44,7 +43,14 @@ class OpTree {
  private:
     std::int64_t at(std::uint32_t thread, double us) const;
 
-    using Sites = std::ranges::subrange<std::deque<LaunchSite>::const_iterator>;
+    /// The launches of one number. (Clang 14 compiles no std::ranges::subrange of libstdc++.)
+    struct Sites {
+        std::deque<LaunchSite>::const_iterator first, last;
+
+        auto begin() const { return first; }
+        auto end() const { return last; }
+        bool empty() const { return first == last; }
+    };
     Sites sites_of(std::int64_t correlation) const;
     void find_owners(Trace& trace);
     void find_blocks(const Trace& trace);

@@ -14,7 +14,7 @@ std::optional<SlowedClock> slowed_clock(const Diagnosis& diagnosis, const Call& 
     constexpr double kLeastMs = 0.05;
     constexpr std::int64_t kLeastQueries = 128;
     constexpr double kSame = 1.3;  // factors of one clock are within this of each other
-    constexpr int kEnough = 2, kMostKinds = 16;
+    constexpr int kEnough = 2, kMostTried = 16;
     SlowedClock found;
     Gpu gpu;
     for (const AttentionKind& all : diagnosis.kinds) {
@@ -32,7 +32,7 @@ std::optional<SlowedClock> slowed_clock(const Diagnosis& diagnosis, const Call& 
             found.least = found.kinds == 0 ? factor : std::min(found.least, factor);
             found.most = std::max(found.most, factor);
             gpu = advice->shape.call.gpu;
-            if (++found.kinds == kMostKinds) break;  // the longest ones
+            if (++found.kinds == kMostTried) break;  // the longest ones
         }
     }
     if (found.kinds < kEnough || found.most > kSame * found.least) return std::nullopt;
