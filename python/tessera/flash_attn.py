@@ -175,7 +175,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
 
 
 def _padded(result, rows):
-    """The result with so many rows past it that belong to no sequence."""
+    """The result, followed by so many rows that belong to no sequence."""
     if isinstance(result, Tensor):
         return F.pad(result, (0, 0, 0, 0, 0, rows))
     o, lse, weights = result

@@ -357,8 +357,8 @@ Exercise removed_gaps_exercise() {
         .tolerance = 0.03,
         .answer = fmt::format("{:.0f} percent", 100 * removed / above),
         .why = fmt::format(
-            "{:g} - {:g} = {:.1f} microseconds above the bytes, of which {:g} - {:g} = {:.1f} go. The rest is mostly "
-            "the waiting of thread blocks for each other.",
+            "{:g} - {:g} = {:.1f} microseconds above the bytes, of which {:g} - {:g} = {:.1f} go. About half of the "
+            "rest is the waiting of thread blocks for each other.",
             block.chain, block.floor, above, block.chain, block.launch, removed),
         .mistakes = {{100 * removed / block.chain, "That is the share of the whole time; the bytes can't be removed."},
                      {100 * block.launch / block.chain, "That is what is left of the whole time."}},
