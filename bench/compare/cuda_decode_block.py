@@ -100,18 +100,20 @@ def layers_of(model, batch, keys):
 
 
 def torch_chain(fields, layers):
+    """PyTorch's chain. `fa3-fwd` was built without pages, so each sequence has a contiguous cache with the same keys."""
     import fa3_fwd._C  # noqa: F401  (registers torch.ops.fa3_fwd)
     hidden, heads_q, heads_kv, dim = (fields[n] for n in ("hidden", "heads_q", "heads_kv", "head_dim"))
+    caches = [[t[name][t["page_table"].long()].flatten(1, 2) for name in ("k_cache", "v_cache")] for t in layers]
 
     def call():
         x = layers[0]["x"]
-        for t in layers:
+        for t, (k_cache, v_cache) in zip(layers, caches):
             qkv = F.linear(F.rms_norm(x, (hidden,), t["norm"], 1e-5), t["w_qkv"]).view(-1, 1, heads_q + 2 * heads_kv, dim)
             q, k, v = qkv.split((heads_q, heads_kv, heads_kv), 2)
             if fields["qk_norm"]: q, k = F.rms_norm(q, (dim,), t["q_norm"], 1e-5), F.rms_norm(k, (dim,), t["k_norm"], 1e-5)
-            o = torch.ops.fa3_fwd.fwd(q, t["k_cache"], t["v_cache"], k_new=k, v_new=v, seqused_k=t["kv_lengths"],
-                                      page_table=t["page_table"], rotary_cos=t["rotary_cos"], rotary_sin=t["rotary_sin"],
-                                      is_rotary_interleaved=False, is_causal=True)
+            o = torch.ops.fa3_fwd.fwd(q, k_cache, v_cache, k_new=k, v_new=v, seqused_k=t["kv_lengths"],
+                                      rotary_cos=t["rotary_cos"], rotary_sin=t["rotary_sin"], is_rotary_interleaved=False,
+                                      is_causal=True)
             o = o[0] if isinstance(o, (tuple, list)) else o
             x = torch.addmm(x, o.reshape(x.shape[0], heads_q * dim), t["w_o"].T)
         return x

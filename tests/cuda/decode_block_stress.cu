@@ -14,6 +14,7 @@
 #pragma GCC diagnostic ignored "-Wparentheses"
 #include "kernels/decode_block_case.hpp"
 #pragma GCC diagnostic pop
+#include "long_run.hpp"
 
 namespace tessera::cuda::test {
 namespace {
@@ -122,7 +123,8 @@ __global__ void wait_nanoseconds(unsigned nanoseconds) {
 }
 
 TEST_F(DecodeBlocks, a_graph_of_many_launches_has_the_bits_of_the_chain_on_a_busy_device) {
-    constexpr int kLaunches = 100, kReplays = 50;
+    constexpr int kLaunches = 1000;
+    const int replays = long_run() ? 340 : 5;  // with TESSERA_LONG a million launches in three Problems
     for (const auto& block : on_device_) {
         const BlockWorkspace workspace = workspace_of(*block);
         const Stream stream, other;
@@ -132,7 +134,7 @@ TEST_F(DecodeBlocks, a_graph_of_many_launches_has_the_bits_of_the_chain_on_a_bus
         for (int i = 0; i < kLaunches; ++i) block->run(workspace.span(), stream);
         ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
         ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-        for (int replay = 0; replay < kReplays; ++replay) {
+        for (int replay = 0; replay < replays; ++replay) {
             for (int i = 0; i < 20; ++i)
                 wait_nanoseconds<<<1 + (7 * i + replay) % 61, 256, 0, other>>>(static_cast<unsigned>(i) * 1000);
             block->clear(stream);

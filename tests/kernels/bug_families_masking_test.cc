@@ -16,14 +16,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-bool all_finite(const Tensor& t) {
-    bool finite = true;
-    for_each_element(t.view, [&](std::int64_t, const std::byte* e) {
-        finite = finite && std::isfinite(load_as_double(e, t.view.dtype));
-    });
-    return finite;
-}
-
 /// Runs once for each dtype, since most CUDA kernels take 16 bits only.
 class BugFamiliesMasking : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, BugFamiliesMasking, testing::ValuesIn(kStorageTypes),

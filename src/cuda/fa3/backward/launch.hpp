@@ -20,7 +20,9 @@ struct alignas(16) RowStats {
     /// A thread's accumulators are of columns 8 * j + 2 * t and the next one. The slots let it read those of two j with
     /// one 16-byte load.
     TESSERA_HOST_DEVICE static constexpr int slot(int q) { return q / 16 * 16 + q % 8 / 2 * 4 + q / 8 % 2 * 2 + q % 2; }
-    float minus_lse[Config::kRows];    ///< in units of log2; -inf for rows without keys and rows past the end
+    /// In units of log2; -inf for rows without keys and rows past the end. In rows with a large |LSE| it is minus the
+    /// largest score, in units of the natural logarithm: in those of log2 it may be infinite.
+    float minus_lse[Config::kRows];
     float delta[Config::kRows];        ///< sum of P dP - dLSE
     float inverse_sum[Config::kRows];  ///< the factor of P in rows with a large |LSE|; 0 in others
     int some_large;                    ///< some row's inverse_sum is not 0

@@ -78,10 +78,16 @@ struct DeltaSums {
             to.delta[row] = sink == -INFINITY ? 0.0F : -dlse;
             return;
         }
-        const float of_sink =
-            ptx::exp2_approx(fmaf(sink, kLog2E, -fmaf(softmax.max[r], scale.log2, kExponentOffset<T>)));
-        const float sum = __fadd_rn(softmax.sum[r], of_sink);
-        const float offset = fmaf(softmax.max[r], scale.log2, kExponentOffset<T>) + ptx::log2_approx(sum);
+        const float offset_of_max = fmaf(softmax.max[r], scale.log2, kExponentOffset<T>);
+        float sum = softmax.sum[r];
+        // Only with a sink: in units of log2 the largest score may be -inf, and -inf beside it would be NaN.
+        if (sink != -INFINITY) sum = __fadd_rn(sum, ptx::exp2_approx(fmaf(sink, kLog2E, -offset_of_max)));
+        if (sum == INFINITY) {  // the sink is far above the scores: P is 0
+            to.offset[row] = INFINITY;
+            to.delta[row] = -dlse;
+            return;
+        }
+        const float offset = offset_of_max + ptx::log2_approx(sum);
         to.offset[row] = offset;
         to.delta[row] = static_cast<float>(sum_p_dp[r]) / sum - dlse;
         if (fabsf(offset) < kOrdinaryOffset) return;

@@ -133,7 +133,7 @@ __device__ __forceinline__ void DqTileConsumer<T, kConfig>::exponentiate() {
     if (any_lane(inverse_sum[0] != 0 || inverse_sum[1] != 0)) {  // rare
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
-            s[i] = probability(s[i], launch.scale_log2, minus_lse[row_of(i)], inverse_sum[row_of(i)]);
+            s[i] = probability<kConfig.scores>(s[i], launch, minus_lse[row_of(i)], inverse_sum[row_of(i)]);
         }
         return;
     }

@@ -11,6 +11,7 @@
 #include "cuda/fa3/backward/common/fp16_scale.cuh"
 #include "cuda/fa3/backward/common/mma.cuh"
 #include "cuda/fa3/backward/common/nonfinite.cuh"
+#include "cuda/fa3/backward/common/pair.cuh"
 #include "cuda/fa3/backward/common/query_outer.cuh"
 #include "cuda/host/constants.hpp"
 #include "cuda/ptx/math.cuh"
@@ -35,8 +36,11 @@ struct DeltaConsumer {
     __device__ __forceinline__ float scale_log2() const {
         return kConfig.scores == Scores::plain ? launch.scale_log2 : float{kLog2E};
     }
+    __device__ __forceinline__ float scale_natural() const {
+        return kConfig.scores == Scores::plain ? launch.params.forward.scale : 1.0F;
+    }
 
-    float minus_lse[2];  ///< in units of log2; in rows with a large |LSE|, minus the largest score so far
+    float minus_lse[2];  ///< as in RowStats; in rows with a large |LSE|, of the scores so far
     bool large[2];       ///< the row has a large |LSE|
     float s[kPairs];
     float dp[kPairs];
@@ -88,20 +92,21 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::exponentiate() {
             float most = -INFINITY;
 #pragma unroll
             for (int i = 0; i < kPairs; ++i) {
-                if (row_of(i) == r) most = fmaxf(most, __fmul_rn(s[i], scale_log2()));
+                if (row_of(i) == r) most = fmaxf(most, __fmul_rn(s[i], scale_natural()));
             }
             most = quad_max(most);
             if (!large[r]) continue;
             const float before = -minus_lse[r];
             most = fmaxf(most, before);
             minus_lse[r] = -most;
-            const float rescale = most == -INFINITY ? 0.0F : ptx::exp2_approx(before - most);
+            const float rescale = most == -INFINITY ? 0.0F : ptx::exp2_approx(exponent_beside(before, -most));
             sum_p[r] *= rescale;
             sum_p_dp[r] *= rescale;
 #pragma unroll
             for (int i = 0; i < kPairs; ++i) {
                 if (row_of(i) != r) continue;
-                s[i] = most == -INFINITY ? 0.0F : ptx::exp2_approx(__fadd_rn(__fmul_rn(s[i], scale_log2()), -most));
+                const float score = __fmul_rn(s[i], scale_natural());
+                s[i] = most == -INFINITY ? 0.0F : ptx::exp2_approx(exponent_beside(score, -most));
             }
         }
     }
@@ -220,7 +225,8 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::store(bool some_nonfi
         // The sink has a part of the sum of P, and its dP is 0. Far above the scores, in rows with a large |LSE|, its
         // part is cut: with an infinite sum inverse_sum would be 0, which marks other rows.
         constexpr float kMostOfSink = 100;
-        const float of_sink = fmaf(sink_of(launch.params.forward, tile.head), kLog2E, minus_lse[r]);
+        const float sink = sink_of(launch.params.forward, tile.head);
+        const float of_sink = large[r] ? exponent_beside(sink, minus_lse[r]) : fmaf(sink, kLog2E, minus_lse[r]);
         sum_p[r] += ptx::exp2_approx(of_sink > kMostOfSink ? kMostOfSink : of_sink);
         if (lane() % 4 != 0 || (launch.output.residual.data != nullptr && !large[r])) continue;
         float delta = 0;

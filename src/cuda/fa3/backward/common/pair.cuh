@@ -4,15 +4,24 @@
 #pragma once
 
 #include "cuda/fa3/backward/common/fp16_scale.cuh"
+#include "cuda/fa3/backward/launch.hpp"
+#include "cuda/host/constants.hpp"
 #include "cuda/ptx/math.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
-/// P of a score, which is scaled by scale_log2 to units of log2. For queries whose |LSE| is large, `minus_lse` is minus
-/// the largest score and `inverse_sum` is 1 / sum.
-__device__ __forceinline__ float probability(float score, float scale_log2, float minus_lse, float inverse_sum) {
-    const float ordinary = fmaf(score, scale_log2, minus_lse);
-    const float beside_most = __fadd_rn(__fmul_rn(score, scale_log2), minus_lse);
+/// The exponent of a score relative to the largest one of its row, both in units of the natural logarithm, for rows
+/// with a large |LSE|. All kernels round it alike.
+__device__ __forceinline__ float exponent_beside(float score, float minus_largest) {
+    return __fmul_rn(__fadd_rn(score, minus_largest), kLog2E);
+}
+
+/// P of a score, with the RowStats of its query. In shapes for general scores the score has its scale already.
+template <Scores kScores>
+__device__ __forceinline__ float probability(float score, const Launch& launch, float minus_lse, float inverse_sum) {
+    const float scale = kScores == Scores::general ? 1.0F : launch.params.forward.scale;
+    const float ordinary = fmaf(score, launch.scale_log2, minus_lse);
+    const float beside_most = exponent_beside(__fmul_rn(score, scale), minus_lse);
     return ptx::exp2_approx(inverse_sum == 0 ? ordinary : beside_most) * (inverse_sum == 0 ? 1.0F : inverse_sum);
 }
 

@@ -270,11 +270,11 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::exponentiate(float (
                 float exponent = fmaf(s[i], launch.scale_log2, mod.addend(i, minus));
                 float score = __fmul_rn(s[i], launch.params.forward.scale);
                 if constexpr (kConfig.scores == Scores::alibi) score = fmaf(-mod.slope, mod.distance(i), score);
-                if (inverse != 0) exponent = __fadd_rn(__fmul_rn(score, kLog2E), minus);
+                if (inverse != 0) exponent = exponent_beside(score, minus);
                 s[i] = ptx::exp2_approx(exponent) * (inverse == 0 ? 1.0F : inverse);
             } else {
-                s[i] =
-                    probability(s[i], launch.scale_log2, element_of(minus_lse[i / 8], i), element_of(inverse_sum, i));
+                s[i] = probability<kConfig.scores>(s[i], launch, element_of(minus_lse[i / 8], i),
+                                                   element_of(inverse_sum, i));
             }
         }
         return;

@@ -166,8 +166,8 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_score_mo
             float& score = s[i + e];
             const float derivative =
                 score_mod.template transform<kConfig.scores>(score, query + column_of(i + e), key + 8 * row_of(i));
-            float p_of_pair =
-                probability(score, launch.scale_log2, element_of(minus_lse, i + e), element_of(inverse_sum, i + e));
+            float p_of_pair = probability<kConfig.scores>(score, launch, element_of(minus_lse, i + e),
+                                                          element_of(inverse_sum, i + e));
             if (!full && !mask.sees(i + e)) p_of_pair = 0;
             const bool is_kept = kept(i / 4, i % 4 + e);
             // In fp16 the epilogue multiplies dV by keep_scale: P over 1 would overflow.
