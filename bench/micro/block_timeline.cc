@@ -41,6 +41,7 @@ constexpr Named kMarks[] = {{Mark::start, "start"},
                             {Mark::qkv_done, "Q, K, V written"},
                             {Mark::queries, "Q of the split"},
                             {Mark::attention_done, "splits written"},
+                            {Mark::partials, "partial results read"},
                             {Mark::combined, "O written"},
                             {Mark::output_ready, "all of O read"},
                             {Mark::end, "result written"},
@@ -125,7 +126,7 @@ int run(char** argv) {
     for (std::size_t c = 0; c < ctas; ++c) first = std::min(first, times[c * count]);
     std::ofstream table(argv[8]);
     table << "thread block";
-    for (const Named& m : kMarks) table << "," << m.name;
+    for (const Named& m : kMarks) table << ",\"" << m.name << '"';
     table << "\n";
     plot::Figure figure{.title = "When thread blocks reach the phases of a block",
                         .subtitle = p.describe(),

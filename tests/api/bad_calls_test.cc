@@ -141,7 +141,7 @@ std::vector<Spoiled<Args>> spoiled_calls(const Args& good, bool ragged) {
         };
         if (!slot.optional) add("missing", {slot.name}, [view](Args& a) { a.*view = {}; });
         for (const auto& [what, fault] : faults(good.*view, std::string(slot.name) == "bias")) {
-            add(what, {slot.name}, [view, fault = fault](Args& a) { fault(a.*view); });
+            add(what, {slot.name}, [view, change = fault](Args& a) { change(a.*view); });
         }
         if (!slot.output) continue;
         for (std::size_t d = 0; d < static_cast<std::size_t>((good.*view).rank); ++d) {
