@@ -68,9 +68,10 @@ void expect_rest_right(const Attention& a) {
 }
 
 Attention make_equal_weights(const std::string& feature, Dims dims, DType dtype) {
-    const bool ragged = feature == "ragged";
-    Problem p = ragged ? make_ragged({33, 0, 150}, {200, 9, 165}, 2, 2, dims.qk, dtype)
-                       : make_problem(2, 150, 300, 2, feature == "grouped" ? 1 : 2, dims.qk, dtype);
+    const bool ragged = feature.starts_with("ragged"), grouped = feature.ends_with("grouped");
+    Problem p = ragged ? make_ragged({33, 0, 150}, {200, 9, 165}, grouped ? 8 : 2, 2, dims.qk, dtype)
+                       : make_problem(2, 150, 300, 2, grouped ? 1 : 2, dims.qk, dtype);
+    if (feature == "16 heads, few queries") p = make_problem(2, 5, 300, 16, 1, dims.qk, dtype);
     p.head_dim_v = dims.v;
     if (feature == "causal") p.mask.causal = Causal::bottom_right;
     if (feature == "window") p.mask = {.window_left = 40, .window_right = 3};
@@ -84,7 +85,8 @@ Attention make_equal_weights(const std::string& feature, Dims dims, DType dtype)
 
 TEST_F(CudaResidualOfO, is_what_rounding_took_off) {
     for (const DType dtype : kRoundedTypes) {
-        for (const char* feature : {"plain", "causal", "window", "grouped", "dropout", "softcap", "ragged"}) {
+        for (const char* feature : {"plain", "causal", "window", "grouped", "dropout", "softcap", "ragged",
+                                    "ragged, grouped", "16 heads, few queries"}) {
             for (const Dims dims :
                  {Dims{24, 20}, {64, 64}, {72, 40}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}}) {
                 Attention a = make_equal_weights(feature, dims, dtype);

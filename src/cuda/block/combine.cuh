@@ -49,21 +49,26 @@ struct PartialResults {
 
     /// Waits for them, and for split `lane` of the row's `splits`, whose largest score it returns. `row`: number of the
     /// row's first split. `column`: the lane's first column.
+    ///
+    /// While it waits it reads the largest scores alone. All words of all warps that wait are as many bytes as the L2
+    /// delivers, which then takes twice as long to answer.
     __device__ __forceinline__ float read(const Launch& launch, std::int64_t row, int first, int end, int splits,
                                           int column, unsigned number, int lane) {
         const Word* const from_ml = launch.ml_partial + 2 * row;
         const Word* const from_o = launch.o_partial + (row + first) * kHeadDim + column;
         const int own = first + lane % kLanes;
         PairWait of_o[kSplits], of_ml[kOwn], largest;
+        Watchdog watchdog;
         largest.start(from_ml + 2 * lane, lane < splits, number);
+        while (!largest.done(from_ml + 2 * lane, number)) watchdog.again(Wait::partials);
+        __syncwarp();
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) of_ml[i].start(from_ml + 2 * (own + i * kLanes), own + i * kLanes < end, number);
 #pragma unroll
         for (int i = 0; i < kSplits; ++i) of_o[i].start(from_o + i * kHeadDim, first + i < end, number);
-        Watchdog watchdog;
         bool all;
         do {
-            all = largest.done(from_ml + 2 * lane, number);
+            all = true;
 #pragma unroll
             for (int i = 0; i < kOwn; ++i) all = of_ml[i].done(from_ml + 2 * (own + i * kLanes), number) && all;
 #pragma unroll
@@ -175,9 +180,12 @@ __device__ __forceinline__ void gather_output(const Block<Shape>& block, unsigne
     for (int first = thread; first < pairs; first += kAtOnce * kThreads) {
         const Word* const from = launch.o_words + 2 * first;
         PairWait waits[kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) waits[i].start(from + 2 * i * kThreads, first + i * kThreads < pairs, number);
         Watchdog watchdog;
+        waits[0].start(from, true, number);
+        // Like partial results: the other words are read when the first one has come.
+        while (first == thread && !waits[0].done(from, number)) watchdog.again(Wait::output);
+#pragma unroll
+        for (int i = 1; i < kAtOnce; ++i) waits[i].start(from + 2 * i * kThreads, first + i * kThreads < pairs, number);
         bool all;
         do {
             all = true;

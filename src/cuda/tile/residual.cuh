@@ -20,18 +20,22 @@ namespace tessera::cuda {
 template <class T>
 inline constexpr DType kDTypeOf = std::is_same_v<T, __half> ? DType::fp16 : DType::bf16;
 
-/// The residual of one head in global memory, one byte an element.
+/// The residual of one head in global memory, one byte an element. With PackGQA row r is query r >> shift of a head of
+/// the group.
 struct ResidualTarget {
-    char* data = nullptr;  // row 0
+    char* data = nullptr;  // query 0
     std::int64_t row = 0;
     std::int64_t column = 0;
     int rows = 0;
     int dim = 0;
     bool vector = false;  // 8 bytes at a time
+    int shift = 0;        // log2 of the packed heads
+    std::int64_t head = 0;
 
     __device__ __forceinline__ void store(int at_row, int first, const uint2& chunk) const {
-        if (at_row >= rows || first >= dim) return;
-        char* to = data + at_row * row + first * column;
+        const int query = at_row >> shift;
+        if (query >= rows || first >= dim) return;
+        char* to = data + query * row + (at_row - (query << shift)) * head + first * column;
         if (vector) {
             *reinterpret_cast<uint2*>(to) = chunk;
             return;

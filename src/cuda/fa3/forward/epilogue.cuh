@@ -45,15 +45,16 @@ __device__ __forceinline__ float* lse_target(const ForwardParams& p, PackGqa pac
     return element<float>(p.lse, tile.batch, tile.head + pack.head(row), std::int64_t{tile.first_row} + query, 0);
 }
 
-/// Stores o_residual, the low-order bits that rounding takes off O; `o` is not yet rounded. A call with
-/// o_residual has no PackGQA.
+/// Stores o_residual, the low-order bits that rounding takes off O; `o` is not yet rounded.
 template <class T, int kCount>
 __device__ __forceinline__ void store_residual(const float (&o)[kCount], const Launch& launch, const WorkTile& tile,
                                                int row, int lane) {
-    const ResidualTarget target = residual_target(launch.o_residual, tile.batch, tile.first_q, tile.head, tile.q_end,
-                                                  launch.params.head_dim_v, launch.residual_by_vectors);
-    cuda::store_residual<T, kCount / 4>(target, tile.q_begin + row, lane,
-                                        [&](int columns, int e) { return o[4 * columns + e]; });
+    ResidualTarget target =
+        residual_target(launch.o_residual, tile.batch, tensor_row(tile, tile.q_begin), tile.head,
+                        tile.q_end - tile.q_begin, launch.params.head_dim_v, launch.residual_by_vectors);
+    target.shift = launch.pack.shift;
+    target.head = launch.o_residual.head;
+    cuda::store_residual<T, kCount / 4>(target, row, lane, [&](int columns, int e) { return o[4 * columns + e]; });
 }
 
 /// Stores the rows of a tile that sees no key: O = 0, LSE = -inf or the sink.

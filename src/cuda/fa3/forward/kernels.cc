@@ -42,8 +42,7 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     launch.unscale = 1 / launch.scale_log2;
     if (c.scores == Scores::capped) launch.softcap = softcap_of(p.softcap, params.scale);
     launch.o_residual = o_residual;
-    // With o_residual requested (training, long rows) PackGQA saves nothing.
-    launch.pack = o_residual.data == nullptr ? pack_gqa_of(p) : PackGqa{};
+    launch.pack = pack_gqa_of(p);
     const int packed = launch.pack.heads();
     launch.q = tensor_map_of_heads(params.q, shapes.q, p.dtype, packed, 64 / packed);
     if (p.len_kv > 0 && shapes.k.len > 0) {
