@@ -295,10 +295,10 @@ void expect_of_question(const RooflineOptions& options, const CLI::App& command,
     }
     if (!options.gpus.empty())
         expect_only(command, "--gpus",
-                    {"--device", "--link",     "--rows",  "--peer-copies", "--ragged", "--batch", "--len",
-                     "--heads",  "--head-dim", "--dtype", "--causal",      "--window", "--scale", "--softcap",
-                     "--sinks",  "--schedule", "--pass",  "--backward",    "--svg",    "--png"});
-    for (const char* needs_gpus : {"--link", "--rows", "--peer-copies"})
+                    {"--device", "--link",     "--rows",  "--nccl",     "--ragged", "--batch", "--len",
+                     "--heads",  "--head-dim", "--dtype", "--causal",   "--window", "--scale", "--softcap",
+                     "--sinks",  "--schedule", "--pass",  "--backward", "--svg",    "--png"});
+    for (const char* needs_gpus : {"--link", "--rows", "--nccl"})
         if (options.gpus.empty() && command.count(needs_gpus) > 0)
             throw UsageError(needs_gpus, "expected --gpus with it");
     if (!options.rows_of_gpu.empty() && command.count("--len") > 0)

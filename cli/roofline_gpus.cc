@@ -253,7 +253,7 @@ void show_gpus(const RooflineOptions& options, const Session& session) {
     const model::Machine machine = machine_of_option(options.device);
     GpusQuestion question{machine, {}, options.passes(), link_of_option(options.link)};
     question.documents = options.shape.sequences();
-    question.copies = options.peer_copies;
+    question.copies = !options.nccl;
     std::vector<GpusRow> rows;
     std::vector<GpusLimits> limits;
     for (const int gpus : gpus_of_option(options.gpus)) {

@@ -53,8 +53,10 @@ void RooflineOptions::declare(CLI::App& command) {
     add("--link", link, "NAME",
         "With --gpus: nvlink (default), pcie, ib, or GB/s[,us] that each GPU receives, and the start of an exchange");
     add("--rows", rows_of_gpu, "N", "With --gpus: rows of each GPU in place of --len; a list gives several lines");
-    command.add_flag("--peer-copies", peer_copies,
-                     "With --gpus: GPUs of one host copy from each other (TESSERA_PEER_COPIES=1); default: NCCL");
+    command.add_flag(
+        "--nccl", nccl,
+        "With --gpus: exchange by NCCL (TESSERA_PEER_COPIES=0, and in C++); default: GPUs of one host copy "
+        "from each other");
     add("--schedule", schedules, "NAME", "all (default), or a list of " + schedule_names());
     pass.declare(command, "forward (default), backward, or both: their sum", "Short for --pass backward");
     add("--by", by, "NAME",

@@ -30,7 +30,7 @@ struct RooflineOptions {
     std::string gpus;
     std::string link = "nvlink";
     std::string rows_of_gpu;
-    bool peer_copies = false;
+    bool nccl = false;
     bool timeline = false;
     bool worksheet = false;
     bool accuracy = false;

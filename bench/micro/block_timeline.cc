@@ -2,9 +2,10 @@
 //
 // The times at which the thread blocks of decode_block()'s one launch reach its phases, by the kernel itself.
 //
-//     block_timeline HIDDEN HEADS_Q HEADS_KV HEAD_DIM BATCH KEYS LAYERS TABLE.csv PICTURE.svg
+//     block_timeline HIDDEN HEADS_Q HEADS_KV HEAD_DIM BATCH KEYS LAYERS TABLE.csv
 //
 // It launches the blocks of LAYERS layers, which have weights and caches of their own, and records the last but one.
+// block_timeline.py draws the table.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -18,8 +19,6 @@
 #include "cuda/block/kernels.hpp"
 #include "cuda/block/launch.hpp"
 #include "cuda/device.hpp"
-#include "plot/figure.hpp"
-#include "plot/svg.hpp"
 #include "tessera/decode_block.hpp"
 
 namespace tessera::bench {
@@ -128,12 +127,6 @@ int run(char** argv) {
     table << "thread block";
     for (const Named& m : kMarks) table << ",\"" << m.name << '"';
     table << "\n";
-    plot::Figure figure{.title = "When thread blocks reach the phases of a block",
-                        .subtitle = p.describe(),
-                        .x = {.label = "microseconds", .from_zero = true},
-                        .y = {.label = "thread block", .from_zero = true}};
-    figure.names = plot::Names::legend;
-    for (const Named& m : kMarks) figure.series.push_back({.name = m.name, .points = {}, .mark = plot::Mark::points});
     for (std::size_t c = 0; c < ctas; ++c) {
         table << c;
         for (std::size_t i = 0; i < std::size(kMarks); ++i) {
@@ -141,11 +134,9 @@ int run(char** argv) {
             table << ",";
             if (time == 0) continue;  // a thread block without this phase
             table << time - first;
-            figure.series[i].points.push_back({static_cast<double>(time - first) * 1e-3, static_cast<double>(c)});
         }
         table << "\n";
     }
-    std::ofstream(argv[9]) << plot::svg(figure);
     return 0;
 }
 
@@ -153,9 +144,8 @@ int run(char** argv) {
 }  // namespace tessera::bench
 
 int main(int argc, char** argv) {
-    if (argc != 10) {
-        fmt::print(stderr, "usage: {} HIDDEN HEADS_Q HEADS_KV HEAD_DIM BATCH KEYS LAYERS TABLE.csv PICTURE.svg\n",
-                   argv[0]);
+    if (argc != 9) {
+        fmt::print(stderr, "usage: {} HIDDEN HEADS_Q HEADS_KV HEAD_DIM BATCH KEYS LAYERS TABLE.csv\n", argv[0]);
         return 2;
     }
     try {

@@ -46,7 +46,7 @@ struct PredictContextParallelOptions {
     Link link{};
     int steps = 0;             ///< groups of key heads; 0: as many as tessera.torch takes on CUDA
     PredictOptions kernels{};  ///< of the kernels; an empty `by` stands for tessera. `sequences`: the packed documents
-    bool copies = false;       ///< GPUs of one host copy from each other, as with TESSERA_PEER_COPIES=1
+    bool copies = true;        ///< GPUs of one host copy from each other, as in Python; false: by NCCL
 };
 
 /// The time of a call over several GPUs and what it is made of. Times are in milliseconds.

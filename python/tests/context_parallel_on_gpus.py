@@ -19,7 +19,6 @@ import torch.distributed as dist
 import tessera.torch as tt
 import torch_reference as reference
 
-os.environ.setdefault("TESSERA_PEER_COPIES", "1")  # they are not the default, and judged here
 sys.argv, NAMED = sys.argv[:1], sys.argv[1:]  # context_parallel_support reads a folder from the arguments
 from context_parallel_support import NAMES, both_passes, raises, reversed_chunks  # noqa: E402
 

@@ -173,20 +173,6 @@ bool copies(const Ranks& q) {
     return q.options.copies && link.copy_gbs > 0 && (link.gpus_of_host == 0 || q.options.ranks <= link.gpus_of_host);
 }
 
-/// Groups of key heads by the MiB of K and V of a GPU's rows: _STEPS of tessera.torch.
-int steps_of(const Ranks& q) {
-    struct Steps {
-        double mib;
-        int forward, backward;
-    };
-    constexpr Steps kSteps[] = {{512, 8, 8}, {256, 8, 4}, {64, 4, 1}, {16, 2, 1}, {0, 1, 1}};
-    const double mib = q.rows() * static_cast<double>(q.problem.heads_kv) * q.key_width() / 1048576.0;
-    const Steps& own =
-        *std::find_if(std::begin(kSteps), std::end(kSteps), [&](const Steps& s) { return mib >= s.mib; });
-    const int wanted = q.options.steps > 0 ? q.options.steps : q.pass == Pass::forward ? own.forward : own.backward;
-    return static_cast<int>(std::min<std::int64_t>(wanted, q.problem.heads_kv));
-}
-
 /// A step with some of the heads. `first`: the one that packs, where the GPUs copy from each other.
 RankStep step_of(const Ranks& q, std::int64_t heads_kv, const Spread& spread, bool first) {
     RankStep step;
@@ -223,12 +209,13 @@ RankStep step_of(const Ranks& q, std::int64_t heads_kv, const Spread& spread, bo
 
 /// Bytes beside the tensors: received rows, keys of the runs for two steps, and in the backward what is sent and
 /// received of dK and dV.
-std::int64_t memory_of(const Ranks& q, int steps, const Spread& spread) {
-    const std::int64_t most = (q.problem.heads_kv + steps - 1) / steps * (q.problem.head_dim + q.problem.head_dim_v) *
+std::int64_t memory_of(const Ranks& q, const std::vector<std::int64_t>& steps, const Spread& spread) {
+    const std::int64_t most = *std::max_element(steps.begin(), steps.end()) *
+                              (q.problem.head_dim + q.problem.head_dim_v) *
                               static_cast<std::int64_t>(size_of(q.problem.dtype));
     const auto keys = std::llround(spread.keys), received = std::llround(spread.received);
     const std::int64_t whole = spread.gathered ? q.problem.rows_q() : received;
-    std::int64_t rows = whole + std::min(steps, 2) * keys;
+    std::int64_t rows = whole + std::min<std::int64_t>(std::ssize(steps), 2) * keys;
     if (q.pass == Pass::backward) rows += 2 * keys + (q.options.ranks > 1 ? q.problem.ragged ? received : whole : 0);
     return rows * most;
 }
@@ -266,19 +253,19 @@ void add_ring(const Ranks& q, ContextParallelPrediction& out) {
 /// The steps, and the larger error of their kernels. By copies the calls run on two streams in turn, so that one fills
 /// the multiprocessors that another leaves idle: together they take as long as one call with all heads. By NCCL they
 /// run one after another, and calls of equally many heads take equally long.
-std::vector<RankStep> steps_on(const Ranks& q, int count, const Spread& spread, double& error) {
+std::vector<RankStep> steps_on(const Ranks& q, const std::vector<std::int64_t>& heads_of_steps, const Spread& spread,
+                               double& error) {
     std::vector<RankStep> steps;
     std::map<std::int64_t, double> kernels;  // by heads
-    for (int s = 0; s < count; ++s) {
-        const std::int64_t all = q.problem.heads_kv, heads = all * (s + 1) / count - all * s / count;
-        const std::int64_t together = copies(q) ? all : heads;
+    for (const std::int64_t heads : heads_of_steps) {
+        const std::int64_t together = copies(q) ? q.problem.heads_kv : heads;
         auto found = kernels.find(together);
         if (found == kernels.end()) {
             const Prediction one = slowest(q, spread, together);
             error = std::max(error, one.error);
             found = kernels.emplace(together, one.ms).first;
         }
-        steps.push_back(step_of(q, heads, spread, s == 0));
+        steps.push_back(step_of(q, heads, spread, steps.empty()));
         steps.back().kernels = found->second * static_cast<double>(heads) / static_cast<double>(together);
     }
     return steps;
@@ -378,9 +365,13 @@ ContextParallelPrediction predict_context_parallel(const Problem& problem, Sched
         out.parts = {{"kernels", alone.ms}};
         return out;
     }
-    out.steps = model::steps_of(q);
+    const double mib = q.rows() * static_cast<double>(problem.heads_kv) * q.key_width() / 1048576.0;
+    const std::vector<std::int64_t> heads_of_steps =
+        known.steps > 0 ? model::equal_steps(problem.heads_kv, known.steps)
+                        : model::steps_of(problem.heads_kv, mib, pass, model::copies(q));
+    out.steps = static_cast<int>(heads_of_steps.size());
     double error = 0;
-    const std::vector<model::RankStep> steps = model::steps_on(q, out.steps, spread, error);
+    const std::vector<model::RankStep> steps = model::steps_on(q, heads_of_steps, spread, error);
     model::RanksInTime time = model::in_time(steps, pass, problem.ragged);
     for (const model::RankStep& step : steps) {
         out.kernel_ms += step.kernels;
@@ -392,7 +383,7 @@ ContextParallelPrediction predict_context_parallel(const Problem& problem, Sched
                             std::max(0.0, out.ms - out.kernel_ms) / out.ms;
     const double rows = spread.received + (pass == Pass::backward ? spread.parts_received : 0);
     out.bytes_received = std::llround(rows * static_cast<double>(problem.heads_kv) * q.key_width());
-    out.memory = model::memory_of(q, out.steps, spread);
+    out.memory = model::memory_of(q, heads_of_steps, spread);
     model::add_ring(q, out);
     return out;
 }

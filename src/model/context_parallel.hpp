@@ -3,6 +3,7 @@
 // One group of key heads (a step) of a call over several GPUs, and the steps in time.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "tessera/predict_context_parallel.hpp"
@@ -21,6 +22,13 @@ struct RankStep {
 
     double exchange() const { return pack + gather + copy + parts + scatter + sum; }
 };
+
+/// The key heads of each of so many steps.
+std::vector<std::int64_t> equal_steps(std::int64_t heads, std::int64_t count);
+
+/// The key heads of each step as tessera.torch chooses them (steps_of() of _context_parallel/_setup.py). `mib`: of K
+/// and V of a GPU's rows. `copies`: the GPUs copy from each other.
+std::vector<std::int64_t> steps_of(std::int64_t heads, double mib, Pass pass, bool copies);
 
 /// The steps in time.
 struct RanksInTime {

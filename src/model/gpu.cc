@@ -265,6 +265,7 @@ static Problem with_stacked(const Problem& p, std::int64_t heads) {
 /// query per head (csrc/flash_attn/flash_api.cpp), its fa3 while the heads fit a tile (hopper/heuristics.h,
 /// should_pack_gqa), as does tessera's fa3 (cuda/fa3/host/pack_gqa.hpp). cuDNN's rule is not published, but its times
 /// with one query per head fit. Ragged calls, and rows of which a mask hides much, are not packed in the prediction.
+/// Calls of tessera that write the residual of O are not packed here either: no Record of packed ones exists.
 Problem as_packed(const Problem& p, const Family& family, bool o_residual) {
     if (family.pass != Pass::forward || p.group() == 1) return p;
     const std::string_view by = family.by;

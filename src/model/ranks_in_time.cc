@@ -3,20 +3,24 @@
 // The steps of a call over several GPUs in time: the caller's stream, a stream for copies, the stream of the
 // collectives, and the host that enqueues all of them.
 #include <algorithm>
+#include <iterator>
 
 #include "model/context_parallel.hpp"
 
 namespace tessera::model {
 namespace {
 
-/// Milliseconds in which Python enqueues a call, and one step of it: forward, backward; and what a call takes longer
-/// where the GPU is slower: gaps between launches, and GPUs that wait for each other. Chosen on two H200 with 32/8
-/// heads of 128 (bench/results/h200/waiting/context_parallel.jsonl). A CUDA graph has none of this.
-constexpr double kHostCall[] = {0.47, 1.25};
-constexpr double kHostStep[] = {0.3, 0.33};
-constexpr double kGaps[] = {0.2, 0.4};
-/// The additional host time of a step with packed documents, whose order is a tensor: by 2,048 rows a GPU in that file.
-constexpr double kHostDocuments[] = {0.18, 1.22};
+/// Milliseconds of Python, forward and backward. A CUDA graph has none of this.
+struct Host {
+    double call[2];       ///< in which it enqueues a call
+    double step[2];       ///< and one step of it
+    double documents[2];  ///< additionally a step with packed documents, whose order is a tensor
+    double gaps[2];       ///< what a call takes longer where the GPU is slower: gaps between launches
+};
+/// Chosen on two H200 by the calls with 2,048 rows a GPU, 32/8 heads of 128, and by documents of 8,192
+/// (bench/results/h200/waiting/context_parallel.jsonl).
+constexpr Host kWithCopies{{0.1, 1.1}, {0.22, 0.4}, {0.15, 0}, {0.03, 0.03}};
+constexpr Host kWithNccl{{0.1, 1.6}, {0.5, 0.6}, {0.1, 0}, {0.08, 0.4}};
 
 /// Kernels beside an exchange of NCCL, which takes multiprocessors, take longer by twice its time, and by a fifth at
 /// most. Measured on two H200: two forwards of 1.63 ms took 0.33 ms longer with an all_gather of 0.158 ms beside them,
@@ -47,6 +51,26 @@ class Caller {
 };
 
 }  // namespace
+
+std::vector<std::int64_t> equal_steps(std::int64_t heads, std::int64_t count) {
+    count = std::min(count, heads);
+    std::vector<std::int64_t> of_steps;
+    for (std::int64_t s = 0; s < count; ++s) of_steps.push_back(heads * (s + 1) / count - heads * s / count);
+    return of_steps;
+}
+
+std::vector<std::int64_t> steps_of(std::int64_t heads, double mib, Pass pass, bool copies) {
+    struct Steps {
+        double mib;
+        int forward, backward;
+    };
+    constexpr Steps kSteps[] = {{512, 8, 8}, {256, 8, 4}, {64, 4, 1}, {16, 2, 1}, {0, 1, 1}};
+    if (copies && pass == Pass::forward && heads >= 8 && mib >= 32 && mib < 256)
+        return {heads / 8, heads * 3 / 8 - heads / 8, heads - heads * 3 / 8};
+    const Steps& own =
+        *std::find_if(std::begin(kSteps), std::end(kSteps), [&](const Steps& s) { return mib >= s.mib; });
+    return equal_steps(heads, pass == Pass::forward ? own.forward : own.backward);
+}
 
 RanksInTime in_time(const std::vector<RankStep>& steps, Pass pass, bool documents) {
     const bool backward = pass == Pass::backward;
@@ -92,9 +116,10 @@ RanksInTime in_time(const std::vector<RankStep>& steps, Pass pass, bool document
     }
     if (backward && !steps.empty()) add_up(steps.size() - 1);
     // Calls follow each other, and the host enqueues the next one while the GPU is at work: the slower one counts.
-    const double of_step = kHostStep[of_pass] + (documents ? kHostDocuments[of_pass] : 0);
-    const double host = kHostCall[of_pass] + of_step * static_cast<double>(steps.size());
-    caller.wait("host", std::max(host, caller.now + kGaps[of_pass]));
+    const Host& python = !steps.empty() && steps[0].gather > 0 ? kWithNccl : kWithCopies;
+    const double of_step = python.step[of_pass] + (documents ? python.documents[of_pass] : 0);
+    const double host = python.call[of_pass] + of_step * static_cast<double>(steps.size());
+    caller.wait("host", std::max(host, caller.now + python.gaps[of_pass]));
     return {caller.now, std::max(0.0, all - exposed), std::move(caller.parts)};
 }
 
@@ -109,7 +134,8 @@ double ring_in_time(const RingTimes& times, int ranks, Pass pass) {
     const double last = ranks > 1 ? times.other + times.merge : 0;
     // In the backward dK and dV make one more step, to the GPU that holds the keys.
     const double gpu = first + middle + last + (of_pass == 1 && ranks > 1 ? times.exchange : 0);
-    return std::max(gpu + kGaps[of_pass], kHostCall[of_pass] + kHostStep[of_pass] * static_cast<double>(ranks));
+    return std::max(gpu + kWithNccl.gaps[of_pass],
+                    kWithNccl.call[of_pass] + kWithNccl.step[of_pass] * static_cast<double>(ranks));
 }
 
 }  // namespace tessera::model

@@ -60,14 +60,14 @@ TEST_F(GpusTest, documents_cross_gpus) {
     expect_error("roofline --gpus 3 --ragged 100,102", 2, "a multiple of 3 rows");
 }
 
-/// The product uses NCCL too, unless copies between the GPUs of a host are asked for.
-TEST_F(GpusTest, nccl_is_the_default) {
+/// The product copies between the GPUs of a host too, unless NCCL is asked for.
+TEST_F(GpusTest, copies_are_the_default) {
     const std::string command = "roofline --gpus 2 --rows 16k --json" + sizes_;
     const auto ms = [&](const std::string& more) {
         return run_ok(command + more).json().at("rows").at(0).at("ms").get<double>();
     };
-    EXPECT_LT(ms(" --peer-copies"), ms(""));
-    expect_error("roofline --peer-copies", 2, "expected --gpus with it");
+    EXPECT_LT(ms(""), ms(" --nccl"));
+    expect_error("roofline --nccl", 2, "expected --gpus with it");
 }
 
 TEST_F(GpusTest, any_number_of_gpus) {

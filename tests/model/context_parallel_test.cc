@@ -96,11 +96,21 @@ TEST(ContextParallel, bytes_and_memory_are_those_of_the_page) {
 
 /// Groups of key heads by the MiB of a GPU's K and V, as the library makes them.
 TEST(ContextParallel, steps_follow_the_bytes) {
-    const auto steps = [](std::int64_t rows, Pass pass) { return predicted(sequence(2 * rows), pass, on(2)).steps; };
-    for (const auto& [rows, forward, backward] :
-         {std::tuple{2048, 1, 1}, {4096, 2, 1}, {8192, 2, 1}, {16384, 4, 1}, {65536, 8, 4}, {131072, 8, 8}}) {
-        EXPECT_EQ(steps(rows, Pass::forward), forward) << rows;
-        EXPECT_EQ(steps(rows, Pass::backward), backward) << rows;
+    const auto steps = [](std::int64_t rows, Pass pass, bool copies) {
+        PredictContextParallelOptions options = on(2);
+        options.copies = copies;
+        return predicted(sequence(2 * rows), pass, options).steps;
+    };
+    for (const auto& [rows, forward, by_copies, backward] : {std::tuple{2048, 1, 1, 1},
+                                                             {4096, 2, 2, 1},
+                                                             {8192, 2, 3, 1},
+                                                             {16384, 4, 3, 1},
+                                                             {65536, 8, 8, 4},
+                                                             {131072, 8, 8, 8}}) {
+        EXPECT_EQ(steps(rows, Pass::forward, false), forward) << rows;
+        EXPECT_EQ(steps(rows, Pass::forward, true), by_copies) << rows;
+        EXPECT_EQ(steps(rows, Pass::backward, false), backward) << rows;
+        EXPECT_EQ(steps(rows, Pass::backward, true), backward) << rows;
     }
 }
 
@@ -159,20 +169,19 @@ TEST(ContextParallel, one_step_hides_nothing) {
     EXPECT_GT(predicted(sequence(65536), Pass::forward, options).hidden_ms, 0.2);
 }
 
-/// The product does the same: GPUs of a host copy from each other only if that is asked for.
-TEST(ContextParallel, nccl_is_the_default) {
-    PredictContextParallelOptions copies = on(4);
-    copies.copies = true;
-    PredictContextParallelOptions slow = on(4);
+/// The product does the same: GPUs of a host copy from each other unless NCCL is asked for.
+TEST(ContextParallel, copies_are_the_default) {
+    PredictContextParallelOptions nccl = on(4), slow = on(4);
+    nccl.copies = false;
     slow.link.gather_gbs = slow.link.send_gbs = {1};
     for (const Pass pass : kPasses) {
         const Problem p = sequence(65536);
-        const double by_nccl = predicted(p, pass, on(4)).ms;
-        EXPECT_LT(predicted(p, pass, copies).ms, by_nccl);
+        const double by_copies = predicted(p, pass, on(4)).ms, by_nccl = predicted(p, pass, nccl).ms;
+        EXPECT_LT(by_copies, by_nccl);
+        EXPECT_EQ(predicted(p, pass, slow).ms, by_copies) << "copies do not go by NCCL";
+        slow.copies = false;
         EXPECT_GT(predicted(p, pass, slow).ms, by_nccl);
         slow.copies = true;
-        EXPECT_EQ(predicted(p, pass, slow).ms, predicted(p, pass, copies).ms) << "copies do not go by NCCL";
-        slow.copies = false;
     }
 }
 
@@ -220,9 +229,11 @@ TEST(ContextParallel, documents_that_cross_gpus) {
         const auto received = static_cast<double>(dense.bytes_received);
         EXPECT_NEAR(static_cast<double>(one.bytes_received), received, 0.1 * received);
         EXPECT_NEAR(one.kernel_ms, dense.kernel_ms, 0.05 * dense.kernel_ms);
-        const ContextParallelPrediction many = predicted(std::vector<std::int64_t>(64, 1024), pass, on(4));
+        PredictContextParallelOptions few_gpus = on(4), many_gpus = on(64);
+        few_gpus.copies = many_gpus.copies = false;
+        const ContextParallelPrediction many = predicted(std::vector<std::int64_t>(64, 1024), pass, few_gpus);
         EXPECT_EQ(many.bytes_received, 0) << "no document crosses GPUs";
-        const ContextParallelPrediction more = predicted(std::vector<std::int64_t>(1024, 1024), pass, on(64));
+        const ContextParallelPrediction more = predicted(std::vector<std::int64_t>(1024, 1024), pass, many_gpus);
         EXPECT_LT(more.ms, 1.05 * many.ms) << "GPUs that send nothing take no time";
         EXPECT_LT(many.kernel_ms, 0.5 * one.kernel_ms);
         EXPECT_GT(many.ring_ms, 0);

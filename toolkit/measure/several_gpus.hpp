@@ -21,7 +21,7 @@ struct GpusQuestion {
     Link link;
     int steps = 0;                                                   ///< 0: the library's own number
     std::vector<std::pair<std::int64_t, std::int64_t>> documents{};  ///< of a ragged Problem: queries and keys of each
-    bool copies = false;                                             ///< GPUs of one host copy from each other
+    bool copies = true;                                              ///< GPUs of one host copy from each other
 };
 
 /// One length on one number of GPUs.

@@ -198,7 +198,7 @@ _groups.on_forget(forget)
 def _made(name, device):
     group = _groups.by_name(name)
     peers = None
-    if os.environ.get("TESSERA_PEER_COPIES") == "1":
+    if os.environ.get("TESSERA_PEER_COPIES", "1") != "0":
         try:
             peers = Peers(group, device)
             if not all(torch.cuda.can_device_access_peer(device.index, other)
