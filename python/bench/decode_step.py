@@ -6,9 +6,8 @@
 A step has one token of each sequence: embedding, layers, norm, logits, greedy choice. All ways use the same random bf16
 weights and the same keys, and begin with the same token.
 
-    pytorch      torch.compile() of the whole step, captured in a CUDA graph; keys in
-                 static tensors, scaled_dot_product_attention with a mask, as transformers' static cache has it
-    flex         the same with FlexAttention compiled into the step (its decode kernel splits the keys)
+    pytorch      torch.compile() of the whole step, captured in a CUDA graph; keys in static tensors, and
+                 scaled_dot_product_attention with a mask, as transformers' static cache has it
     one launch   the attention block of each layer by decode_block(), the rest compiled as above, in one CUDA graph
     chain        the same with decode_block(way="chain")
 
@@ -23,7 +22,6 @@ import statistics
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 import tessera
 
@@ -132,23 +130,6 @@ def sdpa(state):
     return attend
 
 
-def flex(state):
-    """With a mask of blocks that ends at the last key: the lengths are equal in all sequences here."""
-    size = 128
-    blocks = state.capacity // size
-
-    def visible(b, h, q, kv):
-        return kv <= state.kv_lengths[b]
-
-    def attend(q, k, v):
-        count = (state.kv_lengths // size + 1).view(-1, 1, 1)
-        indices = torch.arange(blocks, dtype=torch.int32, device=q.device).expand(state.batch, 1, 1, -1).contiguous()
-        mask = BlockMask.from_kv_blocks(count, indices, BLOCK_SIZE=(1, size), mask_mod=visible,
-                                        seq_lengths=(1, state.capacity), compute_q_blocks=False)
-        return flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
-    return attend
-
-
 def tessera_step(state, way, mode):
     """decode_block() and the compiled rest."""
     compiled = torch.compile(feed_forward, mode=mode, dynamic=False)
@@ -235,7 +216,6 @@ def measure(name, batch, keys, options):
     state.rewind()
     whole = dict(mode=options.mode, dynamic=False, fullgraph=True)
     steps = {"pytorch": torch.compile(lambda attend=sdpa(state): pytorch_step(state, attend), **whole),
-             "flex": torch.compile(lambda attend=flex(state): pytorch_step(state, attend), **whole),
              "one launch": tessera_step(state, "one launch", options.mode), "chain": tessera_step(state, "chain", options.mode)}
     prefix = state.cache.clone()
     graphs, texts = {}, {}
@@ -276,7 +256,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", default="1B,small")
     parser.add_argument("--cases", default="1x1024,1x8192,8x1024")
-    parser.add_argument("--ways", default="pytorch,flex,one launch,chain")
+    parser.add_argument("--ways", default="pytorch,one launch,chain")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=31)
     parser.add_argument("--mode", help="of torch.compile; max-autotune-no-cudagraphs takes minutes")
