@@ -43,8 +43,8 @@ std::vector<int> cores_in_turn(int cpus);
 /// Pins the calling thread to `cpu`.
 void run_on(int cpu);
 
-/// Writes the rates of each CPU in turn for a quarter of a second. Then measures the first CPU while another thread on
-/// each of a few other CPUs runs one kind of work only. Each is a line of JSON.
+/// Samples the rates of each CPU for a quarter of a second, twice in turn; then those of CPU 0 beside a thread on
+/// another CPU that repeats one load ("lanes": all kinds; "tiles"; "steps"). Writes a header and a line of JSON each.
 void write_states(std::ostream& out);
 
 }  // namespace tessera::fit

@@ -134,7 +134,7 @@ def of_padded_keys(run, len_q, len_kv):
 
 
 def of_chunks(batch, length, chunk, device):
-    """Offsets in which each row is cut into sequences of `chunk` rows."""
+    """Offsets that cut each sequence of the batch into chunks of `chunk` rows."""
     cuts = (torch.arange((length + chunk - 1) // chunk, device=device) * chunk).expand(batch, -1)
     cuts = cuts + _first_rows(batch, length, device)[:, None]
     offsets = _closed(cuts.flatten(), batch * length)

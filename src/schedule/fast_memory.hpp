@@ -23,8 +23,7 @@ struct FastMemory {
 /// The fast memory of the forward. Tiles are cut at the Problem's lengths.
 FastMemory fast_memory(const Workload& workload);
 
-/// The fast memory if the softmax needed whole rows, as `standard` would without slow memory: a tile of queries with
-/// all keys.
+/// The fast memory if S and P of whole rows stayed in it: a tile of queries with all keys.
 FastMemory fast_memory_of_whole_rows(const Workload& workload);
 
 /// The largest number of keys of a tile such that, with the workload's queries, Q_i and `copies` of K_j and V_j fit

@@ -177,8 +177,8 @@ double error_of(const model::Prediction& prediction) {
 void compare(Gain& gain, const Baseline& baseline, const Measured& measured) {
     if (baseline.ms <= 0 || gain.kernel_ms <= 0) return;
     gain.call_factor = baseline.ms / gain.kernel_ms;
-    // A slowed clock or a busy neighbour makes any prediction look faster than a measured time, so the model must also
-    // say so of both kernels.
+    // A slow clock or a busy neighbour lengthens the measured time alone. So the kernel must also beat the model's own
+    // time of the kernel that ran.
     const bool by_model = baseline.predicted_ms <= 0 ||
                           baseline.predicted_ms / gain.kernel_ms > 1 + std::hypot(gain.error, baseline.predicted_error);
     gain.faster = by_model && gain.call_factor > 1 + std::hypot(gain.error, baseline.error);

@@ -58,8 +58,8 @@ struct HeadRule {
     }
 };
 
-// A pair of queries uses the lower half of its 64 bits, so that a product lies as the next one takes it. The upper half
-// is undefined.
+// A pair of queries has 64 bits. Its number lies in the lower 32, which the next MulEven reads; the upper are
+// undefined.
 
 HWY_INLINE VU product_of(VU a, std::uint32_t b) { return hn::BitCast(DU(), hn::MulEven(a, hn::Set(DU(), b))); }
 HWY_INLINE VU high_half(VU product) { return hn::DupOdd(product); }

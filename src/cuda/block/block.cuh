@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A decode step's attention block in one persistent, cooperative launch. A CTA has 12 or 16 consumer warps and two
-// producer warps. The producers prefetch: weights and cached keys do not depend on this launch, so they wait only for
-// empty stages. The next phase's data is on its way while the consumers wait for the results of other CTAs.
+// A decode step's attention block in one persistent, cooperative launch (a megakernel). A CTA has 12 or 16 consumer
+// warps and two producer warps. The producers prefetch: weights and cached keys do not depend on this launch, so they
+// wait only for empty stages. The next phase's data is on its way while the consumers wait for the results of other
+// CTAs.
 #pragma once
 
 #include "cuda/block/attention.cuh"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The exchange between the CTAs of one launch, in words of data and the number of the launch that wrote them. Writing
-// is one store. Reading is one load, repeated until the word has the number of this launch. There is no flag besides
-// the data, no fence, no atomic operation, and nothing to reset: the next launch has another number.
+// is one store (SendQkv in block.cuh, send_partials() in attention.cuh, combine_columns() in combine.cuh). Reading is
+// one load, repeated until the word has the number of this launch. There is no flag besides the data, no fence, no
+// atomic operation, and nothing to reset: the next launch has another number.
 #pragma once
 
 #include "cuda/block/shared.cuh"

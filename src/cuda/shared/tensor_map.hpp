@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensor maps, the descriptors by which Hopper's TMA addresses a tensor.
+// Tensor maps: TMA descriptors, by which Hopper's TMA addresses a tensor.
 #pragma once
 
 #include <cuda.h>

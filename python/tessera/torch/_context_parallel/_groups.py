@@ -71,7 +71,7 @@ def _control(name, limit, function):
 
 
 def on_forget(function):
-    """Has forget() call function(name of the group, or None for all)."""
+    """Registers `function`; forget() calls it with the name of the group, or None for all."""
     _forgets.append(function)
 
 

@@ -140,8 +140,8 @@ def balance_documents(cu_seqlens: torch.Tensor | typing.Sequence[int], ranks: in
 
 
 def _dealt(pairs, rows, ranks, each):
-    """The order int64 [ranks, rows] in which chunks go to the ranks, `each` of them to a rank: from the most pairs to the
-    least, each to the rank with the fewest pairs that has room."""
+    """The order int64 [ranks, rows] after dealing `each` chunks to every rank: the chunk with most pairs goes first, to the
+    rank with the fewest pairs that has room. A rank's chunks are in ascending order."""
     size = rows // each
     loads, held = [0] * ranks, [[] for _ in range(ranks)]
     of_chunks = pairs.reshape(-1, size).sum(1)

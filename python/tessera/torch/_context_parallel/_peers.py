@@ -51,7 +51,7 @@ class OfKeys(typing.NamedTuple):
 class Copies(typing.NamedTuple):
     """The copies that a rank makes, from its own rows and the others'. keys: forward and backward; parts: the runs of dK
     and dV, in the order of the rows that an exchange would receive; most_parts: the most rows of dK and dV that the
-    calls of a rank make."""
+    calls of any rank make."""
     keys: tuple
     parts: list
     most_parts: int

@@ -6,8 +6,7 @@
 namespace tessera::cpu::fa2::simd_path {
 
 /// Does few_gradients() take the plan's sequences of few rows: up to kFewQueries queries per head, kMostFewRows per kv
-/// head? It takes calls whose scores are only scaled, without a matrix unit and on AVX512-BF16. AMX keeps its own
-/// kernels.
+/// head? Scores may only be scaled, by at most 1 in absolute value. On AMX, bf16 and fp32 keep the AMX kernels.
 bool takes_few_gradients(const Plan& plan);
 /// Does it take all sequences that the Problem allows?
 bool takes_only_few_gradients(const Plan& plan);

@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::int64_t kRowsPerTask = 256;  // rows of dK and dV per clearing or storing task
 
-/// The number of key tiles of all sequences. A ragged sequence begins at its first row / block_kv + its index
-/// (first_panel()).
+/// Room for the key tiles of all sequences; for ragged ones an upper bound. The tiles of a ragged sequence begin at
+/// index first row / block_kv + its number, as in first_panel().
 std::int64_t total_key_tiles(const Problem& p, const Geometry& g) {
     return p.ragged ? p.total_kv / g.block_kv + p.batch : p.batch * ceil_div(p.len_kv, g.block_kv);
 }

@@ -62,8 +62,9 @@ inline constexpr int kMostMixedSplits = 28;
 inline constexpr int kMostSequences = 512;
 
 /// Log2 of the keys of a split of a row that sees `keys` keys. It depends on nothing else, so a row has the same bits
-/// in any batch and beside any other queries. About 16 splits keep a GPU busy with one sequence. Longer splits have
-/// fewer partial sums to write.
+/// in any batch and beside any other queries. (FlashAttention's num_splits_heuristic goes by the batch and the number
+/// of multiprocessors.) About 16 splits keep a GPU busy with one sequence. Longer splits have fewer partial sums to
+/// write.
 TESSERA_HOST_DEVICE constexpr int split_shift(int keys) {
     constexpr int kWanted = 16;
     int shift = 6;

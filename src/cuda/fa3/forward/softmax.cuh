@@ -41,8 +41,8 @@ __device__ __forceinline__ void apply_mask(float (&scores)[kCount], const Band32
     }
 }
 
-/// Conditional rescaling: scores that exceed m by less than a threshold leave m alone, so that O is rescaled in few
-/// blocks only. P may then exceed 1, and the division by l makes up for it. The threshold of a row is at most
+/// Conditional (lazy) rescaling: scores that exceed m by less than a threshold leave m alone, so that O is rescaled in
+/// few blocks only. P may then exceed 1, and the division by l makes up for it. The threshold of a row is at most
 /// 2^kRescaleThreshold. It is that large if many scores of the row's first block are near the maximum, so that none
 /// weighs much. If one score outweighs the others, the threshold is 1: that score has P = 1, which 16 bits hold
 /// exactly.

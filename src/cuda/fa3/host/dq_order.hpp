@@ -44,8 +44,8 @@ enum class DqOrder { descending, ascending, segmented };
 /// The fewest key blocks of one head that are cut into segments.
 inline constexpr int kMinBlocksToSegment = kMinBlocksOfAllHeads / assumed_kv_heads(1);
 
-/// Without a mask, up to this many key blocks all start at query block 0 and need one accumulator only. Each is a step
-/// behind the previous one, which pays while there are few.
+/// Without a mask and with one query head a group, up to this many key blocks start at query block 0 and need one
+/// accumulator. Each runs a step behind the one that adds before it, a short wait while there are few.
 inline constexpr int kMaxAlignedBlocks = 4;
 
 /// May sequences of a call be segmented? `max_blocks`: key blocks of one head, at most.

@@ -11,8 +11,8 @@
 
 namespace tessera::cuda::fa3 {
 
-/// A softcap c over scores S = scale * x. It is applied to x, an element of Q K^T, and keeps S = scale * (its result):
-/// x -> c / scale * tanh(x * scale / c).
+/// Softcap c, applied to an element x of Q K^T before the scale: x -> c / scale * tanh(x * scale / c). Times the scale
+/// this is c * tanh(S / c).
 struct Softcap {
     float near;             ///< for |x| below it: x (1 + c[0] x^2 + c[1] x^4 + ...)
     float coefficients[4];  ///< c[]

@@ -164,9 +164,10 @@ __device__ __forceinline__ void order_dq_additions(const Launch& launch, Shared<
     }
 }
 
-/// One thread of a key block that is the last to add to some query blocks: fetches the sum in their accumulator, for
-/// write_dq(). dq_empty signals that the sum has arrived, dq_full that it has been read. With an order thread such a
-/// key block is the last one in all of its steps (first_block_adds_last()).
+/// One thread for each half of dQ, in a key block that writes dQ. If the block adds last, it fetches the sum so far for
+/// write_dq(); otherwise it adds dQ to the accumulator. dq_empty: shared.dq is free or holds the sum. dq_full: dQ is
+/// stored there, or the sum has been read. With an order thread such a key block is the last one in all of its steps
+/// (first_block_adds_last()).
 template <Config kConfig, int kHalf>
 __device__ __forceinline__ void add_or_fetch_dq(const Launch& launch, Shared<kConfig>& shared) {
     constexpr std::uint32_t kBytes = sizeof(shared.dq[0]);
