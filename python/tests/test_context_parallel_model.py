@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost model's steps, bytes and memory of a call over several GPUs are those of context_parallel_plan()."""
+"""The cost model's steps, bytes and memory of a call over several GPUs that exchange by NCCL are those of
+context_parallel_plan()."""
 import json
 import subprocess
 
@@ -14,7 +15,7 @@ def predicted(ranks, rows, heads_kv, causal):
     """The passes of `tessera roofline --gpus`."""
     said = subprocess.run(
         [_command.program(), "roofline", "--json", "--device", "h200", "--gpus", str(ranks), "--rows", str(rows),
-         "--heads", f"32/{heads_kv}", "--head-dim", "128", "--pass", "both",
+         "--heads", f"32/{heads_kv}", "--head-dim", "128", "--pass", "both", "--nccl",
          "--causal", "bottom-right" if causal else "none"], capture_output=True, text=True, check=True)
     return json.loads(said.stdout)["rows"][0]["passes"]
 

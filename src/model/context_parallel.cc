@@ -207,13 +207,19 @@ RankStep step_of(const Ranks& q, std::int64_t heads_kv, const Spread& spread, bo
     return step;
 }
 
-/// Bytes beside the tensors: received rows, keys of the runs for two steps, and in the backward what is sent and
-/// received of dK and dV.
+/// Bytes beside the tensors. By NCCL: received rows, keys of the runs for two steps, and in the backward what is sent
+/// and received of dK and dV. By copies: keys of the runs, of up to four steps at once; memory that the GPUs share, for
+/// K and V of two calls, and in the backward for two times dK and dV of a step; received rows of dK and dV.
 std::int64_t memory_of(const Ranks& q, const std::vector<std::int64_t>& steps, const Spread& spread) {
     const std::int64_t most = *std::max_element(steps.begin(), steps.end()) *
                               (q.problem.head_dim + q.problem.head_dim_v) *
                               static_cast<std::int64_t>(size_of(q.problem.dtype));
     const auto keys = std::llround(spread.keys), received = std::llround(spread.received);
+    if (copies(q)) {
+        const std::int64_t all = most / *std::max_element(steps.begin(), steps.end()) * q.problem.heads_kv;
+        const std::int64_t kept = keys * (steps.size() <= 4 ? all : 2 * most) + 2 * std::llround(q.rows()) * all;
+        return q.pass == Pass::forward ? kept : kept + (2 * keys + std::llround(spread.parts_received)) * most;
+    }
     const std::int64_t whole = spread.gathered ? q.problem.rows_q() : received;
     std::int64_t rows = whole + std::min<std::int64_t>(std::ssize(steps), 2) * keys;
     if (q.pass == Pass::backward) rows += 2 * keys + (q.options.ranks > 1 ? q.problem.ragged ? received : whole : 0);

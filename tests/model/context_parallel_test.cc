@@ -81,9 +81,11 @@ TEST(ContextParallel, parts_add_up) {
 
 /// The figures of docs/context-parallel.md ("Memory") and of tessera.torch.context_parallel_plan() for a million rows.
 TEST(ContextParallel, bytes_and_memory_are_those_of_the_page) {
+    PredictContextParallelOptions nccl = on(8);
+    nccl.copies = false;
     const std::int64_t total = 1 << 20, keys = total * 8 * 256 * 2;
-    const ContextParallelPrediction forward = predicted(sequence(total), Pass::forward, on(8));
-    const ContextParallelPrediction backward = predicted(sequence(total), Pass::backward, on(8));
+    const ContextParallelPrediction forward = predicted(sequence(total), Pass::forward, nccl);
+    const ContextParallelPrediction backward = predicted(sequence(total), Pass::backward, nccl);
     EXPECT_EQ(forward.steps, 8);
     EXPECT_EQ(backward.steps, 8);
     EXPECT_EQ(forward.order, "zigzag");
@@ -92,6 +94,9 @@ TEST(ContextParallel, bytes_and_memory_are_those_of_the_page) {
     // (1 + 2 f) g and (2 + 4 f) g, with g an eighth of K and V and f = 1 + 1 / 16.
     EXPECT_EQ(forward.memory, keys / 8 + 2 * (keys / 8 * 17 / 16));
     EXPECT_EQ(backward.memory, 2 * (keys / 8) + 4 * (keys / 8 * 17 / 16));
+    // Copies on 2 GPUs: f = 1.25 times K and V for the calls, and a rank's own, half of them, twice.
+    const std::int64_t of_all = 2 * std::int64_t{16384} * 8 * 128 * 2;
+    EXPECT_EQ(predicted(sequence(16384), Pass::forward, on(2)).memory, of_all / 4 * 9);
 }
 
 /// Groups of key heads by the MiB of a GPU's K and V, as the library makes them.
