@@ -9,21 +9,22 @@ A figure is the median time of a CUDA graph of all layers, divided by their numb
 and a cache of its own, the output of one is the input of the next, and together they are larger than the L2. The share
 in brackets is that of the floor: the bytes of weights, K and V at the speed of the read probe of the same run (the sum of
 4 GiB of floats). `early` is the one launch with early_weights. PyTorch's chain is F.rms_norm, F.linear, FlashAttention-3's
-one call that turns Q and K, appends and attends (--fa3: the package `fa3-fwd`), and addmm for the output and the residual.
-The results of the one launch are compared with the chain's bit by bit before timing, and PyTorch's to 2 % of the largest.
+one call that applies the rotary embedding, appends and attends (--fa3: the package `fa3-fwd`), and addmm for the output
+and the residual. The results of the one launch are compared with the chain's bit by bit before timing, and PyTorch's to
+2 % of the largest.
 """
 import argparse
 import ctypes
 import datetime
 import json
 import pathlib
-import statistics
 
 import torch
 import torch.nn.functional as F
 
 import abi
 import cuda_decode
+import cuda_graphs
 import torch_cuda
 
 HEADER = pathlib.Path(__file__).parents[2] / "include/tessera/decode_block.h"
@@ -120,35 +121,6 @@ def torch_chain(fields, layers):
     return call
 
 
-def graph_of(call):
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    return graph, result
-
-
-def times_of(graphs, repeat):
-    """Microseconds of each graph, in turns."""
-    times = {name: [] for name in graphs}
-    for _ in range(10):
-        for graph in graphs.values():
-            graph.replay()
-    for _ in range(repeat):
-        for name, graph in graphs.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times[name].append(begin.elapsed_time(end) * 1e3)
-    return times
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("library")
@@ -171,7 +143,7 @@ def main():
         for way in WAYS:
             try:
                 call = Blocks(lib, fields, way, layers)
-                graphs[way], _ = graph_of(call)
+                graphs[way], _ = cuda_graphs.captured(call)
             except RuntimeError as error:
                 print(f"{way}: {str(error).splitlines()[0]}")
                 continue
@@ -179,7 +151,7 @@ def main():
             graphs[way].replay()
             results[way] = layers[-1]["out"].clone()
         if options.fa3:
-            graphs["torch + fa3"], results["torch + fa3"] = graph_of(torch_chain(fields, layers))
+            graphs["torch + fa3"], results["torch + fa3"] = cuda_graphs.captured(torch_chain(fields, layers))
             graphs["torch + fa3"].replay()
         right = results["chain"]
         for name, result in results.items():
@@ -193,8 +165,7 @@ def main():
             if name not in graphs:
                 line += " " * 15 + "-"
                 continue
-            times = times_of({name: graphs[name]}, options.repeat)[name]
-            us = statistics.median(times) / len(layers)
+            us = cuda_graphs.times_of({name: graphs[name]}, options.repeat)[name] * 1e3 / len(layers)
             line += f"{us:9.2f} ({floor / us:4.2f})"
             if options.out:
                 record = {"what": "measured", "pass": "decode block", "by": "torch" if name.startswith("torch") else "tessera",

@@ -17,7 +17,9 @@ import contextlib
 import json
 import math
 import os
+import pathlib
 import statistics
+import sys
 import time
 
 import torch
@@ -25,6 +27,9 @@ import torch.distributed as dist
 import torch.nn.functional as functional
 
 import tessera.torch as tt
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench/compare"))
+import cuda_graphs  # noqa: E402
 
 RUNS, LEAST_MS, HEAD_DIM = 5, 20, 128
 
@@ -57,20 +62,6 @@ def milliseconds(functions, device):
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             times.append(float(slowest))
     return [statistics.median(times[1:]) for times in taken]
-
-
-def captured(function):
-    """A function that replays a CUDA graph of one call."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
 
 
 def lengths_of(total, mean, seed=0):
@@ -155,7 +146,8 @@ def measure(rows, heads, documents, options, device, mesh, graph):
             found[name] = {"one": round(time_one, 3), "here": round(time_all, 3),
                            "share": round(time_one / ranks / time_all, 3)}
             if graph and device.type == "cuda":
-                replays = [captured(of_one) if dist.get_rank() == 0 else alone, captured(of_all)]
+                replays = [cuda_graphs.captured(of_one)[0].replay if dist.get_rank() == 0 else alone,
+                           cuda_graphs.captured(of_all)[0].replay]
                 time_one, time_all = milliseconds(replays, device)
                 found[name].update(graph_one=round(time_one, 3), graph=round(time_all, 3),
                                    graph_share=round(time_one / ranks / time_all, 3))

@@ -18,12 +18,16 @@ tokens until the first that differs from fp64's, over steps in which the sequenc
 import argparse
 import dataclasses
 import json
-import statistics
+import pathlib
+import sys
 
 import torch
 import torch.nn.functional as F
 
 import tessera
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench/compare"))
+import cuda_graphs  # noqa: E402
 
 PAGE, EPS = 16, 1e-5
 
@@ -94,7 +98,7 @@ def choose(state, x):
     return logits, logits.argmax(-1)
 
 
-def turned(x, cos, sin):
+def rotated(x, cos, sin):
     half = x.shape[-1] // 2
     a, b = x[..., :half].to(cos.dtype), x[..., half:].to(cos.dtype)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
@@ -108,9 +112,9 @@ def attention_block(state, layer, x, attend):
     cos, sin = state.cos[state.kv_lengths][:, None], state.sin[state.kv_lengths][:, None]
     keys, values = state.dense(layer)
     rows = torch.arange(state.batch, device=x.device)
-    keys[rows, state.kv_lengths] = turned(k, cos, sin)
+    keys[rows, state.kv_lengths] = rotated(k, cos, sin)
     values[rows, state.kv_lengths] = v
-    o = attend(turned(q, cos, sin)[:, :, None], keys.transpose(1, 2), values.transpose(1, 2))
+    o = attend(rotated(q, cos, sin)[:, :, None], keys.transpose(1, 2), values.transpose(1, 2))
     return x + F.linear(o.reshape(state.batch, -1), t["w_o"])
 
 
@@ -158,28 +162,14 @@ def exact_step(state, keys):
         q, k, v = F.linear(rms(x, w["norm"]), w["w_qkv"]).view(state.batch, -1, s.head_dim).split(
             (s.heads_q, s.heads_kv, s.heads_kv), 1)
         cos, sin = (c.double()[state.kv_lengths][:, None] for c in (state.cos, state.sin))
-        keys[layer, 0][rows, state.kv_lengths], keys[layer, 1][rows, state.kv_lengths] = turned(k, cos, sin), v
+        keys[layer, 0][rows, state.kv_lengths], keys[layer, 1][rows, state.kv_lengths] = rotated(k, cos, sin), v
         end = int(state.kv_lengths[0]) + 1
         k, v = (t[:, :end].repeat_interleave(s.heads_q // s.heads_kv, 2) for t in keys[layer])
-        weights = torch.einsum("bhd,bkhd->bhk", turned(q, cos, sin), k) * s.head_dim ** -0.5
+        weights = torch.einsum("bhd,bkhd->bhk", rotated(q, cos, sin), k) * s.head_dim ** -0.5
         o = torch.einsum("bhk,bkhd->bhd", weights.softmax(-1), v)
         x = feed_forward(x + F.linear(o.reshape(state.batch, -1), w["w_o"]), w)
     logits = F.linear(rms(x, state.norm.double()), state.head.double())
     return logits, logits.argmax(-1)
-
-
-def captured(step, state):
-    """A graph of one step, and what its replays write: (logits, tokens)."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream), torch.no_grad():
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        results = step()
-    return graph, results
 
 
 def texts_of(step, state, count):
@@ -196,21 +186,6 @@ def texts_of(step, state, count):
     return first, torch.stack(found)
 
 
-def time_of(graphs, repeat):
-    """Milliseconds of a replay of each, in turns."""
-    times = {name: [] for name in graphs}
-    for round_ in range(repeat + 3):
-        for name, graph in graphs.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            if round_ >= 3:
-                times[name].append(begin.elapsed_time(end))
-    return {name: statistics.median(each) for name, each in times.items()}
-
-
 def measure(name, batch, keys, options):
     state = State(MODELS[name], batch, keys, options.steps)
     state.rewind()
@@ -223,7 +198,8 @@ def measure(name, batch, keys, options):
         if way not in options.ways.split(","):
             continue
         try:
-            graph, results = captured(step, state)
+            with torch.no_grad():
+                graph, results = cuda_graphs.captured(step)
         except Exception as error:  # a way that cannot run here is named, and the others are measured
             print(f"{name} {batch}x{keys} {way}: {type(error).__name__}: {str(error).splitlines()[0][:150]}", flush=True)
             continue
@@ -238,13 +214,14 @@ def measure(name, batch, keys, options):
         exact = prefix.double().view(len(state.layers), 2, batch, state.capacity, -1, state.shape.head_dim)
         logits, tokens = texts_of(lambda: exact_step(state, exact), state, options.steps)
         del exact
-    times = time_of(graphs, options.repeat)
+    times = cuda_graphs.times_of(graphs, options.repeat)
     for way, ms in times.items():
         same = int((texts[way][1] == tokens).cumprod(0).sum())
         error = ((texts[way][0] - logits).abs().max() / logits.abs().max()).item()
         row = dict(model=name, batch=batch, keys=keys, way=way, ms=ms, tokens_per_s=batch / ms * 1e3, error=error, same=same,
                    of=batch * options.steps, of_pytorch=times.get("pytorch", float("nan")) / ms,
-                   device=torch.cuda.get_device_name(), torch=torch.__version__)
+                   device=torch.cuda.get_device_name(), torch=torch.__version__,
+                   commit=options.commit)
         print(f"{name:>6} {batch:>3} x {keys:<6} {way:<11} {ms:8.3f} ms  {row['tokens_per_s']:9.0f} tokens/s  "
               f"x PyTorch {row['of_pytorch']:5.2f}  error {error:.1e}  same {same} of {row['of']}", flush=True)
         if options.json:
@@ -261,6 +238,7 @@ def main():
     parser.add_argument("--repeat", type=int, default=31)
     parser.add_argument("--mode", help="of torch.compile; max-autotune-no-cudagraphs takes minutes")
     parser.add_argument("--json")
+    parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
     for name in options.models.split(","):
         for case in options.cases.split(","):

@@ -211,12 +211,12 @@ RankStep step_of(const Ranks& q, std::int64_t heads_kv, const Spread& spread, bo
 /// and received of dK and dV. By copies: keys of the runs, of up to four steps at once; memory that the GPUs share, for
 /// K and V of two calls, and in the backward for two times dK and dV of a step; received rows of dK and dV.
 std::int64_t memory_of(const Ranks& q, const std::vector<std::int64_t>& steps, const Spread& spread) {
-    const std::int64_t most = *std::max_element(steps.begin(), steps.end()) *
-                              (q.problem.head_dim + q.problem.head_dim_v) *
-                              static_cast<std::int64_t>(size_of(q.problem.dtype));
+    const std::int64_t head =
+        (q.problem.head_dim + q.problem.head_dim_v) * static_cast<std::int64_t>(size_of(q.problem.dtype));
+    const std::int64_t most = *std::max_element(steps.begin(), steps.end()) * head;
     const auto keys = std::llround(spread.keys), received = std::llround(spread.received);
     if (copies(q)) {
-        const std::int64_t all = most / *std::max_element(steps.begin(), steps.end()) * q.problem.heads_kv;
+        const std::int64_t all = q.problem.heads_kv * head;
         const std::int64_t kept = keys * (steps.size() <= 4 ? all : 2 * most) + 2 * std::llround(q.rows()) * all;
         return q.pass == Pass::forward ? kept : kept + (2 * keys + std::llround(spread.parts_received)) * most;
     }

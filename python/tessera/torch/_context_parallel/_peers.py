@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between the GPUs of one host, over symmetric memory of a group's ranks: copy engines make them, which leave the
-multiprocessors to the kernels. NCCL's exchange gives equal bits where there is none.
+"""Copies between the GPUs of one host, over symmetric memory of a group's ranks: the GPUs' DMA units make them, which leaves
+the multiprocessors to the kernels. NCCL's exchange gives equal bits where there is none.
 
 The kernels for long sequences keep all multiprocessors until they end, so that what needs one, as NCCL does, waits."""
 from __future__ import annotations
