@@ -96,6 +96,29 @@ def test_ragged_queries_have_the_bits_of_dense_ones():
     assert torch.equal(got_lse[:, :9].reshape(8, 3, 3).transpose(0, 1), lse)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_great_capacity_takes_bounded_memory(ragged):
+    """Partial results of 1,200 queries would take 2.6 GB, so several launches have a part of the queries each."""
+    sequences = [Sequence(length, 600, heads=32, heads_k=8, seed=length) for length in (2000, 900)]
+    o, lse = run(sequences, 16, 2048)
+    k, v, lengths, table = cached(sequences, 16, 65536)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    options = dict(cache_seqlens=lengths, causal=True, return_softmax_lse=True)
+    if ragged:
+        offsets = torch.tensor([0, 600, 1200], dtype=torch.int32, device="cuda")
+        got, got_lse = flash_attn_3.flash_attn_with_kvcache(torch.cat([m.q for m in sequences]), k, v, page_table=table,
+                                                            cu_seqlens_q=offsets, max_seqlen_q=600, **options)
+        got, got_lse = got.view(2, 600, 32, 128), got_lse.view(32, 2, 600).transpose(0, 1)
+    else:
+        q = torch.stack([m.q for m in sequences])
+        got, got_lse = flash_attn.flash_attn_with_kvcache(q, k, v, block_table=table, **options)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < 600 << 20
+    assert torch.equal(got, o) and torch.equal(got_lse, lse)
+    torch.testing.assert_close(got[0].double(), sequences[0].o, atol=2e-2, rtol=2e-2)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("page", [0, 16])
 def test_append_is_that_of_the_cpu(page, interleaved):

@@ -110,7 +110,7 @@ DecodeWork work_of(const Question& q, const Config& config, std::int64_t blocks)
     std::size_t next = 0;
     for (std::size_t i = 0; i < lengths.size(); ++i) {
         const auto [len_q, len_kv] = lengths[i];
-        const Items items(Band32(p.mask.bind(len_q, len_kv)), static_cast<int>(len_q), static_cast<int>(len_kv),
+        const Items items(Band32(p.mask.bind(len_q, len_kv)), {0, static_cast<int>(len_q)}, static_cast<int>(len_kv),
                           static_cast<int>(p.group()), config.rows);
         for_each_split(heads[i], p.heads_kv, items.splits, [&](std::int64_t tiles) {
             DecodeWork::Block& block = work.blocks[next];
@@ -128,8 +128,9 @@ DecodeWork work_of(const Question& q, const Config& config, std::int64_t blocks)
 std::int64_t decode_workspace(const Problem& p) {
     Arena arena;
     const int splits = cuda::decode::max_splits(p);
-    arena.take<float>(p.rows_q(), p.heads_q, splits, cuda::decode::config_of(p).head_dim);
-    arena.take<std::pair<float, float>>(p.rows_q(), p.heads_q, splits);
+    const std::int64_t queries = cuda::decode::queries_at_once(p);
+    arena.take<float>(queries, p.heads_q, splits, cuda::decode::config_of(p).head_dim);
+    arena.take<std::pair<float, float>>(queries, p.heads_q, splits);
     return static_cast<std::int64_t>(arena.used());
 }
 

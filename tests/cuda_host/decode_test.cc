@@ -61,7 +61,7 @@ TEST(DecodeSplits, of_a_tile_hold_those_of_its_rows) {
         const int rows_of_tile = draw.between(0, 1) == 0 ? 16 : 64;
         const Mask mask = draw.mask();
         const Band32 band = band_of(mask, len_q, len_kv);
-        const Items items(band, len_q, len_kv, group, rows_of_tile);
+        const Items items(band, {0, len_q}, len_kv, group, rows_of_tile);
         ASSERT_EQ(items.tiles, (len_q * group + rows_of_tile - 1) / rows_of_tile);
         for (int tile = 0; tile < items.tiles; ++tile) {
             const int first_row = tile * rows_of_tile;
@@ -87,7 +87,7 @@ TEST(DecodeSplits, of_two_lengths_are_28_at_most) {
     const RowSplits first_tile(band, 0, 63);
     EXPECT_EQ(first_tile.small.count, 18);
     EXPECT_EQ(first_tile.large.count, 10);
-    EXPECT_GE(Items(band, kQueries, kKeys, 1, 64).splits, first_tile.count());
+    EXPECT_GE(Items(band, {0, kQueries}, kKeys, 1, 64).splits, first_tile.count());
 }
 
 TEST(DecodeShape, has_the_fewest_rows_that_hold_a_sequence) {
@@ -113,6 +113,27 @@ TEST(DecodeShape, has_the_fewest_rows_that_hold_a_sequence) {
     p.head_dim = p.head_dim_v = 40;
     EXPECT_EQ(config_of(p).head_dim, 64);
     EXPECT_EQ(config_of(p).rows, 64);
+}
+
+/// 2,048 new tokens of a cache of 131,072 keys would need 8.8 GB of partial results.
+TEST(DecodeQueries, have_bounded_memory) {
+    Problem p{.dtype = DType::bf16,
+              .batch = 1,
+              .len_q = 2048,
+              .len_kv = 131'072,
+              .heads_q = 32,
+              .heads_kv = 8,
+              .head_dim = 128,
+              .head_dim_v = 128,
+              .kv_lengths = true};
+    EXPECT_EQ(queries_at_once(p), 112);  // of 32 * 258 * (128 * 4 + 8) bytes: 481 MB
+    p.len_kv = 1 << 30;
+    EXPECT_EQ(queries_at_once(p), 1);
+    p.len_kv = 4096;
+    EXPECT_EQ(queries_at_once(p), 1888);
+    p.len_q = 1;
+    p.batch = 512;
+    EXPECT_EQ(queries_at_once(p), 512);
 }
 
 /// The shared memory of a multiprocessor and of a CTA on compute capability 9.0.

@@ -81,6 +81,7 @@ TEST_P(SpecialValuesOfScores, scores_near_the_largest_float) {
         for (std::int64_t i = 0; i < 33; ++i) a.q.set(sign * 1e19, 0, i, 0, 1);
         for (std::int64_t j = 0; j < 100; ++j) a.k.set(3e19, 0, j, 0, 1);
         for_each_kernel(Pass::forward, [&](const KernelInfo& kernel) {
+            if (kernel.name == "cuda.fa3.forward") return;  // numerics.md: its maxima are in units of log2
             if (!a.forward(kernel)) return;
             double mean = 0;
             for (std::int64_t j = 0; j < 100; ++j) mean += a.v.get(0, j, 0, 2) / 100;

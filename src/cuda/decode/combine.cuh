@@ -40,21 +40,35 @@ struct CombineRow {
     std::int64_t first = 0;  ///< index of the first split in `ml`
     bool exists = false;
 
-    /// Row `index` of [batch, len_q, heads_q], where len_q bounds the sequences' queries.
+    /// Row `index` of the launch's, [queries, heads_q].
     __device__ __forceinline__ CombineRow(const Launch& launch, unsigned index) {
         const ForwardParams& p = launch.params;
-        const auto heads = static_cast<unsigned>(p.heads_q), queries = static_cast<unsigned>(p.len_q);
+        const auto heads = static_cast<unsigned>(p.heads_q);
         head = static_cast<int>(index % heads);
-        index /= heads;
-        query = static_cast<int>(index % queries);
-        batch = static_cast<int>(index / queries);
-        if (batch >= p.batch) return;
+        const std::int64_t of_all = launch.first_query + index / heads;
+        if (of_all >= launch.end_query) return;
+        batch = sequence_with(p, of_all);
         const CachedSequence cached = cached_sequence_of(launch, batch);
         sequence = cached.sequence;
-        exists = query < sequence.len_q;
+        query = static_cast<int>(of_all - cached.first_query);
+        exists = query >= 0 && query < sequence.len_q;
         if (!exists) return;
         splits = Splits(visible_of(band_of(launch, sequence), query)).count;
-        first = launch.partial((cached.first_row + query) * p.heads_q + head, 0);
+        first = launch.partial(of_all, head, 0);
+    }
+
+ private:
+    /// The sequence that has a query: of a ragged batch the last one that begins there or before.
+    __device__ __forceinline__ static int sequence_with(const ForwardParams& p, std::int64_t query) {
+        if (p.cu_seqlens_q == nullptr)
+            return static_cast<int>(static_cast<unsigned>(query) / static_cast<unsigned>(p.len_q));
+        int low = 0, high = static_cast<int>(p.batch) - 1;
+        while (low < high) {
+            const int middle = (low + high + 1) / 2;
+            const bool begun = cu_seqlens_at(p.cu_seqlens_q, middle * p.cu_stride_q, p.cu_q_is_64, p.total_q) <= query;
+            (begun ? low : high) = begun ? middle : middle - 1;
+        }
+        return low;
     }
 };
 

@@ -20,14 +20,14 @@ namespace {
 constexpr const char* kName = "cuda.decode.forward";
 constexpr std::int64_t kNoWindow = std::int64_t{1} << 30;  ///< more than any number of queries or keys
 
-/// The partial results of all splits.
+/// The partial results of all splits of a launch.
 struct Workspace {
     float* o;
     float2* ml;
 
     Workspace(Arena& arena, const Problem& p)
-        : o(arena.take<float>(p.rows_q(), p.heads_q, max_splits(p), config_of(p).head_dim)),
-          ml(arena.take<float2>(p.rows_q(), p.heads_q, max_splits(p))) {}
+        : o(arena.take<float>(queries_at_once(p), p.heads_q, max_splits(p), config_of(p).head_dim)),
+          ml(arena.take<float2>(queries_at_once(p), p.heads_q, max_splits(p))) {}
 };
 
 std::optional<std::string> refuse(const Problem& problem, const std::optional<Tile>& tile, const Device& device) {
@@ -69,13 +69,17 @@ void forward(const ForwardCall& call) {
     Launch launch = launch_of(call, params);
     launch.o = workspace.o;
     launch.ml = workspace.ml;
-    const std::int64_t blocks = p.len_kv == 0 ? 0 : blocks_of(p, call.plan.device);
-    const cudaError_t status = Shapes::call(shape_of(p), [&](auto shape) {
-        using Shape = decltype(shape);
-        if (p.dtype == DType::bf16) return start_decode<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));
-        return start_decode<__half, Shape>(launch, blocks, stream_of(call));
-    });
-    check(status, kName);
+    const std::int64_t blocks = p.len_kv == 0 ? 0 : blocks_of(p, call.plan.device), each = queries_at_once(p);
+    for (std::int64_t first = 0; first < p.rows_q(); first += each) {
+        launch.first_query = first;
+        launch.end_query = std::min(first + each, p.rows_q());
+        const cudaError_t status = Shapes::call(shape_of(p), [&](auto shape) {
+            using Shape = decltype(shape);
+            if (p.dtype == DType::bf16) return start_decode<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));
+            return start_decode<__half, Shape>(launch, blocks, stream_of(call));
+        });
+        check(status, kName);
+    }
 }
 
 std::size_t workspace_bytes(const Plan& plan) {

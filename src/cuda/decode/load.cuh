@@ -49,7 +49,7 @@ struct Buffers {
 template <class Shape>
 __device__ __forceinline__ void count_items(int* ends, const Launch& launch, int first, int count) {
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
-        const Items items = items_of(launch, cached_sequence_of(launch, first + i).sequence, Shape::kConfig.rows);
+        const Items items = items_of(launch, cached_sequence_of(launch, first + i), Shape::kConfig.rows);
         ends[i] = items.tiles * items.splits * launch.params.heads_kv;
     }
     __syncthreads();
@@ -248,7 +248,6 @@ class KeyCopies {
 /// Finds out about the rows of a split.
 __device__ __forceinline__ void describe_rows(RowInfo* rows, int count, const Launch& launch, const SplitWork& work,
                                               int lane) {
-    const ForwardParams& p = launch.params;
     for (int row = lane; row < count; row += 32) {
         RowInfo info{INT_MAX, -1, -1};
         const int query = work.query(launch, row);
@@ -259,8 +258,7 @@ __device__ __forceinline__ void describe_rows(RowInfo* rows, int count, const La
             info.last = visible.end - 1;
             const int split = work.number - splits.first;
             if (split >= 0 && split < splits.count)
-                info.partial =
-                    launch.partial((work.cached.first_row + query) * p.heads_q + work.head(launch, row), split);
+                info.partial = launch.partial(work.cached.first_query + query, work.head(launch, row), split);
         }
         rows[row] = info;
     }

@@ -18,7 +18,15 @@ namespace tessera::cuda::decode {
 struct CachedSequence {
     Sequence sequence;
     std::int64_t slot = 0;
-    std::int64_t first_row = 0;  ///< its first query, counted over all sequences
+    std::int64_t first_query = 0;  ///< counted over all sequences
+
+    /// Its queries in a launch, begin ... end - 1.
+    __device__ __forceinline__ Span queries(const Launch& launch) const {
+        const auto inside = [&](std::int64_t query) {
+            return static_cast<int>(min(max(query - first_query, std::int64_t{0}), std::int64_t{sequence.len_q}));
+        };
+        return {inside(launch.first_query), inside(launch.end_query)};
+    }
 };
 
 __device__ __forceinline__ CachedSequence cached_sequence_of(const Launch& launch, int batch) {
@@ -32,7 +40,7 @@ __device__ __forceinline__ CachedSequence cached_sequence_of(const Launch& launc
     if (p.cu_seqlens_q != nullptr) {
         const std::int64_t begin = cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
         const std::int64_t end = cu_seqlens_at(p.cu_seqlens_q, (batch + 1) * p.cu_stride_q, p.cu_q_is_64, p.total_q);
-        m.sequence.first_q = m.first_row = begin;
+        m.sequence.first_q = m.first_query = begin;
         m.sequence.len_q = static_cast<int>(min(max(end - begin, std::int64_t{0}), std::int64_t{p.len_q}));
     }
     const int end = min(max(cache.lengths[batch * cache.lengths_step], 0), p.len_kv);
@@ -52,8 +60,9 @@ __device__ __forceinline__ Band32 band_of(const Launch& launch, const Sequence& 
     return {max(diagonal - launch.left, -sequence.len_q), min(high, sequence.len_kv), sequence.len_kv - 1};
 }
 
-__device__ __forceinline__ Items items_of(const Launch& launch, const Sequence& sequence, int rows_of_tile) {
-    return {band_of(launch, sequence), sequence.len_q, sequence.len_kv, launch.params.group, rows_of_tile};
+__device__ __forceinline__ Items items_of(const Launch& launch, const CachedSequence& cached, int rows_of_tile) {
+    return {band_of(launch, cached.sequence), cached.queries(launch), cached.sequence.len_kv, launch.params.group,
+            rows_of_tile};
 }
 
 /// One split of a tile of rows of a kv head.
@@ -88,8 +97,9 @@ struct SplitWork {
         SplitWork w{.cached = cached_sequence_of(launch, batch), .batch = batch};
         const Sequence& sequence = w.cached.sequence;
         w.band = band_of(launch, sequence);
+        const Span queries = w.cached.queries(launch);
         const Items items =
-            launch.own_lengths() ? Items(w.band, sequence.len_q, sequence.len_kv, p.group, rows_of_tile) : launch.items;
+            launch.own_lengths() ? Items(w.band, queries, sequence.len_kv, p.group, rows_of_tile) : launch.items;
         // Neighbouring CTAs have the tiles of the same keys, and the kv heads of the same tokens.
         int tile = 0;
         if (items.tiles > 1) {
@@ -98,8 +108,8 @@ struct SplitWork {
         }
         int split = launch.heads_kv.quotient(item);
         w.kv_head = item - split * p.heads_kv;
-        w.first_row = tile * rows_of_tile;
-        w.rows = min(sequence.len_q * p.group - w.first_row, rows_of_tile);
+        w.first_row = queries.begin * p.group + tile * rows_of_tile;
+        w.rows = min(queries.end * p.group - w.first_row, rows_of_tile);
         const int first_query = w.query(launch, 0), last_query = w.query(launch, w.rows - 1);
         const RowSplits of_rows(w.band, first_query, last_query);
         w.exists = split < of_rows.count();

@@ -141,9 +141,10 @@ struct Items {
         return len_kv <= 16 * Config::kKeys || most > kMostMixedSplits ? most : kMostMixedSplits;
     }
 
-    TESSERA_HOST_DEVICE constexpr Items(const Band32& band, int len_q, int len_kv, int group, int rows_of_tile)
-        : tiles((len_q * group + rows_of_tile - 1) / rows_of_tile) {
-        if (tiles == 1) splits = RowSplits(band, 0, len_q - 1).count();
+    /// queries: those whose rows the tiles have, begin ... end - 1.
+    TESSERA_HOST_DEVICE constexpr Items(const Band32& band, Span queries, int len_kv, int group, int rows_of_tile)
+        : tiles((queries.count() * group + rows_of_tile - 1) / rows_of_tile) {
+        if (tiles == 1) splits = RowSplits(band, queries.begin, queries.end - 1).count();
         else if (tiles > 1) splits = of_any_tile(len_kv);
     }
 };

@@ -42,8 +42,22 @@ inline int max_splits(const Problem& p) { return most_splits(static_cast<int>(p.
 /// The splits of a kv head of a sequence that has the Problem's lengths.
 inline Items items_of(const Problem& p) {
     const Band32 band(p.mask.bind(p.len_q, p.len_kv));
-    return {band, static_cast<int>(p.len_q), static_cast<int>(p.len_kv), static_cast<int>(p.group()),
+    return {band, Span{0, static_cast<int>(p.len_q)}, static_cast<int>(p.len_kv), static_cast<int>(p.group()),
             config_of(p).rows};
+}
+
+/// The most bytes of partial results. 126 queries of 32 heads of 128 and a capacity of 131,072 keys would need more.
+inline constexpr std::int64_t kMostPartialBytes = std::int64_t{512} << 20;
+
+/// Queries, counted over all sequences, whose partial results are in memory at the same time. A call on a cache with
+/// more of them launches the kernels several times. A row's bits do not depend on it.
+inline std::int64_t queries_at_once(const Problem& p) {
+    constexpr std::int64_t kMultiple = 16;  // fills tiles of 64 rows from four query heads a kv head on
+    const std::int64_t bytes_of_split = config_of(p).head_dim * std::int64_t{sizeof(float)} + 2 * sizeof(float);
+    const std::int64_t fitting =
+        kMostPartialBytes / std::max<std::int64_t>(p.heads_q * max_splits(p) * bytes_of_split, 1);
+    if (!p.kv_lengths || fitting >= p.rows_q()) return p.rows_q();
+    return std::max<std::int64_t>(fitting > kMultiple ? fitting / kMultiple * kMultiple : fitting, 1);
 }
 
 /// The most splits of all rows.
