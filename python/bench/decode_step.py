@@ -7,7 +7,9 @@ A step has one token of each sequence: embedding, layers, norm, logits, greedy c
 weights and the same keys, and begin with the same token.
 
     pytorch      torch.compile() of the whole step, captured in a CUDA graph; keys in static tensors, and
-                 scaled_dot_product_attention with a mask, as transformers' static cache has it
+                 scaled_dot_product_attention with a mask on K and V repeated to all heads, as transformers' static cache
+                 has it
+    enable_gqa   the same without the repetition, by enable_gqa=True, which with a mask leaves PyTorch its math path
     one launch   the attention block of each layer by decode_block(), the rest compiled as above, in one CUDA graph
     chain        the same with decode_block(way="chain")
 
@@ -125,12 +127,15 @@ def pytorch_step(state, attend):
     return choose(state, x)
 
 
-def sdpa(state):
+def sdpa(state, repeats):
     columns = torch.arange(state.capacity, device="cuda")
+    group = state.shape.heads_q // state.shape.heads_kv
 
     def attend(q, k, v):
         mask = (columns[None] <= state.kv_lengths[:, None])[:, None, None]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        if repeats:
+            k, v = (t[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=not repeats)
     return attend
 
 
@@ -190,7 +195,8 @@ def measure(name, batch, keys, options):
     state = State(MODELS[name], batch, keys, options.steps)
     state.rewind()
     whole = dict(mode=options.mode, dynamic=False, fullgraph=True)
-    steps = {"pytorch": torch.compile(lambda attend=sdpa(state): pytorch_step(state, attend), **whole),
+    steps = {"pytorch": torch.compile(lambda attend=sdpa(state, True): pytorch_step(state, attend), **whole),
+             "enable_gqa": torch.compile(lambda attend=sdpa(state, False): pytorch_step(state, attend), **whole),
              "one launch": tessera_step(state, "one launch", options.mode), "chain": tessera_step(state, "chain", options.mode)}
     prefix = state.cache.clone()
     graphs, texts = {}, {}
@@ -233,7 +239,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", default="1B,small")
     parser.add_argument("--cases", default="1x1024,1x8192,8x1024")
-    parser.add_argument("--ways", default="pytorch,one launch,chain")
+    parser.add_argument("--ways", default="pytorch,enable_gqa,one launch,chain")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=31)
     parser.add_argument("--mode", help="of torch.compile; max-autotune-no-cudagraphs takes minutes")
