@@ -148,6 +148,21 @@ TEST_P(DecodeBlock, is_right_for_the_shapes_of_models) {
     }
 }
 
+/// More than 16 splits: the sums over three segments of them and more are added in order, in one pass of the lanes at
+/// head_dim 64 (8 segments) and in two at 128 (4).
+TEST_P(DecodeBlock, is_right_with_many_splits) {
+    for (const std::int64_t head_dim : {64, 128}) {
+        Block block{.seed = static_cast<std::uint64_t>(head_dim)};
+        DecodeBlockProblem& p = block.problem;
+        p.batch = 2, p.hidden = 64, p.heads_q = 2, p.heads_kv = 1, p.head_dim = p.rotary_dim = head_dim;
+        p.page_size = 64, p.capacity = 20032, p.sinks = true;
+        block.lengths = {20000, 9000};
+        const std::vector<DecodeBlockPlan> plans = plans_of(p);
+        ASSERT_FALSE(plans.empty());
+        expect_right_in_every_way(block, plans);
+    }
+}
+
 /// A row's results, wherever it runs.
 struct RowBits {
     std::vector<std::uint64_t> out, o, lse;
