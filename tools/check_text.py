@@ -3,7 +3,8 @@
 """Checks the form of comments and of Markdown pages (CONTRIBUTING.md, "How we write"):
 
 - README.md has at most 160 lines, the README of a folder of src/ at most 120;
-- no sentence of a comment or a docstring opens with a word of OPENINGS, questions excepted;
+- no sentence of a comment, a docstring or a page opens with a word of OPENINGS, questions excepted. Headings, tables,
+  quotations (lines with >) and code blocks of pages are not read;
 - a line of a page in PAGES has at most 120 columns, except in code blocks, tables and lines that a link or a
   picture makes long;
 - a link to a page or a heading of this project leads to one that exists;
@@ -30,8 +31,8 @@ PAGES = [
     "toolkit/**/*.md",
     "examples/**/*.md",
 ]
-# Further pages whose links are checked.
-LINKED = ["docs/**/*.md"]
+# Further pages whose links and sentences are checked.
+LINKED = ["docs/**/*.md", "tests/**/*.md", "bench/**/*.md", "python/**/*.md"]
 # Pages that exceed the limit of columns. This list should only shrink.
 NOT_YET = []
 LINK = re.compile(r"!?\[[^\]]*\]\([^)\s]*\)")
@@ -40,8 +41,11 @@ NAMED_FILE = re.compile(r"`((?:\.\./)*[\w.*-]+/[\w./*-]+\.(?:cc|cpp|h|hpp|cu|cuh
 HISTORY = ("TRIED.md", "CHANGELOG.md")
 # Files of other projects that pages name, and names that stand for any file.
 FOREIGN = ("test/xpu/*", "*X_test.cc", "*X_test.cu", "*/test_X.py")
-# Words that no sentence of a comment opens with, and files whose comments are checked.
-OPENINGS = re.compile(r"(?:^|(?<=[.:!?]) )((?:Of|What|Who|Whose|The same|Where|As|Nor|And) [^.?!]*[.?!]?)")
+# Words that no sentence opens with, and files whose comments are checked. A sentence of a page may be bold, or follow
+# one that is bold or in brackets.
+OPENINGS = re.compile(r"(?:^|(?<=[.:!?]) |(?<=[.:!?][*)]) |(?<=[.:!?]\*\*) )[*_]*"
+                      r"((?:Of|What|Who|Whose|The same|Where|As|Nor|And) [^.?!]*[.?!]?)")
+LIST_ITEM = re.compile(r"(?:[-*+]|\d+\.) +")
 COMMENTED = re.compile(r"\.(?:cc|c|hpp|h|cu|cuh|py)$")
 COMMENT = {".py": re.compile(r"^\s*(?:#|[rf]?\"\"\")\s?(.*)$|  # (.*)$"), "": re.compile(r"^\s*//[/!]?<?\s?(.*)$|  //[/!]?<? (.*)$")}
 NOT_SOURCE = re.compile(r"\.|build|dist$|python-lib$|node_modules$")
@@ -134,15 +138,35 @@ def comments(path, text):
             words = []
 
 
+def paragraphs(lines):
+    """Yields (line, text) of the paragraphs and list items of a page."""
+    begin, words = 0, []
+    for number, line in [*prose(lines), (len(lines) + 1, "")]:
+        text = line.strip()
+        item = LIST_ITEM.match(text)
+        ends = not text or text[0] in "#>!<"
+        if words and (ends or item):
+            yield begin, " ".join(words)
+            words = []
+        if ends:
+            continue
+        begin = begin if words else number
+        words.append(text[item.end():] if item else text)
+
+
+def bad_openings(name, texts):
+    for number, text in texts:
+        for sentence in OPENINGS.findall(text):
+            if not sentence.endswith("?"):
+                yield f"{name}:{number}: a sentence opens with {sentence[:40]!r}"
+
+
 def opened_badly(root, files):
     for name in files:
         path = pathlib.Path(root, name[1:])
         if not COMMENTED.search(name) or "/licenses/" in name or "/results/" in name:
             continue
-        for number, text in comments(path, path.read_text()):
-            for sentence in OPENINGS.findall(text):
-                if not sentence.endswith("?"):
-                    yield f"{name[1:]}:{number}: a sentence opens with {sentence[:40]!r}"
+        yield from bad_openings(name[1:], comments(path, path.read_text()))
 
 
 def check(root):
@@ -159,6 +183,7 @@ def check(root):
         lines = page.read_text().splitlines()
         found += broken_links(root, page, lines)
         found += missing_files(root, page, lines, files)
+        found += bad_openings(name, paragraphs(lines))
         if name in NOT_YET or page not in measured:
             continue
         found += [f"{name}:{number}: {len(line)} columns, at most {COLUMNS}" for number, line in prose(lines)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plants bugs one by one and says which test catches each. tests/PLANTED.md has the results.
 
-  tools/planted_bugs.py check                       every old text stands exactly once in its file (CTest runs this)
+  tools/planted_bugs.py check                       every old text stands exactly once in its file, and every bug has a
+                                                    row in tests/PLANTED.md (CTest runs this)
   tools/planted_bugs.py list python|cpu|cuda        the bugs and the tests that ought to catch them
   tools/planted_bugs.py python FOLDER [NAME...]     FOLDER: an unpacked wheel. Each bug is planted in a copy of it, and
                                                     the tests of the bug run with this Python, which has what they need
@@ -50,8 +51,16 @@ def stale(bug: Bug, text: str) -> str:
     return "" if count == 1 else f"{bug.name}: expected its old text once in {bug.file}, found it {count} times"
 
 
+def unlisted(names: set, page: str) -> list:
+    """Bugs without a row on the page, and rows without a bug."""
+    rows = re.findall(r"^\| (\w+) \|", page, re.M)
+    return [*(f"{name}: no row in tests/PLANTED.md" for name in sorted(names - set(rows))),
+            *(f"{name}: in tests/PLANTED.md, and in no list" for name in sorted(set(rows) - names - {"bug"})),
+            *(f"{name}: two rows in tests/PLANTED.md" for name in sorted(set(rows) - {"bug"}) if rows.count(name) > 1)]
+
+
 def check(root: pathlib.Path) -> list:
-    """Every reason why a list is stale."""
+    """Every reason why a list or the page is stale."""
     problems = []
     names = set()
     for kind in KINDS:
@@ -64,6 +73,8 @@ def check(root: pathlib.Path) -> list:
             if kind == "python":
                 problems += [f"{bug.name}: no file python/tests/{test}" for test in bug.tests
                              if not (root / "python/tests" / test.split("::")[0]).is_file()]
+    page = root / "tests/PLANTED.md"
+    problems += unlisted(names, page.read_text()) if page.is_file() else ["no file tests/PLANTED.md"]
     return [problem for problem in problems if problem]
 
 

@@ -11,6 +11,9 @@ GRADIENTS = "tests/kernels_test --gtest_filter=*CudaGradients*:*CudaHeldGradient
 HOST = "tests/cuda_host_test --gtest_filter="
 STRESS = "tests/cuda/cuda_stress_test"
 BOUNDS = "tests/kernels_test --gtest_filter=*CudaRaggedBounds*"
+SINKS = "tests/kernels_test --gtest_filter=Sinks.*"
+BLOCK = "tests/kernels_test --gtest_filter=*DecodeBlock*/cuda"
+DECODE = "tests/kernels_test --gtest_filter=*CudaDecode*"
 
 
 def case(schedule: str, *names: str) -> tuple:
@@ -118,7 +121,7 @@ BUGS = [
     ("standard_delta_not_divided", P + "standard/row_gradients.cuh",
      "factors.delta = p_dp / all - dlse;", "factors.delta = p_dp - dlse;", (CASES,)),
     ("sinks_not_in_the_sum_of_delta", P + "gradient/before/delta.cuh",
-     "if (sink != -INFINITY) sum =", "if (false) sum =", ("Sinks.*", CASES)),
+     "if (sink != -INFINITY) sum =", "if (false) sum =", (SINKS, CASES)),
     # Host choices, ragged batches and what the kernels share.
     ("cuda_blocks_end_one_short", P + "host/block_range.hpp",
      "end = static_cast<int>((keys.end + block_kv - 1) / block_kv);", "end = static_cast<int>(keys.end / block_kv);",
@@ -148,4 +151,46 @@ BUGS = [
      "if (exists) items[first + lane] = begin - sum;", "if (exists) items[first + lane] = begin - sum / 2;", (BOUNDS,)),
     ("list_query_blocks_of_the_sequence_before", P + "fa3/backward/before/key_block_list.cuh",
      "begin, begin - first);", "begin, begin - first + 1);", (BOUNDS,)),
+
+    # The attention block of a decode step, append() and decode. No bug leaves a word unwritten that a CTA waits for: the
+    # launch would wait for ever.
+    ("block_launch_number_0_not_skipped", P + "block/block.cuh",
+     "const unsigned number = before + 1 == 0 ? 1 : before + 1;", "const unsigned number = before + 1;",
+     (STRESS + " --gtest_filter=DecodeBlocks*",)),
+    ("block_new_key_in_two_splits", P + "block/items.cuh",
+     "item.newest = from_last == 0 && of_sequence.new_row.slot >= 0;",
+     "item.newest = from_last <= 1 && of_sequence.new_row.slot >= 0;", (BLOCK,)),
+    ("block_new_value_not_in_its_tile", P + "block/attention.cuh",
+     "if (new_key >= key && new_key < key + kKeys)\n                put_value", "if (new_key == INT_MAX)\n                put_value",
+     (BLOCK,)),
+    ("block_heads_of_the_first_tile", P + "block/attention.cuh",
+     "if (i < rows()) return item.kv_head * p.group + item.first_row + i;",
+     "if (i < rows()) return item.kv_head * p.group + i;", (BLOCK,)),
+    ("block_bias_twice", P + "block/gemm.cuh",
+     "return {__fadd_rn(sum.x, first), __fadd_rn(sum.y, second)};",
+     "return {__fadd_rn(sum.x, 2 * first), __fadd_rn(sum.y, 2 * second)};", (BLOCK,)),
+    ("block_rotary_of_the_next_position", P + "block/items.cuh",
+     "append_rows::rotary_row(append, block.shared.sequences[b].new_row.position);",
+     "append_rows::rotary_row(append, block.shared.sequences[b].new_row.position + 1);", (BLOCK,)),
+    ("block_last_split_of_a_segment_left_out", P + "block/combine.cuh",
+     "for (int i = 0; i < kSplits; ++i) {\n                const int source", "for (int i = 0; i < kSplits - 1; ++i) {\n"
+     "                const int source", (BLOCK,)),
+    ("block_segments_in_reverse", P + "block/combine.cuh",
+     "for (int i = 0; i < Lanes::kSegments && (base + i) * of_segment < splits; ++i) {",
+     "for (int i = Lanes::kSegments - 1; i >= 0; --i) {", (BLOCK,)),
+    ("append_negative_length_is_0", P + "append/append.cuh",
+     "const std::int64_t position = read(launch.kv_lengths, sequence) + index;",
+     "const std::int64_t position = max(read(launch.kv_lengths, sequence) + index, std::int64_t{0});", (BLOCK,)),
+    ("append_positions_ignored", P + "append/append.cuh",
+     "if (launch.positions.data != nullptr) to.position = read(launch.positions, row);", "", (BLOCK,)),
+    ("decode_sink_of_the_first_head", P + "decode/combine.cuh",
+     "with_sink_of(launch.params, head, softmax.lse(0, scale))", "with_sink_of(launch.params, 0, softmax.lse(0, scale))",
+     (DECODE, BLOCK)),
+    ("decode_page_numbers_one_tile_late", P + "decode/load.cuh",
+     "read_pages(work, key_ + Config::kKeys);", "read_pages(work, key_);", (DECODE, BLOCK)),
+    ("decode_mask_one_key_more", P + "decode/scores.cuh",
+     "if (at < row.first || at > row.last) s[", "if (at < row.first || at > row.last + 1) s[", (DECODE, BLOCK)),
+    ("decode_sum_of_a_slice_left_out", P + "decode/scores.cuh",
+     "return __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));",
+     "return __fadd_rn(__fadd_rn(sums[0], sums[1]), sums[2]);", (DECODE, BLOCK)),
 ]

@@ -51,8 +51,9 @@ def instances_of(bug, sources, instances):
     what several share) and one dtype, of head_dim 64, and of the score option that its tests are about."""
     folder = pathlib.Path(bug.file).relative_to("src/cuda").parts[0]
     dtype = "fp32" if "fp32" in bug.name else "fp16" if "fp16" in bug.name else "bf16"
-    found = [re.sub(r".*\.dir/", "", instance)[:-2] for instance in instances
-             if dtype in instance and f"{bug.file}\n" in sources[instance] + "\n"]
+    including = [re.sub(r".*\.dir/", "", instance)[:-2] for instance in instances
+                 if f"{bug.file}\n" in sources[instance] + "\n"]
+    found = [name for name in including if dtype in name or not re.search("bf16|fp16|fp32", name)]
     for part in (COMPILED_IN.get(bug.name, f"/{folder}/"), "/fa2/"):
         if own := [name for name in found if part in name]:
             break

@@ -42,7 +42,7 @@ void Attention::begin(const Batch& batch, Threads& threads) {
     if (plan_) options.kernel = plan_->kernel->name;
     plan_ = tessera::plan(problem, options);
 
-    reserve(workspace_, plan_->workspace_bytes);
+    workspace_.reserve(memory_, plan_->workspace_bytes);
     upload(first_rows_, batch.first_rows);
     upload(lengths_, batch.lengths);
     upload(page_table_, batch.page_table);
@@ -54,7 +54,7 @@ void Attention::run(std::int64_t layer, const Batch& batch, const float* q, cons
     append(cache(layer, 1), batch, v);
     const std::int64_t elements = batch.rows() * config_.heads_q * config_.head_dim;
     upload(q_, q, elements);
-    std::byte* const o_there = reserve(o_, static_cast<std::size_t>(elements * size_of(dtype_)));
+    std::byte* const o_there = o_.reserve(memory_, static_cast<std::size_t>(elements * size_of(dtype_)));
 
     const tessera::Device device = memory_.device();
     const auto rows = [&](const Buffer& data) {
@@ -106,22 +106,14 @@ const void* Attention::converted(const float* from, std::int64_t elements) {
     return narrow_.data();
 }
 
-std::byte* Attention::reserve(Buffer& buffer, std::size_t bytes) {
-    if (buffer.bytes < bytes) {
-        const std::size_t more = std::max(bytes, 2 * buffer.bytes);
-        buffer = {memory_.allocate(more, "a step"), more};
-    }
-    return buffer.data.get();
-}
-
 void Attention::upload(Buffer& buffer, const float* from, std::int64_t elements) {
     const auto bytes = static_cast<std::size_t>(elements * size_of(dtype_));
-    memory_.copy_in(reserve(buffer, bytes), converted(from, elements), bytes);
+    memory_.copy_in(buffer.reserve(memory_, bytes), converted(from, elements), bytes);
 }
 
 void Attention::upload(Buffer& buffer, const std::vector<std::int32_t>& from) {
     const std::size_t bytes = from.size() * sizeof(std::int32_t);
-    memory_.copy_in(reserve(buffer, bytes), from.data(), bytes);
+    memory_.copy_in(buffer.reserve(memory_, bytes), from.data(), bytes);
 }
 
 }  // namespace llama

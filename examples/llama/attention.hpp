@@ -42,12 +42,6 @@ class Attention {
     std::string kernel() const { return plan_ ? plan_->kernel->name + " on " + plan_->target : "none"; }
 
  private:
-    /// Memory on the device that grows as needed.
-    struct Buffer {
-        std::shared_ptr<std::byte> data;
-        std::size_t bytes = 0;
-    };
-    std::byte* reserve(Buffer& buffer, std::size_t bytes);
     void upload(Buffer& buffer, const float* from, std::int64_t elements);
     void upload(Buffer& buffer, const std::vector<std::int32_t>& from);
     void append(std::byte* cache, const Batch& batch, const float* rows);

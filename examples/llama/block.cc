@@ -67,15 +67,13 @@ bool Block::begin(const Batch& batch, std::int64_t page_size, Threads& threads) 
     problem_.page_size = page_size;
     problem_.capacity = batch.pages_each * page_size;
     plan_ = tessera::decode_block_plan(problem_, {.device = memory_.device(), .threads = threads.count()});
-    workspace_ = memory_.allocate(plan_->workspace_bytes, "a step");
     const std::vector<std::byte> zeros(plan_->counter_bytes);
-    memory_.copy_in(workspace_.get(), zeros.data(), zeros.size());
-    x_ = memory_.allocate(static_cast<std::size_t>(batch.rows() * config_.hidden_size * size_of(problem_.dtype)),
-                          "a step");
+    memory_.copy_in(workspace_.reserve(memory_, plan_->workspace_bytes), zeros.data(), zeros.size());
+    x_.reserve(memory_, static_cast<std::size_t>(batch.rows() * config_.hidden_size * size_of(problem_.dtype)));
     std::vector<std::int32_t> before = batch.lengths;
     for (std::int32_t& length : before) --length;
-    lengths_ = upload(before.data(), before.size() * sizeof(std::int32_t));
-    page_table_ = upload(batch.page_table.data(), batch.page_table.size() * sizeof(std::int32_t));
+    upload(lengths_, before);
+    upload(page_table_, batch.page_table);
     return true;
 }
 
@@ -88,31 +86,32 @@ void Block::run(std::int64_t layer, const Attention& attention, std::vector<floa
         for (std::size_t i = 0; i < x.size(); ++i) narrow_[i] = to_bf16(x[i]);
     }
     const std::size_t bytes = x.size() * static_cast<std::size_t>(size_of(p.dtype));
-    memory_.copy_in(x_.get(), narrow ? static_cast<const void*>(narrow_.data()) : x.data(), bytes);
+    memory_.copy_in(x_.data.get(), narrow ? static_cast<const void*>(narrow_.data()) : x.data(), bytes);
 
-    const TensorView rows = view(x_, p.dtype, {p.batch, p.hidden});
-    tessera::DecodeBlockArgs args{.x = rows,
-                                  .norm = view(w.norm, DType::fp32, {p.hidden}),
-                                  .w_qkv = view(w.w_qkv, p.weights_dtype, {p.qkv_rows(), p.hidden}),
-                                  .rotary_cos = view(cos_, DType::fp32, {positions_, p.rotary_dim / 2}),
-                                  .rotary_sin = view(sin_, DType::fp32, {positions_, p.rotary_dim / 2}),
-                                  .k_cache = attention.pages(layer, 0),
-                                  .v_cache = attention.pages(layer, 1),
-                                  .kv_lengths = view(lengths_, DType::int32, {p.batch}),
-                                  .page_table = view(page_table_, DType::int32, {p.batch, p.capacity / p.page_size}),
-                                  .w_o = view(w.w_o, p.weights_dtype, {p.hidden, p.heads_q * p.head_dim}),
-                                  .out = rows};
+    const TensorView rows = view(x_.data, p.dtype, {p.batch, p.hidden});
+    tessera::DecodeBlockArgs args{
+        .x = rows,
+        .norm = view(w.norm, DType::fp32, {p.hidden}),
+        .w_qkv = view(w.w_qkv, p.weights_dtype, {p.qkv_rows(), p.hidden}),
+        .rotary_cos = view(cos_, DType::fp32, {positions_, p.rotary_dim / 2}),
+        .rotary_sin = view(sin_, DType::fp32, {positions_, p.rotary_dim / 2}),
+        .k_cache = attention.pages(layer, 0),
+        .v_cache = attention.pages(layer, 1),
+        .kv_lengths = view(lengths_.data, DType::int32, {p.batch}),
+        .page_table = view(page_table_.data, DType::int32, {p.batch, p.capacity / p.page_size}),
+        .w_o = view(w.w_o, p.weights_dtype, {p.hidden, p.heads_q * p.head_dim}),
+        .out = rows};
     if (p.qk_norm) {
         args.q_norm = view(w.q_norm, DType::fp32, {p.head_dim});
         args.k_norm = view(w.k_norm, DType::fp32, {p.head_dim});
     }
-    tessera::decode_block(*plan_, args, {workspace_.get(), plan_->workspace_bytes},
+    tessera::decode_block(*plan_, args, {workspace_.data.get(), plan_->workspace_bytes},
                           {.parallel_for = [&](std::int64_t tasks, int workers, const tessera::TaskBody& body) {
                               threads.run(tasks, workers, body);
                           }});
 
-    if (!narrow) return memory_.copy_out(x.data(), x_.get(), bytes);
-    memory_.copy_out(narrow_.data(), x_.get(), bytes);
+    if (!narrow) return memory_.copy_out(x.data(), x_.data.get(), bytes);
+    memory_.copy_out(narrow_.data(), x_.data.get(), bytes);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = from_bf16(narrow_[i]);
 }
 
@@ -120,6 +119,11 @@ Block::Bytes Block::upload(const void* from, std::size_t bytes) {
     Bytes there = memory_.allocate(bytes, "--block");
     memory_.copy_in(there.get(), from, bytes);
     return there;
+}
+
+void Block::upload(Buffer& buffer, const std::vector<std::int32_t>& from) {
+    const std::size_t bytes = from.size() * sizeof(std::int32_t);
+    memory_.copy_in(buffer.reserve(memory_, bytes), from.data(), bytes);
 }
 
 TensorView Block::view(const Bytes& data, DType dtype, std::initializer_list<std::int64_t> shape) const {

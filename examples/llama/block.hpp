@@ -35,6 +35,7 @@ class Block {
         Bytes norm, w_qkv, w_o, q_norm, k_norm;
     };
     Bytes upload(const void* from, std::size_t bytes);
+    void upload(Buffer& buffer, const std::vector<std::int32_t>& from);
     tessera::TensorView view(const Bytes& data, tessera::DType dtype, std::initializer_list<std::int64_t> shape) const;
 
     const Config& config_;
@@ -45,7 +46,7 @@ class Block {
     Bytes cos_, sin_;
     // The data of a step.
     std::optional<tessera::DecodeBlockPlan> plan_;
-    Bytes workspace_, x_, lengths_, page_table_;
+    Buffer workspace_, x_, lengths_, page_table_;
     std::vector<std::uint16_t> narrow_;
 };
 

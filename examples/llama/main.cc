@@ -49,8 +49,13 @@ void declare(CLI::App& app, Arguments& a) {
     app.add_option("--dtype", a.dtype, "of the cache and of the attention")
         ->check(CLI::IsMember({"fp32", "bf16"}))
         ->capture_default_str();
-    app.add_flag("--block", a.engine.model.block,
-                 "attention blocks by tessera::decode_block() in steps of one token for each text");
+    CLI::Option* const block =
+        app.add_flag("--block", a.engine.model.block,
+                     "attention blocks by tessera::decode_block() in steps of one token for each text");
+    app.add_option("--compare-blocks", a.engine.model.compared_steps,
+                   "with --block: so many of these steps also run the separate kernels, and both times are printed")
+        ->needs(block)
+        ->capture_default_str();
     app.add_option("--running", a.engine.scheduler.running, "texts that grow at the same time, at most")
         ->capture_default_str();
     app.add_option("--step-tokens", a.engine.scheduler.step_tokens, "rows of a step, at most")->capture_default_str();
@@ -133,6 +138,16 @@ void print_throughput(const char* name, const Throughput& of) {
                of.steps == 1 ? "" : "s", of.seconds * 1e3, static_cast<double>(of.rows) / of.seconds);
 }
 
+void print_blocks(const Times& t) {
+    const std::int64_t compared = t.compared_kernels.steps();
+    if (t.blocks.steps() == 0) return;
+    fmt::print(stderr, "blocks    decode_block: {} steps, {:.3f} ms a token\n", t.blocks.steps(),
+               t.blocks.median(t.blocks.steps()));
+    if (compared == 0) return;
+    fmt::print(stderr, "compared  {} steps, decode_block: {:.3f} ms a token; separate kernels: {:.3f} ms a token\n",
+               compared, t.blocks.median(compared), t.compared_kernels.median(compared));
+}
+
 void print_figures(const Engine& engine, double first_token) {
     const Model& model = engine.model();
     const Times& t = model.times();
@@ -143,7 +158,7 @@ void print_figures(const Engine& engine, double first_token) {
     fmt::print(stderr, "first     token after {:.1f} ms\n", first_token * 1e3);
     fmt::print(stderr, "time      attention {:.1f} %, matrix products {:.1f} %, the rest {:.1f} %\n",
                percent(t.attention), percent(t.linear), percent(t.all - t.attention - t.linear));
-    if (t.block_steps > 0) fmt::print(stderr, "blocks    by decode_block in {} steps\n", t.block_steps);
+    print_blocks(t);
     const PageAllocator& pages = engine.scheduler().pages();
     fmt::print(stderr, "cache     {} pages, {:.1f} MB; {} used at most, {} now, {} preemptions\n", pages.total(),
                static_cast<double>(model.attention().bytes()) / 1e6, pages.most_used(), pages.used(),

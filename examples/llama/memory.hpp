@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -21,6 +22,21 @@ class Memory {
     /// Copies wait for the attention of earlier calls, and are done when they return.
     virtual void copy_in(void* there, const void* here, std::size_t bytes) = 0;
     virtual void copy_out(void* here, const void* there, std::size_t bytes) = 0;
+};
+
+/// Memory for the data of a step. It grows as needed and is kept for the next step: to ask how much memory is left
+/// takes longer than a small step.
+struct Buffer {
+    std::shared_ptr<std::byte> data;
+    std::size_t bytes = 0;
+
+    std::byte* reserve(Memory& memory, std::size_t needed) {
+        if (bytes < needed) {
+            const std::size_t more = std::max(needed, 2 * bytes);
+            *this = {memory.allocate(more, "a step"), more};
+        }
+        return data.get();
+    }
 };
 
 class HostMemory final : public Memory {

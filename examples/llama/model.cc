@@ -39,12 +39,21 @@ void embed(const Matrix& embedding, std::int32_t token, std::span<float> out) {
 
 }  // namespace
 
+double BlockTimes::median(std::int64_t first_steps) const {
+    std::vector<double> some(ms_a_token.begin(), ms_a_token.begin() + std::min(first_steps, steps()));
+    if (some.empty()) return 0;
+    const auto middle = some.begin() + std::ssize(some) / 2;
+    std::nth_element(some.begin(), middle, some.end());
+    return *middle;
+}
+
 Model::Model(const std::string& folder, const ModelOptions& options, Memory& memory)
     : config_(read_config(folder)),
       weights_(folder, config_),
       rotary_(config_),
       threads_(options.threads),
-      attention_(config_, options.pages, options.page_size, options.dtype, memory) {
+      attention_(config_, options.pages, options.page_size, options.dtype, memory),
+      compared_steps_(options.compared_steps) {
     if (!options.block) return;
     const std::int64_t positions = std::min(options.pages * options.page_size, config_.max_positions);
     block_.emplace(config_, weights_, options.dtype, positions, memory);
@@ -58,8 +67,7 @@ std::vector<float> Model::forward(const Batch& batch) {
         embed(weights_.embedding, batch.tokens[static_cast<std::size_t>(r)], row(x_, r, hidden));
     }
     attention_.begin(batch, threads_);
-    by_block_ = block_ && block_->begin(batch, attention_.page_size(), threads_);
-    if (by_block_) ++times_.block_steps;
+    begin_blocks(batch);
     for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
         attention_of(layer, batch);
         feed_forward_of(layer, rows);
@@ -79,15 +87,38 @@ std::vector<float> Model::forward(const Batch& batch) {
     return logits;
 }
 
+void Model::begin_blocks(const Batch& batch) {
+    const Clock::time_point begin = Clock::now();
+    by_block_ = block_ && block_->begin(batch, attention_.page_size(), threads_);
+    if (!by_block_) return;
+    compares_ = times_.blocks.steps() < compared_steps_;
+    times_.blocks.begin_step();
+    times_.blocks.add(seconds_since(begin), batch.rows());
+    if (compares_) times_.compared_kernels.begin_step();
+}
+
 void Model::attention_of(std::int64_t layer, const Batch& batch) {
+    if (!by_block_) return kernels_of(layer, batch);
+    if (compares_) compare(layer, batch);
+    const Clock::time_point begin = Clock::now();
+    block_->run(layer, attention_, x_, threads_);
+    const double seconds = seconds_since(begin);
+    times_.attention += seconds;
+    times_.blocks.add(seconds, batch.rows());
+}
+
+/// Times the separate kernels. Their result is dropped, and decode_block() writes the new key of the cache once more.
+void Model::compare(std::int64_t layer, const Batch& batch) {
+    const std::vector<float> x = x_;
+    const Clock::time_point begin = Clock::now();
+    kernels_of(layer, batch);
+    times_.compared_kernels.add(seconds_since(begin), batch.rows());
+    x_ = x;
+}
+
+void Model::kernels_of(std::int64_t layer, const Batch& batch) {
     const LayerWeights& w = weights_.layers[static_cast<std::size_t>(layer)];
     const std::int64_t rows = batch.rows(), dim = config_.head_dim;
-    if (by_block_) {
-        const Clock::time_point begin = Clock::now();
-        block_->run(layer, attention_, x_, threads_);
-        times_.attention += seconds_since(begin);
-        return;
-    }
     norm_rows(x_, w.input_norm, config_.rms_norm_eps, normed_);
     linear(w.q, normed_, rows, q_);
     linear(w.k, normed_, rows, k_);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,12 +17,24 @@
 
 namespace llama {
 
+/// The time of the attention blocks, from the norm to the residual, in steps of one token for each sequence.
+struct BlockTimes {
+    std::vector<double> ms_a_token;  ///< of each step
+
+    std::int64_t steps() const { return std::ssize(ms_a_token); }
+    void begin_step() { ms_a_token.push_back(0); }
+    void add(double seconds, std::int64_t tokens) { ms_a_token.back() += 1e3 * seconds / static_cast<double>(tokens); }
+    /// The median of the first steps; 0 if there is none.
+    double median(std::int64_t first_steps) const;
+};
+
 /// The seconds that the steps took.
 struct Times {
     double all = 0;
     double attention = 0;  ///< tessera's call, and K and V on their way into the cache; with --block the whole block
     double linear = 0;     ///< matrix products
-    std::int64_t block_steps = 0;  ///< steps whose attention blocks were computed by tessera::decode_block()
+    BlockTimes blocks;     ///< by tessera::decode_block()
+    BlockTimes compared_kernels;  ///< by the separate kernels, in the first of these steps (compared_steps)
 };
 
 /// How to run a model.
@@ -31,6 +44,7 @@ struct ModelOptions {
     tessera::DType dtype = tessera::DType::fp32;  ///< of the cache and of the attention: fp32 or bf16
     int threads = 0;                              ///< 0: as many as this process may use
     bool block = false;  ///< steps of one token for each sequence: attention blocks by tessera::decode_block()
+    std::int64_t compared_steps = 0;  ///< the first of these steps also run, and time, the separate kernels
 };
 
 /// A decoder of Llama's or Qwen3's shape with its cache. Everything but the cache's dtype is fp32.
@@ -49,7 +63,10 @@ class Model {
     int threads() const { return threads_.count(); }
 
  private:
+    void begin_blocks(const Batch& batch);
     void attention_of(std::int64_t layer, const Batch& batch);
+    void compare(std::int64_t layer, const Batch& batch);
+    void kernels_of(std::int64_t layer, const Batch& batch);
     void feed_forward_of(std::int64_t layer, std::int64_t rows);
     void linear(const Matrix& matrix, const std::vector<float>& x, std::int64_t rows, std::vector<float>& y);
     void add_to_residual();
@@ -60,7 +77,8 @@ class Model {
     Threads threads_;
     Attention attention_;
     std::optional<Block> block_;
-    bool by_block_ = false;  // in this step
+    std::int64_t compared_steps_;
+    bool by_block_ = false, compares_ = false;  // in this step
     Times times_;
     std::vector<float> x_;          // [rows, hidden_size]: the residual stream
     std::vector<float> normed_;     // [rows, hidden_size]

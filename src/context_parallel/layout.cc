@@ -76,12 +76,12 @@ std::vector<SegmentCall> calls_of(const std::vector<Piece>& pieces, const Layout
             const std::int64_t end = cut == cuts.end() ? piece.end() : std::min(*cut, piece.end());
             const Segment segment = segment_of(piece, {begin, end}, options);
             begin = end;
-            const bool goes_on = !calls.empty() && calls.back().segments.back().rank == piece.rank;
-            if (goes_on && !masked && options.blocks == 0 && !options.documents) {
+            const bool same_rank = !calls.empty() && calls.back().segments.back().rank == piece.rank;
+            if (same_rank && !masked && options.blocks == 0 && !options.documents) {
                 Segment& all = calls.back().segments.back();  // every row sees all keys
                 all.rows += segment.rows;
                 all.start = std::min(all.start, segment.start);
-            } else if (goes_on && options.documents && follows(segment, calls.back(), windowed)) {
+            } else if (same_rank && options.documents && follows(segment, calls.back(), windowed)) {
                 calls.back().segments.push_back(segment);
             } else {
                 calls.push_back({{segment}});

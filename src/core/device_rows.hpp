@@ -29,8 +29,9 @@ struct RowSums {
     RowsAt to[2];
 };
 
-/// Copies of rows of two tensors side by side: row from[i] of the first and that of the second become the halves of row
-/// to[i] of the targets, whose rows are counted one after another: to[0] has the first `split` of them.
+/// Copies of the rows of two tensors into rows that hold both side by side. Row from[i] of the first source and row
+/// from[i] of the second become the two halves of target row to[i]. Target rows below `split` lie in target[0], the
+/// others in target[1].
 struct RowCopies {
     const std::int64_t* from = nullptr;  ///< [count], memory of the device
     const std::int64_t* to = nullptr;

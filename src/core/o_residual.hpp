@@ -20,8 +20,8 @@ inline constexpr float kRoundToInteger = 0x1.8p23F;  // adding it leaves an inte
 /// Exponent field of 2^n.
 constexpr std::int32_t field(int n) { return (n + 127) << 23; }
 
-/// The fp32 exponent field of a number that fp16 holds. It is that of 2^-14 for subnormal numbers, whose last place is
-/// that of the smallest normal one.
+/// The exponent field, in fp32, of a number that fp16 can hold. Subnormal numbers of fp16 get the field of 2^-14, its
+/// smallest normal number, because their last bit has the same value.
 TESSERA_HOST_DEVICE constexpr std::int32_t exponent_fp16(std::int32_t bits) {
     const std::int32_t exponent = bits & kExponent;
     return exponent > field(-14) ? exponent : field(-14);

@@ -207,9 +207,10 @@ RankStep step_of(const Ranks& q, std::int64_t heads_kv, const Spread& spread, bo
     return step;
 }
 
-/// Bytes beside the tensors. By NCCL: received rows, keys of the runs for two steps, and in the backward what is sent
-/// and received of dK and dV. By copies: keys of the runs, of up to four steps at once; memory that the GPUs share, for
-/// K and V of two calls, and in the backward for two times dK and dV of a step; received rows of dK and dV.
+/// The bytes that a GPU needs beside the tensors. By NCCL these are the received rows, the keys of the runs for two
+/// steps, and in the backward the rows of dK and dV that it sends and receives. By copies they are the keys of the
+/// runs, for up to four steps at once, and the memory that the GPUs share: K and V of two calls. The backward by copies
+/// adds shared memory for dK and dV of two steps, and the received rows of dK and dV.
 std::int64_t memory_of(const Ranks& q, const std::vector<std::int64_t>& steps, const Spread& spread) {
     const std::int64_t head =
         (q.problem.head_dim + q.problem.head_dim_v) * static_cast<std::int64_t>(size_of(q.problem.dtype));

@@ -59,8 +59,9 @@ KernelShares shares_of(const Question& question);
 /// unit to whole tiles.
 std::int64_t computed_elements(const schedule::Workload& workload, bool on_matrix_unit);
 
-/// The computed elements that run the mask code on a matrix unit: all elements of a panel and a block of keys
-/// (backward: a strip and a block of queries) that a mask cuts, or in which the keys (queries) end within a tile.
+/// The computed elements that run the mask code on a matrix unit. In the forward these are all elements of a panel and
+/// a block of keys, if a mask cuts them or the keys end within a tile. In the backward they are those of a strip and a
+/// block of queries, if a mask cuts them or the queries end within a tile.
 std::int64_t masked_elements(const schedule::Workload& workload);
 
 /// predict_cpu() with these constants.

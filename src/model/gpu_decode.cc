@@ -19,7 +19,7 @@ using cuda::decode::Items;
 using cuda::decode::RowSplits;
 using cuda::decode::Splits;
 
-/// The splits of a call, dealt to thread blocks.
+/// The splits of a call, by thread block.
 struct DecodeWork {
     struct Block {
         std::int64_t splits = 0, tiles = 0;
@@ -28,7 +28,7 @@ struct DecodeWork {
     std::int64_t splits = 0;         ///< of all rows
     std::int64_t tiles = 0;          ///< tiles of keys of all splits
     std::int64_t most_of_a_row = 0;  ///< splits of the row that has the most
-    std::vector<Block> blocks;       ///< all thread blocks; one that stands for all if splits are too many to deal
+    std::vector<Block> blocks;       ///< all thread blocks; or one that stands for all, if there are too many splits
 
     /// The thread block that is done last, if a tile and the end of a split take so many clocks.
     Block last(double tile, double end) const {
@@ -72,21 +72,21 @@ HeadWork work_of_head(const Problem& p, std::int64_t len_q, std::int64_t len_kv,
     return work;
 }
 
-/// Calls deal(tiles) for each split of a sequence, in the order of SplitWork::find(): neighbouring thread blocks have
+/// Calls visit(tiles) for each split of a sequence, in the order of SplitWork::find(): neighbouring thread blocks have
 /// the tiles of rows of the same keys, then the kv heads. A tile of rows may have fewer splits than another: 0 tiles.
-template <class Deal>
-void for_each_split(const HeadWork& head, std::int64_t heads_kv, std::int64_t splits, const Deal& deal) {
+template <class Visit>
+void for_each_split(const HeadWork& head, std::int64_t heads_kv, std::int64_t splits, const Visit& visit) {
     for (std::int64_t split = 0; split < splits; ++split) {
         for (std::int64_t h = 0; h < heads_kv; ++h) {
             for (const auto& tiles : head)
-                deal(split < static_cast<std::int64_t>(tiles.size()) ? tiles[static_cast<std::size_t>(split)] : 0);
+                visit(split < static_cast<std::int64_t>(tiles.size()) ? tiles[static_cast<std::size_t>(split)] : 0);
         }
     }
 }
 
 /// The work of a Problem whose heads of a group are not packed.
 DecodeWork work_of(const Question& q, const Config& config, std::int64_t blocks) {
-    constexpr std::int64_t kMostDealt = 1 << 20;  // beyond this an equal share is close enough
+    constexpr std::int64_t kMostVisited = 1 << 20;  // beyond this an equal share is close enough
     const Problem& p = q.problem;
     std::vector<std::pair<std::int64_t, std::int64_t>> lengths = q.options.sequences;
     if (lengths.empty()) lengths.assign(static_cast<std::size_t>(p.batch), {p.len_q, p.len_kv});
@@ -103,7 +103,7 @@ DecodeWork work_of(const Question& q, const Config& config, std::int64_t blocks)
             for (const std::int64_t n : tiles) work.tiles += n * p.heads_kv;
         }
     }
-    if (work.splits > kMostDealt) {
+    if (work.splits > kMostVisited) {
         work.blocks = {{schedule::ceil_div(work.splits, blocks), schedule::ceil_div(work.tiles, blocks)}};
         return work;
     }

@@ -181,5 +181,21 @@ TEST_F(DecodeBlocks, several_problems_follow_each_other_in_one_workspace) {
     }
 }
 
+/// The number of a launch is counted in the first four bytes of the workspace. 0 is that of words that were never
+/// written, so 1 follows on 2^32 - 1.
+TEST_F(DecodeBlocks, the_numbers_of_launches_begin_again_with_1) {
+    const Stream stream;
+    for (const auto& block : on_device_) {
+        const BlockWorkspace workspace = workspace_of(*block);
+        cudaMemset(workspace.span().data(), 0xFF, sizeof(std::uint32_t));
+        cudaDeviceSynchronize();
+        for (int launch = 0; launch < 2; ++launch) {
+            block->clear(stream);
+            block->run(workspace.span(), stream);
+            ASSERT_TRUE(block->is_right(stream)) << "launch " << launch;
+        }
+    }
+}
+
 }  // namespace
 }  // namespace tessera::cuda::test

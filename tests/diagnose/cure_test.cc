@@ -252,7 +252,8 @@ void expect_cures_that_work(Call (*question_of)(std::mt19937&), std::uint64_t se
                     known = (i == left_out || apply(after, cure.changes[i].name, wanted)) && known;
                 ASSERT_TRUE(known) << text_of(cure);
                 const bool whole = left_out == cure.changes.size();
-                // From 2.14 on PyTorch unsqueezes by itself; what other changes say counts four dimensions.
+                // PyTorch 2.14 and later unsqueezes by itself, so the call also runs without this change. The cure
+                // keeps it, because the other changes name dimensions of a tensor of four.
                 if (!whole && cure.changes[left_out].name == "unsqueeze" && after.torch >= Version{2, 14, 0}) continue;
                 EXPECT_EQ(runs(after, wanted), whole)
                     << question << " " << text_of(cure) << (whole ? "" : ", without " + cure.changes[left_out].name);

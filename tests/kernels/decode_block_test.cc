@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <set>
 
 #include "kernels/decode_block_reference.hpp"
 #include "printed.hpp"
@@ -72,6 +73,7 @@ void expect_right_in_every_way(Block block, const std::vector<DecodeBlockPlan>& 
 TEST_P(DecodeBlock, is_right_for_drawn_problems) {
     int refused = 0;
     constexpr int kCases = 60;
+    std::set<std::int64_t> batches, groups;
     for (std::uint64_t seed = 1; seed <= kCases; ++seed) {
         std::mt19937_64 random(seed);
         const auto pick = [&](std::initializer_list<std::int64_t> from) {
@@ -82,9 +84,13 @@ TEST_P(DecodeBlock, is_right_for_drawn_problems) {
         DecodeBlockProblem& p = block.problem;
         p.dtype = GetParam() == DeviceType::cpu && chance(40) ? DType::fp32 : DType::bf16;
         p.weights_dtype = chance(50) ? p.dtype : DType::bf16;
-        p.batch = pick({1, 1, 2, 3, 5, 8});
-        p.heads_kv = pick({1, 2, 3});
-        p.heads_q = p.heads_kv * pick({1, 2, 4, 5, 8});
+        p.batch = pick({1, 1, 2, 3, 4, 5, 6, 7, 8});
+        p.heads_kv = pick({1, 1, 2, 3});
+        // A split has 16 query heads: larger groups have several splits of the same keys.
+        const std::int64_t group = p.heads_kv == 1 ? pick({1, 2, 4, 8, 17, 32, 40}) : pick({1, 2, 4, 5, 8});
+        p.heads_q = p.heads_kv * group;
+        batches.insert(p.batch);
+        groups.insert(group);
         p.head_dim = GetParam() == DeviceType::cpu ? pick({40, 64, 64, 128}) : pick({64, 128});
         p.hidden = pick({64, 320, 512, 1024, 1000});
         p.page_size = pick({0, 1, 3, 16, 16, 784});
@@ -115,15 +121,20 @@ TEST_P(DecodeBlock, is_right_for_drawn_problems) {
         if (HasFatalFailure()) return;
     }
     EXPECT_LE(refused, kCases / 2) << "of " << kCases;
+    EXPECT_EQ(batches, (std::set<std::int64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
+    EXPECT_EQ(groups, (std::set<std::int64_t>{1, 2, 4, 5, 8, 17, 32, 40}));
 }
 
-/// Attention blocks of Llama 3.2 1B and of Qwen3 0.6B, of Llama 3.1 8B with a quarter of its heads, and the widest.
+/// Attention blocks of Llama 3.2 1B and of Qwen3 0.6B, of Llama 3.1 8B with a quarter of its heads, and the widest, by
+/// one launch on a GPU with 227 KiB of shared memory for up to 6 sequences.
 TEST_P(DecodeBlock, is_right_for_the_shapes_of_models) {
     for (const auto& [hidden, heads_q, heads_kv, head_dim, batch, qk_norm] : {std::tuple(2048, 32, 8, 64, 1, false),
                                                                               {4096, 8, 2, 128, 1, false},
                                                                               {1024, 16, 8, 128, 2, true},
-                                                                              {8192, 4, 1, 128, 1, false}}) {
-        Block block{.seed = static_cast<std::uint64_t>(hidden)};
+                                                                              {8192, 4, 1, 128, 1, false},
+                                                                              {8192, 4, 1, 128, 6, false},
+                                                                              {8192, 4, 1, 128, 8, false}}) {
+        Block block{.seed = static_cast<std::uint64_t>(hidden + batch)};
         DecodeBlockProblem& p = block.problem;
         p.batch = batch;
         p.hidden = hidden, p.heads_q = heads_q, p.heads_kv = heads_kv;
@@ -131,6 +142,21 @@ TEST_P(DecodeBlock, is_right_for_the_shapes_of_models) {
         p.qk_norm = qk_norm;
         p.page_size = 16, p.capacity = 160;
         block.lengths.assign(static_cast<std::size_t>(batch), 150);
+        const std::vector<DecodeBlockPlan> plans = plans_of(p);
+        ASSERT_FALSE(plans.empty());
+        expect_right_in_every_way(block, plans);
+    }
+}
+
+/// More than 16 splits: the sums over three segments of them and more are added in order, in one pass of the lanes at
+/// head_dim 64 (8 segments) and in two at 128 (4).
+TEST_P(DecodeBlock, is_right_with_many_splits) {
+    for (const std::int64_t head_dim : {64, 128}) {
+        Block block{.seed = static_cast<std::uint64_t>(head_dim)};
+        DecodeBlockProblem& p = block.problem;
+        p.batch = 2, p.hidden = 64, p.heads_q = 2, p.heads_kv = 1, p.head_dim = p.rotary_dim = head_dim;
+        p.page_size = 64, p.capacity = 20032, p.sinks = true;
+        block.lengths = {20000, 9000};
         const std::vector<DecodeBlockPlan> plans = plans_of(p);
         ASSERT_FALSE(plans.empty());
         expect_right_in_every_way(block, plans);

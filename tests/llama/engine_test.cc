@@ -55,13 +55,33 @@ TEST_P(RandomModel, says_the_same_by_decode_block) {
         Recorded run(random_model(GetParam()), options);
         for (const auto& c : cases) run.submit({.prompt = c["prompt"], .new_tokens = 40});
         run.run();
-        EXPECT_GE(run.engine.model().times().block_steps, 39);
+        EXPECT_GE(run.engine.model().times().blocks.steps(), 39);
         for (std::size_t n = 0; n < cases.size(); ++n) {
             std::vector<std::int32_t> all = cases[n]["prompt"];
             all.insert(all.end(), run.texts[n].tokens.begin(), run.texts[n].tokens.end());
             EXPECT_EQ(all, cases[n]["tokens"].get<std::vector<std::int32_t>>()) << n;
         }
     }
+}
+
+/// The separate kernels write the new key of a step too, and decode_block() comes last.
+TEST_P(RandomModel, comparing_the_blocks_changes_no_logit) {
+    std::vector<float> logits[2];
+    for (const std::int64_t compared : {0, 5}) {
+        Recorded run(random_model(GetParam()), {.model = {.block = true, .compared_steps = compared}});
+        for (const std::int32_t first : {3, 40}) run.submit({.prompt = {first, 7, 9}, .new_tokens = 12});
+        run.run();
+        const Times& times = run.engine.model().times();
+        EXPECT_GT(times.blocks.median(times.blocks.steps()), 0);
+        EXPECT_EQ(times.compared_kernels.steps(), compared);
+        EXPECT_EQ(times.compared_kernels.median(compared) > 0, compared > 0);
+        for (const auto& text : run.texts) {
+            std::vector<float>& all = logits[compared > 0 ? 1 : 0];
+            all.insert(all.end(), text.logits.begin(), text.logits.end());
+        }
+    }
+    EXPECT_FALSE(logits[0].empty());
+    EXPECT_EQ(logits[0], logits[1]);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, RandomModel, testing::Values("qwen3", "llama3"));

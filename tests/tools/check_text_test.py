@@ -18,6 +18,8 @@ CLEAN = {
     "src/b/c.cc": "/// Rows of a tile. What is a tile? See below.\nint x;  // of the step\nchar s[] = \"What\";\n",
     "python/d.py": '"""A sentence, and\nWhere a line begins."""\nx = "Of it"  # one thing: as before\n',
     "src/b/TRIED.md": "`b/gone.cc`\n",
+    "docs/sentences.md": "# Of a heading\n\nWhat is it?\n\n> Of a quotation.\n\n| Of | a table |\n\n"
+                         "    Of code.\n\nA line\nOf a name goes on.\n\n- A thing: of the step.\n",
 }
 
 # File, text, and a piece of the expected line.
@@ -30,6 +32,10 @@ VIOLATIONS = [
     ("src/b/c.cc", "int x;  // Who reads it waits.\n", "src/b/c.cc:1: a sentence opens with 'Who reads"),
     ("python/d.py", '"""A thing.\n\n    It is. Where it\n    lies, it is."""\n', "python/d.py:3: a sentence opens with 'Where it"),
     ("python/d.py", "x = 1 " + " # The same thing\n", "python/d.py:1: a sentence opens with 'The same"),
+    ("docs/a.md", "# A part of it\n\nIt is. As\nsuch, it is.\n", "docs/a.md:3: a sentence opens with 'As such, it is.'"),
+    ("docs/a.md", "# A part of it\n\n- It is.\n- **Where it** is\n  read.\n", "docs/a.md:4: a sentence opens with 'Where it"),
+    ("docs/learn/deep.md", "It is (so). Nor is it.\n", "docs/learn/deep.md:1: a sentence opens with 'Nor is it.'"),
+    ("docs/learn/deep.md", "**It is.** Of it.\n", "docs/learn/deep.md:1: a sentence opens with 'Of it.'"),
     ("README.md", LONG + "\n", "README.md:1: 150 columns, at most 120"),
     ("docs/a.md", "# A part of it\n" + LONG + "\n", "docs/a.md:2: 150 columns"),
     ("docs/a.md", f"# A part of it\n{LONG}[a](../README.md)\n", "docs/a.md:2: 167 columns"),

@@ -25,6 +25,9 @@ def main() -> int:
                 for file in (bug.file, *(f"python/tests/{test}" for test in bug.tests if kind == "python")):
                     (copy / file).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(ROOT / file, copy / file)
+        page = copy / "tests/PLANTED.md"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "tests/PLANTED.md", page)
         failures += planted_bugs.check(copy)
         bug = planted_bugs.bugs_of("cuda")[0]
         path = copy / bug.file
@@ -42,6 +45,16 @@ def main() -> int:
             expected = f"{bug.name}: expected its old text once in {bug.file}, found it {times} times"
             if planted_bugs.check(copy) != [expected]:
                 failures.append(f"expected {expected!r}, got {planted_bugs.check(copy)}")
+        path.write_text(text)
+        listed = page.read_text()
+        for wrong, expected in ((listed.replace(f"| {bug.name} |", "| another_bug |"),
+                                 [f"{bug.name}: no row in tests/PLANTED.md",
+                                  "another_bug: in tests/PLANTED.md, and in no list"]),
+                                (listed + f"| {bug.name} | | | |\n", [f"{bug.name}: two rows in tests/PLANTED.md"])):
+            page.write_text(wrong)
+            if planted_bugs.check(copy) != expected:
+                failures.append(f"expected {expected!r}, got {planted_bugs.check(copy)}")
+        page.write_text(listed)
         path.unlink()
         if planted_bugs.check(copy)[:1] != [f"{bug.name}: no file {bug.file}"]:
             failures.append("a file that is gone is not told")

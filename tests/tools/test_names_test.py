@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Names of tests: suites in CamelCase, tests in snake_case. tests/kernels/BUGS.md has one entry for each family of
-bugs that a name cites (..._bug_7), and names only tests that exist.
+bugs that a name cites (..._bug_7), and names only tests that exist. So do the filters of tools/gpu_check.
 
     test_names_test.py TESTS_FOLDER
 """
@@ -51,8 +51,21 @@ def bug_problems():
             yield f"bug {number}: there is no test {name} of this family"
 
 
+def filter_problems():
+    """The patterns of tools/gpu_check for compute-sanitizer: each begins with the name of a test, or a part of one."""
+    lines = re.findall(r"^SUBSET\+?='(.*)'$", (TESTS.parent / "tools/gpu_check").read_text(), re.MULTILINE)
+    known = [f"{first}.{second}" for _, first, second in names()]
+    patterns = [pattern for pattern in re.split("[:-]+", "".join(lines)) if pattern]
+    if not patterns:
+        yield "tools/gpu_check: no SUBSET"
+    for pattern in patterns:
+        part = pattern.strip("*").removeprefix("AllKernels/").split("*")[0]
+        if not any(part in name for name in known):
+            yield f"tools/gpu_check: no test has a name with {part!r}, of the pattern {pattern}"
+
+
 def main() -> int:
-    problems = [*style_problems(), *bug_problems()]
+    problems = [*style_problems(), *bug_problems(), *filter_problems()]
     print("\n".join(problems) or f"{sum(1 for _ in names())} names ok")
     return 1 if problems or not any(names()) else 0
 

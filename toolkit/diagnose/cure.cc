@@ -71,7 +71,8 @@ const Change* named(const std::vector<Change>& changes, const std::string& name)
     return found == changes.end() ? nullptr : &*found;
 }
 
-/// Applies the changes of these names one after the other; nothing if one can't be made, or does not get there.
+/// Applies the changes of these names one after the other and returns them. Returns nothing if one of them can't be
+/// made, or if the call that they lead to does not run on `wanted`.
 std::optional<Path> replayed(const Call& call, const std::vector<std::string>& names, SdpBackend wanted) {
     Path path;
     for (const std::string& name : names) {

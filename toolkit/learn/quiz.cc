@@ -128,12 +128,12 @@ constexpr Question kExam[] = {
     {"What did FlashAttention-2 change?",
      "The loops are swapped: a block of queries stays and keys stream past, so O is written once. Blocks of queries "
      "are independent, which gives parallelism over the sequence. Warps split queries and not keys (split-Q), so they "
-     "need not exchange sums. And there are fewer FLOP outside of GEMMs.",
+     "need not exchange sums. There are also fewer FLOP outside of GEMMs.",
      11},
     {"What did FlashAttention-3 add on Hopper?",
      "Warp specialization: a producer loads by TMA, consumers compute by wgmma, and registers move from one to the "
-     "other (setmaxnreg). Ping-pong: one warpgroup's softmax runs behind the other's GEMMs. And the GEMM of the next "
-     "tile overlaps with the softmax of this one inside a warpgroup.",
+     "other (setmaxnreg). Ping-pong: one warpgroup's softmax runs behind the other's GEMMs. Inside a warpgroup, the "
+     "GEMM of the next tile overlaps with the softmax of this one.",
      12},
     {"What does a causal mask save?",
      "Tiles above the diagonal are skipped, which is nearly half of the work in long sequences. Only tiles on the "
@@ -159,8 +159,8 @@ constexpr Question kExam[] = {
      "looks up the pages of each tile of keys.",
      18},
     {"What is hard about attention in fp8?",
-     "Numbers in e4m3 have three bits after the point. Where a channel has outliers in Q and K, its products have "
-     "large absolute errors, and errors of scores become factors of weights. FlashAttention-3 turns Q and K by a "
+     "Numbers in e4m3 have three bits after the point. A channel with outliers in Q and K has products with large "
+     "absolute errors, and errors of scores become factors of weights. FlashAttention-3 turns Q and K by a "
      "random orthogonal matrix (incoherent processing), which spreads outliers and leaves Q K^T as it is, and scales "
      "by block. The second GEMM wants V in another layout than that of bf16.",
      19},

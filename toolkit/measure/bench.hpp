@@ -16,7 +16,8 @@ namespace tessera::measure {
 struct Method {
     int repeat = 9;         ///< timed calls
     double warm_up_ms = 0;  ///< warm-up before them: one call, and more until this time has passed
-    /// Upper bound of the measurements taken while they are noisy (statistics.hpp); the one of least spread counts.
+    /// The most measurements of the call. A noisy one (statistics.hpp) is repeated, and the result is the measurement
+    /// with the least spread.
     int rounds = 1;
     bool own_time = false;  ///< for a call on one thread: takes CPU time of the thread instead of wall time
 };

@@ -96,7 +96,8 @@ std::string choice_of(std::vector<std::string> values) {
     return values.empty() ? last : fmt::format("{} or {}", fmt::join(values, ", "), last);
 }
 
-/// The fewest parts that distinguish the panels; the others stand once for all.
+/// The titles of the panels. A panel's title has the fewest parts that distinguish it from the other panels; the
+/// remaining parts are in `common`, once for all of them.
 struct Titles {
     std::vector<std::string> panels;
     std::string common;

@@ -13,10 +13,10 @@ _CLASSES = {_native.INVALID_ARGUMENT: ValueError, _native.UNSUPPORTED: _native.U
             _native.OUT_OF_MEMORY: MemoryError, _native.DEVICE_UNAVAILABLE: _native.DeviceUnavailable}
 
 
-# PyTorch's text for an argument of another type than the operator's schema has.
+# Matches PyTorch's message for an argument whose type is not the one in the operator's schema.
 _SCHEMA = re.compile(r"tessera::\w+\(\) Expected a value of type '(?:Optional\[)?(\w+)\]?' for argument '(\w+)' "
                      r"but instead found type '(.+?)'")
-# Arguments that the public functions name otherwise than the operators.
+# The names that the public functions have for arguments of the operators, if they differ.
 _NAMES = {"dropout": "dropout_p", "window_left": "window", "window_right": "window"}
 
 

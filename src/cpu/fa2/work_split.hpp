@@ -135,9 +135,10 @@ struct LongSequences {
     static constexpr std::int64_t kSharesOfThread = 2;
 };
 
-/// Runs the tasks of a call with LongSequences, of which choose() has been called: first chunk(kv_head, panels, number,
-/// chunk, worker) for each chunk of those that are split, and whole(kv_head, panels, worker) for the others; then
-/// merge(kv_head, panels, number, worker) for those that were split. number: of the task among those.
+/// Runs the tasks of a call, some of which are split: those of the sequences that LongSequences::choose() found. First
+/// chunk(kv_head, panels, number, chunk, worker) runs for each chunk of the split tasks, and whole(kv_head, panels,
+/// worker) for the other tasks. Then merge(kv_head, panels, number, worker) runs for the split tasks, which `number`
+/// counts.
 template <class Whole, class Chunk, class Merge>
 void run_long_sequences(const ForwardCall& call, const WorkSplit& work_split, const LongSequences& long_sequences,
                         std::int64_t* ends, const Whole& whole, const Chunk& chunk, const Merge& merge) {

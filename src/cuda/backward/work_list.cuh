@@ -20,7 +20,7 @@ struct ListedWork {
 
 /// The list of a call.
 struct Listing {
-    int first_item;  ///< the list's room where there is none
+    int first_item;  ///< the capacity of the list if it has none
     int parts;       ///< the most of any sequence
     bool decreases;  ///< cu_seqlens decrease: sequences overlap, and nothing is listed
 };
@@ -68,10 +68,10 @@ __device__ __forceinline__ int start_classes(int (&items)[kLengthClasses], int e
     return begin;
 }
 
-/// All threads: lists the sequences. `room`: items that the list has room for; work(sequence) returns the ListedWork of
-/// a Sequence. The order within a class depends on the run; no bit does.
+/// All threads: lists the sequences. `capacity`: the most items of the list. work(sequence) returns the ListedWork of a
+/// Sequence. The order within a class depends on the run; no bit does.
 template <class Work>
-__device__ __forceinline__ Listing list_sequences(const ForwardParams& p, ListedSequence* list, int room,
+__device__ __forceinline__ Listing list_sequences(const ForwardParams& p, ListedSequence* list, int capacity,
                                                   const Work& work) {
     __shared__ int class_items[kLengthClasses];  // then the next item of each class
     __shared__ int decreases, parts, first_item;
@@ -89,12 +89,12 @@ __device__ __forceinline__ Listing list_sequences(const ForwardParams& p, Listed
     }
     __syncthreads();
     if (thread < 32) {
-        const int first = start_classes(class_items, room);
+        const int first = start_classes(class_items, capacity);
         if (thread == 0) first_item = first;
     }
     __syncthreads();
-    // Offsets that decrease have more items than there is room for.
-    if (decreases != 0) return {room, parts, true};
+    // Sequences whose offsets decrease can have more items than the capacity.
+    if (decreases != 0) return {capacity, parts, true};
     for_each_listed(batch, [&](int b) {
         ListedSequence own{};
         int items = 0;

@@ -58,8 +58,8 @@ struct Shared {
     Group<kHeadDim> groups[1];    ///< launch.layout.groups of them
 };
 
-/// Position of a warp in the ring (CUTLASS: PipelineState): the index of its stage and the parity of its phase, for a
-/// number of stages that the launch chooses.
+/// Position of a warp in the ring (CUTLASS: PipelineState): the index of its stage and the parity of its phase. The
+/// launch chooses the number of stages, which is a template argument of cuda::PipelineState and decode::RingState.
 struct RingState {
     int index = 0;
     std::uint32_t phase = 0;

@@ -32,7 +32,8 @@ template <int kRows, bool kByWgmma = by_wgmma(kRows)>
 struct Exchange {
     SliceExchange of_rows[kRows / 16][2];
 };
-/// By wgmma: P of a tile of keys of which a row does not see all, where V has NaN or infinity: [row][two keys].
+/// By wgmma, P goes through shared memory in one case only: a row does not see all keys of the tile, and V of the tile
+/// has NaN or infinity. [row][two keys].
 template <int kRows>
 struct Exchange<kRows, true> {
     std::uint32_t p[kRows][Config::kKeys / 2];

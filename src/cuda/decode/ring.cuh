@@ -20,8 +20,9 @@ __device__ __forceinline__ void wait(ptx::Mbarrier& barrier, std::uint32_t parit
 #endif
 }
 
-/// Position of one side in a ring: the index of its stage and the parity of its phase (CUTLASS: PipelineState). It is
-/// not cuda::PipelineState, with which ptxas assigns the registers of the mainloop otherwise than they were timed.
+/// Position of one side in a ring: the index of its stage and the parity of its phase (CUTLASS: PipelineState). It is a
+/// type of its own, because with cuda::PipelineState ptxas assigns other registers in the mainloop than in the kernels
+/// that were timed.
 template <int kStages>
 struct RingState {
     int index = 0;

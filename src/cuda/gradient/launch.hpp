@@ -78,7 +78,7 @@ struct Workspace {
     int query_parts = 1;  // of any sequence, at most
     // Ragged calls only (cuda/backward/host/work_list.hpp):
     ListedSequence* list = nullptr;  // [list_items]
-    std::int64_t list_items = 0;     // room in it
+    std::int64_t list_items = 0;     // its capacity
     int* next_numbers = nullptr;     // [query_parts]: as Counters::next_cta
 
     Workspace(Arena& arena, const Problem& p, const Counts& counts, int padded_dim, bool splits_heads,
@@ -159,7 +159,7 @@ struct Launch {
     int part = 0;                    // the part of the queries that this launch has
     int max_terms = 0;               // QueryParts::max_terms
     int* next_cta = nullptr;         // the counter of this launch
-    ListedSequence* list = nullptr;  // ragged: the list of its work, and room for items in it
+    ListedSequence* list = nullptr;  // ragged: the list of its work, and its capacity
     int list_items = 0;
     // Dividers to decode the number of a CTA: by the key blocks of a segment; the splits of all heads; the splits of a
     // head; the kv heads.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Producer/consumer pipeline: a ring of shared-memory stages that one side fills and the other empties, synchronised by
-// mbarriers. Phases are counted here and nowhere else.
+// mbarriers. Rings that cp.async fills have a state of their own: decode/ring.cuh and block/shared.cuh say why.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"

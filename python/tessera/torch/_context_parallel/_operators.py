@@ -65,7 +65,7 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], permut
                     to = o[:, heads], lse[heads], o_residual[:, heads] if residual else None
                     residual = _forward(to, a, call, None if sinks is None else sinks[heads].float()) and residual
     lse = lse.reshape(heads_q, batch, rows).transpose(0, 1).contiguous()
-    # A kernel for few queries writes none, and then no call's counts.
+    # A kernel for few queries writes no residual of O. If one of the calls has none, those of the others are dropped.
     kept = o_residual.reshape(batch, rows, heads_q, -1) if residual else o.new_empty((0,), dtype=torch.int8)
     return o.reshape(batch, rows, heads_q, -1), lse, kept
 

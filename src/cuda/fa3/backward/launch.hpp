@@ -99,7 +99,7 @@ struct Launch {
     int part_queries;  ///< of a part in which a CTA has all heads of a group
     int part;          ///< the part of the queries that this launch of the main kernel has (cuda/host/query_parts.hpp)
     int parts;         ///< such launches
-    int list_items;    ///< ragged: room for items in the list
+    int list_items;    ///< ragged: the capacity of the list
     Softcap softcap;   ///< capped shapes
 };
 

@@ -79,7 +79,7 @@ struct KeyBlockNumbering {
           by_last_round_segment(divider_by(heads % std::max(rounds.heads, 1) * std::int64_t{rounds.segment_size})),
           by_sequence(divider_by(heads_kv * head_splits)),
           by_splits(divider_by(head_splits)) {}
-    /// The numbers of a ragged call, whose list has room for so many items (key_block_list.hpp).
+    /// The numbers of a ragged call, whose list has a capacity of `items` (key_block_list.hpp).
     static KeyBlockNumbering of_list(std::int64_t items, std::int64_t heads_kv, int head_splits) {
         KeyBlockNumbering numbering;
         numbering.splits = head_splits;

@@ -290,8 +290,9 @@ struct MainloopWarpPairs {
         __syncthreads();
     }
 
-    /// Writes dV or dK of the pair's keys, rounded, through the shared memory of V or K, after a barrier of all
-    /// threads; or unrounded to the workspace, if the CTA has a split of the heads or a part of the queries.
+    /// Writes dV or dK of the pair's keys. A CTA with all heads and queries writes them rounded, through the shared
+    /// memory of V or K, after a barrier of all threads. A CTA with a split of the heads, or a part of the queries,
+    /// writes them unrounded to the workspace.
     __device__ __forceinline__ void store_sums(const Sums& sums, const Scale& scale) const {
         const Launch& launch = tiles.launch;
         const CtaWork& work = tiles.work;

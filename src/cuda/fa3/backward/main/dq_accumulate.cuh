@@ -277,14 +277,15 @@ __device__ __forceinline__ void write_dq(ConsumerThread<T, kConfig>& c, float (&
     c.arrive(shared.dq_full[c.warpgroup]);
 }
 
-/// After the last step of a key block that writes dQ: not 0 if a key block of this call has met NaN or infinities in
-/// K. Each one sets the flag before it adds to dQ, and this one has waited for those that add earlier.
+/// Returns not 0 if a key block of this call has met NaN or infinities in K. A key block that writes dQ asks after its
+/// last step: by then it has waited for the key blocks that add before it, and each of them set the flag before it
+/// added.
 __device__ __forceinline__ int nonfinite_keys_met(const Launch& launch) {
     return ptx::load_relaxed(&launch.workspace.state->nonfinite_keys);
 }
 
-/// A consumer of a key block that has written dQ: stores the NaN of infinite keys over the warp's rows of half `half`
-/// of each query block whose dQ it has written (store_nan_of_keys).
+/// Stores the NaN of infinite keys over rows of dQ that this key block has written (store_nan_of_keys): the warp's rows
+/// of half `half` of each query block. By a consumer, after the last step.
 template <class T, Config kConfig>
 __device__ __forceinline__ void store_nan_of_written_dq(const ConsumerThread<T, kConfig>& c, int half) {
     constexpr bool kByColumns = kConfig.block_q == Config::kRows;
