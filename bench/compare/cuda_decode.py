@@ -4,13 +4,18 @@
 cuDNN.
 
     python3 bench/compare/cuda_decode.py build/src/libtessera.so [--kernels cuda.decode.forward,cuda.fa3.forward] [--fa3]
-        [--set short|all] [--repeat 21] [--dtype bf16] [--before other/libtessera.so] [--out records.jsonl] [--commit HASH]
+        [--set short|all|prefill|append] [--repeat 21] [--dtype bf16] [--before other/libtessera.so] [--out records.jsonl] [--commit HASH]
 
 Each call is one layer's attention: K and V are read from memory, since 256 MiB are written before each call. A figure is
 the median over calls in random order, between CUDA events, in microseconds, with the share of the read probe of the same
 run (the sum of 4 GiB of floats) that the bytes of K and V of live keys stand for. "page N" is a cache in pages of N
 tokens in random order; "slots" is a contiguous cache with lengths on the device. Peers have the same keys without a
 cache. Before timing, O is compared with fp32 to 5e-3 of its norm, and LSE to 1e-3. --before times another build too.
+
+--set prefill times a chunk of a prompt on pages that hold older keys, beside cuda.fa3.forward on the same keys without a
+cache: microseconds, TFLOP/s over visible pairs, and bytes of workspace. --set append times CUDA graphs of a step of
+decoding: attention alone, and the append of a token with rotary embedding before it. The share of the probe, and of the
+appending graph the microseconds on top.
 """
 import argparse
 import ctypes
@@ -37,6 +42,9 @@ ALL = SHORT + [
     (32, 8, 128, 32, 4704, 0, 1), (32, 8, 128, 64, "zipf", -1, 1), (32, 8, 128, 64, "zipf", 16, 1), (64, 8, 128, 32, 4096, 0, 1),
     (64, 8, 128, 1, 32768, 16, 8), (16, 16, 64, 1, 8192, 0, 1), (32, 32, 128, 8, 4096, 0, 1), (32, 4, 80, 16, 4096, 0, 1),
     (28, 4, 128, 16, 4096, 0, 1), (48, 4, 96, 16, 4096, 0, 1), (40, 8, 192, 8, 4096, 0, 1), (64, 1, 128, 32, 4096, 0, 1)]
+
+
+PREFILL = [(chunk, older, page) for chunk in (512, 2048, 8192) for older in (0, 32768) for page in (16, 256)]
 
 
 def probe():
@@ -115,12 +123,118 @@ def as_problem(row, name, lengths):
     return fields
 
 
+def differs(o, want_o, lse, want_lse):
+    """Words about wrong O and LSE, or none."""
+    error, lse_error = ((o.float() - want_o.float()).norm() / want_o.float().norm()).item(), (lse - want_lse).abs().max().item()
+    return "" if error < 5e-3 and lse_error < 1e-3 else f"WRONG: O {error}, LSE {lse_error}"
+
+
+def write(options, lib, rows):
+    """Appends Records with what all of a run have in common."""
+    if not options.out: return
+    common = {"what": "measured", "by": "tessera", "pass": "forward", "dtype": options.dtype, "deterministic": True,
+              "device": torch.cuda.get_device_name(), "clock_mhz": int(torch_cuda.query("clocks.sm") or 0),
+              "versions": {"tessera": lib.version(), "torch": torch.__version__, "driver": torch_cuda.query("driver_version")},
+              "date": datetime.date.today().isoformat(), "commit": options.commit}
+    with open(options.out, "a") as out:
+        out.writelines(json.dumps({**row, **common}) + "\n" for row in rows)
+
+
+def prefill(lib, options, dtype, flush):
+    """Chunks of a prompt of 32/8 heads of 128, causal, on older keys in pages."""
+    heads_q, heads_kv, dim = 32, 8, 128
+    print(f"{'chunk':>6} {'older':>6} {'page':>5}" + "".join(f"{n:>12}{'TFLOP/s':>9}{'workspace':>15}" for n in ("pages", "no cache")))
+    for chunk, older, page in PREFILL:
+        torch.cuda.empty_cache()
+        keys = older + chunk
+        make = lambda heads, rows: torch.randn(1, rows, heads, dim, device=flush.device, dtype=dtype).transpose(1, 2)
+        q, k, v = make(heads_q, chunk), make(heads_kv, keys), make(heads_kv, keys)
+        calls, bytes_of, results, names = {}, {}, {}, {}
+        for name, at in (("pages", page), ("no cache", 0)):
+            shape, tensors = our_tensors((heads_q, heads_kv, dim, 1, keys, at, chunk), q, k, v, [keys])
+            own = abi.Options(struct_size=ctypes.sizeof(abi.Options), kernel=None if at else b"cuda.fa3.forward", backend=abi.CUDA)
+            names[name] = lib.plan(shape, own, abi.FORWARD).kernel.decode()
+            bytes_of[name] = lib.workspace_bytes(lib.problem(shape), own, abi.FORWARD)
+            results[name] = dict(o=torch.full_like(q, math.nan), lse=torch.full((1, heads_q, chunk), math.nan, device=q.device))
+            calls[name] = lib.prepare(shape, own, abi.FORWARD, dict(tensors, **results[name]))
+            calls[name]()
+        times = {name: statistics.median(t) * 1e3 for name, t in torch_cuda.times_of(calls, options.repeat, flush).items()}
+        flop = 4 * heads_q * dim * (chunk * older + chunk * (chunk + 1) // 2)
+        print(f"{chunk:>6} {older:>6} {page:>5}" +
+              "".join(f"{us:12.1f}{flop / us * 1e-6:9.1f}{bytes_of[name]:15,}" for name, us in times.items()) + "  " +
+              differs(*(results[n][t] for t in ("o", "lse") for n in ("pages", "no cache"))), flush=True)
+        write(options, lib, [{"kernel": names[name], "schedule": "fa2" if "decode" in names[name] else "fa3", "batch": 1, "len_q": chunk,
+                              "len_kv": -(-keys // page) * page if name == "pages" else keys, "heads_q": heads_q, "heads_kv": heads_kv,
+                              "head_dim": dim, "head_dim_v": dim, "mask": "causal bottom-right", "ms": us * 1e-3,
+                              "tflops": flop / us * 1e-6, "workspace_bytes": bytes_of[name], "set": "prefill",
+                              **({"features": f"cache in pages of {page}", "lens_q": [chunk], "lens_kv": [keys]} if name == "pages" else {})}
+                             for name, us in times.items()])
+
+
+def append_call(lib, tensors):
+    """A function that appends the new rows, and turns them and q by rotary embedding."""
+    kind = abi.struct_of("tessera_append_args")
+    args = kind(struct_size=ctypes.sizeof(kind), **{name: abi.view(t) for name, t in tensors.items()})
+    own = abi.Options(struct_size=ctypes.sizeof(abi.Options))
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream) if tensors["k"].is_cuda else None
+    return lambda: lib.check(lib.lib.tessera_append(ctypes.byref(args), ctypes.byref(own), stream))
+
+
+def turned(x, cos, sin):
+    """x [..., head_dim] by rotary embedding, pairs i and i + head_dim / 2, in fp32."""
+    a, b = x.float().chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def append(lib, options, dtype, flush, speed):
+    """Steps of decoding of 32 sequences of 32/8 heads of 128 with 4,096 keys, the last of which is new."""
+    heads_q, heads_kv, dim, batch, keys = 32, 8, 128, 32, 4096
+    print(f"{'cache':>9} {'decode':>16} {'append + decode':>20} {'on top':>8}")
+    for page in (-1, 16):
+        torch.cuda.empty_cache()
+        make = lambda heads, rows: torch.randn(batch, rows, heads, dim, device=flush.device, dtype=dtype).transpose(1, 2)
+        q, k, v = make(heads_q, 1), make(heads_kv, keys), make(heads_kv, keys)
+        new_k, new_v, q_turned = k[:, :, -1:].clone(), v[:, :, -1:].clone(), torch.empty_like(q)
+        angles = torch.rand(keys, dim // 2, device=q.device) * 6
+        shape, cache = our_tensors((heads_q, heads_kv, dim, batch, keys, page, 1), q, k.clone(), v.clone(), [keys] * batch)
+        results = dict(o=torch.full_like(q, math.nan), lse=torch.full((batch, heads_q, 1), math.nan, device=q.device))
+        rows = dict(k=new_k, v=new_v, k_cache=cache["k"], v_cache=cache["v"], kv_lengths=cache["kv_lengths"] - 1, q=q,
+                    q_out=q_turned, rotary_cos=angles.cos(), rotary_sin=angles.sin())
+        if page > 0: rows["page_table"] = cache["page_table"]
+        stream, graphs = torch.cuda.Stream(), {}
+        with torch.cuda.stream(stream):
+            own = abi.Options(struct_size=ctypes.sizeof(abi.Options), kernel=b"cuda.decode.forward")
+            decode = lib.prepare(shape, own, abi.FORWARD, dict(cache, q=q_turned, **results))
+            new = append_call(lib, rows)
+            for name, call in (("decode", decode), ("append + decode", lambda: (new(), decode()))):
+                call()
+                stream.synchronize()
+                graphs[name] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graphs[name], stream=stream): call()
+        graphs["append + decode"].replay()
+        cos, sin = angles[-1].cos(), angles[-1].sin()
+        k[:, :, -1:] = turned(new_k, cos, sin).to(dtype)
+        want = gold(turned(q, cos, sin).to(dtype), k, v, [keys] * batch)
+        wrong = differs(results["o"], want[0], results["lse"], want[1])
+        times = torch_cuda.times_of({name: graph.replay for name, graph in graphs.items()}, options.repeat, flush)
+        us = {name: statistics.median(t) * 1e3 for name, t in times.items()}
+        share = batch * keys * heads_kv * dim * 4 * 1e-3 / speed
+        kind = "slots" if page < 0 else f"page {page}"
+        print(f"{kind:>9} " + " ".join(f"{t:9.1f} ({share / t:4.2f})" for t in us.values()) +
+              f" {us['append + decode'] - us['decode']:12.1f}  {wrong}", flush=True)
+        write(options, lib, [{"kernel": "cuda.decode.forward", "schedule": "fa2", "batch": batch, "len_q": 1, "len_kv": keys, "heads_q": heads_q,
+                              "heads_kv": heads_kv, "head_dim": dim, "head_dim_v": dim, "mask": "none", "ms": t * 1e-3, "set": "append",
+                              "features": ("cache" if page < 0 else f"cache in pages of {page}") +
+                              (", append with rotary embedding" if name != "decode" else ""), "graph": name, "cache": kind,
+                              "probe_gb_per_s": speed} for name, t in us.items()])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("library")
     parser.add_argument("--kernels", default="cuda.decode.forward")
     parser.add_argument("--fa3", action="store_true", help="FlashAttention-3 by the package fa3-fwd beside the others")
-    parser.add_argument("--set", choices=("short", "all"), default="all")
+    parser.add_argument("--set", choices=("short", "all", "prefill", "append"), default="all")
     parser.add_argument("--before", help="another libtessera.so, whose cuda.decode.forward is timed too")
     parser.add_argument("--repeat", type=int, default=21)
     parser.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
@@ -131,7 +245,9 @@ def main():
     if options.before: ours.append(("before", "cuda.decode.forward", abi.Library(options.before)))
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[options.dtype]
     flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
-    speed = probe()
+    speed = probe() if options.set != "prefill" else 0
+    if options.set == "prefill": return prefill(ours[0][2], options, dtype, flush)
+    if options.set == "append": return append(ours[0][2], options, dtype, flush, speed)
     peers = (["fa3"] if options.fa3 and dtype == torch.bfloat16 else []) + ["fa2", "cudnn"]
     columns = [name for name, _, _ in ours] + peers
     print(f"{torch.cuda.get_device_name()}, read probe {speed:.0f} GB/s; us (share of the probe)")

@@ -3,16 +3,19 @@
 
     python python/bench/models.py [--models llama,bert] [--ways eager,compiled] [--batches plain,padded,packed]
         [--passes forward,train] [--size small|large] [--layers N] [--batch N] [--length N] [--rounds N] [--json]
+        [--out rows.jsonl]
 
 The peer is "sdpa", and "eager" for Gemma-2 and gpt-oss, which transformers does not run by "sdpa".
 Rows: model, way (compiled: torch.compile(fullgraph=True)) and batch. plain: rows of equal length. padded: lengths
 between half and all of a row, on the side where the model's tokenizer pads, with an attention_mask. packed: documents
 in one row, by position_ids, exponential lengths with a mean of an eighth of a row; "as rows" is the peer on such
-documents as padded rows. Thousands of tokens a second count no padding. Medians of rounds in which the implementations
+documents as padded rows, and "varlen" is flash-attention's way: PyTorch's own FlashAttention-2 on the documents'
+offsets (varlen_attn; Llama and Qwen3, eager, CUDA). Thousands of tokens a second count no padding. Medians of rounds in which the implementations
 take turns; memory is the peak of a round in MiB (CUDA only). `form` is what the first attention call of a step (in the
 compiled graph, where there is one) was: causal, window, ragged, bias, or full.
 """
 import argparse
+import inspect
 import json
 import statistics
 import time
@@ -25,8 +28,9 @@ import tessera.transformers
 CAUSAL = {"llama": "Llama", "gemma2": "Gemma2", "mistral": "Mistral", "qwen3": "Qwen3", "gpt_oss": "GptOss"}
 MODELS = (*CAUSAL, "bert", "vit")
 WITHOUT_SDPA = ("gemma2", "gpt_oss")
+VARLEN = ("llama", "qwen3")  # causal layers without a window or a softcap
 COLUMNS = (("model", 8), ("way", 9), ("batch", 7), ("pass", 8), ("form", 20), ("ktok/s", 9), ("peer", 9), ("ratio", 6),
-           ("MiB", 8), ("peer", 8), ("as rows", 9))
+           ("MiB", 8), ("peer", 8), ("as rows", 9), ("varlen", 9))
 
 
 def sizes(options):
@@ -99,6 +103,39 @@ def batch_of(kind, name, options, device, dtype):
     longest = max(lengths)
     alone = torch.randint(1, 100, (len(lengths), longest), generator=generator).to(device)
     return packed, ids.numel(), dict(padded_rows(alone, lengths, True), **cache)
+
+
+def register_varlen():
+    """Registers attn_implementation="varlen": PyTorch's varlen_attn on offsets of documents. False where it has none."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    takes = inspect.signature(varlen_attn).parameters
+    options = dict(window_size=(-1, 0)) if "window_size" in takes else dict(is_causal=True)
+    if "enable_gqa" in takes:
+        options["enable_gqa"] = True
+
+    def layer(module, query, key, value, attention_mask, scaling=None, cu_seq_lens_q=None, cu_seq_lens_k=None,
+              max_length_q=None, max_length_k=None, **_):
+        if scaling is not None and abs(scaling * query.shape[-1] ** 0.5 - 1) > 1e-6:
+            raise ValueError(f"scaling: expected 1 / sqrt(head_dim), got {scaling}")
+        q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))  # [tokens, heads, head_dim]
+        if "enable_gqa" not in takes:
+            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        return varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, **options)[None], None
+
+    transformers.AttentionInterface.register("varlen", layer)
+    transformers.AttentionMaskInterface.register("varlen", lambda *args, **keywords: None)
+    return True
+
+
+def offsets_of(positions):
+    """The keywords by which transformers calls flash-attention on packed documents, from position_ids [1, tokens]."""
+    starts = (positions[0] == 0).nonzero().flatten().to(torch.int32)
+    offsets = torch.cat((starts, starts.new_tensor([positions.shape[1]])))
+    longest = int(offsets.diff().max())
+    return dict(cu_seq_lens_q=offsets, cu_seq_lens_k=offsets, max_length_q=longest, max_length_k=longest)
 
 
 def form_of(schema, args, kwargs):
@@ -182,6 +219,10 @@ def rows_of(name, way, options, device, dtype):
             steps = {a: lambda m=m: step(m, arguments, passes) for a, m in runs.items()}
             if alone is not None and way == "eager":
                 steps["as rows"] = lambda: step(runs["peer"], alone, passes)
+                if name in VARLEN and device == "cuda" and register_varlen():
+                    varlen = model_of(name, "varlen", options, device, dtype)
+                    offsets = offsets_of(arguments["position_ids"])
+                    steps["varlen"] = lambda: step(varlen, {**arguments, **offsets}, passes)
             found = measured(steps, device, options.rounds)
             rate = {a: tokens / 1e3 / seconds for a, (seconds, _) in found.items()}
             yield dict(model=name, way=way, batch=kind, passes=passes, form=form.found, tokens=tokens,
@@ -190,10 +231,10 @@ def rows_of(name, way, options, device, dtype):
 
 
 def shown(row):
-    rows = row["rate"].get("as rows")
+    others = (row["rate"].get(who) for who in ("as rows", "varlen"))
     return (row["model"], row["way"], row["batch"], row["passes"], row["form"], f"{row['rate']['tessera']:.1f}",
             f"{row['rate']['peer']:.1f}", f"{row['ratio']:.2f}", row["mib"]["tessera"] or "-",
-            row["mib"]["peer"] or "-", "-" if rows is None else f"{rows:.1f}")
+            row["mib"]["peer"] or "-", *("-" if rate is None else f"{rate:.1f}" for rate in others))
 
 
 def line(cells):
@@ -220,6 +261,7 @@ def options_of(arguments=None):
                           ("length", "tokens of a row; default: 2048, small 64"), ("rounds", "default: 10, small 2")):
         parser.add_argument(f"--{name}", type=int, help=meaning)
     parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--out", help="append the rows (JSON lines) to this file")
     options = parser.parse_args(arguments)
     cuda = torch.cuda.is_available()
     options.size = options.size or ("large" if cuda else "small")
@@ -239,6 +281,8 @@ def main():
     tessera.transformers.register()
     where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     found = []
+    common = dict(torch=torch.__version__, transformers=transformers.__version__, device=where, layers=options.layers,
+                  rows=options.batch, length=options.length)
     if not options.json:
         print(f"PyTorch {torch.__version__}, transformers {transformers.__version__}, {where}, {dtype}",
               f"{options.layers} layers, {options.batch} x {options.length} tokens", line([name for name, _ in COLUMNS]), sep="\n")
@@ -248,9 +292,11 @@ def main():
                 found.append(row)
                 if not options.json:
                     print(line(shown(row)), flush=True)
+                if options.out:
+                    with open(options.out, "a") as out:
+                        out.write(json.dumps({**row, **common}) + "\n")
     if options.json:
-        print(json.dumps(dict(torch=torch.__version__, transformers=transformers.__version__, device=where,
-                              layers=options.layers, batch=options.batch, length=options.length, rows=found)))
+        print(json.dumps({**common, "batch": options.batch, "rows": found}))
 
 
 if __name__ == "__main__":

@@ -88,6 +88,10 @@ def large_plans(groups):
     assert pieces.calls > 10 and pieces.memory_forward < 4 * pieces.whole  # each row is a run with keys of its own
     assert 1.6e9 < million.memory_forward < 1.8e9 and 3.3e9 < million.memory_backward < 3.5e9
     assert 4.2e9 < million.whole < 4.4e9 and million.memory_backward < million.whole
+    for ranks, rows, forward, backward in ((2, 8192, 2.25, 5.75), (4, 8192, 1.625, 4.875), (8, 2**17, 0.516, 0.906)):
+        copied = tt.context_parallel_plan(ranks * rows, ranks, 8, 128, copies=True)
+        assert copied.by == "copies" and abs(copied.memory_forward / copied.whole - forward) < 1e-3
+        assert abs(copied.memory_backward / copied.whole - backward) < 1e-3
     offsets, generator = [0], torch.Generator().manual_seed(0)
     while offsets[-1] < 32768:
         offsets.append(min(32768, offsets[-1] + int(torch.empty(1).exponential_(1 / 2048, generator=generator)) + 1))

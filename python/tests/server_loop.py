@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's loop over a pool of pages, and the contiguous call that each of its results must equal bit for bit.
+"""A server's loop over a pool of pages, and the call on keys in one piece that each result must equal bit for bit.
 
 Sequences join with a prompt, share full pages with others, fork, are decoded with a guess of several tokens of which
 some are taken back, lose the pages before their window, and leave. A page that is free holds NaN, infinity or huge
 numbers, and entries of a table that no length reaches hold anything. test_server_loop.py runs some steps;
 
-    python python/tests/server_loop.py --steps 10000
+    python python/tests/server_loop.py --steps 10000 [--device cuda]
 
-runs as many as are asked for, over pages of 1, 3, 16 and 784 keys, with and without a window, in fp32 and bf16."""
+runs as many as are asked for, over pages of 1, 3, 16 and 784 keys, with and without a window, in fp32 and bf16, on CUDA
+in bf16 and fp16. The call on keys in one piece is attention without a cache on the CPU; on CUDA, where that is another
+kernel with other bits, it is a call on a cache of one slot."""
 import argparse
 import collections
+import itertools
 import random
 import time
 
@@ -20,14 +23,13 @@ from tessera import flash_attn, flash_attn_3
 
 HEADS, HEADS_K, DIM = 4, 2, 16
 LONGEST, PROMPT, SEQUENCES, GUESS = 120, 40, 6, 4
-JUNK = (float("nan"), float("inf"), 3e38)
 
 
 class Sequence:
     """A sequence: its keys and values in one piece, and its pages. Entries of pages before the window are None."""
 
-    def __init__(self, dtype):
-        self.k = self.v = torch.empty(0, HEADS_K, DIM, dtype=dtype)
+    def __init__(self, dtype, device):
+        self.k = self.v = torch.empty(0, HEADS_K, DIM, dtype=dtype, device=device)
         self.pages = []
 
     def __len__(self):
@@ -35,11 +37,13 @@ class Sequence:
 
 
 class Server:
-    def __init__(self, seed, page, window, dtype=torch.float32):
+    def __init__(self, seed, page, window, dtype=torch.float32, device="cpu"):
         self.draw, self.rows = random.Random(seed), torch.Generator().manual_seed(seed)
-        self.page, self.window, self.dtype = page, window, dtype
+        self.page, self.window, self.dtype, self.device = page, window, dtype, device
+        self.junk = (float("nan"), float("inf"), torch.finfo(dtype).max)
         count = (SEQUENCES + 2) * (LONGEST + PROMPT + GUESS) // page + 2 * SEQUENCES
-        layers = torch.empty(count, page, 2, HEADS_K, 2 * DIM, dtype=dtype)  # two layers in a page, K and V side by side
+        # Two layers in a page, K and V side by side.
+        layers = torch.empty(count, page, 2, HEADS_K, 2 * DIM, dtype=dtype, device=device)
         self.k_cache, self.v_cache = layers[:, :, 1, :, :DIM], layers[:, :, 1, :, DIM:]
         self.free, self.users = list(range(count)), collections.Counter()
         for number in self.free:
@@ -47,11 +51,14 @@ class Server:
         self.sequences, self.seen = [], collections.Counter()
 
     def _random(self, *shape):
-        return torch.randn(shape, generator=self.rows).to(self.dtype)
+        return torch.randn(shape, generator=self.rows).to(self.device, self.dtype)
+
+    def _integers(self, values):
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
 
     def _spoil(self, number):
-        self.k_cache[number] = self.draw.choice(JUNK)
-        self.v_cache[number] = self.draw.choice(JUNK)
+        self.k_cache[number] = self.draw.choice(self.junk)
+        self.v_cache[number] = self.draw.choice(self.junk)
 
     def _take(self):
         number = self.free.pop(self.draw.randrange(len(self.free)))
@@ -68,7 +75,7 @@ class Server:
 
     def join(self):
         """A new sequence, perhaps on the full pages that another one begins with. Returns the rows of its prompt."""
-        sequence = Sequence(self.dtype)
+        sequence = Sequence(self.dtype, self.device)
         other = self.draw.choice(self.sequences) if self.sequences and self.draw.random() < 0.4 else None
         if other is not None and None not in other.pages:
             full = self.draw.randint(0, len(other) // self.page)
@@ -87,7 +94,7 @@ class Server:
 
     def fork(self):
         """A copy of a sequence: full pages are shared, a page that is begun is copied."""
-        other, sequence = self.draw.choice(self.sequences), Sequence(self.dtype)
+        other, sequence = self.draw.choice(self.sequences), Sequence(self.dtype, self.device)
         self._share(sequence, other, len(other) // self.page)
         if len(other) % self.page:
             number = self._take()
@@ -135,7 +142,7 @@ class Server:
             while len(sequence.pages) * self.page < len(sequence) + rows:
                 sequence.pages.append(self._take())
         nobody = self.draw.randint(0, 2)
-        lengths = torch.tensor([len(m) for m in batch] + [-guess if same else 0] * nobody, dtype=torch.int32)
+        lengths = self._integers([len(m) for m in batch] + [-guess if same else 0] * nobody)
         table = self._table(batch, nobody)
         q, k, v = ([self._random(rows, heads, DIM) for rows in new] for heads in (HEADS, HEADS_K, HEADS_K))
         out, lse = (self._dense if same else self._ragged)(q, k, v, lengths, table, nobody)
@@ -156,8 +163,7 @@ class Server:
         junk = (-1, 10**6, 0, -2**31)
         rows = [[self.draw.choice(junk) if number is None else number for number in m.pages] for m in batch]
         rows += [[]] * nobody
-        return torch.tensor([row + [self.draw.choice(junk) for _ in range(width - len(row))] for row in rows],
-                            dtype=torch.int32)
+        return self._integers([row + [self.draw.choice(junk) for _ in range(width - len(row))] for row in rows])
 
     def _scores(self):
         return dict(causal=True, window_size=(-1, -1) if self.window is None else (self.window, 0))
@@ -172,16 +178,15 @@ class Server:
         return out[:real], lse[:real]
 
     def _ragged(self, q, k, v, lengths, table, nobody):
-        counts = torch.tensor([0] + [len(rows) for rows in q] + [0] * nobody, dtype=torch.int32)
-        offsets = counts.cumsum(0, dtype=torch.int32)
+        counts = [0] + [len(rows) for rows in q] + [0] * nobody
+        offsets = self._integers(list(itertools.accumulate(counts)))
         behind = self.draw.randint(0, 3)  # rows past the last offset
-        flat = [torch.cat(rows + [torch.full((behind, *rows[0].shape[1:]), float("nan"), dtype=self.dtype)])
-                for rows in (q, k, v)]
+        flat = [torch.cat(rows + [rows[0].new_full((behind, *rows[0].shape[1:]), float("nan"))]) for rows in (q, k, v)]
         out, lse = flash_attn_3.flash_attn_with_kvcache(
             flat[0], self.k_cache, self.v_cache, flat[1], flat[2], cache_seqlens=lengths, page_table=table,
             cu_seqlens_q=offsets, cu_seqlens_k_new=offsets, max_seqlen_q=max(map(len, q)), return_softmax_lse=True,
             **self._scores())
-        total = int(offsets[-1])
+        total = sum(counts)
         assert out[total:].eq(0).all() and lse[:, total:].eq(float("-inf")).all()
         sizes = [len(rows) for rows in q]
         self.seen["calls of 3"] += 1
@@ -190,32 +195,43 @@ class Server:
     def _check(self, sequence, q, k, v, out, lse):
         """The bits of the same rows in a call on the keys in one piece; now and then fp64 too."""
         k, v = torch.cat((sequence.k, k)), torch.cat((sequence.v, v))
-        want, want_lse = flash_attn_3.flash_attn_func(q[None], k[None], v[None], return_attn_probs=True,
-                                                      **self._scores())
+        whole, scores = (q[None], k[None], v[None]), self._scores()
+        if self.device == "cpu":
+            want, want_lse = flash_attn_3.flash_attn_func(*whole, return_attn_probs=True, **scores)
+        else:
+            want, want_lse = flash_attn_3.flash_attn_with_kvcache(*whole, cache_seqlens=len(k), return_softmax_lse=True,
+                                                                  **scores)
         assert torch.equal(out, want[0]), f"O of {len(q)} queries on {len(k)} keys, {dict(self.seen)}"
         assert torch.equal(lse, want_lse[0]), f"LSE of {len(q)} queries on {len(k)} keys, {dict(self.seen)}"
         self.seen["results"] += 1
         if self.draw.random() < 0.02:
             left = None if self.window is None else (self.window, 0)
-            o64, lse64 = reference.attention(q[None], k[None], v[None], causal="bottom-right", window=left)
-            reference.expect_close(out, o64[0], 3e-6 if self.dtype == torch.float32 else 2.0**-7, "o")
-            reference.expect_lse(lse, lse64[0])
+            o64, lse64 = reference.attention(*(t.cpu() for t in whole), causal="bottom-right", window=left)
+            limits = {torch.float32: 3e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+            reference.expect_close(out.cpu(), o64[0], limits[self.dtype], "o")
+            reference.expect_lse(lse.cpu(), lse64[0])
             self.seen["results beside fp64"] += 1
 
 
-KINDS = [(page, window, dtype) for page in (16, 3, 1, 784) for window in (None, 21)
-         for dtype in (torch.float32, torch.bfloat16)]
+PAGES = (16, 3, 1, 784)
+
+
+def kinds(device):
+    dtypes = (torch.bfloat16, torch.float16) if device == "cuda" else (torch.float32, torch.bfloat16)
+    return [(page, window, dtype, device) for page in PAGES for window in (None, 21) for dtype in dtypes]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     total, begun = collections.Counter(), time.monotonic()
-    for number, (page, window, dtype) in enumerate(KINDS):
-        server = Server(options.seed + number, page, window, dtype)
-        for _ in range(-(-options.steps // len(KINDS))):
+    of_device = kinds(options.device)
+    for number, kind in enumerate(of_device):
+        server = Server(options.seed + number, *kind)
+        for _ in range(-(-options.steps // len(of_device))):
             server.step()
         total.update(server.seen)
     print(f"{time.monotonic() - begun:.0f} s; " + ", ".join(f"{number:,} {name}" for name, number in total.items()))

@@ -7,32 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch_reference as reference  # noqa: E402
+from cache_support import NAN, expected  # noqa: E402
 from tessera import flash_attn, flash_attn_3, rotary  # noqa: E402
-
-NAN = float("nan")
-
-
-def expected(q, k, v, causal=False, window=(-1, -1), softcap=0.0):
-    """(out, lse) in fp64 of one sequence: q (rows, heads, dim), k, v (keys, heads_k, dim)."""
-    q, k, v = q.double(), k.double(), v.double()
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
-    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-    last = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
-    keys = torch.arange(len(k), device=q.device)[None]
-    seen = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
-    if causal:
-        seen &= keys <= last
-    if window[0] >= 0:
-        seen &= keys >= last - window[0]
-    if window[1] >= 0:
-        seen &= keys <= last + window[1]
-    scores = scores.masked_fill(~seen, float("-inf"))
-    lse = torch.logsumexp(scores, -1) if len(k) else scores.new_full(scores.shape[:2], float("-inf"))
-    weights = torch.nan_to_num(torch.exp(scores - lse[..., None]), nan=0.0)
-    return torch.einsum("hqk,khd->qhd", weights, v), lse
-
 
 class Drawn:
     """A cache with the rows of each sequence, drawn by a seed. Unused rows are NaN, and unused entries junk."""
@@ -257,6 +233,7 @@ def test_a_table_with_more_rows_than_sequences():
 
 
 def test_metadata_is_empty_and_changes_nothing():
+    """A window that the metadata was not told is honoured."""
     case = Drawn(2, True)
     metadata = flash_attn_3.get_scheduler_metadata(case.batch, case.new, case.capacity, case.heads, case.heads_k,
                                                    case.dim, case.lengths, page_size=case.page, num_splits=3)
@@ -264,6 +241,9 @@ def test_metadata_is_empty_and_changes_nothing():
     call = lambda **more: flash_attn_3.flash_attn_with_kvcache(  # noqa: E731
         case.q, case.k_cache, case.v_cache, **case.keywords(flash_attn_3), **more)
     assert torch.equal(call(scheduler_metadata=metadata, num_splits=3), call())
+    window = dict(causal=True, window_size=(2, 0))
+    assert torch.equal(call(scheduler_metadata=metadata, **window), call(**window))
+    assert not torch.equal(call(**window), call(causal=True))
 
 
 @pytest.mark.parametrize("function,names", [

@@ -10,14 +10,13 @@ import server_loop  # noqa: E402
 STEPS = 300
 
 
-@pytest.mark.parametrize("page", sorted({page for page, _, _ in server_loop.KINDS}))
-def test_every_result_has_the_bits_of_the_contiguous_call(page):
-    kinds = [kind for kind in server_loop.KINDS if kind[0] == page]
+@pytest.mark.parametrize("page", sorted(server_loop.PAGES))
+def test_every_result_has_the_bits_of_the_contiguous_call(page, device):
+    kinds = [kind for kind in server_loop.kinds(device) if kind[0] == page]
     seen = collections.Counter()
-    pages = len({page for page, _, _ in server_loop.KINDS})
     for number, kind in enumerate(kinds):
         server = server_loop.Server(100 * page + number, *kind)
-        for _ in range(STEPS // pages // len(kinds)):
+        for _ in range(STEPS // len(server_loop.PAGES) // len(kinds)):
             server.step()
         assert server.seen["results"] > server.seen["steps"]
         seen.update(server.seen)

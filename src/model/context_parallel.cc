@@ -219,7 +219,8 @@ std::int64_t memory_of(const Ranks& q, const std::vector<std::int64_t>& steps, c
     if (copies(q)) {
         const std::int64_t all = q.problem.heads_kv * head;
         const std::int64_t kept = keys * (steps.size() <= 4 ? all : 2 * most) + 2 * std::llround(q.rows()) * all;
-        return q.pass == Pass::forward ? kept : kept + (2 * keys + std::llround(spread.parts_received)) * most;
+        const std::int64_t parts = q.problem.ragged ? std::llround(spread.parts_received) : q.problem.rows_q();
+        return q.pass == Pass::forward ? kept : kept + (2 * keys + parts) * most;
     }
     const std::int64_t whole = spread.gathered ? q.problem.rows_q() : received;
     std::int64_t rows = whole + std::min<std::int64_t>(std::ssize(steps), 2) * keys;

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/tensors.hpp"
+#include "kernels/sparse_memory.hpp"
 #include "tessera/append.hpp"
 #include "tessera/error.hpp"
 
@@ -118,6 +119,41 @@ TEST(Append, at_lengths_in_slots) {
     args.cache_batch_index = slots;
     append(args);
     expect_cache(r, {-1, 0, 1, -1, 0, 1});
+}
+
+/// Slots that lie more than 2^31 elements apart: an offset of 32 bits would write to another slot.
+TEST(Append, to_slots_that_lie_2_to_the_31_elements_apart_bug_s4) {
+    constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 2 * kHeads * kDim, kRows = 4;
+    constexpr std::int64_t kElements = 2 * kStride + 2 * kRows * kHeads * kDim;
+    const check::SparseMemory memory(static_cast<std::size_t>(kElements * size_of(DType::bf16)));
+    if (memory.data() == nullptr) GTEST_SKIP() << "no address space for " << kElements << " elements";
+    Rows r({1, kRows}, 2);
+    AppendArgs args = r.args();
+    const auto view = [&](std::int64_t from, std::int64_t dim) {
+        return strided_view(static_cast<std::byte*>(memory.data()) + from * size_of(DType::bf16), DType::bf16,
+                            {3, kRows, kHeads, dim}, {kStride, 2 * kHeads * kDim, 2 * kDim, 1});
+    };
+    args.k_cache = view(0, kDim);
+    args.v_cache = view(kDim, kDimV);
+    const Tensor lengths = numbers({3, 1}, DType::int32), slots = numbers({2, 1}, DType::int32),
+                 offsets = numbers({0, 1, 2}, DType::int32);
+    args.kv_lengths = lengths;
+    args.cache_batch_index = slots;
+    args.cu_seqlens_k = offsets;
+    append(args);
+    for (std::int64_t slot = 0; slot < 3; ++slot) {
+        for (std::int64_t row = 0; row < kRows; ++row) {
+            const std::int64_t from = slot == 2 && row == 3 ? 0 : slot == 1 && row == 1 ? 1 : -1;
+            for (std::int64_t h = 0; h < kHeads; ++h) {
+                for (std::int64_t c = 0; c < kDim; ++c) {
+                    const double got = load_as_double(args.k_cache.at<Bf16>(slot, row, h, c), DType::bf16);
+                    ASSERT_EQ(got, from < 0 ? 0 : r.k.at(from, h, c)) << "slot " << slot << ", row " << row;
+                }
+                const double got = load_as_double(args.v_cache.at<Bf16>(slot, row, h, 5), DType::bf16);
+                ASSERT_EQ(got, from < 0 ? 0 : r.v.at(from, h, 5)) << "slot " << slot << ", row " << row;
+            }
+        }
+    }
 }
 
 /// K and V side by side in the last dimension, and in turns: page p of V is page p + 1 of K's memory.

@@ -8,12 +8,10 @@
 #include <array>
 #include <random>
 
+#include "check/case_cache.hpp"
 #include "kernels/support.hpp"
 
 namespace tessera::check {
-
-/// How K and V lie in memory.
-enum class Place { apart, side_by_side, heads_first, layers, interleaved_pages };
 
 /// A call on a cache with its tensors. `pages` and slots that no key needs hold poison.
 struct CacheCall {
@@ -80,51 +78,23 @@ struct CacheCall {
         const std::int64_t needed = p.page_size > 0 ? p.batch * (p.len_kv / p.page_size) : p.batch;
         const bool any_count = p.page_size > 0 || p.cache_batch_index;
         const std::int64_t count = needed + (any_count ? static_cast<std::int64_t>(random() % 3) : 0);
-        const std::int64_t heads = p.heads_kv, dim = p.head_dim, dim_v = p.head_dim_v;
-        std::array<std::int64_t, 4> of_k{}, of_v{};
-        std::int64_t first_v = 0;
-        switch (place) {
-            case Place::apart:
-                of_k = {rows * heads * dim, heads * dim, dim, 1};
-                of_v = {rows * heads * dim_v, heads * dim_v, dim_v, 1};
-                first_v = count * of_k[0];
-                break;
-            case Place::side_by_side:
-                of_k = of_v = {rows * heads * (dim + dim_v), heads * (dim + dim_v), dim + dim_v, 1};
-                first_v = dim;
-                break;
-            case Place::heads_first:
-                of_k = {rows * heads * dim, dim, rows * dim, 1};
-                of_v = {rows * heads * dim_v, dim_v, rows * dim_v, 1};
-                first_v = count * of_k[0];
-                break;
-            case Place::layers:  // three layers in a page, of which this is the second
-                of_k = {3 * rows * heads * (dim + dim_v), heads * dim, dim, 1};
-                of_v = {of_k[0], heads * dim_v, dim_v, 1};
-                first_v = rows * heads * dim;
-                break;
-            case Place::interleaved_pages:
-                of_k = {rows * heads * (dim + dim_v), heads * dim, dim, 1};
-                of_v = {of_k[0], heads * dim_v, dim_v, 1};
-                first_v = rows * heads * dim;
-                break;
-        }
-        const std::int64_t first_k = place == Place::layers ? rows * heads * (dim + dim_v) : 0;
-        const std::int64_t elements = count * std::max(of_k[0], of_k[0] + (first_v == count * of_k[0] ? of_v[0] : 0));
+        const CacheStrides s = strides_of(place, count, rows, p.heads_kv, p.head_dim, p.head_dim_v);
+        const std::int64_t elements = s.elements;
         memory.assign(static_cast<std::size_t>((elements + 64) * size_of(p.dtype)), std::byte{});
         const std::array<double, 3> poisons{std::nan(""), std::numeric_limits<double>::infinity(), 3e38};
         const double poison = poisons[random() % poisons.size()];
         for (std::int64_t i = 0; i < elements + 64; ++i)
             store_from_double(memory.data() + i * size_of(p.dtype), p.dtype, poison);
         const auto view = [&](std::int64_t first, std::int64_t columns, std::array<std::int64_t, 4> strides) {
-            TensorView t = dense_view(memory.data() + first * size_of(p.dtype), p.dtype, {count, rows, heads, columns});
+            TensorView t =
+                dense_view(memory.data() + first * size_of(p.dtype), p.dtype, {count, rows, p.heads_kv, columns});
             for (std::size_t d = 0; d < 3; ++d)
                 if (t.shape[d] == 1) strides[d] = static_cast<std::int64_t>(random() % 3) * 1'234'567;
             std::copy(strides.begin(), strides.end(), t.strides.begin());
             return t;
         };
-        k = view(first_k, dim, of_k);
-        v = view(first_k + first_v, dim_v, of_v);
+        k = view(s.first_k, p.head_dim, s.k);
+        v = view(s.first_v, p.head_dim_v, s.v);
         std::vector<std::int32_t> order(static_cast<std::size_t>(count));
         std::iota(order.begin(), order.end(), 0);
         std::shuffle(order.begin(), order.end(), random);

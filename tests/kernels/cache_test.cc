@@ -10,6 +10,7 @@
 
 #include "cpu/units.hpp"
 #include "kernels/cache_call.hpp"
+#include "kernels/sparse_memory.hpp"
 #include "long_run.hpp"
 
 namespace tessera::check::cache_test {
@@ -164,6 +165,34 @@ TEST(CacheSplit, one_long_sequence_has_the_same_bits_on_any_threads) {
         call.lengths = {4321};
         call.make(random);
         expect_bits_of_sequences(call, "cpu.fa2.forward", {1, 2, 3, 8}, true);
+    }
+}
+
+/// Slots that lie more than 2^31 elements apart: an offset of 32 bits would read other memory.
+TEST(CacheSlots, that_lie_2_to_the_31_elements_apart_bug_s4) {
+    constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 24, kRows = 40, kHeads = 2, kDim = 16;
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        std::mt19937_64 random(12);
+        CacheCall call;
+        call.problem = make_problem(2, 1, kRows, 2 * kHeads, kHeads, kDim, dtype);
+        call.problem.kv_lengths = call.problem.cache_batch_index = true;
+        call.queries = {1, 1};
+        call.lengths = {33, kRows};
+        call.make(random);
+        const std::int64_t slots = call.k.shape[0], elements = (slots - 1) * kStride + 2 * kRows * kHeads * kDim;
+        const SparseMemory memory(static_cast<std::size_t>(elements * size_of(dtype)));
+        if (memory.data() == nullptr) GTEST_SKIP() << "no address space for " << elements << " elements";
+        CacheCall far = call;
+        auto* first = static_cast<std::byte*>(memory.data());
+        for (auto [view, from] : {std::pair(&far.k, &call.k), std::pair(&far.v, &call.v)}) {
+            *view = *from;
+            view->data = first + (from == &call.k ? 0 : kDim * size_of(dtype));
+            view->strides = {kStride, 2 * kHeads * kDim, 2 * kDim, 1};
+            const Packed values = packed_copy(*from);
+            store_all(values.view, *view);
+        }
+        for (const char* kernel : {"cpu.fa2.forward", "cpu.fa1.forward", "cpu.standard.forward", "reference.forward"})
+            expect_bits_of_sequences(far, kernel, {1, 3}, true);
     }
 }
 

@@ -31,6 +31,7 @@ Case bent(Case c, DType dtype, bool plain) {
     p.head_dim_v = rounded_up(p.head_dim_v);
     p.bias = p.bias_gradient = false;
     if (plain) {
+        if (p.kv_lengths && p.ragged) p.ragged = false, p.total_q = 0;  // its keys have no offsets
         p.kv_lengths = p.left_padding = p.cache_batch_index = false;
         p.page_size = 0;
         p.softcap = 0;

@@ -56,15 +56,24 @@ Case drawn_case(std::uint64_t index, DType dtype) {
     const bool cache = p.len_q > 8 || draw.chance(0.8);
     const std::int64_t most = draw.pick({70, 300, 1040, 2100, 4200});
     if (cache) {
-        const std::int64_t page = draw.pick({0, 1, 3, 5, 16, 64, 100, 784});
+        const std::int64_t page = draw.pick({0, 1, 3, 5, 16, 64, 100, 784, 1056});
         p.len_kv = page == 0 ? most : (most + page - 1) / page * page;
         std::vector<std::int64_t> lengths, padding;
         const bool padded = draw.chance(0.3);
         for (std::int64_t b = 0; b < batch; ++b) {
-            lengths.push_back(draw.chance(0.15) ? draw.between(-1, 1) : draw.between(0, most));
+            const bool over = draw.chance(0.05);  // the capacity
+            lengths.push_back(over                ? p.len_kv + draw.between(1, 100)
+                              : draw.chance(0.15) ? draw.between(-1, 1)
+                                                  : draw.between(0, most));
             if (padded) padding.push_back(draw.between(0, std::max<std::int64_t>(lengths.back(), 0)));
         }
         c.set_cache(page, lengths, padding);
+        c.place = static_cast<Place>(draw.between(0, 4));
+        if (draw.chance(0.3)) {
+            std::vector<std::int64_t> queries;
+            for (std::int64_t b = 0; b < batch; ++b) queries.push_back(draw.between(0, p.len_q));
+            c.set_queries(queries);
+        }
     } else {
         p.batch = batch;
         p.len_kv = std::max<std::int64_t>(most, 512);

@@ -97,6 +97,9 @@ TEST(ContextParallel, bytes_and_memory_are_those_of_the_page) {
     // Copies on 2 GPUs: f = 1.25 times K and V for the calls, and a rank's own, half of them, twice.
     const std::int64_t of_all = 2 * std::int64_t{16384} * 8 * 128 * 2;
     EXPECT_EQ(predicted(sequence(16384), Pass::forward, on(2)).memory, of_all / 4 * 9);
+    // One step of the backward: dK and dV of the calls twice, and the rows that arrive, the GPU's own among them.
+    EXPECT_EQ(predicted(sequence(16384), Pass::backward, on(2)).memory, of_all / 4 * 23);
+    EXPECT_EQ(predicted(sequence(131072), Pass::backward, on(4)).memory, 2'617'245'696);
 }
 
 /// Groups of key heads by the MiB of a GPU's K and V, as the library makes them.

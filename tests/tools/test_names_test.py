@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Names of tests: suites in CamelCase, tests in snake_case. tests/kernels/BUGS.md has one entry for each family of
-bugs that a name cites (..._bug_7), and names only tests that exist. So do the filters of tools/gpu_check.
+bugs that a name cites (..._bug_7, ..._bug_s7), and names only tests that exist. So do the filters of
+tools/gpu_check.
 
     test_names_test.py TESTS_FOLDER
 """
@@ -15,6 +16,7 @@ MACRO = re.compile(r"^(TEST|TEST_P|TEST_F|TYPED_TEST|RC_GTEST_PROP|INSTANTIATE_T
 CAMEL_CASE = re.compile(r"[A-Z][A-Za-z0-9]*")
 SNAKE_CASE = re.compile(r"[a-z0-9_]+")
 FAMILIES = re.compile(r"_bug_([0-9_]+)$")
+SERVING = re.compile(r"_bug_(s[0-9]+)$")
 
 
 def names():
@@ -64,8 +66,29 @@ def filter_problems():
             yield f"tools/gpu_check: no test has a name with {part!r}, of the pattern {pattern}"
 
 
+def serving_problems():
+    """The families of caches name tests of C++ and of Python, and corner cases."""
+    tests = {name for _, _, name in names()}
+    for path in (TESTS.parent / "python/tests").glob("test_*.py"):
+        tests.update(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    corners = (TESTS.parent / "toolkit/check/corner_cases.cc").read_text(encoding="utf-8")
+    known = tests | set(re.findall(r'"(\w+)"', corners))
+    page = (TESTS / "kernels/BUGS.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^- \*\*(s\d+)\*\* (.*?)(?=^- |^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    for number, text in entries:
+        quoted = [name for name in re.findall(r"`([^`]+)`", text) if "/" not in name]
+        named = {name.split(".")[-1] for name in quoted} - {"cc", "cu", "py", "hpp"}
+        if not named and "before each call" not in text:
+            yield f"bug {number}: names no test"
+        yield from (f"bug {number}: there is no test {name}" for name in sorted(named - known))
+    listed = [number for number, _ in entries]
+    for number in {match[1] for match in map(SERVING.search, tests) if match} | set(listed):
+        if listed.count(number) != 1:
+            yield f"bug {number}: expected one entry in BUGS.md, got {listed.count(number)}"
+
+
 def main() -> int:
-    problems = [*style_problems(), *bug_problems(), *filter_problems()]
+    problems = [*style_problems(), *bug_problems(), *serving_problems(), *filter_problems()]
     print("\n".join(problems) or f"{sum(1 for _ in names())} names ok")
     return 1 if problems or not any(names()) else 0
 

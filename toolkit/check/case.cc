@@ -149,6 +149,33 @@ const char* name_of_layout(Layout layout) {
     return layout == Layout::bshd ? "bshd" : layout == Layout::bhsd ? "bhsd" : "random layout";
 }
 
+const char* name_of_place(Place place) {
+    constexpr const char* kNames[] = {"apart", "side by side", "heads first", "in layers", "in turns"};
+    return kNames[static_cast<std::size_t>(place)];
+}
+
+/// Turns few cases into calls on a cache: some sequences without keys, with a negative length or with one over the
+/// capacity.
+void draw_cache(Draw& draw, Case& c) {
+    Problem& p = c.problem;
+    if (p.ragged || p.batch == 0 || p.len_kv == 0 || !draw.chance(0.1)) return;
+    p.bias = p.bias_gradient = false;
+    c.expanded = {};
+    const std::int64_t page = draw.pick<std::int64_t>({0, 1, 3, 5, 16, 64, 784, 1056});
+    if (page > 0) p.len_kv = (p.len_kv + page - 1) / page * page;
+    std::vector<std::int64_t> lengths, padding, queries;
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+        lengths.push_back(draw.chance(0.1)   ? -draw.between(0, 2)
+                          : draw.chance(0.1) ? p.len_kv + draw.between(0, 100)
+                                             : draw.between(0, p.len_kv));
+        padding.push_back(draw.between(-2, 20));
+        queries.push_back(draw.between(0, p.len_q));
+    }
+    c.set_cache(page, std::move(lengths), draw.chance(0.3) ? std::move(padding) : std::vector<std::int64_t>{});
+    if (draw.chance(0.4)) c.set_queries(std::move(queries));
+    c.place = static_cast<Place>(draw.between(0, 4));
+}
+
 }  // namespace
 
 void Case::set_lengths(std::vector<std::int64_t> of_q, std::vector<std::int64_t> of_kv) {
@@ -172,6 +199,13 @@ void Case::set_cache(std::int64_t page_size, std::vector<std::int64_t> lengths,
     padding = std::move(left_padding);
 }
 
+void Case::set_queries(std::vector<std::int64_t> of_q) {
+    problem.ragged = true;
+    problem.total_q = std::accumulate(of_q.begin(), of_q.end(), std::int64_t{0});
+    for (const std::int64_t n : of_q) problem.len_q = std::max(problem.len_q, n);
+    lengths_q = std::move(of_q);
+}
+
 std::string describe(const SetElements& set) {
     constexpr const char* kNames[] = {"q", "k", "v", "dO", "bias", "dlse"};
     std::string index;
@@ -185,13 +219,16 @@ std::string Case::describe() const {
     std::string text = problem.describe();
     text += fmt::format(", {}, q {}, k {}, v {}, dO {}", name_of_layout(layout), name_of(q), name_of(k), name_of(v),
                         name_of(d_o));
-    if (problem.ragged) {
+    if (problem.ragged && problem.kv_lengths) {
+        text += fmt::format(", queries [{}] {}", fmt::join(lengths_q, " "), tessera::name_of(cu_seqlens_dtype));
+    } else if (problem.ragged) {
         text += fmt::format(", lengths [{}] x [{}] {}", fmt::join(lengths_q, " "), fmt::join(lengths_kv, " "),
                             tessera::name_of(cu_seqlens_dtype));
     }
     if (problem.kv_lengths) {
         text += fmt::format(", keys [{}]", fmt::join(lengths_kv, " "));
         if (!padding.empty()) text += fmt::format(" from [{}]", fmt::join(padding, " "));
+        text += fmt::format(", K and V {}", name_of_place(place));
     }
     if (problem.bias) {
         const char* holes[] = {"none", "scattered", "prefix", "rows"};
@@ -231,6 +268,7 @@ Case random_case(std::uint64_t seed, std::uint64_t index) {
     if (draw.chance(0.15)) c.tile = Tile{draw.between(1, 100), draw.between(1, 130)};
     c.o_residual = is_16_bit(p.dtype) && draw.chance(0.6);
     draw_extremes(draw, c);
+    draw_cache(draw, c);
     return c;
 }
 

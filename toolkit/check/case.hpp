@@ -24,6 +24,15 @@ enum class Layout : std::uint8_t {
     random,  ///< own dimension order, gaps and misalignment per tensor; strides may be negative or (inputs) zero
 };
 
+/// The places of the keys and values of a cache in memory.
+enum class Place : std::uint8_t {
+    apart,              ///< K and V one after the other; in a case each in memory of its own, in the case's layout
+    side_by_side,       ///< V after K in the last dimension
+    heads_first,        ///< as apart, with the rows of a head one after another
+    layers,             ///< inside pages of three layers, of which this is the second
+    interleaved_pages,  ///< pages of K and of V in turns
+};
+
 /// The entries of a bias that are -inf.
 enum class BiasHoles : std::uint8_t { none, scattered, prefix, rows };
 
@@ -70,12 +79,15 @@ struct Case {
     std::vector<std::int64_t> lengths_kv;  ///< likewise; also of a cache, where they may be beyond 0 .. capacity
     std::vector<std::int64_t> padding;     ///< left padding of each sequence of a cache, or empty
     DType cu_seqlens_dtype = DType::int32;
+    Place place = Place::apart;  ///< of a cache
 
     /// Sets ragged lengths, the totals and the bounds.
     void set_lengths(std::vector<std::int64_t> of_q, std::vector<std::int64_t> of_kv);
     /// Turns the keys of a dense case into a cache in slots, or with a page_size in pages, with lengths of its own.
     void set_cache(std::int64_t page_size, std::vector<std::int64_t> lengths,
                    std::vector<std::int64_t> left_padding = {});
+    /// Makes the queries of a cache ragged.
+    void set_queries(std::vector<std::int64_t> of_q);
     /// Describes the Problem and everything above in one line.
     std::string describe() const;
 };

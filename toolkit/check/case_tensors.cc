@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "check/case_cache.hpp"
 #include "check/packed.hpp"
 #include "core/numeric.hpp"
 
@@ -24,8 +25,8 @@ GuardedTensor rows_tensor(const Case& c, Tensor tensor, bool of_queries, std::in
     const Problem& p = c.problem;
     const std::int64_t heads = of_queries ? p.heads_q : p.heads_kv;
     const std::uint64_t seed = seed_of(c, tensor);
-    if (!of_queries && p.page_size > 0)
-        return {p.dtype, {p.batch * (p.len_kv / p.page_size), p.page_size, heads, dim}, c.layout, seed};
+    if (!of_queries && p.kv_lengths)
+        return {p.dtype, {cache_count(p), p.page_size > 0 ? p.page_size : p.len_kv, heads, dim}, c.layout, seed};
     if (p.ragged) return {p.dtype, {of_queries ? p.total_q : p.total_kv, heads, dim}, c.layout, seed, expand};
     return {p.dtype, {p.batch, of_queries ? p.len_q : p.len_kv, heads, dim}, c.layout, seed, expand};
 }

@@ -30,7 +30,8 @@ enum Tensor : std::uint64_t {
     kOResidual,
     kSinks,
     kDsinks,
-    kTable
+    kTable,
+    kLengths
 };
 
 std::uint64_t seed_of(const Case& c, Tensor tensor);

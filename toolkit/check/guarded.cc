@@ -76,6 +76,18 @@ GuardedTensor::GuardedTensor(DType dtype, std::initializer_list<std::int64_t> sh
     view_.data = memory_.data() + kBand + static_cast<std::size_t>(view_.size() == 0 ? 0 : first) * element;
 }
 
+GuardedTensor::GuardedTensor(const TensorView& layout, std::int64_t first, std::int64_t elements)
+    : memory_(static_cast<std::size_t>(elements * size_of(layout.dtype)) + 2 * kBand, kPoison), view_(layout) {
+    view_.data = memory_.data() + kBand + first * size_of(layout.dtype);
+}
+
+GuardedTensor GuardedTensor::beside(const TensorView& layout, std::int64_t first) {
+    GuardedTensor other;
+    other.view_ = layout;
+    other.view_.data = memory_.data() + kBand + first * size_of(layout.dtype);
+    return other;
+}
+
 void GuardedTensor::poison() { std::fill(memory_.begin(), memory_.end(), kPoison); }
 
 bool GuardedTensor::unchanged(bool elements_too) const {

@@ -21,6 +21,10 @@ class GuardedTensor {
     /// `layout_seed` decides a random layout; `expand` (inputs only) gives one dimension stride 0.
     GuardedTensor(DType dtype, std::initializer_list<std::int64_t> shape, Layout layout, std::uint64_t layout_seed,
                   bool expand = false);
+    /// The shape and strides of a view, whose first element is element `first` of memory of this many elements.
+    GuardedTensor(const TensorView& layout, std::int64_t first, std::int64_t elements);
+    /// An input in the memory of this one, which guards both. memory() of the result is empty.
+    GuardedTensor beside(const TensorView& layout, std::int64_t first);
     GuardedTensor(GuardedTensor&&) = default;
     GuardedTensor& operator=(GuardedTensor&&) = default;
 

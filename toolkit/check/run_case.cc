@@ -172,6 +172,11 @@ CaseRunner::CaseRunner(const Case& which) : state_(std::make_unique<State>()) {
     s.q = rows_tensor(which, kQ, true, p.head_dim, which.expanded[0]);
     s.k = rows_tensor(which, kK, false, p.head_dim, which.expanded[1]);
     s.v = rows_tensor(which, kV, false, p.head_dim_v, which.expanded[2]);
+    if (p.kv_lengths && which.place != Place::apart) {
+        auto [k, v] = cache_in_one_memory(which, seed_of(which, kK));
+        s.k = std::move(k);
+        s.v = std::move(v);
+    }
     s.o = rows_tensor(which, kO, true, p.head_dim_v);
     s.d_o = rows_tensor(which, kDo, true, p.head_dim_v, which.expanded[3]);
     s.lse = lse_tensor(which, kLse);
@@ -201,11 +206,11 @@ CaseRunner::CaseRunner(const Case& which) : state_(std::make_unique<State>()) {
     }
     if (p.ragged) {
         s.cu_q = cu_seqlens(which, kCuQ, which.lengths_q);
-        s.cu_kv = cu_seqlens(which, kCuKv, which.lengths_kv);
+        if (!p.kv_lengths) s.cu_kv = cu_seqlens(which, kCuKv, which.lengths_kv);
     }
     if (p.kv_lengths) {
-        for (const GuardedTensor* t : {&s.k, &s.v}) poison_unused_rows(which, t->view());
-        s.kv_lengths = cache_integers(which, which.lengths_kv, seed_of(which, kCuQ));
+        for (const GuardedTensor* t : {&s.k, &s.v}) poison_unused_rows(which, t->view(), seed_of(which, kTable));
+        s.kv_lengths = cache_integers(which, which.lengths_kv, seed_of(which, kLengths));
         if (p.page_size > 0) s.table = cache_page_table(which, seed_of(which, kTable));
         if (p.left_padding) s.left = cache_integers(which, which.padding, seed_of(which, kCuKv));
     }
