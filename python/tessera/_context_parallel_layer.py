@@ -17,6 +17,15 @@ class Window(typing.NamedTuple):
     right: typing.Optional[int]
 
 
+def _differ(offsets, others):
+    """Whether the offsets are known to differ: no numbers are read on a GPU or in a graph."""
+    if offsets is others:
+        return False
+    if offsets.is_cuda or torch.compiler.is_compiling():
+        return offsets.shape != others.shape
+    return not torch.equal(offsets, others)
+
+
 class Layer:
     """The function that transformers calls for each layer. query: [batch, heads, rows, head_dim]; key, value: [batch,
     kv_heads, ..]."""
@@ -25,7 +34,15 @@ class Layer:
         self.group, self.order = group, order
 
     def __call__(self, module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None,
-                 softcap=None, is_causal=None, s_aux=None, sinks=None, cu_seq_lens_q=None, **kwargs):
+                 softcap=None, is_causal=None, s_aux=None, sinks=None, head_mask=None, position_bias=None, cache=None,
+                 cu_seq_lens_q=None, cu_seq_lens_k=None, **kwargs):
+        for name, given in (("head_mask", head_mask), ("position_bias", position_bias), ("cache", cache)):
+            if given is not None:
+                raise ValueError(f"{name}: expected None with context parallelism, got a {type(given).__name__}")
+        if s_aux is not None and sinks is not None:
+            raise ValueError("sinks: expected None beside s_aux, which is another name of it, got both")
+        if cu_seq_lens_k is not None and (cu_seq_lens_q is None or _differ(cu_seq_lens_q, cu_seq_lens_k)):
+            raise ValueError("cu_seq_lens_k: expected None or the offsets of cu_seq_lens_q, got others")
         if attention_mask is not None and not isinstance(attention_mask, Window):
             raise ValueError(f"attention_mask: expected None, got a {type(attention_mask).__name__}")
         if dropout:

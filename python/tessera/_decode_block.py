@@ -9,7 +9,7 @@ from typing import Any
 from . import _native
 from ._append import without_gradient
 from ._arrays import ITEM_SIZE, borrow, expect
-from ._problem import number, thread_count
+from ._problem import integer, number, thread_count
 from ._results import Workspace, dlpack_stream, finished, output, stream_of, working_on
 
 _WAYS = {None: 0, "one launch": 1, "chain": 2}
@@ -104,7 +104,7 @@ def _problem(given, norm_eps, rotary_interleaved, window_left, scale, softcap):
     problem.qk_norm = int("q_norm" in given or "k_norm" in given)
     problem.norm_eps, problem.softcap = number("norm_eps", norm_eps), number("softcap", softcap)
     if window_left is not None:
-        problem.window_left = window_left
+        problem.window_left = integer("window_left", window_left)
     if scale is not None:
         problem.scale = number("scale", scale)
     return problem

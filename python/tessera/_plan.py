@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from . import _layout, _native
-from ._arrays import expect
+from ._arrays import NAMES, expect
 from ._attention import scores_of
 from ._problem import Call
 
@@ -50,11 +50,12 @@ def plan(q: Any, k: Any, v: Any, *, backward: bool = False, bias_gradient: bool 
     """The kernel that would run the call, its tile, threads and time, and why no other kernel runs. Nothing is
     computed.
 
-    q, k, v and the keywords as in attention(); a tessera.Spec stands for an array. The time is predicted if the model
-    knows this machine; predict() takes other machines.
+    q, k, v and the keywords as in attention(); a tessera.Spec stands for an array. seed and deterministic change no plan.
+    The time is predicted if the model knows this machine; predict() takes other machines.
     Raises ValueError as attention() does, and tessera.Unsupported with every kernel's reason when none would run it.
     """
     call = Call(q, k, v, scores_of("plan", scores), backward=backward, bias_gradient=bias_gradient, specs=True)
+    _expect_inputs(call)
     library, planned = _native.library(), _planned(call)
     info = _native.sized(_native.PlanInfo)
     _native.check(library.tessera_plan_query(*planned, ctypes.byref(info)))
@@ -78,13 +79,57 @@ def predict(q: Any, k: Any, v: Any, *, machine: str, schedule: str | None = None
 
     q, k, v and the keywords as in plan(). machine: a name that `tessera roofline --help` lists, such as
     "h200". schedule: "standard", "fa1", "fa2" or "fa3"; default: the fastest. threads: of a CPU; default: its cores.
+    The model counts no time for a scale, a softcap, alibi_slopes and sinks, nor do seed and deterministic change it.
     A ragged batch counts as sequences of the lengths max_len_q and max_len_kv.
     Raises ValueError naming the argument, and tessera.Unsupported where there is no prediction.
     """
     call = Call(q, k, v, scores_of("predict", scores), backward=backward, specs=True)
+    _expect_inputs(call)
     if schedule is not None and schedule not in _native.SCHEDULES:
         expect("schedule", " or ".join(_native.SCHEDULES), repr(schedule))
+    if not 0 <= call.options.threads <= 1024:
+        expect("threads", "0..1024", call.options.threads)
     return _predict(call, machine, _native.SCHEDULES.get(schedule, 0))
+
+
+def _expect_inputs(call: Call) -> None:
+    """The checks of attention() that need the shapes and dtypes of arrays, which no plan has."""
+    problem, inputs = call.problem, call.inputs
+    batch = () if call.ragged else (problem.batch,)
+    rows = (inputs["k"].shape[0],) if call.ragged else (problem.batch, problem.len_kv)
+    for name, array, sizes in (("k", call.k, (*rows, problem.heads_kv, problem.head_dim)),
+                               ("v", call.v, (*rows, problem.heads_kv, problem.head_dim_v))):
+        shape = [0] * len(sizes)
+        for place, dimension in enumerate(call.order):
+            shape[dimension] = sizes[place]
+        if list(array.shape) != shape:
+            expect(name, f"shape {shape}", list(array.shape))
+        if array.dtype != call.q.dtype:
+            expect(name, f"dtype {NAMES[call.q.dtype]}, as q has", NAMES[array.dtype])
+    of_heads = [[problem.heads_q]]
+    for name, shapes in (("alibi_slopes", of_heads + [[problem.batch, problem.heads_q]]), ("sinks", of_heads)):
+        if name in inputs:
+            _expect_one(name, inputs[name], shapes, [_native.FP32])
+    if "bias" in inputs:
+        tensor, full = inputs["bias"], [*batch, problem.heads_q, problem.len_q, problem.len_kv]
+        if not all(size in (1, wanted) for size, wanted in zip(tensor.shape[:tensor.rank], full)):
+            expect("bias", f"a shape that broadcasts to {full}", tensor.shape[:tensor.rank])
+        _expect_dtype("bias", tensor, [_native.FP32, call.q.dtype])
+    for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+        if name in inputs:
+            _expect_one(name, inputs[name], [[problem.batch + 1]], [_native.INT32, _native.INT64])
+
+
+def _expect_one(name, tensor, shapes, dtypes):
+    shape = list(tensor.shape[:tensor.rank])
+    if shape not in shapes:
+        expect(name, "shape " + " or ".join(map(str, shapes)), shape)
+    _expect_dtype(name, tensor, dtypes)
+
+
+def _expect_dtype(name, tensor, dtypes):
+    if tensor.dtype not in dtypes:
+        expect(name, "dtype " + " or ".join(dict.fromkeys(NAMES[dtype] for dtype in dtypes)), NAMES[tensor.dtype])
 
 
 def _planned(call: Call):

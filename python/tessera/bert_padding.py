@@ -71,6 +71,9 @@ def unpad_input_for_concatenated_sequences(hidden_states: Tensor, attention_mask
     attention_mask_in_length: (batch, seqlen), the lengths of the sequences of each row, from its begin on, then zeros.
     Returns (rows (n, ...), indices (n,), cu_seqlens int32 (sequences + 1,), the longest sequence)."""
     _expect_mask("attention_mask_in_length", attention_mask_in_length, hidden_states)
-    kept = (torch.arange(hidden_states.shape[1], device=hidden_states.device)
-            < attention_mask_in_length.sum(-1, keepdim=True))
+    totals = attention_mask_in_length.sum(-1, keepdim=True)
+    kept = torch.arange(hidden_states.shape[1], device=hidden_states.device) < totals
+    if bool(((attention_mask_in_length < 0) | (totals > hidden_states.shape[1])).any()):
+        expect("attention_mask_in_length", f"lengths from 0 on whose sum in a row is at most {hidden_states.shape[1]}",
+               f"a smallest length of {int(attention_mask_in_length.min())} and a largest sum of {int(totals.max())}")
     return _rows(hidden_states, kept, attention_mask_in_length[attention_mask_in_length > 0])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import _kvcache, _native
 from ._offsets import up_to_the_last_offset, used_members
-from .torch import _attention, _dropout_weights, _operators, _sinks
+from .torch import _attention, _dropout_weights, _errors, _operators, _sinks
 from .torch._operators import Arguments
 from .torch._tensors import expect_tensor
 
@@ -29,7 +29,9 @@ __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_
 
 
 def _side(side):
-    side = -1 if side is None else int(side)
+    given, side = side, -1 if side is None else _attention._integer(side)
+    if side is None:
+        raise RuntimeError(f"window_size: expected two integers, negative for no limit, got {given!r}")
     if side >= 2**63:
         raise RuntimeError(f"window_size: expected integers of 64 bits, got {side}")
     return -1 if side < 0 else side
@@ -47,8 +49,18 @@ def _number(name, value):
     return value
 
 
-def _int(length):
-    return int(length) if isinstance(length, torch.Tensor) else length
+def _bound(name, length):
+    """max_seqlen for the operators: an integer, -1 for None."""
+    if length is None:
+        return -1
+    number = int(length) if isinstance(length, Tensor) else _attention._integer(length)
+    if number is None or number < 0 or isinstance(number, int) and number >= 2**63:
+        raise RuntimeError(f"{name}: expected an integer from 0 on, got {length!r}")
+    return number
+
+
+# The operators' names of arguments and flash-attn's.
+_NAMES = {"scale": "softmax_scale", "cu_seqlens_kv": "cu_seqlens_k"}
 
 
 def _unpacked(name, packed, parts, dim, meaning):
@@ -90,11 +102,11 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
             return _attention.run_few(q, k, v, 1 if causal else 0, False, softmax_scale, left, right)
         _attention.no_gradient("alibi_slopes", alibi_slopes)
         arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k,
-                              _attention.seed_tensor(None, dropout_p), _int(max_seqlen_q), _int(max_seqlen_k),
-                              1 if causal else 0, left, right, softmax_scale, max(softcap, 0.0), dropout_p)
+                              _attention.seed_tensor(None, dropout_p), _bound("max_seqlen_q", max_seqlen_q),
+                              _bound("max_seqlen_k", max_seqlen_k), 1 if causal else 0, left, right, softmax_scale, max(softcap, 0.0), dropout_p)
         result = _sinks.run(arguments, s_aux, return_attn_probs, name="s_aux")
     except (ValueError, _native.DeviceUnavailable) as error:
-        raise RuntimeError(str(error)) from None
+        raise RuntimeError(_errors.renamed(error, _NAMES)) from None
     if not return_attn_probs:
         return result
     o, lse = result
@@ -113,7 +125,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
         fp32 (batch, nheads, seqlen_q); S_dmask is empty without dropout, else (batch, nheads, seqlen_q and seqlen_k
         rounded up to 128): the weights divided by the largest of their row, negative where dropped.
     Raises RuntimeError that names the argument."""
-    return _run(q, k, v, None, None, -1, -1, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+    return _run(q, k, v, None, None, None, None, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                 return_attn_probs)
 
 
@@ -294,8 +306,8 @@ def _pass_arguments(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqle
     """The operators' Arguments of one pass. seed: a tensor, or None without dropout."""
     softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
     return Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seed if dropout_p > 0 else None,
-                     _int(max_seqlen_q), _int(max_seqlen_k), 1 if causal else 0, _side(window_size_left),
-                     _side(window_size_right), softmax_scale, max(softcap, 0.0), dropout_p)
+                     _bound("max_seqlen_q", max_seqlen_q), _bound("max_seqlen_k", max_seqlen_k), 1 if causal else 0,
+                     _side(window_size_left), _side(window_size_right), softmax_scale, max(softcap, 0.0), dropout_p)
 
 
 def _refuse_pages(**arguments):
@@ -312,7 +324,7 @@ def _forward_pass(return_softmax, *settings):
     try:
         o, lse = _attention.run(arguments)
     except (ValueError, _native.DeviceUnavailable) as error:
-        raise RuntimeError(str(error)) from None
+        raise RuntimeError(_errors.renamed(error, _NAMES)) from None
     weights = _dropout_weights.signed_weights(arguments) if return_softmax and seed is not None else None
     return o, torch.where(lse == float("-inf"), float("inf"), lse), weights, seed
 
@@ -323,6 +335,9 @@ def _backward_pass(dout, out, softmax_lse, gradients, rng_state, *settings):
     if settings[7] > 0 and rng_state is None:
         raise RuntimeError("rng_state: expected the one that the forward returned, since there is dropout, got None")
     _expect_tensors(dout=dout, out=out, softmax_lse=softmax_lse, **dict(gradients))
+    for (name, gradient), of in zip(gradients, settings):
+        if isinstance(of, Tensor) and gradient.shape != of.shape:
+            raise RuntimeError(f"{name}: expected shape {list(of.shape)}, got {list(gradient.shape)}")
     arguments = _pass_arguments(*settings, rng_state)
     lse = torch.where(softmax_lse == float("inf"), float("-inf"), softmax_lse)
     try:
@@ -330,7 +345,7 @@ def _backward_pass(dout, out, softmax_lse, gradients, rng_state, *settings):
         found = _operators.gradients(_operators.backward, (*arguments[:_operators.TENSORS], out, lse),
                                      arguments[_operators.TENSORS:], dout, None, False)
     except RuntimeError as error:
-        raise RuntimeError(str(_attention._explained(error, arguments))) from None
+        raise RuntimeError(_errors.renamed(_attention._explained(error, arguments), _NAMES)) from None
     for (_, gradient), value in zip(gradients, found):
         gradient.copy_(value)
     delta = (dout.float() * out.float()).sum(-1)
@@ -341,7 +356,7 @@ def _flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal, window_size_l
                         alibi_slopes, return_softmax):
     """The forward of flash_attn_func, without autograd. Returns (out, softmax_lse, S_dmask, rng_state): S_dmask is None
     unless asked for with dropout, and rng_state is tessera's seed, int64 (1,) in host memory, None without dropout."""
-    return _forward_pass(return_softmax, q, k, v, None, None, -1, -1, dropout_p, softmax_scale, causal,
+    return _forward_pass(return_softmax, q, k, v, None, None, None, None, dropout_p, softmax_scale, causal,
                          window_size_left, window_size_right, softcap, alibi_slopes)
 
 
@@ -363,7 +378,7 @@ def _flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p,
     sums of dout * out over headdim. softmax_lse may be that of more keys than k, as context parallelism has it.
     deterministic changes nothing."""
     return _backward_pass(dout, out, softmax_lse, (("dq", dq), ("dk", dk), ("dv", dv)), rng_state, q, k, v, None, None,
-                          -1, -1, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap,
+                          None, None, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap,
                           alibi_slopes)
 
 

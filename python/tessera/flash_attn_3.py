@@ -14,8 +14,8 @@ from torch import Tensor
 
 from . import _kvcache, _native
 from ._offsets import used_members
-from .flash_attn import _expect_tensors, _int, _number, _scores_of_cache, _unpacked, _window
-from .torch import _attention, _sinks
+from .flash_attn import _NAMES, _bound, _expect_tensors, _number, _scores_of_cache, _unpacked, _window
+from .torch import _attention, _errors, _sinks
 from .torch._operators import Arguments
 
 __all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
@@ -35,11 +35,11 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softma
     try:
         if cu_seqlens_q is cu_seqlens_k is None and not return_attn_probs and softcap == 0.0:
             return _attention.run_few(q, k, v, 1 if causal else 0, False, softmax_scale, left, right)
-        return _sinks.run(Arguments(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None, _int(max_seqlen_q),
-                                    _int(max_seqlen_k), 1 if causal else 0, left, right, softmax_scale, softcap),
+        return _sinks.run(Arguments(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None,
+                                    _bound("max_seqlen_q", max_seqlen_q), _bound("max_seqlen_k", max_seqlen_k), 1 if causal else 0, left, right, softmax_scale, softcap),
                           learnable_sink, return_attn_probs, name="learnable_sink")
     except (ValueError, _native.DeviceUnavailable) as error:
-        raise RuntimeError(str(error)) from None
+        raise RuntimeError(_errors.renamed(error, _NAMES)) from None
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False,
@@ -52,7 +52,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None
     causal is bottom-right. Returns out, or with return_attn_probs (out, softmax_lse), fp32 (batch, nheads, seqlen_q).
     Raises RuntimeError that names the argument, NotImplementedError for what the module's text lists."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
-    return _run(q, k, v, None, None, -1, -1, softmax_scale, causal, window_size, softcap, return_attn_probs)
+    return _run(q, k, v, None, None, None, None, softmax_scale, causal, window_size, softcap, return_attn_probs)
 
 
 def _split_heads(qkv, num_heads_q):

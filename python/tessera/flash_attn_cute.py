@@ -37,7 +37,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None
     block_sparse_tensors and aux_tensors raise NotImplementedError."""
     _refuse(score_mod=score_mod, mask_mod=mask_mod, block_sparse_tensors=block_sparse_tensors,
             aux_tensors=aux_tensors)
-    return flash_attn_3._run(q, k, v, None, None, -1, -1, softmax_scale, causal, _sides(window_size), softcap or 0.0, True,
+    return flash_attn_3._run(q, k, v, None, None, None, None, softmax_scale, causal, _sides(window_size), softcap or 0.0, True,
                              learnable_sink)
 
 
@@ -54,6 +54,5 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
     """flash_attn_func of a ragged batch: q (total_q, nheads, headdim), k, v (total_k, nheads_k, ..), cu_seqlens int32
     (batch + 1,), seqused (batch,) as in tessera.flash_attn_3: (out, lse). page_table raises NotImplementedError too."""
     _refuse(page_table=page_table, score_mod=score_mod, aux_tensors=aux_tensors)
-    longest = (-1 if length is None else length for length in (max_seqlen_q, max_seqlen_k))
-    return flash_attn_3._run_ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, seqused_q, seqused_k, softmax_scale,
-                                    causal, _sides(window_size), softcap or 0.0, True, learnable_sink)
+    return flash_attn_3._run_ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k,
+                                    softmax_scale, causal, _sides(window_size), softcap or 0.0, True, learnable_sink)

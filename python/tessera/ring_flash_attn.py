@@ -7,12 +7,16 @@ documents are cut into consecutive parts wherever that falls; llama3_flash_attn_
 
 q: [batch, rows, heads, head_dim], varlen [rows, heads, head_dim]; kv and qkv have one more dimension, of 2 or 3, before
 heads. dropout_p and alibi_slopes are refused, deterministic changes nothing (every call is), and window_size, which
-ring_flash_attn does not have, is (left, right) with a negative side for no limit. group: None is the default group. With
-return_attn_probs the functions return (out, lse, None), lse [batch, heads, rows] or [heads, rows].
+ring_flash_attn does not have, is (left, right) with a negative side for no limit. max_seqlen, max_seqlen_q
+and max_seqlen_k are bounds of the lengths on a rank: smaller ones are refused, larger ones change nothing. group: None
+is the default group. With return_attn_probs the functions return (out, lse, None), lse [batch, heads, rows] or
+[heads, rows].
 They raise ValueError that names the argument. The functions stripe_* are left out: their rows are never consecutive."""
 from __future__ import annotations
 
 import collections
+import functools
+import itertools
 import math
 import operator
 from typing import Any
@@ -60,6 +64,15 @@ def _dense(order):
     return function
 
 
+def _expect_bound(name, bound, longest):
+    try:
+        fits = operator.index(bound) >= longest
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name}: expected an integer from {longest} on, the longest length, got {bound!r}")
+
+
 def _varlen(order):
     def function(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
                  softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
@@ -73,6 +86,7 @@ def _varlen(order):
         odd = next((b - a for a, b in zip(local, local[1:]) if (b - a) % 2), None)
         if order == "zigzag" and odd:
             raise ValueError(f"cu_seqlens: expected documents of an even number of rows on each rank, got one of {odd}")
+        _expect_bound("max_seqlen", max_seqlen, max((b - a for a, b in zip(local, local[1:])), default=0))
         offsets = tuple(offset * ranks for offset in local)
         own = _order.of_documents(order, offsets, ranks)
         return _attend(q, k, v, group, own, offsets, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
@@ -91,13 +105,7 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens: Tensor, causal: bool, rank:
     total = offsets[-1]
     if world_size < 1 or total % world_size or not 0 <= rank < world_size:
         raise ValueError(f"world_size: expected a divisor of the {total} rows and more than rank {rank}, got {world_size}")
-    first, last = rank * (total // world_size), (rank + 1) * (total // world_size)
-    own = [(a, b) for a, b in zip(offsets, offsets[1:]) if a < last and b > first]
-    lengths_q = [min(b, last) - max(a, first) for a, b in own]
-    lengths_k = [(min(b, last) if causal else b) - a for a, b in own]
-    cu_q, cu_k = ([0] + torch.tensor(lengths).cumsum(0).tolist() for lengths in (lengths_q, lengths_k))
-    begin = own[0][0] if own else first
-    keys = slice(begin, begin + cu_k[-1])
+    cu_q, cu_k, longest_q, longest_k, keys = _parts(tuple(offsets), bool(causal), rank, world_size)
     key = _key(cu_q, keys, rank, world_size)
     known = _prepared.pop(key, set())
     _prepared[key] = known if len(known) > 1 else {*known, tuple(offsets)}
@@ -106,7 +114,20 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens: Tensor, causal: bool, rank:
     dtype, device = (cu_seqlens.dtype, cu_seqlens.device) if isinstance(cu_seqlens, Tensor) else (torch.int32, "cpu")
     made = [torch.tensor(c, dtype=dtype, device=device) for c in (cu_q, cu_k)]
     setattr(made[0], _OFFSETS, tuple(offsets))
-    return *made, max(lengths_q, default=0), max(lengths_k, default=0), keys
+    return *made, longest_q, longest_k, keys
+
+
+@functools.lru_cache(maxsize=_PREPARED_AT_MOST)
+def _parts(offsets, causal, rank, ranks):
+    """The result of llama3_flash_attn_prepare_cu_seqlens(), its tensors as lists."""
+    rows = offsets[-1] // ranks
+    first, last = rank * rows, (rank + 1) * rows
+    own = [(a, b) for a, b in zip(offsets, offsets[1:]) if a < last and b > first]
+    lengths_q = [min(b, last) - max(a, first) for a, b in own]
+    lengths_k = [(min(b, last) if causal else b) - a for a, b in own]
+    cu_q, cu_k = (list(itertools.accumulate(lengths, initial=0)) for lengths in (lengths_q, lengths_k))
+    begin = own[0][0] if own else first
+    return cu_q, cu_k, max(lengths_q, default=0), max(lengths_k, default=0), slice(begin, begin + cu_k[-1])
 
 
 def _key(cu_seqlens_q, keys, rank, ranks):
@@ -120,7 +141,8 @@ def llama3_flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q:
                                   deterministic: bool = False, return_attn_probs: bool = False,
                                   group: dist.ProcessGroup | None = None) -> Any:
     """Attention over packed documents that are cut into consecutive parts. The lengths and local_k_slice are those of
-    llama3_flash_attn_prepare_cu_seqlens(); heads_k_stride changes no result. Raises ValueError."""
+    llama3_flash_attn_prepare_cu_seqlens() with the same causal, and others are refused; cu_seqlens_k is not read on a
+    GPU. heads_k_stride changes no result. Raises ValueError."""
     resolved = _groups.resolved(group)
     rank, ranks = dist.get_rank(resolved), dist.get_world_size(resolved)
     offsets = getattr(cu_seqlens_q, _OFFSETS, None)
@@ -133,6 +155,16 @@ def llama3_flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q:
     if offsets is None:
         raise ValueError("cu_seqlens_q: expected what llama3_flash_attn_prepare_cu_seqlens() of tessera gave for "
                          f"rank {rank} of {ranks}, which knows the documents of all ranks, got another tensor or slice")
+    _, cu_k, longest_q, longest_k, keys = _parts(offsets, bool(causal), rank, ranks)
+    if local_k_slice != keys:
+        raise ValueError(f"local_k_slice: expected {keys}, as llama3_flash_attn_prepare_cu_seqlens() gives it with "
+                         f"causal={bool(causal)}, got {local_k_slice}")
+    on_host = not isinstance(cu_seqlens_k, Tensor) or cu_seqlens_k.device.type == "cpu"
+    if len(cu_seqlens_k) != len(cu_k) or on_host and [int(n) for n in cu_seqlens_k] != cu_k:
+        raise ValueError(f"cu_seqlens_k: expected {cu_k}, as llama3_flash_attn_prepare_cu_seqlens() gives it, got "
+                         f"{cu_seqlens_k!r}")
+    _expect_bound("max_seqlen_q", max_seqlen_q, longest_q)
+    _expect_bound("max_seqlen_k", max_seqlen_k, longest_k)
     return _attend(q, k, v, group, "contiguous", offsets, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
                    return_attn_probs)
 
@@ -143,15 +175,24 @@ def _named(name, function, text):
     return function
 
 
+def _unpacked(name, packed, parts):
+    """The tensors that one packed tensor holds."""
+    _attention.expect_tensor(name, packed)
+    if packed.dim() not in (4, 5) or packed.shape[-3] != parts:
+        raise ValueError(f"{name}: expected shape [batch, rows, {parts}, heads, head_dim] or [rows, {parts}, heads, "
+                         f"head_dim], got {list(packed.shape)}")
+    return packed.unbind(-3)
+
+
 def _with_kv(function, name):
     def of_packed(q: Tensor, kv: Tensor, *rest: Any, **options: Any) -> Any:
-        return function(q, *kv.unbind(-3), *rest, **options)
+        return function(q, *_unpacked("kv", kv, 2), *rest, **options)
     return _named(name, of_packed, f"{function.__name__}() with k and v in one tensor, and its other arguments.")
 
 
 def _with_qkv(function, name):
     def of_packed(qkv: Tensor, *rest: Any, **options: Any) -> Any:
-        return function(*qkv.unbind(-3), *rest, **options)
+        return function(*_unpacked("qkv", qkv, 3), *rest, **options)
     return _named(name, of_packed, f"{function.__name__}() with q, k and v in one tensor, and its other arguments.")
 
 

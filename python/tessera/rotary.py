@@ -36,6 +36,26 @@ def _rotated(x, cos, sin, interleaved):
     return torch.cat(((first * cos + rotate_half(first, interleaved) * sin).to(x.dtype), x[..., dim:]), -1)
 
 
+def _expect_offsets(offsets, batch):
+    """Raises ValueError unless seqlen_offsets is an integer from 0 on, or integers (batch,)."""
+    if isinstance(offsets, torch.Tensor):
+        if offsets.shape != (batch,) or offsets.dtype not in (torch.int32, torch.int64):
+            expect("seqlen_offsets", f"an integer or int32 ({batch},)", f"{offsets.dtype} {list(offsets.shape)}")
+    elif not isinstance(offsets, torch.SymInt) and (not hasattr(offsets, "__index__") or offsets < 0):
+        expect("seqlen_offsets", "an integer from 0 on or a tensor", repr(offsets))
+
+
+def _expect_rows(positions, rows):
+    """Raises ValueError for positions without a row of cos. Those on a GPU, in a graph or of a fake tensor are not read."""
+    if not positions.is_cpu or torch.compiler.is_compiling() or type(positions) is not Tensor or not positions.numel():
+        return
+    least, most = int(positions.min()), int(positions.max())
+    if least < 0:
+        expect("seqlen_offsets", "positions from 0 on", f"a smallest one of {least}")
+    if most >= rows:
+        expect("cos", f"at least {most + 1} rows, one for each position", rows)
+
+
 def _positions(x, offsets, cu_seqlens):
     """The position of each row: (seqlen,) or (batch, seqlen), or (total,) with cu_seqlens."""
     if cu_seqlens is None:
@@ -43,8 +63,10 @@ def _positions(x, offsets, cu_seqlens):
         return rows + (offsets[:, None] if isinstance(offsets, torch.Tensor) else offsets)
     rows = torch.arange(x.shape[0], device=x.device)
     sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), rows.to(cu_seqlens.dtype), right=True)
+    behind = sequence >= len(cu_seqlens) - 1  # of no sequence
+    sequence = torch.where(behind, 0, sequence)
     offsets = offsets[sequence] if isinstance(offsets, torch.Tensor) else offsets
-    return rows - cu_seqlens[sequence] + offsets
+    return torch.where(behind, 0, rows - cu_seqlens[sequence] + offsets)
 
 
 def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False,
@@ -54,8 +76,8 @@ def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
 
     cos, sin: (seqlen_rotary, rotary_dim / 2); a row for each position. The first rotary_dim dimensions are rotated.
     interleaved: pairs are neighbours (GPT-J), else the halves (GPT-NeoX). inplace: the result is written into x.
-    seqlen_offsets: an integer or (batch,), the position of the first row of each sequence. cu_seqlens: (batch + 1,).
-    max_seqlen changes nothing. Raises ValueError that names the argument."""
+    seqlen_offsets: an integer or (batch,), the position of the first row of each sequence. cu_seqlens: (batch + 1,);
+    rows past the last offset are rotated as position 0. Positions on a GPU are not checked. max_seqlen changes nothing. Raises ValueError that names the argument."""
     if cos.shape != sin.shape or cos.dim() != 2:
         expect("cos", "the shape of sin, (seqlen_rotary, rotary_dim / 2)", f"{list(cos.shape)} and {list(sin.shape)}")
     if x.dim() != (4 if cu_seqlens is None else 3):
@@ -63,7 +85,9 @@ def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
                list(x.shape))
     if cu_seqlens is None and not isinstance(seqlen_offsets, torch.Tensor) and x.shape[1] + seqlen_offsets > len(cos):
         expect("cos", f"at least {x.shape[1] + seqlen_offsets} rows, one for each position", len(cos))
+    _expect_offsets(seqlen_offsets, len(x) if cu_seqlens is None else len(cu_seqlens) - 1)
     positions = _positions(x, seqlen_offsets, cu_seqlens)
+    _expect_rows(positions, len(cos))
     rotated = _rotated(x, cos[positions].unsqueeze(-2), sin[positions].unsqueeze(-2), interleaved)
     return x.copy_(rotated) if inplace else rotated
 
@@ -79,10 +103,12 @@ def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: boo
 def _heads_of(qkv, num_heads_q):
     """The queries and the keys of a packed qkv, as views."""
     if qkv.dim() == 5 and qkv.shape[2] == 3:
+        if num_heads_q not in (None, qkv.shape[3]):
+            expect("num_heads_q", f"None or {qkv.shape[3]}, the heads of qkv with 5 dimensions", num_heads_q)
         return qkv[:, :, 0], qkv[:, :, 1]
     if qkv.dim() != 4:
         expect("qkv", "shape (batch, seqlen, 3, nheads, headdim) or (batch, seqlen, heads, headdim)", list(qkv.shape))
-    if num_heads_q is None or num_heads_q >= qkv.shape[2] or (qkv.shape[2] - num_heads_q) % 2:
+    if num_heads_q is None or not 0 < num_heads_q < qkv.shape[2] or (qkv.shape[2] - num_heads_q) % 2:
         expect("num_heads_q", f"the number of heads of q among {qkv.shape[2]}", num_heads_q)
     heads_k = (qkv.shape[2] - num_heads_q) // 2
     return qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q:num_heads_q + heads_k]
@@ -94,9 +120,10 @@ def apply_rotary_emb_qkv_(qkv: Tensor, cos: Tensor, sin: Tensor, cos_k: Tensor |
     """Rotates q and k of qkv (batch, seqlen, 3, nheads, headdim) in place; or, with num_heads_q, of
     (batch, seqlen, num_heads_q + 2 * num_heads_k, headdim). cos_k, sin_k: those of k, if they are others."""
     q, k = _heads_of(qkv, num_heads_q)
-    apply_rotary_emb(q, cos, sin, interleaved, True, seqlen_offsets)
-    apply_rotary_emb(k, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k, interleaved, True,
-                     seqlen_offsets)
+    of_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
+    turned = [apply_rotary_emb(x, *tables, interleaved, False, seqlen_offsets) for x, tables in ((q, (cos, sin)), (k, of_k))]
+    for x, rotated in zip((q, k), turned):  # after both: a call that is refused has written nothing
+        x.copy_(rotated)
     return qkv
 
 

@@ -146,7 +146,11 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     if causal and cu_seq_lens_q is None and key.shape[2] > query.shape[2]:  # a static cache, whose other keys are unset
         key, value = key[:, :, :query.shape[2]], value[:, :, :query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., :query.shape[2]]
-    left = sliding_window - 1 if sliding_window is not None and is_causal and attention_mask is None else -1
+    left = -1
+    if sliding_window is not None and is_causal and attention_mask is None:
+        left = _attention._bound("sliding_window", sliding_window) - 1
+        if left < 0:
+            raise ValueError(f"sliding_window: expected an integer from 1 on or None, got {sliding_window}")
     if layer_mask is not None:
         causal, left, right = layer_mask.causal, layer_mask.window_left, layer_mask.window_right
         if cu_seq_lens_q is None and layer_mask.offsets is not None:

@@ -6,6 +6,7 @@ gives 0. `op` changes nothing: tessera chooses the kernel. Dropout draws other b
 """
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Sequence
 
 import torch
@@ -15,7 +16,7 @@ from . import _xformers_masks
 from ._arrays import expect
 from ._xformers_masks import *  # noqa: F401, F403
 from ._xformers_masks import AttentionBias, BlockDiagonalMask
-from .torch import _attention, _operators, attention, varlen_attention
+from .torch import _attention, _errors, _operators, attention, varlen_attention
 from .torch._operators import Arguments
 
 __all__ = ["AttentionMask", "AttentionOp", "AttentionOpBase", "MemoryEfficientAttentionCkOp",
@@ -30,6 +31,9 @@ AttentionMask = AttentionBias
 AttentionOp = AttentionOpBase = None
 MemoryEfficientAttentionCkOp = MemoryEfficientAttentionCutlassOp = MemoryEfficientAttentionFlashAttentionOp = None
 MemoryEfficientAttentionCutlassFwdFlashBwOp = MemoryEfficientAttentionSplitKCkOp = None
+
+
+_BIASES = tuple(getattr(_xformers_masks, name) for name in _xformers_masks.__all__)
 
 
 def unbind(x: Tensor, dim: int) -> tuple[Tensor, ...]:
@@ -48,6 +52,10 @@ def _four_dimensions(query, key, value):
         return tuple(t.unsqueeze(2) for t in (query, key, value))
     if query.dim() == 4:
         return query, key, value
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.shape[2:4] != query.shape[2:4]:
+            expect(name, f"groups and heads {list(query.shape[2:4])}, as query has (expand() gives them), in dimensions 2 "
+                   "and 3", list(tensor.shape))
     if key.stride(3) == 0 and value.stride(3) == 0:  # expanded: all heads of a group read one
         return query.flatten(2, 3), key[:, :, :, 0], value[:, :, :, 0]
     return tuple(t.flatten(2, 3) for t in (query, key, value))
@@ -59,7 +67,11 @@ def _tensor_bias(bias, query):
     if query.dim() == 3 and bias.dim() == 3:
         return bias.unsqueeze(1)
     if query.dim() == 5 and bias.dim() == 5:
-        return bias.flatten(1, 2)
+        groups, heads = query.shape[2:4]
+        if not {bias.shape[1]} <= {1, groups} or not {bias.shape[2]} <= {1, heads}:
+            expect("attn_bias", f"dimensions that broadcast to the {groups} groups and {heads} heads of query",
+                   list(bias.shape))
+        return bias.expand(-1, groups, heads, -1, -1).flatten(1, 2)
     if bias.dim() > 4:
         expect("attn_bias", "4 dimensions or less, or 5 with a query of 5", bias.dim())
     return bias
@@ -76,11 +88,13 @@ class _Inputs(NamedTuple):
 
 def _inputs(query, key, value, attn_bias, p, scale):
     q, k, v = _four_dimensions(query, key, value)
-    keywords = dict(scale=scale, dropout_p=float(p))
+    if p is None:
+        expect("p", "a number", "None")
+    keywords = dict(scale=scale, dropout_p=_attention.number("p", p))
     if attn_bias is None or isinstance(attn_bias, torch.Tensor):
         bias = None if attn_bias is None else _tensor_bias(attn_bias, query)
         return _Inputs(q, k, v, None, dict(keywords, bias=bias))
-    if not isinstance(attn_bias, AttentionBias) or type(attn_bias) is AttentionBias:
+    if type(attn_bias) is AttentionBias or type(attn_bias) not in _BIASES:  # a subclass may hide other keys
         expect("attn_bias", "None, a tensor or an AttentionBias of tessera.xformers", f"a {type(attn_bias).__name__}")
     keywords.update(causal=attn_bias._causal)
     if not isinstance(attn_bias, BlockDiagonalMask):
@@ -94,8 +108,19 @@ def _inputs(query, key, value, attn_bias, p, scale):
     return _Inputs(q, k, v, attn_bias._sequences(total[1]), dict(keywords, window=one))
 
 
+# The operators' names of arguments and xFormers'.
+_NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_bias", "dropout_p": "p", "do": "grad", "o": "output"}
+
+
 def _run(inputs, return_lse=False):
     """O [B, M, H, K], and with return_lse LSE [B, H, M]."""
+    try:
+        return _attend(inputs, return_lse)
+    except ValueError as error:
+        raise type(error)(_errors.renamed(error, _NAMES)) from None
+
+
+def _attend(inputs, return_lse):
     if inputs.starts is None:
         return attention(*inputs[:3], return_lse=return_lse, **inputs.keywords)
     cu_seqlens = (torch.tensor(starts, dtype=torch.int32, device=inputs.query.device) for starts in inputs.starts)
@@ -150,6 +175,10 @@ def memory_efficient_attention_backward(grad: Tensor, output: Tensor, lse: Tenso
                                         ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv). output, lse: of memory_efficient_attention_forward_requires_grad()."""
     _without_dropout(p)
+    for name, tensor in (("grad", grad), ("output", output), ("lse", lse)):
+        _attention.expect_tensor(name, tensor)
+        if name != "lse" and list(tensor.shape) != [*query.shape[:-1], value.shape[-1]]:
+            expect(name, f"shape {[*query.shape[:-1], value.shape[-1]]}", list(tensor.shape))
     leaves = [t.detach().requires_grad_() for t in (query, key, value)]
     with torch.enable_grad():
         inputs = _inputs(*leaves, attn_bias, p, scale)
@@ -168,7 +197,8 @@ def memory_efficient_attention_backward(grad: Tensor, output: Tensor, lse: Tenso
         found = _operators.gradients(_operators.backward, (*saved[:8], o, lse if starts is None else lse.squeeze(0)),
                                      saved[8:], d_o, None, False)[:3]
     except RuntimeError as error:
-        raise _attention._explained(error, saved) from None
+        error = _attention._explained(error, saved)
+        raise type(error)(_errors.renamed(error, _NAMES)) from None
     found = [g.reshape(t.shape) for g, t in zip(found, inputs[:3])]
     return torch.autograd.grad(inputs[:3], leaves, found)
 
@@ -190,10 +220,28 @@ def merge_attentions(attn_split: Tensor | Sequence[Tensor], lse_split: Tensor | 
                      ) -> tuple[Tensor, Tensor | None]:
     """(out, LSE or None) over all keys, from those over parts of the keys.
 
-    attn_split: tensors [B, M, H, K]; lse_split: tensors [B, H, M]; or one tensor each with the parts in front."""
-    lse = torch.stack(tuple(lse_split))
+    attn_split: tensors [B, M, H, K] or [B, M, G, H, K]; lse_split: tensors [B, H, M] or [B, G, H, M], also [B, G * H, M]
+    as memory_efficient_attention_partial() gives them; or one tensor each with the parts in front. output_dtype: of
+    out, default that of the parts. Raises ValueError that names the argument."""
+    lse, parts = (_stacked(name, tensors) for name, tensors in (("lse_split", lse_split), ("attn_split", attn_split)))
+    if parts.dim() not in (5, 6):
+        expect("attn_split", "tensors [B, M, H, K] or [B, M, G, H, K]", list(parts.shape[1:]))
+    count, batch, rows, *heads, _ = parts.shape
+    if list(lse.shape) not in ([count, batch, *heads, rows], [count, batch, math.prod(heads), rows]):
+        expect("lse_split", f"{count} tensors {[batch, *heads, rows]}, one for each of attn_split",
+               f"{len(lse)} tensors {list(lse.shape[1:])}")
     total = lse.logsumexp(0)
-    weights = (lse - torch.where(total == float("-inf"), 0.0, total)).exp().transpose(2, 3).unsqueeze(-1)
-    parts = torch.stack(tuple(attn_split))
+    weights = (lse - torch.where(total == float("-inf"), 0.0, total)).exp()
+    weights = weights.reshape(count, batch, *heads, rows).movedim(-1, 2).unsqueeze(-1)
     o = (parts.to(weights.dtype) * weights).sum(0).to(output_dtype or parts.dtype)
     return o, total if write_lse else None
+
+
+def _stacked(name, tensors):
+    """Tensors of one shape as one, the parts in front."""
+    tensors = tuple(tensors)
+    for tensor in tensors:
+        _attention.expect_tensor(name, tensor)
+    if not tensors or len({tensor.shape for tensor in tensors}) > 1:
+        expect(name, "tensors of one shape", [list(tensor.shape) for tensor in tensors])
+    return torch.stack(tensors)

@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests over several processes. A program forks them and writes what each case raised into FOLDER/RANK.json; a test
 runs the program once and looks at the outcome of one case."""
+import contextlib
 import json
 import os
 import pathlib
 import subprocess
 import sys
+
+
+@contextlib.contextmanager
+def group_of_one():
+    """Within it, this process is the default group of torch.distributed, by gloo."""
+    import torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def fork_all(count, work):

@@ -15,8 +15,7 @@ def numbers(rng, *shape):
     return rng.standard_normal(shape).astype(numpy.float32)
 
 
-@pytest.fixture
-def call(rng):
+def everything(rng):
     """The arguments of a call on pages, with everything that a block can have. Unused pages are NaN."""
     batch, rows = len(LENGTHS), (HEADS + 2 * HEADS_KV) * DIM
     table = rng.permutation(9).reshape(batch, 3).astype(numpy.int32)
@@ -33,6 +32,11 @@ def call(rng):
                 rotary_cos=numpy.cos(angles).astype(numpy.float32), rotary_sin=numpy.sin(angles).astype(numpy.float32),
                 positions=numpy.array([3, 20, 5]), sinks=numbers(rng, HEADS), residual=numbers(rng, batch, HIDDEN),
                 window_left=6, softcap=20.0, norm_eps=1e-5)
+
+
+@pytest.fixture
+def call(rng):
+    return everything(rng)
 
 
 def normed(x, weights, eps):

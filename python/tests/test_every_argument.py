@@ -2,7 +2,6 @@
 """Every argument of every public function either changes the result as documented, or is refused, or is documented to
 change nothing. A new argument fails here until it stands in a table."""
 import inspect
-import typing
 
 import numpy
 import pytest
@@ -11,79 +10,13 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import tessera  # noqa: E402
 import tessera.torch as tt  # noqa: E402
 import torch_reference as reference  # noqa: E402
+from argument_tables import (BATCH, BIAS, BOUND, CU_K, CU_Q, DIM, FLAT, HEADS, HIDDEN, KEYS, LENGTHS, LEN_KV, LEN_Q,
+                             NUMPY, OF_KEYS, ROWS, SEEN, SHORT_K, SHORT_Q, SINKS, SLOPES, TENSORS, As, Function,
+                             Gives, K, Q, Refused, Same, V, cases_of, cumulated, expect_entry, expect_table, flat,
+                             is_lse, o_of, turned, unflat)
 from tessera import flash_attn, flash_attn_3, flash_attn_cute  # noqa: E402
 
-BATCH, LEN_Q, LEN_KV, HEADS, HEADS_KV, DIM = 2, 11, 17, 4, 2, 8
-Q, K, V = (t.detach() for t in reference.inputs(BATCH, LEN_Q, LEN_KV, HEADS, HEADS_KV, DIM))
-SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.7])
-BIAS = reference.random((1, HEADS, LEN_Q, LEN_KV), 5)
-SINKS = torch.tensor([0.5, -1.0, 2.0, 0.1])
-SEEN = torch.rand(LEN_Q, LEN_KV, generator=torch.Generator().manual_seed(4)) > 0.3
-SEEN[:, 0] = True
-HIDDEN = torch.zeros(LEN_Q, LEN_KV).masked_fill(~SEEN, float("-inf"))
-
-
-class As(typing.NamedTuple):
-    """The result is that of torch_reference.attention() with the keywords `means`, and differs from the one without
-    `value`. more: other arguments of both calls."""
-    value: object
-    means: typing.Optional[dict]  # None: only the change is asked for
-    more: dict = {}
-
-
-class Same(typing.NamedTuple):
-    """The result has the same bits, as the documentation says, which names the argument."""
-    value: object
-    more: dict = {}
-
-
-class Refused(typing.NamedTuple):
-    """The call raises an error whose text matches `words`."""
-    value: object
-    words: str
-    more: dict = {}
-
-
-class Gives(typing.NamedTuple):
-    """check(result, base) asserts the effect of the argument; base: the result without it."""
-    value: object
-    check: typing.Callable
-    more: dict = {}
-
-
-class Function(typing.NamedTuple):
-    call: typing.Callable
-    base: dict  # the arguments of the call that all others are compared with
-    table: dict  # argument -> what becomes of it, or a list of that
-    rows: typing.Callable = lambda o: o  # O as [batch, len_q, heads, head_dim]
-    of: typing.Optional[typing.Callable] = None  # the function with this signature and documentation; default: call
-
-
-def o_of(result):
-    o = result[0] if isinstance(result, (tuple, list)) else result
-    return torch.as_tensor(numpy.array(o))
-
-
-def is_lse(lse, causal=None):
-    _, want = reference.attention(Q, K, V, causal=causal)
-    reference.expect_lse(torch.as_tensor(numpy.asarray(lse)).reshape(want.shape), want)
-
-
-def turned(t):
-    return t.transpose(1, 2)
-
-
-def flat(t):
-    return t.flatten(0, 1)
-
-
-def cumulated(length, dtype=torch.int32):
-    return torch.arange(BATCH + 1, dtype=dtype) * length
-
-
-CU_Q, CU_K = cumulated(LEN_Q), cumulated(LEN_KV)
 DROPPED = dict(dropout_p=0.5, seed=1)
-TENSORS = dict(q=As(2 * Q, dict(q=2 * Q)), k=As(2 * K, dict(k=2 * K)), v=As(2 * V, dict(v=2 * V)))
 SCORES = dict(causal=[As("bottom-right", dict(causal="bottom-right")), As("top-left", dict(causal="top-left")),
                       Refused(True, "^causal: ")],
               window=[As((3, 1), dict(window=(3, 1))), Refused(4, "^window: "), Refused((1, 2, 3), "^window: ")],
@@ -109,19 +42,6 @@ FLASH_3 = dict(softmax_scale=FLASH_TAIL["softmax_scale"], causal=FLASH_TAIL["cau
                pack_gqa=Same(True), qv=Refused(Q, "^qv: "), attention_chunk=Refused(8, "^attention_chunk: "),
                **{f"{x}_descale": Refused(torch.ones(1), f"^{x}_descale: ") for x in "qkv"},
                return_attn_probs=Gives(True, lambda r, base: is_lse(r[1])))
-ROWS = dict(q=flat(Q), k=flat(K), v=flat(V))
-FLAT = {name: As(flat(entry.value), entry.means) for name, entry in TENSORS.items()}
-SHORT_Q, SHORT_K = torch.tensor([0, 5, 22], dtype=torch.int32), torch.tensor([0, 9, 34], dtype=torch.int32)
-LENGTHS = dict(cu_seqlens_q=As(SHORT_Q, None, dict(max_seqlen_q=17)),
-               cu_seqlens_k=As(SHORT_K, None, dict(max_seqlen_k=25)), max_seqlen_q=Refused(3, "len_q|cu_seqlens_q"),
-               max_seqlen_k=Refused(3, "len_kv|cu_seqlens_kv"))
-BOUND = dict(cu_seqlens_q=CU_Q, cu_seqlens_k=CU_K, max_seqlen_q=LEN_Q, max_seqlen_k=LEN_KV)
-
-
-def unflat(o):
-    return o.unflatten(0, (BATCH, -1))
-
-
 def layer(is_causal=False):
     module = torch.nn.Identity()
     module.is_causal = is_causal
@@ -157,9 +77,6 @@ CORE["layout"].append(Gives("bhsd", lambda r, base: numpy.array_equal(r, base.sw
                             {n: turned(t).numpy() for n, t in zip("qkv", (Q, K, V))}))
 CORE_RAGGED = numpy_of(dict(cu_seqlens_q=As(SHORT_Q, None), cu_seqlens_kv=As(SHORT_K, None),
                             max_len_q=Refused(3, "len_q|cu_seqlens_q"), max_len_kv=Refused(3, "len_kv|cu_seqlens_kv")))
-NUMPY = {name: t.numpy() for name, t in zip("qkv", (Q, K, V))}
-
-
 def jax_of(**arguments):
     import jax.numpy as jnp
     from tessera.jax import dot_product_attention
@@ -173,9 +90,6 @@ def jax_signature():
     return dot_product_attention
 
 
-KEYS = torch.tensor([9, 17], dtype=torch.int32)
-OF_KEYS = dict(bias=torch.zeros(BATCH, 1, 1, LEN_KV).masked_fill(torch.arange(LEN_KV) >= KEYS[:, None, None, None],
-                                                                 float("-inf")))
 TO = torch.zeros(BATCH * LEN_Q, HEADS, DIM)
 
 CUTE = {**{n: FLASH_TAIL[n] for n in ("softmax_scale", "causal", "window_size", "softcap")},
@@ -258,13 +172,14 @@ FUNCTIONS = {
     "flash_attn": Function(flash_attn.flash_attn_func, dict(q=Q, k=K, v=V), dict(TENSORS, **FLASH_TAIL)),
     "flash_attn, kvpacked": Function(flash_attn.flash_attn_kvpacked_func, dict(q=Q, kv=torch.stack((K, V), 2)), dict(
         FLASH_TAIL, q=TENSORS["q"], kv=As(torch.stack((2 * K, V), 2), dict(k=2 * K)))),
-    "flash_attn, qkvpacked": Function(lambda **a: flash_attn.flash_attn_qkvpacked_func(**a)[:, -LEN_Q:],
-                                      dict(qkv=torch.stack((torch.cat((K[:, :LEN_KV - LEN_Q], Q[:, :, :2]), 1), K, V),
-                                                           2)), dict(
-        {n: e if n in ("deterministic", "dropout_p", "window_size", "return_attn_probs") else As(e.value, None)
-         for n, e in FLASH_TAIL.items()}, qkv=As(torch.stack((K, K, V), 2), None), alibi_slopes=As(SLOPES[:2], None),
-        window_size=As((3, 1), None), return_attn_probs=Refused(True, "slice|indices|tuple")), lambda o: o,
-        flash_attn.flash_attn_qkvpacked_func),
+    "flash_attn, qkvpacked": Function(flash_attn.flash_attn_qkvpacked_func, dict(qkv=torch.stack((K, K, V), 2)), dict(
+        {n: e if n in ("deterministic", "dropout_p") else As(e.value, e.means and dict(e.means, q=K))
+         for n, e in FLASH_TAIL.items() if isinstance(e, As) or n == "deterministic"},
+        qkv=As(torch.stack((2 * K, K, V), 2), dict(q=2 * K)),
+        alibi_slopes=As(SLOPES[:2], dict(q=K, alibi_slopes=SLOPES[:2])),
+        window_size=As((3, 1), dict(q=K, window=(3, 1))),
+        return_attn_probs=Gives(True, lambda r, base: (len(r) == 3 or pytest.fail("results"), reference.expect_lse(
+            r[1], reference.attention(K, K, V)[1]))))),
     "flash_attn, varlen": Function(flash_attn.flash_attn_varlen_func, dict(ROWS, **BOUND), dict(
         FLASH_TAIL, **FLAT, **LENGTHS, block_table=Refused(torch.zeros(1, 1), "^block_table: "),
         seqused_k=As(KEYS, OF_KEYS), s_aux=[As(SINKS, dict(sinks=SINKS)), Refused(SINKS[:2], "^s_aux: ")],
@@ -357,44 +272,17 @@ def test_every_argument_stands_in_a_table(name):
         from tessera.transformers import attention_forward as of
     else:
         of = function.of() if name == "jax" else function.of or function.call
-    assert set(inspect.signature(of).parameters) == set(function.table)
     said = (of.__doc__ or "") + (inspect.getmodule(of).__doc__ or "")
-    for argument, entries in function.table.items():
-        for entry in entries if type(entries) is list else [entries]:
-            if isinstance(entry, Same) and argument not in ("module", "kwargs", "max_len_q", "max_len_kv"):
-                assert argument in said, f"{argument} changes nothing, and the documentation does not say so"
+    expect_table(function, inspect.signature(of).parameters, said, ("module", "kwargs", "max_len_q", "max_len_kv"))
 
 
-CASES = [(name, argument, entry) for name, function in FUNCTIONS.items() for argument, entries in function.table.items()
-         for entry in (entries if type(entries) is list else [entries])]
+CASES, IDS = cases_of(FUNCTIONS)
 
 
 @pytest.mark.filterwarnings("ignore:attn_implementation")
-@pytest.mark.parametrize("name,argument,entry", CASES, ids=[f"{n}-{a}-{type(e).__name__}" for n, a, e in CASES])
+@pytest.mark.parametrize("name,argument,entry", CASES, ids=IDS)
 def test_an_argument_is_honoured_or_refused(name, argument, entry):
     for package in ("jax", "transformers"):
         if name == package:
             pytest.importorskip(package, reason=f"{package} is not installed")
-    function = FUNCTIONS[name]
-    base = {**function.base, **entry.more}
-    if argument in entry.more and not argument.startswith(("seed", "cu_")):
-        del base[argument]
-    call = {**base, **(entry.value if argument == "kwargs" else {argument: entry.value})}
-    if isinstance(entry, Refused):
-        with pytest.raises((ValueError, RuntimeError, TypeError), match=entry.words):
-            function.call(**call)
-        return
-    torch.manual_seed(0)
-    result = function.call(**call)
-    if isinstance(entry, Gives):
-        entry.check(result, function.call(**function.base))
-        return
-    without = function.call(**base)
-    if isinstance(entry, Same):
-        assert torch.equal(o_of(result), o_of(without))
-        return
-    if argument != "kernel":
-        assert o_of(result).shape != o_of(without).shape or not torch.allclose(o_of(result), o_of(without), atol=1e-3)
-    if entry.means is not None:
-        want, _ = reference.attention(**{**dict(q=Q, k=K, v=V), **entry.means})
-        reference.expect_close(function.rows(o_of(result)), want, 1e-5, argument)
+    expect_entry(FUNCTIONS[name], argument, entry)

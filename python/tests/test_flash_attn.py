@@ -144,7 +144,7 @@ def test_s_dmask_says_what_dropout_kept(device):
      r"^qkv: expected .* got \[1, 4, 2"),
     (lambda q, k, v: flash_attn.flash_attn_varlen_kvpacked_func(q[0], [1], None, None, 37, 53), "^kv: .* got a list"),
     (lambda q, k, v: flash_attn.flash_attn_func(q, k, v, window_size=(2**70, -1)), "^window_size: .* of 64 bits"),
-    (lambda q, k, v: flash_attn.flash_attn_func(q, k, v, softmax_scale="x"), "^scale: expected a number"),
+    (lambda q, k, v: flash_attn.flash_attn_func(q, k, v, softmax_scale="x"), "^softmax_scale: expected a number"),
     (lambda q, k, v: flash_attn.flash_attn_func(q, k, v, softcap=torch.ones(1, requires_grad=True)),
      "^softcap: .* requires_grad"),
     (lambda q, k, v: flash_attn.flash_attn_func(q, k, v, softcap="x"), "^softcap: expected a number"),

@@ -5,11 +5,12 @@ import numpy
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import processes  # noqa: E402
 import tessera  # noqa: E402
 import tessera.torch as tt  # noqa: E402
 import torch_reference as reference  # noqa: E402
 from conftest import NO_CUDA  # noqa: E402
-from tessera import flash_attn, flash_attn_3  # noqa: E402
+from tessera import flash_attn, flash_attn_3, flash_attn_cute, ring_flash_attn, xformers  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
 BATCH, HEADS, HEADS_KV = 3, 4, 2
@@ -40,6 +41,35 @@ def transformers(q, k, v, mask=None, **lengths):
     return attention_forward(torch.nn.Identity(), *heads_first(q, k, v), mask, **lengths)[0]
 
 
+def packed(q, k, v):
+    """qkv [batch, len, 3, heads, head_dim], the heads of k and v repeated."""
+    k, v = (t[:, :, :, None].expand(-1, -1, -1, q.shape[2] // t.shape[2], -1).flatten(2, 3) for t in (k, v))
+    return torch.stack((q, k, v), 2)
+
+
+def block_diagonal(q, k, v):
+    """xFormers' ragged batch: sequences of one length."""
+    mask = xformers.BlockDiagonalMask.from_seqlens([q.shape[1]] * q.shape[0]).make_causal()
+    o = xformers.memory_efficient_attention(*(t.flatten(0, 1)[None] for t in (q, k, v)), mask)
+    return o[0].unflatten(0, q.shape[:2])
+
+
+def five_dimensions(q, k, v):
+    """xFormers' [B, M, G, H, K]: a group for each head of k."""
+    groups = [t.unflatten(2, (k.shape[2], -1)).expand(-1, -1, -1, q.shape[2] // k.shape[2], -1) for t in (q, k, v)]
+    return xformers.memory_efficient_attention(*groups, xformers.LowerTriangularMask()).flatten(2, 3)
+
+
+def alone(function):
+    """A function that calls processes of a group, in a group of one."""
+    def call(*leaves):
+        if torch.distributed.is_initialized():
+            return function(*leaves)
+        with processes.group_of_one():
+            return function(*leaves)
+    return call
+
+
 def seen(q):
     return torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril()
 
@@ -68,7 +98,29 @@ ADAPTERS = {
     "transformers, packed": lambda q, k, v: transformers(
         q, k, v, **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.arange(
             q.shape[0] + 1, device=q.device, dtype=torch.int32) * q.shape[1])),
+    "flash_attn, qkvpacked": lambda q, k, v: flash_attn.flash_attn_qkvpacked_func(packed(q, k, v), causal=True),
+    "flash_attn, varlen qkvpacked": ragged(lambda q, k, v, cu, n: flash_attn.flash_attn_varlen_qkvpacked_func(
+        packed(q[None], k[None], v[None])[0], cu, n)),
+    "flash_attn_3, qkvpacked": lambda q, k, v: flash_attn_3.flash_attn_qkvpacked_func(
+        torch.cat((q, k, v), 2), causal=True, num_heads_q=q.shape[2]),
+    "flash_attn_cute": lambda q, k, v: flash_attn_cute.flash_attn_func(q, k, v, causal=True)[0],
+    "flash_attn_cute, varlen": ragged(lambda q, k, v, cu, n: flash_attn_cute.flash_attn_varlen_func(
+        q, k, v, cu, cu, n, n)[0]),
+    "xformers": lambda q, k, v: xformers.memory_efficient_attention(q, k, v, xformers.LowerTriangularMask()),
+    "xformers, block diagonal": block_diagonal,
+    "xformers, five dimensions": five_dimensions,
     "vmap": lambda q, k, v: torch.func.vmap(lambda *t: tt.attention(*(x[None] for x in t))[0])(q, k, v),
+}
+
+# In a group of one process, by gloo. Their operators are others, and so is their way to CUDA.
+OF_RANKS = {
+    "context_parallel_attention": alone(lambda q, k, v: tt.context_parallel_attention(q, k, v, causal=True)),
+    "ring_flash_attn": alone(lambda q, k, v: ring_flash_attn.ring_flash_attn_func(q, k, v, causal=True)),
+    "ring_flash_attn, zigzag": alone(lambda q, k, v: ring_flash_attn.zigzag_ring_flash_attn_func(q, k, v, causal=True)),
+    "ring_flash_attn, qkvpacked": alone(lambda q, k, v: ring_flash_attn.ring_flash_attn_qkvpacked_func(
+        packed(q, k, v), causal=True)),
+    "ring_flash_attn, varlen": alone(ragged(lambda q, k, v, cu, n: ring_flash_attn.ring_flash_attn_varlen_func(
+        q, k, v, cu, n, causal=True))),
 }
 
 
@@ -108,21 +160,41 @@ def inputs(length, head_dim, dtype, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", [*ADAPTERS, *OF_RANKS])
 def test_each_sequence_and_head_has_its_own_bits(name, dtype):
     if name.startswith("transformers"):
         pytest.importorskip("transformers", reason="transformers is not installed")
+    function = {**ADAPTERS, **OF_RANKS}[name]
     tensors, d_o = inputs(70, 32, dtype, "cpu")
-    expect_own_bits(lambda t, d: gradients(ADAPTERS[name], t, d), tensors, d_o)
+    expect_own_bits(alone(lambda t, d: gradients(function, t, d)) if name in OF_RANKS else
+                    lambda t, d: gradients(function, t, d), tensors, d_o)
 
 
 @pytest.mark.skipif(NO_CUDA is not None, reason=f"for a GPU: {NO_CUDA}")
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
-@pytest.mark.parametrize("length", [512, 2048, 4096])
+@pytest.mark.parametrize("length,dtype", [(512, torch.bfloat16), (2048, torch.bfloat16), (2048, torch.float16),
+                                          (4096, torch.bfloat16)], ids=str)
 @pytest.mark.parametrize("name", [n for n in ADAPTERS if not n.startswith("transformers")])
-def test_each_sequence_and_head_has_its_own_bits_on_cuda(name, length, head_dim):
-    tensors, d_o = inputs(length, head_dim, torch.bfloat16, "cuda")
+def test_each_sequence_and_head_has_its_own_bits_on_cuda(name, dtype, length, head_dim):
+    tensors, d_o = inputs(length, head_dim, dtype, "cuda")
     expect_own_bits(lambda t, d: gradients(ADAPTERS[name], t, d), tensors, d_o)
+
+
+@pytest.mark.parametrize("version", [flash_attn, flash_attn_3], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_sequence_of_a_cache_has_its_own_bits(version, dtype, device):
+    """O and LSE of queries over a cache of keys, new rows among them, which has no gradient."""
+    tensors, _ = inputs(70, 64, dtype, device)
+    lengths = torch.tensor([60, 3, 33], dtype=torch.int32, device=device)
+    call = dict(causal=True, return_softmax_lse=True)
+
+    def results(rows):
+        q, k, v = (t[rows].clone() for t in tensors)
+        return version.flash_attn_with_kvcache(q[:, :3], k, v, k[:, :2] + 1, v[:, :2] - 1, cache_seqlens=lengths[rows], **call)
+    want = results(slice(None))
+    for b in range(BATCH):
+        for got, whole in zip(results(slice(b, b + 1)), want):
+            assert torch.equal(got, whole[b:b + 1])
 
 
 def test_lengths_of_other_sequences_do_not_matter(device):

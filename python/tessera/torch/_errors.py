@@ -33,6 +33,12 @@ def translated(error: Exception) -> Exception:
     return error
 
 
+def renamed(error: Exception, names: dict) -> str:
+    """The text of an error with the caller's name of the argument that it begins with. names: ours -> the caller's."""
+    name, colon, text = str(error).partition(":")
+    return names.get(name, name) + colon + text
+
+
 def without_kernel(tensors: dict) -> Exception:
     """Why the dispatcher found no kernel for these tensors (argument -> tensor or None)."""
     for name, tensor in tensors.items():

@@ -17,7 +17,7 @@ python=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
 mkdir "$work/whl"
-python3 -m pip download -q --no-deps -d "$work/whl" einops expecttest iniconfig parameterized pluggy pytest
+python3 -m pip download -q --no-deps -d "$work/whl" -r "$python/tests/judges/requirements.txt" iniconfig pluggy pytest
 # Without zip's compression: xz does better on what is inside.
 python3 - "$1" "$work/whl/$(basename "$1")" <<'P'
 import sys

@@ -10,7 +10,7 @@ flash-attention: a random sample of tests/test_flash_attn.py, without caches and
 this process. flash-attention-3: hopper/test_flash_attn.py, without what flash_attention_3.py names. The suites with
 -kvcache: test_flash_attn_kvcache of these files, in fp16 and bf16. pytorch: pytest over test/test_transformers.py with
 the provider active. transformers: pytest over tests/models/MODEL/test_modeling_*.py with tessera under the name "sdpa". These two checkouts have to fit the versions that are installed. Several processes
-share one sample by --part.
+share one sample by --part. requirements.txt names the packages that these suites need beside those of the tests.
 Prints what failed and why, then "N passed, N failed, N skipped"; exit status 1 when something failed.
 """
 import argparse
