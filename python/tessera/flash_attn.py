@@ -103,7 +103,8 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropou
         _attention.no_gradient("alibi_slopes", alibi_slopes)
         arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k,
                               _attention.seed_tensor(None, dropout_p), _bound("max_seqlen_q", max_seqlen_q),
-                              _bound("max_seqlen_k", max_seqlen_k), 1 if causal else 0, left, right, softmax_scale, max(softcap, 0.0), dropout_p)
+                              _bound("max_seqlen_k", max_seqlen_k), 1 if causal else 0, left, right, softmax_scale,
+                              max(softcap, 0.0), dropout_p)
         result = _sinks.run(arguments, s_aux, return_attn_probs, name="s_aux")
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(_errors.renamed(error, _NAMES)) from None

@@ -77,7 +77,8 @@ def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
     cos, sin: (seqlen_rotary, rotary_dim / 2); a row for each position. The first rotary_dim dimensions are rotated.
     interleaved: pairs are neighbours (GPT-J), else the halves (GPT-NeoX). inplace: the result is written into x.
     seqlen_offsets: an integer or (batch,), the position of the first row of each sequence. cu_seqlens: (batch + 1,);
-    rows past the last offset are rotated as position 0. Positions on a GPU are not checked. max_seqlen changes nothing. Raises ValueError that names the argument."""
+    rows past the last offset are rotated as position 0. Positions on a GPU are not checked. max_seqlen changes nothing.
+    Raises ValueError that names the argument."""
     if cos.shape != sin.shape or cos.dim() != 2:
         expect("cos", "the shape of sin, (seqlen_rotary, rotary_dim / 2)", f"{list(cos.shape)} and {list(sin.shape)}")
     if x.dim() != (4 if cu_seqlens is None else 3):
