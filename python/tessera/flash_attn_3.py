@@ -36,7 +36,8 @@ def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softma
         if cu_seqlens_q is cu_seqlens_k is None and not return_attn_probs and softcap == 0.0:
             return _attention.run_few(q, k, v, 1 if causal else 0, False, softmax_scale, left, right)
         return _sinks.run(Arguments(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None,
-                                    _bound("max_seqlen_q", max_seqlen_q), _bound("max_seqlen_k", max_seqlen_k), 1 if causal else 0, left, right, softmax_scale, softcap),
+                                    _bound("max_seqlen_q", max_seqlen_q), _bound("max_seqlen_k", max_seqlen_k),
+                                    1 if causal else 0, left, right, softmax_scale, softcap),
                           learnable_sink, return_attn_probs, name="learnable_sink")
     except (ValueError, _native.DeviceUnavailable) as error:
         raise RuntimeError(_errors.renamed(error, _NAMES)) from None
