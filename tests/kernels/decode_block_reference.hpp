@@ -109,7 +109,8 @@ inline void expect_rounded(const Numbers& results, const Numbers& exact, DType d
         const double limit = 3 * unit_of(dtype) * std::abs(exact[i]) + slack * rms;
         ASSERT_LE(std::abs(results[i] - exact[i]), limit) << what << ", element " << i << ": " << results[i];
     }
-    EXPECT_LE(std::sqrt(errors / n), 1.1 * std::sqrt(unavoidable / n) + 2e-6 * rms) << what;
+    const double more = earlier_rounding ? 1.2 : 1.1;
+    EXPECT_LE(std::sqrt(errors / n), more * std::sqrt(unavoidable / n) + 2e-6 * rms) << what;
 }
 
 /// One query head by what the cache holds.
@@ -171,8 +172,9 @@ inline void expect_right(const Block& block, const Block& before) {
                     v_expected.set(v.back(), at, in, h, c);
                 }
             }
-            expect_rounded(k, row.k, p.dtype, p.qk_norm || p.rotary_dim > 0, fmt::format("new keys of sequence {}", b));
-            expect_rounded(v, row.v, p.dtype, false, fmt::format("new values of sequence {}", b));
+            // They come from the normed x, which is rounded.
+            expect_rounded(k, row.k, p.dtype, true, fmt::format("new keys of sequence {}", b));
+            expect_rounded(v, row.v, p.dtype, true, fmt::format("new values of sequence {}", b));
         }
         for (std::int64_t h = 0; h < p.heads_q; ++h) expect_attention(block, row, b, h);
         Numbers o(columns), out;
