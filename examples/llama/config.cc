@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/file.hpp"
+#include "llama/json_file.hpp"
 #include "tessera/error.hpp"
 
 namespace llama {
@@ -72,16 +73,7 @@ class Fields {
     std::string origin_;
 };
 
-json parse(const std::string& path) {
-    const tessera::io::FileBytes bytes = tessera::io::read_file(path, std::uint64_t{1} << 20);
-    const char* const text = reinterpret_cast<const char*>(bytes.data.get());
-    try {
-        return json::parse(text, text + bytes.size);
-    } catch (const json::parse_error& error) {
-        throw tessera::Error(tessera::ErrorCode::bad_data, path,
-                             fmt::format("expected JSON, came an error at byte {}", error.byte));
-    }
-}
+json parse(const std::string& path) { return read_json_file(path, std::uint64_t{1} << 20); }
 
 void read_rotary(const Fields& fields, Config& config) {
     // transformers 5 keeps theta and the type in rope_parameters, version 4 in rope_theta and rope_scaling.

@@ -4,37 +4,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 
-#include "io/safetensors.hpp"
 #include "llama/bf16.hpp"
-#include "tessera/error.hpp"
 
 namespace llama {
 namespace {
 
 using tessera::DType;
 
-tessera::io::TensorFile open(const std::string& folder) {
-    const std::string path = folder + "/model.safetensors";
-    if (std::error_code none; !std::filesystem::exists(path, none) &&
-                              std::filesystem::exists(folder + "/model.safetensors.index.json", none)) {
-        throw tessera::Error(tessera::ErrorCode::unsupported, folder,
-                             "expected the weights in one model.safetensors, came several files with an index");
-    }
-    return tessera::io::read_safetensors(path);
-}
-
 }  // namespace
 
 tessera::TensorView Weights::expect(const std::string& name, const std::vector<std::int64_t>& shape) {
-    const tessera::TensorView view = file_.view(name);
+    const tessera::io::TensorFile& file = files_.holder(name);
+    const tessera::TensorView view = file.view(name);
     const std::vector<std::int64_t> came(view.shape.begin(), view.shape.begin() + view.rank);
     const bool number = view.dtype == DType::bf16 || view.dtype == DType::fp32;
     if (came != shape || !number) {
-        tessera::io::bad_data(file_.origin(), fmt::format("tensor {}: expected bf16 or fp32 {}, came {} {}", name,
-                                                          tessera::io::shape_text(shape), name_of(view.dtype),
-                                                          tessera::io::shape_text(came)));
+        tessera::io::bad_data(file.origin(), fmt::format("tensor {}: expected bf16 or fp32 {}, came {} {}", name,
+                                                         tessera::io::shape_text(shape), name_of(view.dtype),
+                                                         tessera::io::shape_text(came)));
     }
     used_.push_back(name);
     parameters_ += view.size();
@@ -57,7 +45,7 @@ Matrix Weights::matrix(const std::string& name, std::int64_t outputs, std::int64
     return {view.data, view.dtype, outputs, inputs};
 }
 
-Weights::Weights(const std::string& folder, const Config& config) : file_(open(folder)) {
+Weights::Weights(const std::string& folder, const Config& config) : files_(folder) {
     const std::int64_t hidden = config.hidden_size, dim = config.head_dim;
     embedding = matrix("model.embed_tokens.weight", config.vocab_size, hidden);
     for (std::int64_t n = 0; n < config.layers; ++n) {
@@ -82,11 +70,14 @@ Weights::Weights(const std::string& folder, const Config& config) : file_(open(f
     output = config.tied_embeddings ? embedding : matrix("lm_head.weight", config.vocab_size, hidden);
 
     std::sort(used_.begin(), used_.end());
-    for (const tessera::io::NamedTensor& tensor : file_.tensors()) {
-        const bool stored_twice = config.tied_embeddings && tensor.name == "lm_head.weight";
-        if (!stored_twice && !std::binary_search(used_.begin(), used_.end(), tensor.name)) {
-            tessera::io::bad_data(file_.origin(), fmt::format("tensor {}: expected no such tensor in a {} model",
-                                                              tessera::io::printable(tensor.name), config.model_type));
+    for (const tessera::io::TensorFile& file : files_.files()) {
+        for (const tessera::io::NamedTensor& tensor : file.tensors()) {
+            const bool stored_twice = config.tied_embeddings && tensor.name == "lm_head.weight";
+            if (!stored_twice && !std::binary_search(used_.begin(), used_.end(), tensor.name)) {
+                tessera::io::bad_data(file.origin(),
+                                      fmt::format("tensor {}: expected no such tensor in a {} model",
+                                                  tessera::io::printable(tensor.name), config.model_type));
+            }
         }
     }
 }

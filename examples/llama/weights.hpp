@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "io/tensor_file.hpp"
 #include "llama/config.hpp"
+#include "llama/weight_files.hpp"
 #include "tessera/dtype.hpp"
 
 namespace llama {
@@ -31,8 +31,9 @@ struct LayerWeights {
 /// The weights of a model, which own their memory.
 class Weights {
  public:
-    /// Reads FOLDER/model.safetensors. Throws tessera::Error if a tensor is missing, has another shape than the Config
-    /// says, or belongs to no part of the model: ignoring a bias would give plausible nonsense.
+    /// Reads FOLDER/model.safetensors, or the files of its index. Throws tessera::Error if a tensor is missing, has
+    /// another shape than the Config says, or belongs to no part of the model: ignoring a bias would give plausible
+    /// nonsense.
     Weights(const std::string& folder, const Config& config);
 
     std::int64_t parameters() const { return parameters_; }
@@ -48,7 +49,7 @@ class Weights {
     std::vector<float> vector(const std::string& name, std::int64_t size);
     tessera::TensorView expect(const std::string& name, const std::vector<std::int64_t>& shape);
 
-    tessera::io::TensorFile file_;
+    WeightFiles files_;
     std::vector<std::string> used_;
     std::int64_t parameters_ = 0;
     std::int64_t bytes_ = 0;

@@ -149,9 +149,10 @@ TEST_F(LargePool, pages_past_2_to_the_31_elements) {
         }
     }
     const Mirror<std::int32_t> on_device(table);
-    const ForwardArgs args{.k = view(0, true),
-                           .v = view(1, true),
-                           .page_table = dense_view(on_device.device(), DType::int32, {3, kWidth}, kDevice)};
+    ForwardArgs args;
+    args.k = view(0, true);
+    args.v = view(1, true);
+    args.page_table = dense_view(on_device.device(), DType::int32, {3, kWidth}, kDevice);
     expect_rows_right(p, args, {1000, 700, 1024}, [&](std::int64_t b, std::int64_t j) {
         return table[static_cast<std::size_t>(b * kWidth + j / kPageSize)] * kPage + j % kPageSize * kRow;
     });
@@ -162,9 +163,10 @@ TEST_F(LargePool, slots_past_2_to_the_31_elements) {
     p.cache_batch_index = true;
     const std::vector<std::int32_t> slots{4, 0, 3};
     const Mirror<std::int32_t> on_device(slots);
-    const ForwardArgs args{.k = view(0, false),
-                           .v = view(1, false),
-                           .cache_batch_index = dense_view(on_device.device(), DType::int32, {3}, kDevice)};
+    ForwardArgs args;
+    args.k = view(0, false);
+    args.v = view(1, false);
+    args.cache_batch_index = dense_view(on_device.device(), DType::int32, {3}, kDevice);
     expect_rows_right(p, args, {1000, 513, 40}, [&](std::int64_t b, std::int64_t j) {
         return slots[static_cast<std::size_t>(b)] * kSlotStride + j * kRow;
     });
@@ -178,9 +180,10 @@ TEST_F(LargePool, new_rows_past_2_to_the_31_elements_bug_s4) {
     fill<Bf16>(k, 8);
     fill<Bf16>(v, 9);
     ASSERT_EQ(changed(), 0U);
-    const Mirror<std::int32_t> lengths({999, 7}), slots({4, 1}), offsets({0, 1, 2});
+    using Integers = std::vector<std::int32_t>;
+    const Mirror<std::int32_t> lengths(Integers{999, 7}), slots(Integers{4, 1}), offsets(Integers{0, 1, 2});
     const std::int64_t far_row = (kPages - 1) * kPageSize + 3;
-    const Mirror<std::int64_t> rows({far_row, 5});
+    const Mirror<std::int64_t> rows(std::vector<std::int64_t>{far_row, 5});
     for (const bool pages : {false, true}) {
         SCOPED_TRACE(pages ? "by slots in pages" : "at lengths in slots");
         AppendArgs args{.k = dense_view(k.data(), DType::bf16, {kNew, kHeads, kDim}, kDevice),

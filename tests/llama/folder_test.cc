@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Folders that are no model: the error names the file, the field or tensor, what was expected and what came.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -56,14 +59,81 @@ TEST_F(Folder, loads_undamaged) { EXPECT_EQ(error(), ""); }
 TEST_F(Folder, without_files) {
     fs::remove(path_ / "model.safetensors");
     EXPECT_NE(error().find("model.safetensors"), std::string::npos) << error();
-    std::ofstream(path_ / "model.safetensors.index.json") << "{}";
-    EXPECT_NE(error().find("expected the weights in one model.safetensors, came several files with an index"),
-              std::string::npos)
-        << error();
     fs::remove(path_ / "config.json");
     EXPECT_NE(error().find("config.json"), std::string::npos) << error();
     fs::remove_all(path_);
     EXPECT_NE(error().find("config.json"), std::string::npos) << error();
+}
+
+/// Weights in two files have the logits of those in one, and an index agrees with its files.
+class Shards : public Folder {
+ protected:
+    void SetUp() override {
+        Folder::SetUp();
+        const tessera::io::TensorFile file = tessera::io::read_safetensors(path_ / "model.safetensors");
+        std::vector<std::pair<std::string, tessera::TensorView>> tensors[2];
+        for (const tessera::io::NamedTensor& tensor : file.tensors()) {
+            const bool second = tensor.name.find(".1.") != std::string::npos;
+            tensors[second].emplace_back(tensor.name, file.view(tensor));
+            map_[tensor.name] = second ? kSecond : kFirst;
+        }
+        tessera::io::write_safetensors(path_ / kFirst, tensors[0]);
+        tessera::io::write_safetensors(path_ / kSecond, tensors[1]);
+        fs::remove(path_ / "model.safetensors");
+        write_index(map_);
+    }
+
+    void write_index(const nlohmann::json& map) {
+        std::ofstream(path_ / "model.safetensors.index.json") << nlohmann::json{{"metadata", {}}, {"weight_map", map}};
+    }
+
+    static constexpr const char* kFirst = "model-00001-of-00002.safetensors";
+    static constexpr const char* kSecond = "model-00002-of-00002.safetensors";
+    nlohmann::json map_;
+};
+
+TEST_F(Shards, have_the_weights_of_one_file) {
+    const Config config = read_config(path_);
+    const Weights two(path_, config), one(random_model("qwen3"), config);
+    EXPECT_EQ(two.parameters(), one.parameters());
+    EXPECT_EQ(two.final_norm, one.final_norm);
+    ASSERT_EQ(two.layers.size(), one.layers.size());
+    for (std::size_t n = 0; n < one.layers.size(); ++n) {
+        const Matrix &a = two.layers[n].gate, &b = one.layers[n].gate;
+        const auto bytes = static_cast<std::size_t>(a.outputs * a.inputs * size_of(a.dtype));
+        EXPECT_EQ(std::memcmp(a.data, b.data, bytes), 0) << "layer " << n;
+        EXPECT_EQ(two.layers[n].input_norm, one.layers[n].input_norm);
+    }
+    EXPECT_EQ(error(), "");
+}
+
+TEST_F(Shards, that_do_not_fit_their_index) {
+    const std::string index = "model.safetensors.index.json: ";
+    std::ofstream(path_ / "model.safetensors.index.json") << "{}";
+    EXPECT_EQ(error(), index + "expected an object whose weight_map has a file for each tensor");
+    nlohmann::json map = map_;
+    map["model.norm.weight"] = "../model.safetensors";
+    write_index(map);
+    EXPECT_EQ(error(), index +
+                           "weight_map: expected the name of a .safetensors file in this folder for tensor "
+                           "\"model.norm.weight\", came \"../model.safetensors\"");
+    map["model.norm.weight"] = 7;
+    write_index(map);
+    EXPECT_NE(error().find("came \"7\""), std::string::npos) << error();
+    map["model.norm.weight"] = kSecond;
+    write_index(map);
+    const auto of_first = std::count(map_.begin(), map_.end(), nlohmann::json(kFirst));
+    EXPECT_EQ(error(), fmt::format("{}: expected the {} tensors of model.safetensors.index.json, came {}", kFirst,
+                                   of_first - 1, of_first));
+    map = map_;
+    map["model.layers.9.mlp.up_proj.weight"] = kFirst;
+    write_index(map);
+    EXPECT_EQ(error(), std::string(kFirst) +
+                           ": expected tensor \"model.layers.9.mlp.up_proj.weight\", which "
+                           "model.safetensors.index.json says is here, came none");
+    write_index(map_);
+    fs::remove(path_ / kSecond);
+    EXPECT_NE(error().find(kSecond), std::string::npos) << error();
 }
 
 TEST_F(Folder, with_text_that_is_no_config) {
