@@ -3,6 +3,7 @@
 judged by. The limits of that page, as far as these tests use them; their inputs; and who listens to PyTorch's
 dispatcher."""
 import torch
+from seeds import random_seed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -55,7 +56,7 @@ def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_
 def inputs(batch=2, len_q=37, len_kv=53, heads_q=4, heads_kv=2, head_dim=32, head_dim_v=None, dtype=torch.float32,
            seed=0, device="cpu"):
     """q, k, v with requires_grad: the same numbers on every device."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(random_seed(seed))
     shapes = ((batch, len_q, heads_q, head_dim), (batch, len_kv, heads_kv, head_dim),
               (batch, len_kv, heads_kv, head_dim_v or head_dim))
     return [torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes]
@@ -63,7 +64,7 @@ def inputs(batch=2, len_q=37, len_kv=53, heads_q=4, heads_kv=2, head_dim=32, hea
 
 def random(shape, seed, device="cpu", dtype=torch.float32):
     """Normal numbers: the same on every device."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(random_seed(seed))).to(device, dtype)
 
 
 def moved(options, device):
