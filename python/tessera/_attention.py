@@ -35,9 +35,11 @@ def attention(q: Any, k: Any, v: Any, *, causal: str | bool | None = None,
     """O = softmax(scale Q K^T, with mask, softcap, ALiBi, bias and sinks) V, as docs/numerics.md defines it.
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [batch, len_kv, heads_kv,
-    head_dim_v]; heads_q is a multiple of heads_kv. With layout="bhsd" heads come before len. Arrays of NumPy or of any
-    library with DLPack, in host or CUDA memory; float32, bfloat16, float16 or float64 (by the reference); any strides.
-    They are never written and never copied. Classes that hide or reinterpret elements (masked arrays) are refused.
+    head_dim_v]; heads_q is a multiple of heads_kv. With layout="bhsd" heads come before len. An array [batch, heads,
+    len, head_dim] often fits the default layout too, but then the heads of each token attend to one another:
+    layout="bhsd" says that heads come first. Arrays of NumPy or of any library with DLPack, in host or CUDA memory;
+    float32, bfloat16, float16 or float64 (by the reference); any strides. They are never written and never copied.
+    Classes that hide or reinterpret elements (masked arrays) are refused.
 
     causal: None, "bottom-right" (the last query sees the last key) or "top-left" (the first query, the first key).
     window: (left, right), inclusive, relative to the bottom-right diagonal; None in it: no limit on that side.

@@ -60,6 +60,8 @@ def _tensor_bias(bias, query):
         return bias.unsqueeze(1)
     if query.dim() == 5 and bias.dim() == 5:
         return bias.flatten(1, 2)
+    if bias.dtype == torch.bool:
+        expect("attn_bias", "numbers that are added to the scores", "bool")
     if bias.dim() > 4:
         expect("attn_bias", "4 dimensions or less, or 5 with a query of 5", bias.dim())
     return bias
@@ -130,7 +132,8 @@ def memory_efficient_attention_forward(query: Tensor, key: Tensor, value: Tensor
                                        attn_bias: Tensor | AttentionBias | None = None, p: float = 0.0,
                                        scale: float | None = None, *, op: Any = None,
                                        output_dtype: torch.dtype | None = None) -> Tensor:
-    """memory_efficient_attention without a gradient."""
+    """memory_efficient_attention without a gradient: query [B, M, H, K], key and value [B, N, H, ..], or the other
+    shapes and the attn_bias that it takes. Returns [B, M, H, K of value]."""
     return memory_efficient_attention(query, key, value, attn_bias, p, scale, output_dtype=output_dtype)
 
 
@@ -140,7 +143,8 @@ def memory_efficient_attention_forward_requires_grad(query: Tensor, key: Tensor,
                                                      scale: float | None = None, *, op: Any = None,
                                                      output_dtype: torch.dtype | None = None
                                                      ) -> tuple[Tensor, Tensor]:
-    """memory_efficient_attention_partial() without a gradient, for memory_efficient_attention_backward()."""
+    """(out [B, M, H, K of value], LSE float32 [B, H, M]) without a gradient, for memory_efficient_attention_backward(),
+    of query [B, M, H, K], key and value [B, N, H, ..]: what memory_efficient_attention_partial() returns."""
     return memory_efficient_attention_partial(query, key, value, attn_bias, p, scale, output_dtype=output_dtype)
 
 
@@ -148,7 +152,8 @@ def memory_efficient_attention_backward(grad: Tensor, output: Tensor, lse: Tenso
                                         value: Tensor, attn_bias: Tensor | AttentionBias | None = None,
                                         p: float = 0.0, scale: float | None = None, *, op: Any = None
                                         ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv). output, lse: of memory_efficient_attention_forward_requires_grad()."""
+    """(dq, dk, dv), of the shapes of query [B, M, H, K], key and value [B, N, H, ..]. grad, output: [B, M, H, K of
+    value]; lse: float32 [B, H, M]; output and lse are those of memory_efficient_attention_forward_requires_grad()."""
     _without_dropout(p)
     leaves = [t.detach().requires_grad_() for t in (query, key, value)]
     with torch.enable_grad():

@@ -60,6 +60,13 @@ def test_every_public_function_has_types_and_a_docstring(name):
             assert typing.get_type_hints(value)
 
 
+@pytest.mark.parametrize("name", ["forward", "varlen_forward", "backward", "varlen_backward"])
+def test_the_single_passes_have_types(name):
+    function = getattr(module("tessera.flash_attn"), f"_flash_attn_{name}")
+    expect_types(name, function)
+    assert typing.get_type_hints(function)
+
+
 def test_dir_names_the_modules_and_the_version():
     assert {"attention", "plan", "torch", "jax", "flash_attn", "which", "__version__"} <= set(dir(tessera))
     assert all(hasattr(tessera, name) for name in dir(tessera) if name not in tessera._MODULES)

@@ -265,8 +265,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [.., head_dim_v], heads_q a
         multiple of heads_kv. Any strides. float32, bfloat16, float16, float64 (by the reference). With
-        layout="bhsd" heads come before len, in the inputs and in o. Under autocast they are cast as the inputs of
-        torch's attention are.
+        layout="bhsd" heads come before len, in the inputs and in o. A tensor [batch, heads, len, head_dim], which
+        torch's attention takes, often fits the default layout too, but then the heads of each token attend to one
+        another: layout="bhsd" says that heads come first. Under autocast they are cast as the inputs of torch's
+        attention are.
     causal: None, "bottom-right" (the last query sees the last key) or "top-left" (the first sees the first only).
     window: (left, right), inclusive, relative to the bottom-right diagonal; None stands for no limit.
     scale: default 1 / sqrt(head_dim). softcap: c > 0 makes the score c * tanh(score / c).
