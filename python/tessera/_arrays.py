@@ -12,13 +12,14 @@ from . import _native
 from ._subclasses import overridden
 
 _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_CUDA_MANAGED = 1, 2, 3, 13
-_DLPACK_INT, _DLPACK_FLOAT, _DLPACK_BFLOAT = 0, 2, 4
+_DLPACK_INT, _DLPACK_FLOAT, _DLPACK_BFLOAT, _DLPACK_BOOL = 0, 2, 4, 6
 DLPACK_CUDA = (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED)
 _READ_ONLY = 1
 _VERSION = (1, 0)
 
+BOOL = -1  # of masks: no tensor of the C ABI has it
 NAMES = {_native.FP64: "float64", _native.FP32: "float32", _native.FP16: "float16", _native.BF16: "bfloat16",
-         _native.INT32: "int32", _native.INT64: "int64", _native.INT8: "int8"}
+         _native.INT32: "int32", _native.INT64: "int64", _native.INT8: "int8", BOOL: "bool"}
 FLOATING = (_native.FP64, _native.FP32, _native.FP16, _native.BF16)
 DTYPES = {name: code for code, name in NAMES.items()}
 ITEM_SIZE = {_native.FP64: 8, _native.FP32: 4, _native.FP16: 2, _native.BF16: 2, _native.INT32: 4, _native.INT64: 8,
@@ -48,7 +49,8 @@ _get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 class Array:
     """A borrowed array: the fields of the C ABI's tensor, and the objects that keep its memory alive.
 
-    shape, strides: tuples, strides in elements. dtype: a code of _native. device: (_native.CPU or CUDA, index).
+    shape, strides: tuples, strides in elements. dtype: a code of _native, or BOOL. device: (_native.CPU or CUDA,
+    index).
     """
     __slots__ = ("name", "source", "data", "dtype", "shape", "strides", "device", "read_only", "_keep")
 
@@ -97,11 +99,18 @@ def borrow(name, source, stream=None, written=False) -> Array:
         array = _of_dlpack(name, source, stream)
     else:
         expect(name, "a NumPy array or one with __dlpack__", f"a {type(source).__name__}")
+    expect_bool_of_masks(array)
     if len(array.shape) > _native.MAX_RANK:
         expect(name, f"at most {_native.MAX_RANK} dimensions", len(array.shape))
     if written and array.read_only:
         expect(name, "an array that may be written", "one that is read-only")
     return array
+
+
+def expect_bool_of_masks(array):
+    """Raises ValueError for a mask that is not bool, and for any other array that is."""
+    if (array.dtype == BOOL) != (array.name == "mask"):
+        expect(array.name, f"dtype {dtypes_of(array.name)}", NAMES[array.dtype])
 
 
 @functools.lru_cache(maxsize=64)
@@ -132,13 +141,16 @@ def dtypes_of(name) -> str:
         return "int32 or int64"
     if name in ("kv_lengths", "page_table", "cache_batch_index", "left_padding"):
         return "int32"
+    if name == "mask":
+        return "bool, True where the key takes part"
     return "int8" if name == "o_residual" else "float32, bfloat16, float16 or float64"
 
 
 def _of_numpy(name, source) -> Array:
     dtype = _code_of_numpy(source.dtype)
     if dtype is None:
-        expect(name, f"dtype {dtypes_of(name)} in the machine's byte order", source.dtype)
+        order = "" if source.dtype.isnative else " in the machine's byte order"
+        expect(name, f"dtype {dtypes_of(name)}{order}", source.dtype)
     item = source.dtype.itemsize
     address = source.__array_interface__["data"][0]
     if any(stride % item for stride in source.strides) or address % item:
@@ -184,7 +196,7 @@ def _tensor_of(name, capsule):
 def _dtype_of(name, tensor) -> int:
     kinds = {(_DLPACK_FLOAT, 64): _native.FP64, (_DLPACK_FLOAT, 32): _native.FP32, (_DLPACK_FLOAT, 16): _native.FP16,
              (_DLPACK_BFLOAT, 16): _native.BF16, (_DLPACK_INT, 32): _native.INT32, (_DLPACK_INT, 64): _native.INT64,
-             (_DLPACK_INT, 8): _native.INT8}
+             (_DLPACK_INT, 8): _native.INT8, (_DLPACK_BOOL, 8): BOOL}
     dtype = kinds.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
         expect(name, f"dtype {dtypes_of(name)}",

@@ -7,16 +7,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from . import _native
+from . import _masks, _native
 from ._arrays import ITEM_SIZE, expect
 from ._problem import Call
 from ._results import Workspace, finished, output, working_on
 
 # The keywords that all functions of this package share, with their defaults.
-SCORES = dict(causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None, sinks=None,
-              dropout_p=0.0, seed=0,
-              cu_seqlens_q=None, cu_seqlens_kv=None, max_len_q=None, max_len_kv=None, layout="bshd",
-              deterministic=True, kernel=None, threads=None)
+SCORES = dict(causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None,
+              sinks=None, dropout_p=0.0, seed=0, cu_seqlens_q=None, cu_seqlens_kv=None, max_len_q=None,
+              max_len_kv=None, layout="bshd", deterministic=True, kernel=None, threads=None)
 
 
 def scores_of(function: str, given: dict) -> dict:
@@ -28,22 +27,26 @@ def scores_of(function: str, given: dict) -> dict:
 
 def attention(q: Any, k: Any, v: Any, *, causal: str | bool | None = None,
               window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0.0,
-              alibi_slopes: Any = None, bias: Any = None, sinks: Any = None, dropout_p: float = 0.0, seed: int = 0,
-              cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None, max_len_q: int | None = None,
+              alibi_slopes: Any = None, bias: Any = None, mask: Any = None, sinks: Any = None, dropout_p: float = 0.0,
+              seed: int = 0, cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None, max_len_q: int | None = None,
               max_len_kv: int | None = None, layout: str = "bshd", return_lse: bool = False,
               return_o_residual: bool = False, deterministic: bool = True, kernel: str | None = None,
               threads: int | None = None, out: Any = None, out_lse: Any = None, stream: int | None = None) -> Any:
     """O = softmax(scale Q K^T, with mask, softcap, ALiBi, bias and sinks) V, as docs/numerics.md defines it.
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [batch, len_kv, heads_kv,
-    head_dim_v]; heads_q is a multiple of heads_kv. With layout="bhsd" heads come before len. Arrays of NumPy or of any
-    library with DLPack, in host or CUDA memory; float32, bfloat16, float16 or float64 (by the reference); any strides.
-    They are never written and never copied. Classes that hide or reinterpret elements (masked arrays) are refused.
+    head_dim_v]; heads_q is a multiple of heads_kv. With layout="bhsd" heads come before len. An array [batch, heads,
+    len, head_dim] often fits the default layout too, but then the heads of each token attend to one another:
+    layout="bhsd" says that heads come first. Arrays of NumPy or of any library with DLPack, in host or CUDA memory;
+    float32, bfloat16, float16 or float64 (by the reference); any strides. They are never written and never copied.
+    Classes that hide or reinterpret elements (masked arrays) are refused.
 
     causal: None, "bottom-right" (the last query sees the last key) or "top-left" (the first query, the first key).
     window: (left, right), inclusive, relative to the bottom-right diagonal; None in it: no limit on that side.
     scale: default 1 / sqrt(head_dim). softcap: 0 for none. alibi_slopes: float32 [heads_q] or [batch, heads_q].
-    bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q.
+    bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores.
+    mask: bool, True where the key takes part; broadcasts likewise. It becomes a bias of 0 and -inf in the dtype of q,
+        or joins `bias`; dimensions that it repeats (stride 0) take no memory.
     sinks: float32 [heads_q], a logit of each query head that takes part in the softmax as a key without a value.
     dropout_p, seed: dropout on the weights; the same seed, an integer of 64 bits, drops the same weights, also in
     attention_backward().
@@ -99,7 +102,8 @@ def attention_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dls
     to write to. bias_gradient, sinks_gradient: whether to compute the gradient of the bias and of the sinks.
 
     Returns (dq, dk, dv), then dbias and dsinks where they are asked for, of the shapes and dtypes of q, k, v, the bias
-    and the sinks. The gradient of a bias is summed over its dimensions of size 1. Raises as attention() does.
+    and the sinks. The gradient of a bias is summed over its dimensions of size 1; a mask has none. Raises as
+    attention() does.
     """
     scores = scores_of("attention_backward", scores)
     if bias_gradient and scores["bias"] is None:
@@ -122,12 +126,15 @@ def attention_backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dls
             gradients.append(output(name, array, source, source.shape, source.dtype, call.stream))
             tensors[name] = call.laid_out(gradients[-1])
         if bias_gradient:
-            dbias = output("dbias", None, call.bias, call.bias.shape, call.bias.dtype, call.stream)
+            of_call = call.bias if call.made_bias is None else call.made_bias
+            dbias = output("dbias", None, of_call, of_call.shape, of_call.dtype, call.stream)
             tensors["dbias"] = dbias.padded().tensor()
         if sinks_gradient:
             dsinks = output("dsinks", None, call.sinks, call.sinks.shape, call.sinks.dtype, call.stream)
             tensors["dsinks"] = dsinks.tensor()
         _run(call, _native.sized(_native.BackwardArgs), tensors)
+        if bias_gradient and call.made_bias is not None:
+            dbias = _masks.gradient_of(call.bias, call.made_bias, dbias, stream)
     results = [finished(g, call.q, array) for g, array in zip(gradients, given)]
     if bias_gradient:
         results.append(finished(dbias, call.bias, None))

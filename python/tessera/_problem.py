@@ -7,9 +7,9 @@ import operator
 from collections.abc import Iterable
 from typing import SupportsIndex
 
-from . import _native
+from . import _masks, _native
 from ._arrays import (DLPACK_CUDA, DTYPES, FLOATING, NAMES, Array, borrow, dense_strides, dlpack_device, dtypes_of,
-                      expect)
+                      expect, expect_bool_of_masks)
 from ._results import dlpack_stream, stream_of
 
 _CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
@@ -23,7 +23,7 @@ _SHAPES = {("bshd", False): "[batch, len, heads, head_dim]", ("bhsd", False): "[
 class Spec:
     """A shape, dtype and device that stand for an array in plan() and predict(); nothing is allocated.
 
-    dtype: "float32", "bfloat16", "float16" or "float64". device: "cpu", "cuda" or "cuda:1".
+    dtype: "float32", "bfloat16", "float16", "float64", or "bool" of a mask. device: "cpu", "cuda" or "cuda:1".
     """
 
     def __init__(self, shape: Iterable[SupportsIndex], dtype: str = "float32", device: str = "cpu") -> None:
@@ -117,8 +117,9 @@ class Call:
         self.inputs = {"q": self.laid_out(self.q), "k": self.laid_out(self.k), "v": self.laid_out(self.v)}
         self.problem = _native.new_problem()
         self._set_sizes()
-        self._set_scores(scores, bias_gradient)
+        self._set_scores(scores)
         self._set_lengths(scores)
+        self._set_bias(scores, bias_gradient, stream)
         self.options = self._options(scores)
 
     def borrow(self, name, source, stream=None) -> Array:
@@ -126,6 +127,7 @@ class Call:
         if isinstance(source, Spec) and self._specs:
             array = Array(*source.array)
             array.name = name
+            expect_bool_of_masks(array)
         else:
             on_cuda = hasattr(source, "__dlpack_device__") and dlpack_device(name, source)[0] in DLPACK_CUDA
             if on_cuda and name == "q":
@@ -154,7 +156,7 @@ class Call:
             problem.batch = inputs["q"].shape[0]
             problem.len_q, problem.len_kv = inputs["q"].shape[1], inputs["k"].shape[1]
 
-    def _set_scores(self, scores, bias_gradient):
+    def _set_scores(self, scores):
         problem = self.problem
         causal = scores["causal"]
         if not (causal is None or isinstance(causal, (str, bool))) or causal not in _CAUSAL:
@@ -173,14 +175,6 @@ class Call:
         if scores["alibi_slopes"] is not None:
             self.inputs["alibi_slopes"] = self.borrow("alibi_slopes", scores["alibi_slopes"]).tensor()
             problem.alibi = 1
-        if scores["bias"] is not None:
-            if str(getattr(scores["bias"], "dtype", "")).endswith("bool"):
-                expect("bias", "float32 or the dtype of q, numbers that are added to the scores",
-                       "bool; a mask is 0 where the key takes part and -inf where it does not")
-            self.bias = self.borrow("bias", scores["bias"])
-            self.inputs["bias"] = self.bias.padded().tensor()
-            problem.bias = 1
-        problem.bias_gradient = int(bias_gradient)
         if scores["sinks"] is not None:
             self.sinks = self.borrow("sinks", scores["sinks"])
             self.inputs["sinks"] = self.sinks.tensor()
@@ -206,6 +200,26 @@ class Call:
             bound = scores[f"max_len_{side}"]
             setattr(problem, f"len_{side}", tensor.shape[0] if bound is None else integer(f"max_len_{side}", bound))
             problem.batch = lengths.shape[0] - 1
+
+    def _set_bias(self, scores, bias_gradient, stream):
+        """bias: the caller's; made_bias: the one that it and a mask make together, or None."""
+        problem, self.bias, self.made_bias = self.problem, None, None
+        if scores["bias"] is not None:
+            if str(getattr(scores["bias"], "dtype", "")).endswith("bool"):
+                expect("bias", "float32 or the dtype of q, numbers that are added to the scores",
+                       "bool; mask= takes one, True where the key takes part")
+            self.bias = self.borrow("bias", scores["bias"])
+            self.inputs["bias"] = self.bias.padded().tensor()
+        mask = None if scores["mask"] is None else self.borrow("mask", scores["mask"])
+        problem.bias, problem.bias_gradient = int(self.bias is not None or mask is not None), int(bias_gradient)
+        if mask is None:
+            return
+        full = problem.batch, problem.heads_q, problem.len_q, problem.len_kv
+        if self._specs:  # nothing is computed
+            _masks.expect_broadcasts(mask.padded(), full)
+            return
+        self.made_bias = _masks.bias_of(mask, self.bias, self.q, full, bias_gradient, self.stream, stream)
+        self.inputs["bias"] = self.made_bias.padded().tensor()
 
     def _options(self, scores) -> _native.Options:
         options = _native.sized(_native.Options)

@@ -13,16 +13,35 @@ from . import _native
 from ._arrays import ITEM_SIZE, NAMES, Array, borrow, expect
 
 
+def _numpys_dtype(like: Array, dtype):
+    """NumPy has no name for bfloat16: the dtype of the input, of ml_dtypes, stands for it."""
+    return like.source.dtype if dtype == like.dtype else NAMES[dtype]
+
+
 class _NumPy:
     @staticmethod
     def empty(like: Array, shape, dtype):
-        numpy = sys.modules["numpy"]
-        # NumPy has no name for bfloat16: the dtype of the input, of ml_dtypes, stands for it
-        return numpy.empty(shape, like.source.dtype if dtype == like.dtype else NAMES[dtype])
+        return sys.modules["numpy"].empty(shape, _numpys_dtype(like, dtype))
+
+    @staticmethod
+    def masked(like, mask, numbers, dtype):
+        return _masked(sys.modules["numpy"], mask, numbers, _numpys_dtype(like, dtype))
+
+    @staticmethod
+    def summed(like, array, dims, shape):
+        """`array`, summed in fp64 over the dimensions `dims`, in this shape and the dtype of `like`."""
+        total = array.sum(axis=dims, keepdims=True, dtype="float64") if dims else array
+        return total.reshape(shape).astype(like.source.dtype)
 
     @staticmethod
     def finish(like, result):
         return result
+
+
+def _masked(numpy, mask, numbers, dtype):
+    """An array of NumPy or CuPy: `numbers`, None for 0, where the mask is True, and -inf elsewhere."""
+    numbers = 0 if numbers is None else numbers
+    return numpy.where(mask, numpy.asarray(numbers, dtype), numpy.asarray(float("-inf"), dtype))
 
 
 class _Torch:
@@ -39,6 +58,18 @@ class _Torch:
     def empty(like, shape, dtype):
         torch = sys.modules["torch"]
         return torch.empty(shape, dtype=getattr(torch, NAMES[dtype]), device=like.source.device)
+
+    @staticmethod
+    def masked(like, mask, numbers, dtype):
+        torch = sys.modules["torch"]
+        dtype = getattr(torch, NAMES[dtype])
+        numbers = mask.new_zeros((), dtype=dtype) if numbers is None else numbers.to(dtype)
+        return torch.where(mask, numbers, float("-inf"))
+
+    @staticmethod
+    def summed(like, array, dims, shape):
+        total = array.sum(dims, keepdim=True, dtype=sys.modules["torch"].float64) if dims else array
+        return total.reshape(shape).to(like.source.dtype)
 
     finish = _NumPy.finish
 
@@ -61,9 +92,15 @@ class _CuPy:
     def empty(like, shape, dtype):
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(like.device[1]):
-            return cupy.empty(shape, like.source.dtype if dtype == like.dtype else NAMES[dtype])
+            return cupy.empty(shape, _numpys_dtype(like, dtype))
 
-    finish = _NumPy.finish
+    @staticmethod
+    def masked(like, mask, numbers, dtype):
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(like.device[1]):
+            return _masked(cupy, mask, numbers, _numpys_dtype(like, dtype))
+
+    summed, finish = _NumPy.summed, _NumPy.finish
 
 
 class _Jax:
@@ -73,7 +110,14 @@ class _Jax:
         if like.device[0] != _native.CPU:
             expect(like.name, "an array of the host; tessera.jax computes on devices", f"one on {like.source.device}")
         import numpy
-        return numpy.empty(shape, like.source.dtype if dtype == like.dtype else NAMES[dtype])
+        return numpy.empty(shape, _numpys_dtype(like, dtype))
+
+    @staticmethod
+    def masked(like, mask, numbers, dtype):
+        import numpy
+        return _masked(numpy, numpy.asarray(mask), numbers, _numpys_dtype(like, dtype))
+
+    summed = _NumPy.summed
 
     @staticmethod
     def finish(like, result):
@@ -90,6 +134,22 @@ class _ArrayApi:
                    "one (it has no __array_namespace__)", "None")
         arrays = namespace()
         return arrays.empty(shape, dtype=getattr(arrays, NAMES[dtype]), device=like.source.device)
+
+    @staticmethod
+    def masked(like, mask, numbers, dtype):
+        namespace = getattr(mask, "__array_namespace__", None)
+        if namespace is None:
+            expect("mask", "an array of a library whose arrays have __array_namespace__", f"a {type(mask).__name__}")
+        arrays = namespace()
+        kind = dict(dtype=getattr(arrays, NAMES[dtype]), device=mask.device)
+        numbers = arrays.zeros((), **kind) if numbers is None else arrays.astype(numbers, kind["dtype"])
+        return arrays.where(mask, numbers, arrays.full((), float("-inf"), **kind))
+
+    @staticmethod
+    def summed(like, array, dims, shape):
+        arrays = array.__array_namespace__()
+        total = arrays.sum(array, axis=dims, keepdims=True, dtype=arrays.float64) if dims else array
+        return arrays.astype(arrays.reshape(total, shape), like.source.dtype)
 
     finish = _NumPy.finish
 

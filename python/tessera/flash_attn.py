@@ -121,7 +121,9 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
                     ) -> Any:
     """Attention of q (batch, seqlen_q, nheads, headdim) over k, v (batch, seqlen_k, nheads_k, headdim).
 
-    nheads is a multiple of nheads_k. alibi_slopes: fp32 (nheads,) or (batch, nheads).
+    nheads is a multiple of nheads_k. A tensor (batch, nheads, seqlen, headdim) often fits these shapes too, but then the
+        heads of each token attend to one another: transpose(1, 2) puts seqlen first, and tessera.torch.attention has
+        layout="bhsd" for it. alibi_slopes: fp32 (nheads,) or (batch, nheads).
     Returns out (batch, seqlen_q, nheads, headdim), or with return_attn_probs (out, softmax_lse, S_dmask): softmax_lse
         fp32 (batch, nheads, seqlen_q); S_dmask is empty without dropout, else (batch, nheads, seqlen_q and seqlen_k
         rounded up to 128): the weights divided by the largest of their row, negative where dropped.
@@ -134,7 +136,8 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, soft
                              causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                              alibi_slopes: Tensor | None = None, deterministic: bool = False,
                              return_attn_probs: bool = False) -> Any:
-    """flash_attn_func with k and v in one tensor kv (batch, seqlen_k, 2, nheads_k, headdim)."""
+    """flash_attn_func with k and v in one tensor kv (batch, seqlen_k, 2, nheads_k, headdim); seqlen comes before nheads
+    in both."""
     k, v = _unpacked("kv", kv, 2, 2, "(batch, seqlen_k, 2, nheads_k, headdim)")
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                            return_attn_probs)
@@ -144,7 +147,8 @@ def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale
                               causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                               alibi_slopes: Tensor | None = None, deterministic: bool = False,
                               return_attn_probs: bool = False) -> Any:
-    """flash_attn_func with all three in one tensor qkv (batch, seqlen, 3, nheads, headdim)."""
+    """flash_attn_func with all three in one tensor qkv (batch, seqlen, 3, nheads, headdim); seqlen comes before
+    nheads."""
     q, k, v = _unpacked("qkv", qkv, 3, 2, "(batch, seqlen, 3, nheads, headdim)")
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                            return_attn_probs)
@@ -279,6 +283,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                             return_softmax_lse: bool = False, s_aux: Tensor | None = None) -> Any:
     """Attention of q (batch, seqlen_q, nheads, headdim) over a cache, without a gradient.
 
+    A cache or q with nheads before seqlen often fits too, and means something else: transpose(1, 2) is its view.
     k_cache, v_cache: (slots, capacity, nheads_k, headdim) of any strides; with block_table, int32 (batch, pages of a
         sequence), (pages, page_size, nheads_k, headdim) of any page_size. They may share memory.
     k, v: new rows (batch, seqlen_new, nheads_k, headdim), written into the cache at cache_seqlens before attention
@@ -353,18 +358,23 @@ def _backward_pass(dout, out, softmax_lse, gradients, rng_state, *settings):
     return delta.transpose(-1, -2)
 
 
-def _flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap,
-                        alibi_slopes, return_softmax):
-    """The forward of flash_attn_func, without autograd. Returns (out, softmax_lse, S_dmask, rng_state): S_dmask is None
-    unless asked for with dropout, and rng_state is tessera's seed, int64 (1,) in host memory, None without dropout."""
+def _flash_attn_forward(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
+                        window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: Tensor | None,
+                        return_softmax: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The forward of flash_attn_func, without autograd, of tensors of its shapes. Returns (out, softmax_lse, S_dmask,
+    rng_state): S_dmask is None unless asked for with dropout, and rng_state is tessera's seed, int64 (1,) in host
+    memory, None without dropout."""
     return _forward_pass(return_softmax, q, k, v, None, None, None, None, dropout_p, softmax_scale, causal,
                          window_size_left, window_size_right, softcap, alibi_slopes)
 
 
-def _flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
-                               softmax_scale, causal, window_size_left=-1, window_size_right=-1, softcap=0.0,
-                               alibi_slopes=None, return_softmax=False, block_table=None, leftpad_k=None,
-                               seqused_k=None, zero_tensors=False):
+def _flash_attn_varlen_forward(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+                               max_seqlen_q: int, max_seqlen_k: int, dropout_p: float, softmax_scale: float | None,
+                               causal: bool, window_size_left: int = -1, window_size_right: int = -1,
+                               softcap: float = 0.0, alibi_slopes: Tensor | None = None, return_softmax: bool = False,
+                               block_table: None = None, leftpad_k: None = None, seqused_k: None = None,
+                               zero_tensors: bool = False
+                               ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The forward of flash_attn_varlen_func, without autograd; returns as _flash_attn_forward does. zero_tensors
     changes nothing. block_table, leftpad_k and seqused_k are refused."""
     _refuse_pages(block_table=block_table, leftpad_k=leftpad_k, seqused_k=seqused_k)
@@ -373,8 +383,10 @@ def _flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q
                          softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
 
 
-def _flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal,
-                         window_size_left, window_size_right, softcap, alibi_slopes, deterministic, rng_state=None):
+def _flash_attn_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor,
+                         dk: Tensor, dv: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
+                         window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: Tensor | None,
+                         deterministic: bool, rng_state: Tensor | None = None) -> Tensor:
     """The backward of flash_attn_func: writes dq, dk and dv, and returns softmax_d, fp32 (batch, nheads, seqlen_q): the
     sums of dout * out over headdim. softmax_lse may be that of more keys than k, as context parallelism has it.
     deterministic changes nothing."""
@@ -383,9 +395,12 @@ def _flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p,
                           alibi_slopes)
 
 
-def _flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-                                max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
-                                softcap, alibi_slopes, deterministic, rng_state=None, zero_tensors=False):
+def _flash_attn_varlen_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
+                                dq: Tensor, dk: Tensor, dv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+                                max_seqlen_q: int, max_seqlen_k: int, dropout_p: float, softmax_scale: float | None,
+                                causal: bool, window_size_left: int, window_size_right: int, softcap: float,
+                                alibi_slopes: Tensor | None, deterministic: bool, rng_state: Tensor | None = None,
+                                zero_tensors: bool = False) -> Tensor:
     """_flash_attn_backward of a ragged batch; softmax_lse and softmax_d are (nheads, total_q). deterministic and
     zero_tensors change nothing."""
     _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)

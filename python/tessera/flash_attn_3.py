@@ -50,6 +50,8 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None
                     sm_margin: int = 0, return_attn_probs: bool = False) -> Any:
     """Attention of q (batch, seqlen_q, nheads, headdim) over k (batch, seqlen_k, nheads_k, headdim), v (.., headdim_v).
 
+    A tensor (batch, nheads, seqlen, headdim) often fits these shapes too, but then the heads of each token attend to
+    one another: transpose(1, 2) puts seqlen first, and tessera.torch.attention has layout="bhsd" for it.
     causal is bottom-right. Returns out, or with return_attn_probs (out, softmax_lse), fp32 (batch, nheads, seqlen_q).
     Raises RuntimeError that names the argument, NotImplementedError for what the module's text lists."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)

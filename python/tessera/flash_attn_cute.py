@@ -33,6 +33,8 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None
                     ) -> tuple[Tensor, Tensor]:
     """Attention of q (batch, seqlen_q, nheads, headdim) over k, v (batch, seqlen_k, nheads_k, ..): (out, lse).
 
+    A tensor (batch, nheads, seqlen, headdim) often fits these shapes too, but then the heads of each token attend to
+    one another: transpose(1, 2) puts seqlen first, and tessera.torch.attention has layout="bhsd" for it.
     causal is bottom-right. learnable_sink: (nheads,), as the sinks of tessera.torch.attention. score_mod, mask_mod,
     block_sparse_tensors and aux_tensors raise NotImplementedError."""
     _refuse(score_mod=score_mod, mask_mod=mask_mod, block_sparse_tensors=block_sparse_tensors,

@@ -64,6 +64,8 @@ def _four_dimensions(query, key, value):
 def _tensor_bias(bias, query):
     """A tensor attn_bias as [B, H, M, N]; query: the caller's."""
     _attention.expect_tensor("attn_bias", bias)
+    if bias.dtype == torch.bool:
+        expect("attn_bias", "numbers that are added to the scores", "bool")
     if query.dim() == 3 and bias.dim() == 3:
         return bias.unsqueeze(1)
     if query.dim() == 5 and bias.dim() == 5:
@@ -155,7 +157,8 @@ def memory_efficient_attention_forward(query: Tensor, key: Tensor, value: Tensor
                                        attn_bias: Tensor | AttentionBias | None = None, p: float = 0.0,
                                        scale: float | None = None, *, op: Any = None,
                                        output_dtype: torch.dtype | None = None) -> Tensor:
-    """memory_efficient_attention without a gradient."""
+    """memory_efficient_attention without a gradient: query [B, M, H, K], key and value [B, N, H, ..], or the other
+    shapes and the attn_bias that it takes. Returns [B, M, H, K of value]."""
     return memory_efficient_attention(query, key, value, attn_bias, p, scale, output_dtype=output_dtype)
 
 
@@ -165,7 +168,8 @@ def memory_efficient_attention_forward_requires_grad(query: Tensor, key: Tensor,
                                                      scale: float | None = None, *, op: Any = None,
                                                      output_dtype: torch.dtype | None = None
                                                      ) -> tuple[Tensor, Tensor]:
-    """memory_efficient_attention_partial() without a gradient, for memory_efficient_attention_backward()."""
+    """(out [B, M, H, K of value], LSE float32 [B, H, M]) without a gradient, for memory_efficient_attention_backward(),
+    of query [B, M, H, K], key and value [B, N, H, ..]: what memory_efficient_attention_partial() returns."""
     return memory_efficient_attention_partial(query, key, value, attn_bias, p, scale, output_dtype=output_dtype)
 
 
@@ -173,7 +177,8 @@ def memory_efficient_attention_backward(grad: Tensor, output: Tensor, lse: Tenso
                                         value: Tensor, attn_bias: Tensor | AttentionBias | None = None,
                                         p: float = 0.0, scale: float | None = None, *, op: Any = None
                                         ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv). output, lse: of memory_efficient_attention_forward_requires_grad()."""
+    """(dq, dk, dv), of the shapes of query [B, M, H, K], key and value [B, N, H, ..]. grad, output: [B, M, H, K of
+    value]; lse: float32 [B, H, M]; output and lse are those of memory_efficient_attention_forward_requires_grad()."""
     _without_dropout(p)
     for name, tensor in (("grad", grad), ("output", output), ("lse", lse)):
         _attention.expect_tensor(name, tensor)

@@ -5,6 +5,7 @@ import os
 import re
 
 import pytest
+import seeds
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of a GPU that others share
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):  # for test_jax_sharded.py
@@ -36,6 +37,8 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_terminal_summary(terminalreporter):
+    if seeds.OF_RUN:
+        terminalreporter.write_line(f"random numbers of TESSERA_SEED={seeds.OF_RUN}")
     if NO_CUDA:
         terminalreporter.write_line(f"on the CPU only: {NO_CUDA}")
         return
@@ -46,6 +49,6 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture
 def rng():
-    """A NumPy generator with a fixed seed."""
+    """A NumPy generator with one seed in most runs."""
     import numpy
-    return numpy.random.default_rng(20261122)
+    return numpy.random.default_rng(seeds.random_seed(20261122))

@@ -133,6 +133,26 @@ def slopes_and_biases(meshes):
 
 
 @case
+def masks(meshes):
+    plain, both, of_both = tensors(), [Shard(0), Shard(2)], [Shard(0), Shard(1)]
+
+    def function(q, k, v, mask, bias=None):
+        return tt.attention(q, k, v, mask=mask, bias=bias, return_lse=True)
+    for mask, places in ((torch.rand(4, 1, 9, 13) > 0.3, [Shard(0), Replicate()]),
+                         (torch.rand(8, 1, 13) > 0.3, [Replicate(), Shard(0)])):
+        compare(function, [*plain, mask], [both] * 3 + [places], [both, of_both], meshes)
+        bias = torch.randn(4, 8, 9, 13)
+        compare(function, [*plain, mask, bias], [both] * 3 + [places, of_both], [both, of_both], meshes)
+    parts = [sharded(t, meshes[2], both) for t in plain]
+    try:
+        function(*parts, mask)
+    except ValueError as error:
+        assert str(error) == "mask: expected a DTensor, as q is, got a Tensor", error
+    else:
+        raise AssertionError("a mask that is no DTensor was taken")
+
+
+@case
 def ragged(meshes):
     q, k, v = (t.flatten(0, 1) for t in tensors())
     lengths = [torch.tensor([0, 5, 18, total], dtype=torch.int32) for total in (36, 52)]

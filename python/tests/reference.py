@@ -25,7 +25,7 @@ class Reference:
     """o, lse, and the sums of absolute values `o_terms`; gradients by backward()."""
 
     def __init__(self, q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None,
-                 sinks=None):
+                 mask=None, sinks=None):
         q, k, v = (a.astype(numpy.float64) for a in (q, k, v))
         self.group = q.shape[2] // k.shape[2]
         self.q, self.k, self.v = q, numpy.repeat(k, self.group, 2), numpy.repeat(v, self.group, 2)
@@ -41,7 +41,7 @@ class Reference:
             s = s - slopes[:, :, None, None] * abs(i + s.shape[3] - s.shape[2] - j)
         if bias is not None:
             s = s + bias.astype(numpy.float64)
-        s = numpy.where(visible(*s.shape[2:], causal, window), s, -numpy.inf)
+        s = numpy.where(visible(*s.shape[2:], causal, window) & (True if mask is None else mask), s, -numpy.inf)
         sink = numpy.full(s.shape[1], -numpy.inf) if sinks is None else sinks.astype(numpy.float64)
         sink = numpy.broadcast_to(sink[None, :, None, None], (*s.shape[:3], 1))
         highest = numpy.maximum(s.max(axis=3, keepdims=True, initial=-numpy.inf), sink)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays as they come: strides, read-only, bf16, old and new capsules, streams; and every one that is refused."""
 import ctypes
+import types
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +98,64 @@ def test_bf16_of_numpy_and_of_jax(qkv):
     o2, lse2 = tessera.attention(*arrays, return_lse=True)
     assert isinstance(o2, jax.Array) and o2.dtype == jnp.bfloat16
     assert (numpy.asarray(o2) == o).all() and (numpy.asarray(lse2) == lse).all()
+
+
+class Standard(Lent):
+    """An array with no more than the Python array API standard's namespace, indices and dtype."""
+
+    def __array_namespace__(self):
+        return types.SimpleNamespace(**{n: getattr(numpy, n) for n in ("empty", "float32", "full", "zeros")},
+                                     where=lambda mask, *a: numpy.where(mask.array, *a),
+                                     astype=lambda a, dtype: a.array.astype(dtype))
+
+    @property
+    def dtype(self):
+        return self.array.dtype
+
+    def __getitem__(self, index):
+        return Standard(self.array[index])
+
+
+def of_torch(array):
+    return pytest.importorskip("torch", reason="PyTorch is not installed").from_numpy(array)
+
+
+LIBRARIES = {"numpy": numpy.asarray, "torch": of_torch, "jax": jnp.asarray, "standard": Standard}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_masks_of_every_library(qkv, rng, name):
+    mask, bias = rng.random((2, 1, 20, 30)) > 0.3, rng.standard_normal((4, 1, 30), dtype=numpy.float32)
+    with jax.default_device(jax.devices("cpu")[0]):
+        made = [LIBRARIES[name](a) for a in (*qkv, mask, bias, mask[:, :, :1].copy())]
+    q, k, v, given, given_bias, of_keys = made
+    wanted = tessera.attention(*qkv, mask=mask, bias=bias, return_lse=True)
+    o, lse = tessera.attention(q, k, v, mask=given, bias=given_bias, return_lse=True)
+    assert all((numpy.asarray(a) == b).all() for a, b in zip((o, lse), wanted))
+    got = tessera.attention(q, k, v, mask=of_keys)
+    assert (numpy.asarray(got) == tessera.attention(*qkv, mask=mask[:, :, :1])).all()
+    do = rng.standard_normal(wanted[0].shape, dtype=numpy.float32)
+    want = tessera.attention_backward(do, *qkv, *wanted, mask=mask, bias=bias, bias_gradient=True)[3]
+    got = tessera.attention_backward(do, q, k, v, o, lse, mask=given, bias=given_bias, bias_gradient=True)[3]
+    if name in ("torch", "jax"):
+        assert type(got) is type(given_bias)
+    assert numpy.asarray(got).shape == bias.shape and numpy.asarray(got).dtype == numpy.float32
+    assert (numpy.asarray(got) == want).all()
+    if name != "numpy":
+        assert (numpy.asarray(tessera.attention(q, k, v, mask=mask)) == tessera.attention(*qkv, mask=mask)).all()
+        expect_error("^mask: expected a .*, as the bias is, got a ", q, k, v, mask=mask, bias=given_bias)
+
+
+def test_a_mask_that_no_library_can_turn_into_a_bias(qkv):
+    class Plain(Lent):
+        __array_namespace__ = None
+    expect_error("^mask: expected an array of a library whose arrays have __array_namespace__, got a Plain", *qkv,
+                 mask=Plain(numpy.ones((20, 30), bool)))
+    read_only = numpy.ones((20, 30), bool)
+    read_only.flags.writeable = False
+    assert (tessera.attention(*qkv, mask=read_only) == tessera.attention(*qkv)).all()
+    expect_error("^mask: expected an array whose memory holds its numbers", *qkv, mask=numpy.ma.masked_array(read_only))
+    expect_error("^k: expected dtype float32, bfloat16, float16 or float64, got bool", qkv[0], Lent(read_only), qkv[2])
 
 
 def test_capsules_are_given_back(qkv):

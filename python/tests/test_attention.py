@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """attention() and attention_backward() on NumPy arrays against fp64, over dtypes, masks, features and layouts."""
+import tracemalloc
+
 import ml_dtypes
 import numpy
 import pytest
@@ -76,6 +78,112 @@ def test_bias_and_its_gradient(rng, shape):
     padded = (1,) * (4 - bias.ndim) + shape
     expected = expected.sum(axis=tuple(a for a in range(4) if padded[a] == 1 != expected.shape[a]), keepdims=True)
     check_gradient("dbias", dbias, expected.reshape(shape), "float32")
+
+
+MASKS = [(70, 93), (4, 70, 1), (2, 1, 1, 93), (2, 4, 70, 93)]
+
+
+def mask_of(rng, shape):
+    """Some queries see no key, and some keys are seen by no query."""
+    mask = rng.random(shape) > 0.3
+    if shape[-2] > 1:
+        mask[..., :5, :] = False
+    if shape[-1] > 1:
+        mask[..., 60:] = False
+    return mask
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+def test_a_mask_hides_keys(rng, dtype, shape):
+    q, k, v, do = inputs(rng, dtype)
+    scores = dict(mask=mask_of(rng, shape), causal="bottom-right", softcap=1.5)
+    o, lse = tessera.attention(q, k, v, return_lse=True, **scores)
+    ref = Reference(q, k, v, **scores)
+    check_o(o, ref, dtype)
+    check_lse(lse, ref)
+    blind = ~numpy.isfinite(ref.lse)
+    assert blind.any() == (shape[-2] > 1) and (o.swapaxes(1, 2)[blind] == 0).all() and (lse[blind] == -numpy.inf).all()
+    dlse = rng.standard_normal(lse.shape).astype(lse.dtype) * numpy.isfinite(lse)
+    gradients = tessera.attention_backward(do, q, k, v, o, lse, dlse=dlse, **scores)
+    for name, got, expected in zip(("dq", "dk", "dv"), gradients, ref.backward(do, dlse)):
+        check_gradient(name, got, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+@pytest.mark.parametrize("bias_shape", [(70, 93), (4, 1, 93), (2, 4, 70, 93)], ids=str)
+def test_a_bias_beside_a_mask_gets_its_gradient(rng, dtype, shape, bias_shape):
+    q, k, v, do = inputs(rng, dtype)
+    bias = rng.standard_normal(bias_shape).astype(DTYPES[dtype])
+    scores = dict(mask=mask_of(rng, shape), bias=bias)
+    o, lse = tessera.attention(q, k, v, return_lse=True, **scores)
+    ref = Reference(q, k, v, **scores)
+    check_o(o, ref, dtype)
+    check_lse(lse, ref)
+    *_, dbias = tessera.attention_backward(do, q, k, v, o, lse, bias_gradient=True, **scores)
+    padded = (1,) * (4 - bias.ndim) + bias_shape
+    summed = tuple(d for d in range(4) if padded[d] == 1 != (2, 4, 70, 93)[d])
+    expected = ref.backward(do)[3].sum(axis=summed, keepdims=True).reshape(bias_shape)
+    assert dbias.dtype == bias.dtype
+    check_gradient("dbias", dbias, expected, dtype)
+
+
+def test_a_mask_means_what_its_bias_means(rng):
+    """In every layout, with a ragged batch, and where it repeats elements."""
+    q, k, v, _ = inputs(rng, "float32")
+    mask = mask_of(rng, (2, 1, 70, 93))
+    bias = numpy.where(mask, 0, -numpy.inf).astype(numpy.float32)
+    want = tessera.attention(q, k, v, bias=bias, return_lse=True)
+
+    def expect_equal(**options):
+        got = tessera.attention(q, k, v, return_lse=True, **options)
+        assert all((a == b).all() for a, b in zip(got, want))
+    backwards = mask[:, :, ::-1].copy()[:, :, ::-1]
+    for same in (mask, backwards, numpy.broadcast_to(mask, (2, 4, 70, 93)), mask.copy(order="F")):
+        expect_equal(mask=same)
+    ones = numpy.ones((1, 4, 1, 1), bool)
+    expect_equal(mask=ones, bias=bias)
+    expect_equal(mask=mask, bias=numpy.zeros((4, 1, 1), numpy.float32))
+    o = tessera.attention(*(a.swapaxes(1, 2) for a in (q, k, v)), mask=mask, layout="bhsd")
+    assert (o.swapaxes(1, 2) == want[0]).all()
+    ragged = dict(cu_seqlens_q=numpy.arange(3) * 70, cu_seqlens_kv=numpy.arange(3) * 93, max_len_q=70, max_len_kv=93)
+    o = tessera.attention(*(a.reshape(-1, *a.shape[2:]) for a in (q, k, v)), mask=mask, **ragged)
+    assert (o.reshape(want[0].shape) == want[0]).all()
+
+
+def test_dimensions_that_a_mask_repeats_take_no_memory():
+    q, k = numpy.zeros((4, 2000, 8, 1), numpy.float32), numpy.zeros((4, 2000, 8, 1), numpy.float32)
+    mask = numpy.broadcast_to(numpy.arange(2000) < 1000, (4, 8, 2000, 2000))  # 512 MB as a bias
+    tracemalloc.start()
+    o = tessera.attention(q, k, k, mask=mask)
+    assert tracemalloc.get_traced_memory()[1] < 2 * o.nbytes
+    tracemalloc.stop()
+
+
+def test_masks_that_are_refused(rng):
+    q, k, v, do = inputs(rng, "float32")
+    shape = r"\[2, 4, 70, 93\], any size also 1, got "
+    for mask, words in ((numpy.ones((70, 93)), "dtype bool, True where the key takes part, got float64"),
+                        (numpy.ones((70, 93), "uint8"), "dtype bool, True where the key takes part, got uint8"),
+                        (numpy.ones((70, 92), bool), shape + r"\[1, 1, 70, 92\]"),
+                        (numpy.ones((3, 1, 1, 1), bool), shape + r"\[3, 1, 1, 1\]"),
+                        (numpy.ones((1,) * 5, bool), "at most 4 dimensions, got 5"),
+                        ([[True]], "a NumPy array or one with __dlpack__, got a list")):
+        with pytest.raises(ValueError, match="^mask: expected " + words):
+            tessera.attention(q, k, v, mask=mask)
+    mask = numpy.ones((70, 93), bool)
+    with pytest.raises(ValueError, match="^bias: .* got bool; mask= takes one, True where the key takes part"):
+        tessera.attention(q, k, v, bias=mask)
+    for bias, words in ((numpy.zeros((3, 1, 1, 1), "float32"), shape),
+                        (numpy.zeros((1, 1), "int32"), "dtype .*32, got int32")):
+        with pytest.raises(ValueError, match="^bias: expected " + words):
+            tessera.attention(q, k, v, bias=bias, mask=mask)
+    o, lse = tessera.attention(q, k, v, mask=mask, return_lse=True)
+    with pytest.raises(ValueError, match="^bias_gradient: expected False, since there is no bias"):
+        tessera.attention_backward(do, q, k, v, o, lse, mask=mask, bias_gradient=True)
+    with pytest.raises(ValueError, match="^out: expected dtype .* got bool"):
+        tessera.attention(q, k, v, out=numpy.empty(do.shape, bool))
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])

@@ -21,11 +21,13 @@ SCORES = dict(causal=[As("bottom-right", dict(causal="bottom-right")), As("top-l
                       Refused(True, "^causal: ")],
               window=[As((3, 1), dict(window=(3, 1))), Refused(4, "^window: "), Refused((1, 2, 3), "^window: ")],
               scale=As(0.3, dict(scale=0.3)), softcap=As(0.5, dict(softcap=0.5)))
-SCORES_OF_WEIGHTS = {name: SCORES[name] for name in ("causal", "window", "scale")}
 OWN = dict(TENSORS, **SCORES, alibi_slopes=As(SLOPES, dict(alibi_slopes=SLOPES)),
            sinks=[As(SINKS, dict(sinks=SINKS)), Refused(SINKS[:2], "^sinks: ")], dropout_p=As(0.5, None, dict(seed=1)),
            seed=As(2, None, DROPPED), return_lse=Gives(True, lambda r, base: is_lse(r[1])), deterministic=Same(False),
            kernel=[As("reference", {}, dict(window=(40, 40))), Refused("cuda.fa3", "cuda|kernel|device|fa3")])
+BIASED = dict(bias=As(BIAS, dict(bias=BIAS)), mask=[
+    As(SEEN, dict(bias=HIDDEN)), As(SEEN, dict(bias=BIAS + HIDDEN), dict(bias=BIAS)),
+    Refused(BIAS, "^mask: expected dtype bool")])
 MATH = Gives(True, lambda r, base: reference.expect_close(o_of(r), o_of(base), 3e-6, "o of math=True"))
 OF_TORCH = dict(OWN, math=[MATH, Refused(True, "^kernel: expected None with math=True", dict(kernel="reference"))])
 FLASH_TAIL = dict(dropout_p=As(0.5, None), softmax_scale=As(0.3, dict(scale=0.3)),
@@ -36,10 +38,9 @@ FLASH_TAIL = dict(dropout_p=As(0.5, None), softmax_scale=As(0.3, dict(scale=0.3)
                   deterministic=Same(True),
                   return_attn_probs=Gives(True, lambda r, base: (is_lse(r[1]),
                                                                  r[2].numel() == 0 or pytest.fail("S_dmask"))))
-FLASH_3 = dict(softmax_scale=FLASH_TAIL["softmax_scale"], causal=FLASH_TAIL["causal"],
-               window_size=FLASH_TAIL["window_size"],
-               softcap=FLASH_TAIL["softcap"], deterministic=Same(True), sm_margin=Same(3), num_splits=Same(4),
-               pack_gqa=Same(True), qv=Refused(Q, "^qv: "), attention_chunk=Refused(8, "^attention_chunk: "),
+FLASH_3 = dict({n: FLASH_TAIL[n] for n in ("softmax_scale", "causal", "window_size", "softcap")},
+               deterministic=Same(True), sm_margin=Same(3), num_splits=Same(4), pack_gqa=Same(True),
+               qv=Refused(Q, "^qv: "), attention_chunk=Refused(8, "^attention_chunk: "),
                **{f"{x}_descale": Refused(torch.ones(1), f"^{x}_descale: ") for x in "qkv"},
                return_attn_probs=Gives(True, lambda r, base: is_lse(r[1])))
 def layer(is_causal=False):
@@ -65,7 +66,7 @@ def numpy_of(entries):
 
 OUT, OUT_LSE = numpy.empty((BATCH, LEN_Q, HEADS, DIM), numpy.float32), numpy.empty((BATCH, HEADS, LEN_Q), numpy.float32)
 CORE = numpy_of(dict(
-    OWN, bias=As(BIAS, dict(bias=BIAS)), threads=Same(1), layout=Refused("sbhd", "^layout: "),
+    OWN, **BIASED, threads=Same(1), layout=Refused("sbhd", "^layout: "),
     cu_seqlens_q=Refused(CU_Q, "^cu_seqlens_kv: ", {n: flat(t) for n, t in zip("qkv", (Q, K, V))}),
     cu_seqlens_kv=Refused(CU_K, "^cu_seqlens_q: ", {n: flat(t) for n, t in zip("qkv", (Q, K, V))}),
     max_len_q=Refused(3, "^max_len_q: expected None without cu_seqlens"),
@@ -142,13 +143,12 @@ def of_cache(function, table):
 
 CACHE_3 = on_copies(flash_attn_3.flash_attn_with_kvcache)
 FUNCTIONS = {
-    "torch.attention": Function(tt.attention, dict(q=Q, k=K, v=V), dict(
-        OF_TORCH, bias=As(BIAS, dict(bias=BIAS)),
-        layout=[Refused("sbhd", "^layout: "),
-                Gives("bhsd", lambda r, base: torch.equal(turned(r), base) or pytest.fail("layout"),
-                      {n: turned(t) for n, t in zip("qkv", (Q, K, V))})])),
+    "torch.attention": Function(tt.attention, dict(q=Q, k=K, v=V), dict(OF_TORCH, **BIASED, layout=[
+        Refused("sbhd", "^layout: "),
+        Gives("bhsd", lambda r, base: torch.equal(turned(r), base) or pytest.fail("layout"),
+              {n: turned(t) for n, t in zip("qkv", (Q, K, V))})])),
     "torch.attention_weights": Function(tt.attention_weights, dict(q=Q, k=K), dict(
-        {n: OWN[n] for n in ("q", "k", "softcap", "alibi_slopes")}, **SCORES_OF_WEIGHTS, bias=As(BIAS, dict(bias=BIAS)),
+        {n: OWN[n] for n in ("q", "k", "causal", "window", "scale", "softcap", "alibi_slopes")}, **BIASED,
         layout=[Refused("sbhd", "^layout: "),
                 Gives("bhsd", lambda r, base: torch.equal(r, base) or pytest.fail("layout"),
                       {n: turned(t) for n, t in zip("qk", (Q, K))})]),

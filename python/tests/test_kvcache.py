@@ -8,14 +8,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch_reference as reference  # noqa: E402
 from cache_support import NAN, expected  # noqa: E402
+from seeds import random_seed  # noqa: E402
 from tessera import flash_attn, flash_attn_3, rotary  # noqa: E402
 
 class Drawn:
     """A cache with the rows of each sequence, drawn by a seed. Unused rows are NaN, and unused entries junk."""
 
     def __init__(self, seed, pages):
-        draw = random.Random(seed)
-        torch.manual_seed(seed)
+        draw = random.Random(random_seed(seed))
+        torch.manual_seed(random_seed(seed))
         self.batch, self.new = draw.randint(1, 4), draw.choice([1, 1, 3])
         self.heads_k = draw.choice([1, 2])
         self.heads, self.dim = self.heads_k * draw.choice([1, 3]), 32

@@ -7,13 +7,14 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import tessera  # noqa: E402
 import tessera.torch as tt  # noqa: E402
 import torch_reference as reference  # noqa: E402
+from seeds import random_seed  # noqa: E402
 
 SINKS = torch.tensor([0.5, -1.0, 6.0, 0.1])
 
 
 def cuts(count, len_kv, seed):
     """`count` random cuts of the keys, the ends among them."""
-    drawn = torch.randint(0, len_kv + 1, (count - 2,), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randint(0, len_kv + 1, (count - 2,), generator=torch.Generator().manual_seed(random_seed(seed)))
     return [0, len_kv, *drawn.tolist()]
 
 

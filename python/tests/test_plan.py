@@ -29,6 +29,21 @@ def test_plan_of_a_spec_allocates_nothing():
     assert tessera.plan(huge, huge, huge, threads=1).kernel == "cpu.fa2.forward"
 
 
+def test_a_mask_is_planned_as_the_bias_that_it_becomes():
+    mask = Spec((1, 1, 4096, 4096), "bool")
+    biased = tessera.plan(HALF, HALF, HALF, bias=Spec((1, 1, 4096, 4096), "bfloat16"), threads=1)
+    assert str(tessera.plan(HALF, HALF, HALF, mask=mask, threads=1)) == str(biased) and "bias" in str(biased)
+    q = numpy.zeros((1, 64, 4, 32), numpy.float32)
+    ones = numpy.ones((64, 64), bool)
+    assert str(tessera.plan(q, q, q, mask=ones)) == str(tessera.plan(q, q, q, mask=Spec((64, 64), "bool")))
+    with pytest.raises(ValueError, match="^mask: expected dtype bool, True where the key takes part, got bfloat16"):
+        tessera.plan(HALF, HALF, HALF, mask=HALF)
+    with pytest.raises(ValueError, match=r"^mask: expected \[1, 16, 4096, 4096\], any size also 1, got"):
+        tessera.plan(HALF, HALF, HALF, mask=Spec((4, 4096), "bool"))
+    with pytest.raises(ValueError, match="^k: expected dtype .*, got bool"):
+        tessera.plan(HALF, Spec((1, 4096, 16, 128), "bool"), HALF)
+
+
 def test_a_kernel_that_can_not_run_it_says_why():
     q = Spec((1, 64, 4, 32), "float64")
     assert tessera.plan(q, q, q).kernel == "reference.forward"

@@ -33,7 +33,11 @@ WRONG = [dict(causal=True), dict(causal="x"), dict(causal=3), dict(window=3), di
          dict(dropout_p=1), dict(dropout_p=-0.5), dict(dropout_p="a"), dict(kernel="cuda.fa9"), dict(kernel=3),
          dict(kernel="cpu.fa2.backward"), dict(kernel="cpu.fa2\0x"), dict(layout="sbhd"), dict(layout=3),
          dict(bias=numpy.ones((4, 4), bool)), dict(bias=numpy.zeros((3, 4), "float32")),
-         dict(bias=numpy.zeros((4, 4), "int32")), dict(alibi_slopes=numpy.zeros(3, "float32")),
+         dict(bias=numpy.zeros((4, 4), "int32")), dict(mask=numpy.ones((4, 4), "float32")),
+         dict(mask=numpy.ones((4, 4), "uint8")), dict(mask=numpy.ones((3, 4), bool)),
+         dict(mask=numpy.ones((1, 1, 1, 4, 4), bool)),
+         dict(mask=numpy.ones((4, 4), bool), bias=numpy.zeros((3, 4), "float32")),
+         dict(mask=numpy.ones((4, 4), bool), bias=numpy.zeros((4, 4), "int32")), dict(alibi_slopes=numpy.zeros(3, "float32")),
          dict(alibi_slopes=numpy.zeros(2, "float64")), dict(sinks=numpy.zeros(3, "float32")),
          dict(sinks=numpy.zeros((2, 1), "float32"))]
 Q = numpy.ones((1, 4, 2, 8), "float32")

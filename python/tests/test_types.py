@@ -60,6 +60,13 @@ def test_every_public_function_has_types_and_a_docstring(name):
             assert typing.get_type_hints(value)
 
 
+@pytest.mark.parametrize("name", ["forward", "varlen_forward", "backward", "varlen_backward"])
+def test_the_single_passes_have_types(name):
+    function = getattr(module("tessera.flash_attn"), f"_flash_attn_{name}")
+    expect_types(name, function)
+    assert typing.get_type_hints(function)
+
+
 def test_dir_names_the_modules_and_the_version():
     assert {"attention", "plan", "torch", "jax", "flash_attn", "which", "__version__"} <= set(dir(tessera))
     assert all(hasattr(tessera, name) for name in dir(tessera) if name not in tessera._MODULES)
@@ -73,10 +80,10 @@ from tessera.flash_attn_3 import flash_attn_func
 
 q: torch.Tensor = torch.zeros(1, 4, 2, 8)
 o: torch.Tensor = tessera.torch.attention(q, q, q, causal="bottom-right", window=(3, None), layout="bshd")
-both: tuple[torch.Tensor, torch.Tensor] = tessera.torch.attention(q, q, q, return_lse=True, bias=q, math=True)
+both: tuple[torch.Tensor, torch.Tensor] = tessera.torch.attention(q, q, q, return_lse=True, bias=q, mask=q > 0, math=True)
 cu = torch.tensor([0, 4])
 rows: torch.Tensor = tessera.torch.varlen_attention(q[0], q[0], q[0], cu, cu, max_len_q=4, seed=cu)
-weights: torch.Tensor = tessera.torch.attention_weights(q, q, scale=0.5)
+weights: torch.Tensor = tessera.torch.attention_weights(q, q, scale=0.5, mask=q > 0)
 s: torch.Tensor = tessera.torch.scaled_dot_product_attention(q, q, q, None, 0.0, True, enable_gqa=True, math=True)
 tessera.torch.register_provider()
 tessera.transformers.register("tessera")
@@ -86,7 +93,7 @@ f3 = flash_attn_func(q, q, q, softmax_scale=0.1)
 spec = tessera.Spec((1, 4, 2, 8), "bfloat16", "cuda")
 kernel: str = tessera.plan(spec, spec, spec, causal="top-left").kernel
 ms: float = tessera.predict(spec, spec, spec, machine="h200").ms
-out = tessera.attention(q.numpy(), q.numpy(), q.numpy(), return_lse=True)
+out = tessera.attention(q.numpy(), q.numpy(), q.numpy(), mask=q.numpy() > 0, return_lse=True)
 gradients = tessera.attention_backward(q, q, q, q, q, q)
 version: str = tessera.__version__
 report: list[str] = tessera.which.read("trace.json").families
@@ -136,7 +143,8 @@ WRONG = {"tessera.torch.attention(q, q, q, cusal=None)": "cusal|No overloads",
          "tessera.decode_block(q, q, q, q, q, q, q, window_left='3')": "str|Literal",
          "tessera.decode_block(q, q, q, q, q, q, q, way=3)": "int|Literal",
          "tessera.torch.context_parallel_attention(q, q, q, steps='2')": "No overload|str|Literal",
-         "tessera.torch.attention(q, q, q, sinks=0.5)": "No overload|float"}
+         "tessera.torch.attention(q, q, q, sinks=0.5)": "No overload|float",
+         "tessera.torch.attention(q, q, q, mask=True)": "No overload|bool|Literal"}
 # basedpyright is pyright with its program in the wheel.
 CHECKERS = {"mypy": ["--strict"], "basedpyright": ["--level", "error", "--pythonpath", sys.executable]}
 

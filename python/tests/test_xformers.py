@@ -195,6 +195,7 @@ def test_dropout_scale_dtype_and_op():
     (lambda q: memory_efficient_attention(q, q, q, X.AttentionBias()), "^attn_bias: expected .*got a AttentionBias"),
     (lambda q: memory_efficient_attention(q, q[:, :, 0], q), "^key: expected as many dimensions"),
     (lambda q: memory_efficient_attention(q, q, q, torch.zeros(1, 1, 1, 1, 4)), "^attn_bias: expected 4 dimensions"),
+    (lambda q: memory_efficient_attention(q, q, q, q[:, :, 0] > 0), "^attn_bias: expected numbers .* got bool"),
     (lambda q: memory_efficient_attention(q, q, q, X.BlockDiagonalMask.from_seqlens([2, 3])),
      "^query: expected a batch of 1 with 5 rows"),
     (lambda q: X.BlockDiagonalMask.from_seqlens([2, 3], [4]), "^kv_seqlen: expected 2 lengths"),

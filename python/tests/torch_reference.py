@@ -3,6 +3,7 @@
 judged by. The limits of that page, as far as these tests use them; their inputs; and who listens to PyTorch's
 dispatcher."""
 import torch
+from seeds import random_seed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -23,7 +24,8 @@ def visible(len_q, len_kv, causal=None, window=None, device="cpu"):
     return seen
 
 
-def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None, sinks=None):
+def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_slopes=None, bias=None, mask=None,
+              sinks=None):
     """(o [batch, len_q, heads_q, head_dim_v], lse [batch, heads_q, len_q]), both fp64 and differentiable."""
     q, k, v = q.double(), k.double(), v.double()
     group = q.shape[2] // k.shape[2]
@@ -38,7 +40,9 @@ def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_
         scores = scores - alibi_slopes.double().reshape(-1, q.shape[2], 1, 1) * distance
     if bias is not None:
         scores = scores + bias.double()
-    seen = visible(len_q, len_kv, causal, window, q.device)
+    seen = visible(len_q, len_kv, causal, window, q.device)[None, None]
+    if mask is not None:
+        seen = seen & mask
     if sinks is not None:  # one more key, which every query sees, with a value of 0
         scores = torch.cat((scores.masked_fill(~seen, float("-inf")),
                             sinks.double()[:, None, None].expand(*scores.shape[:3], 1)), -1)
@@ -46,16 +50,16 @@ def attention(q, k, v, causal=None, window=None, scale=None, softcap=0.0, alibi_
         return o, scores.logsumexp(-1)
     none = ~seen.any(-1)
     # Rows without a key take a finite score here and their results below, so that their gradients are 0 and not NaN.
-    scores = scores.masked_fill(~seen & ~none[:, None], float("-inf"))
+    scores = scores.masked_fill(~seen & ~none[..., None], float("-inf"))
     o = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
-    o = torch.where(none[None, :, None, None], 0.0, o)
-    return o, torch.where(none[None, None, :], float("-inf"), scores.logsumexp(-1))
+    o = torch.where(none.transpose(1, 2)[..., None], 0.0, o)
+    return o, torch.where(none, float("-inf"), scores.logsumexp(-1))
 
 
 def inputs(batch=2, len_q=37, len_kv=53, heads_q=4, heads_kv=2, head_dim=32, head_dim_v=None, dtype=torch.float32,
            seed=0, device="cpu"):
     """q, k, v with requires_grad: the same numbers on every device."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(random_seed(seed))
     shapes = ((batch, len_q, heads_q, head_dim), (batch, len_kv, heads_kv, head_dim),
               (batch, len_kv, heads_kv, head_dim_v or head_dim))
     return [torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes]
@@ -63,7 +67,7 @@ def inputs(batch=2, len_q=37, len_kv=53, heads_q=4, heads_kv=2, head_dim=32, hea
 
 def random(shape, seed, device="cpu", dtype=torch.float32):
     """Normal numbers: the same on every device."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(random_seed(seed))).to(device, dtype)
 
 
 def moved(options, device):

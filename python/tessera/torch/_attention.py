@@ -14,8 +14,9 @@ from torch.jit import is_tracing
 
 from .. import _native
 from . import _distributed, _errors, _functorch, _math, _operators, _sinks
+from ._masks import causal_and_bias, causal_number
 from ._operators import Arguments
-from ._tensors import CausalBias, alignment_of, expect_arguments, expect_tensor, under_autocast
+from ._tensors import CausalBias, expect_arguments, expect_tensor, under_autocast
 
 if typing.TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,13 +37,13 @@ if typing.TYPE_CHECKING:
 
     class _DenseOptions(_Options, total=False):
         bias: Tensor | None
+        mask: Tensor | None
         layout: str
 
     class _RaggedOptions(_Options, total=False):
         max_len_q: int | None
         max_len_kv: int | None
 
-CAUSAL = {None: 0, False: 0, "bottom-right": 1, "top-left": 2}
 _forward_o, _with_gradient = _operators.forward_o, _operators.EagerFewAttention.apply
 _FLOATS = frozenset((type(None), float))
 # PyTorch documents no way to ask these two. If one is missing the answer is yes, which costs time and is never wrong.
@@ -199,13 +200,6 @@ def seed_tensor(seed, dropout_p):
     return torch.full((1,), number, dtype=torch.int64, device="cpu")
 
 
-def causal_number(causal):
-    number = CAUSAL.get(causal) if causal is None or isinstance(causal, (str, bool)) else None
-    if number is None:
-        raise ValueError(f"causal: expected None, 'bottom-right' or 'top-left', got {causal!r}")
-    return number
-
-
 def window_sides(window):
     if window is None:
         return -1, -1
@@ -263,23 +257,26 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = None,
               window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0.0,
-              alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
-              dropout_p: float = 0.0, seed: int | Tensor | None = None, layout: str = "bshd",
-              return_lse: bool = False, deterministic: bool = True, kernel: str | None = None,
+              alibi_slopes: Tensor | None = None, bias: Tensor | None = None, mask: Tensor | None = None,
+              sinks: Tensor | None = None, dropout_p: float = 0.0, seed: int | Tensor | None = None,
+              layout: str = "bshd", return_lse: bool = False, deterministic: bool = True, kernel: str | None = None,
               math: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention, differentiable in q, k, v, bias and sinks through O and LSE; torch.compile, .export, .func.
 
     q: [batch, len_q, heads_q, head_dim]; k: [batch, len_kv, heads_kv, head_dim]; v: [.., head_dim_v], heads_q a
         multiple of heads_kv. Any strides. float32, bfloat16, float16, float64 (by the reference). With
-        layout="bhsd" heads come before len, in the inputs and in o. Under autocast they are cast as the inputs of
-        torch's attention are.
+        layout="bhsd" heads come before len, in the inputs and in o. A tensor [batch, heads, len, head_dim], which
+        torch's attention takes, often fits the default layout too, but then the heads of each token attend to one
+        another: layout="bhsd" says that heads come first. Under autocast they are cast as the inputs of torch's
+        attention are.
     causal: None, "bottom-right" (the last query sees the last key) or "top-left" (the first sees the first only).
     window: (left, right), inclusive, relative to the bottom-right diagonal; None stands for no limit.
     scale: default 1 / sqrt(head_dim). softcap: c > 0 makes the score c * tanh(score / c).
     alibi_slopes: float32 [heads_q] or [batch, heads_q], no gradient.
     bias: broadcasts to [batch, heads_q, len_q, len_kv]; float32 or the dtype of q; added to the scores. A CausalBias of
         torch.nn.attention.bias (causal_upper_left, causal_lower_right) stands for its alignment, with causal=None.
-        A mask is 0 where the key takes part and -inf where it does not.
+    mask: bool, True where the key takes part; broadcasts likewise, no gradient. It becomes a bias of 0 and -inf in the
+        dtype of q, or joins `bias`; dimensions that it repeats take no memory.
     sinks: [heads_q]: logits that take part in the softmax as keys without a value.
     dropout_p, seed: seed is an int of 64 bits or an int64 tensor in host memory; default: drawn from torch's CPU
         generator. A graph of torch.compile that may recompute its random numbers (activation memory budget under 1)
@@ -298,12 +295,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
     left, right = (-1, -1) if window is None else window_sides(window)
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         q, k, v, bias = _cast(q, k, v, bias)
-    if (bias is alibi_slopes is sinks is kernel is seed is None and not (return_lse or math)
+    if (bias is mask is alibi_slopes is sinks is kernel is seed is None and not (return_lse or math)
             and type(softcap) is type(dropout_p) is float and softcap == dropout_p == 0.0):
         return run_few(q, k, v, 0 if causal is None else causal_number(causal), heads_first, scale, left, right)
     no_gradient("alibi_slopes", alibi_slopes)
-    if bias is not None:
-        causal, bias = _causal_and_bias(q, k, causal, bias, heads_first)
+    if bias is not None or mask is not None:
+        causal, bias = causal_and_bias(q, k, causal, bias, mask, heads_first)
     arguments = Arguments(q, k, v, bias, alibi_slopes, seed=seed_tensor(seed, dropout_p), causal=causal_number(causal),
                           window_left=left, window_right=right, scale=scale, softcap=softcap, dropout_p=dropout_p,
                           kernel=kernel_name(kernel), heads_first=heads_first)
@@ -313,7 +310,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: str | bool | None = No
 def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
                       window: tuple[int | None, int | None] | None = None, scale: float | None = None,
                       softcap: float = 0.0, alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
-                      layout: str = "bshd") -> Tensor:
+                      mask: Tensor | None = None, layout: str = "bshd") -> Tensor:
     """The weights of attention(), [batch, heads_q, len_q, len_kv]: float32, or float64 for float64 inputs.
 
     The arguments mean what they mean in attention(). PyTorch's own operators compute them, with derivatives of every
@@ -325,8 +322,8 @@ def attention_weights(q: Tensor, k: Tensor, *, causal: str | bool | None = None,
     left, right = window_sides(window)
     q, k, _, bias = _cast(q, k, k, bias)
     no_gradient("alibi_slopes", alibi_slopes)
-    if bias is not None:
-        causal, bias = _causal_and_bias(q, k, causal, bias, heads_first)
+    if bias is not None or mask is not None:
+        causal, bias = causal_and_bias(q, k, causal, bias, mask, heads_first)
     arguments = _with_numbers(Arguments(
         q, k, k, bias, alibi_slopes, causal=causal_number(causal), window_left=left, window_right=right, scale=scale,
         softcap=softcap, heads_first=heads_first))
@@ -345,22 +342,6 @@ def _cast(q, k, v, bias=None):
     of_values = None if isinstance(bias, CausalBias) or not isinstance(bias, torch.Tensor) else bias
     q, k, v, of_values = under_autocast(q, k, v, of_values)
     return q, k, v, bias if of_values is None else of_values
-
-
-def _causal_and_bias(q, k, causal, bias, heads_first):
-    """The causal alignment and the bias, of 4 dimensions or None, that `causal` and `bias` stand for."""
-    if isinstance(bias, CausalBias):
-        if causal_number(causal) != 0:
-            raise ValueError(f"bias: expected no CausalBias with causal={causal!r}, got one")
-        expect_tensor("q", q)
-        expect_tensor("k", k)
-        length = 2 if heads_first else 1
-        return alignment_of("bias", bias, q.shape[length], k.shape[length]), None
-    expect_tensor("bias", bias)
-    if bias.dtype == torch.bool:
-        raise ValueError("bias: expected float32 or the dtype of q, numbers that are added to the scores, got bool; "
-                         "a mask is 0 where the key takes part and -inf where it does not")
-    return causal, bias[(None,) * (4 - bias.dim())]
 
 
 @overload

@@ -2,13 +2,12 @@
 """The checks of libtessera (src/core/checks.cc, src/core/problem.cc) for tensors without memory: what a kernel refuses,
 its fake kernel refuses. Sizes may be symbols: torch._check turns a condition on them into a guard or an assertion of
 the graph. Errors have the form of an operator's, which _errors.translated() reads."""
-import math
-
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from .. import _native
 
-_FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _INDEX = (torch.int32, torch.int64)
 _LARGEST = torch.finfo(torch.float32).max
 _MAX_HEAD_DIM, _MAX_LENGTH, _MAX_COUNT = 256, 2**32, 2**32 - 1
@@ -18,8 +17,12 @@ _ORDERS = {(False, False): "[batch, len, heads, head_dim]", (True, False): "[bat
 
 def _check(condition, name, expected, got):
     """Raises an operator's error naming the argument unless `condition` (bool or SymBool) is true."""
-    if condition is True:  # PyTorch 2.11 cannot trace a message that is a closure
+    if condition is True:
         return
+    if is_dynamo_compiling():  # math=True; Dynamo traces neither a message that is a closure nor _errors.translated()
+        if condition:
+            return
+        raise ValueError(f"{name}: expected {expected}, got {got}")
     torch._check(condition, lambda: f"tessera {_native.INVALID_ARGUMENT}: {name}: expected {expected}, got {got}")
 
 
@@ -54,7 +57,7 @@ def _expect_numbers(a):
         _check(not isinstance(side, int) or side >= -1, name, "a number of keys, or -1 for no limit", side)
     for name, low in (("scale", -_LARGEST), ("softcap", 0.0)):
         number = getattr(a, name)
-        finite = not isinstance(number, float) or (math.isfinite(number) and low <= number <= _LARGEST)
+        finite = not isinstance(number, float) or low <= number <= _LARGEST  # false for NaN too
         _check(finite, name, f"a number that is finite in fp32{' and 0 or more' if low == 0 else ''}", number)
     if isinstance(a.dropout_p, float):
         _check(0 <= a.dropout_p < 1, "dropout", "a probability in [0, 1)", a.dropout_p)
@@ -82,7 +85,7 @@ def expect(a):
     rank = 3 if ragged else 4
     for name, tensor in (("q", a.q), ("k", a.k), ("v", a.v)):
         _check(tensor.dim() == rank, name, f"{rank} dimensions ({_ORDERS[a.heads_first, ragged]})", tensor.dim())
-    _expect_dtype("q", a.q, *_FLOATING)
+    _expect_dtype("q", a.q, *FLOATING)
     expect_one_device(a.q, k=a.k, v=a.v, bias=a.bias, alibi_slopes=a.alibi_slopes, cu_seqlens_q=a.cu_seqlens_q,
                       cu_seqlens_kv=a.cu_seqlens_kv)
     _expect_numbers(a)

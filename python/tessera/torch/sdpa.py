@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _attention, _broadcast
+from . import _attention, _broadcast, _masks
 from ._operators import Arguments
 from ._tensors import CausalBias, alignment_of, expect_tensor, under_autocast
 
-_BLOCKED = float("-inf")
 _NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask"}
 _NONE, _TOP_LEFT = 0, 2
 
@@ -26,8 +25,7 @@ def bias_of(mask, q_shape, len_kv, dtype):
     if not fits:
         raise ValueError(f"attn_mask: expected a shape that broadcasts to {list(full)}, got {list(mask.shape)}")
     if mask.dtype == torch.bool:
-        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())
-        mask = torch.where(mask[once], mask.new_zeros((), dtype=dtype), _BLOCKED)  # allocates nothing but its result
+        mask = _masks.as_bias(mask, dtype)
     elif mask.dtype not in (dtype, torch.float32):
         raise ValueError(f"attn_mask: expected bool, float32 or the dtype of query, {dtype}, got {mask.dtype}")
     return mask[(None,) * (4 - mask.dim())]
@@ -95,7 +93,7 @@ def _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, 
     causal = _TOP_LEFT if is_causal else _NONE
     if isinstance(attn_mask, CausalBias):
         alignment = alignment_of("attn_mask", attn_mask, query.shape[-2], key.shape[-2])
-        causal, attn_mask = _attention.CAUSAL[alignment], None
+        causal, attn_mask = _masks.CAUSAL[alignment], None
     elif attn_mask is not None:
         expect_tensor("attn_mask", attn_mask)
     q, k, v, mask = under_autocast(query, key, value, attn_mask)
