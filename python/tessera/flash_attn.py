@@ -18,96 +18,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _kvcache, _native
+from . import _flash_arguments as _arguments, _kvcache, _native
 from ._offsets import up_to_the_last_offset, used_members
 from .torch import _attention, _dropout_weights, _errors, _operators, _sinks
 from .torch._operators import Arguments
-from .torch._tensors import expect_tensor
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
            "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
 
 
-def _side(side):
-    given, side = side, -1 if side is None else _attention._integer(side)
-    if side is None:
-        raise RuntimeError(f"window_size: expected two integers, negative for no limit, got {given!r}")
-    if side >= 2**63:
-        raise RuntimeError(f"window_size: expected integers of 64 bits, got {side}")
-    return -1 if side < 0 else side
-
-
-def _number(name, value):
-    if value.__class__ is float:
-        return value
-    try:
-        value = _attention.number(name, value)
-    except ValueError as error:
-        raise RuntimeError(str(error)) from None
-    if value is None:
-        raise RuntimeError(f"{name}: expected a number, got None")
-    return value
-
-
-def _bound(name, length):
-    """max_seqlen for the operators: an integer, -1 for None."""
-    if length is None:
-        return -1
-    number = int(length) if isinstance(length, Tensor) else _attention._integer(length)
-    if number is None or number < 0 or isinstance(number, int) and number >= 2**63:
-        raise RuntimeError(f"{name}: expected an integer from 0 on, got {length!r}")
-    return number
-
-
-# The operators' names of arguments and flash-attn's.
-_NAMES = {"scale": "softmax_scale", "cu_seqlens_kv": "cu_seqlens_k"}
-
-
-def _unpacked(name, packed, parts, dim, meaning):
-    """The tensors that one packed tensor holds."""
-    _expect_tensors(**{name: packed})
-    if packed.dim() != dim + 3 or packed.shape[dim] != parts:
-        raise RuntimeError(f"{name}: expected shape {meaning}, got {list(packed.shape)}")
-    return packed.unbind(dim)
-
-
-def _window(window_size):
-    """(left, right) for the operators: each an integer, -1 for no limit."""
-    try:
-        left, right = window_size
-    except (TypeError, ValueError):
-        raise RuntimeError(f"window_size: expected (left, right), got {window_size!r}") from None
-    return _side(left), _side(right)
-
-
-def _expect_tensors(**tensors):
-    """Raises RuntimeError unless each is a tensor."""
-    for name, tensor in tensors.items():
-        try:
-            expect_tensor(name, tensor)
-        except ValueError as error:
-            raise RuntimeError(str(error)) from None
-
-
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size,
          softcap, alibi_slopes, return_attn_probs, s_aux=None):
-    softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
+    softcap, dropout_p = _arguments.number("softcap", softcap), _arguments.number("dropout_p", dropout_p)
     if softcap > 0 and dropout_p > 0:
         raise RuntimeError("softcap: expected 0 with dropout, as flash-attn has it, got "
                            f"softcap={softcap} and dropout_p={dropout_p}")
-    left, right = _window(window_size)
+    left, right = _arguments.window(window_size)
     try:
         if (cu_seqlens_q is cu_seqlens_k is alibi_slopes is s_aux is None and not return_attn_probs and softcap <= 0.0
                 and dropout_p == 0.0):
             return _attention.run_few(q, k, v, 1 if causal else 0, False, softmax_scale, left, right)
         _attention.no_gradient("alibi_slopes", alibi_slopes)
         arguments = Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k,
-                              _attention.seed_tensor(None, dropout_p), _bound("max_seqlen_q", max_seqlen_q),
-                              _bound("max_seqlen_k", max_seqlen_k), 1 if causal else 0, left, right, softmax_scale,
+                              _attention.seed_tensor(None, dropout_p), _arguments.bound("max_seqlen_q", max_seqlen_q),
+                              _arguments.bound("max_seqlen_k", max_seqlen_k), 1 if causal else 0, left, right, softmax_scale,
                               max(softcap, 0.0), dropout_p)
         result = _sinks.run(arguments, s_aux, return_attn_probs, name="s_aux")
     except (ValueError, _native.DeviceUnavailable) as error:
-        raise RuntimeError(_errors.renamed(error, _NAMES)) from None
+        raise RuntimeError(_errors.renamed(error, _arguments.NAMES)) from None
     if not return_attn_probs:
         return result
     o, lse = result
@@ -138,7 +76,7 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, soft
                              return_attn_probs: bool = False) -> Any:
     """flash_attn_func with k and v in one tensor kv (batch, seqlen_k, 2, nheads_k, headdim); seqlen comes before nheads
     in both."""
-    k, v = _unpacked("kv", kv, 2, 2, "(batch, seqlen_k, 2, nheads_k, headdim)")
+    k, v = _arguments.unpacked("kv", kv, 2, 2, "(batch, seqlen_k, 2, nheads_k, headdim)")
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                            return_attn_probs)
 
@@ -149,7 +87,7 @@ def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale
                               return_attn_probs: bool = False) -> Any:
     """flash_attn_func with all three in one tensor qkv (batch, seqlen, 3, nheads, headdim); seqlen comes before
     nheads."""
-    q, k, v = _unpacked("qkv", qkv, 3, 2, "(batch, seqlen, 3, nheads, headdim)")
+    q, k, v = _arguments.unpacked("qkv", qkv, 3, 2, "(batch, seqlen, 3, nheads, headdim)")
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                            return_attn_probs)
 
@@ -178,11 +116,11 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                                return_attn_probs, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                                softcap=softcap, alibi_slopes=alibi_slopes, s_aux=s_aux)
         return _written(out, result)
-    _expect_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _arguments.expect_tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     rows, (k, v) = len(q), up_to_the_last_offset((k, v), cu_seqlens_k)
     q, = up_to_the_last_offset((q,), cu_seqlens_q)
     if seqused_k is not None:
-        _expect_tensors(seqused_k=seqused_k)
+        _arguments.expect_tensors(seqused_k=seqused_k)
         cu_seqlens_q, cu_seqlens_k = used_members(cu_seqlens_q, cu_seqlens_k, None, seqused_k)
     result = _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
                   window_size, softcap, alibi_slopes, return_attn_probs, s_aux)
@@ -203,7 +141,7 @@ def _written(out, result):
     """The result, its first tensor in `out` if that is given."""
     if out is None:
         return result
-    _expect_tensors(out=out)
+    _arguments.expect_tensors(out=out)
     o = result if isinstance(result, Tensor) else result[0]
     if out.shape != o.shape or out.dtype != o.dtype or out.device != o.device:
         raise RuntimeError(f"out: expected {list(o.shape)}, {str(o.dtype).removeprefix('torch.')} on {o.device}, got "
@@ -224,7 +162,7 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor,
                                     alibi_slopes: Tensor | None = None, deterministic: bool = False,
                                     return_attn_probs: bool = False) -> Any:
     """flash_attn_varlen_func with k and v in one tensor kv (total_k, 2, nheads_k, headdim)."""
-    k, v = _unpacked("kv", kv, 2, 1, "(total_k, 2, nheads_k, headdim)")
+    k, v = _arguments.unpacked("kv", kv, 2, 1, "(total_k, 2, nheads_k, headdim)")
     return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                                   return_attn_probs)
@@ -236,7 +174,7 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
                                      alibi_slopes: Tensor | None = None, deterministic: bool = False,
                                      return_attn_probs: bool = False) -> Any:
     """flash_attn_varlen_func with all three in one tensor qkv (total, 3, nheads, headdim)."""
-    q, k, v = _unpacked("qkv", qkv, 3, 1, "(total, 3, nheads, headdim)")
+    q, k, v = _arguments.unpacked("qkv", qkv, 3, 1, "(total, 3, nheads, headdim)")
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
                                   causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
@@ -244,22 +182,23 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
 def _scores_of_cache(softmax_scale, causal, window_size, softcap, alibi_slopes=None, s_aux=None):
     """The keywords of Cache.attend()."""
     if s_aux is not None:
-        _expect_tensors(s_aux=s_aux)
+        _arguments.expect_tensors(s_aux=s_aux)
         if not s_aux.is_floating_point():
             raise RuntimeError(f"s_aux: expected a floating dtype, got {str(s_aux.dtype).removeprefix('torch.')}")
         s_aux = s_aux.float()  # servers keep them in the dtype of the model
-    return dict(scale=None if softmax_scale is None else _number("softmax_scale", softmax_scale), causal=bool(causal),
-                window=_window(window_size), softcap=max(_number("softcap", softcap), 0.0),
+    return dict(scale=None if softmax_scale is None else _arguments.number("softmax_scale", softmax_scale),
+                causal=bool(causal),
+                window=_arguments.window(window_size), softcap=max(_arguments.number("softcap", softcap), 0.0),
                 tensors=(("alibi_slopes", "alibi", alibi_slopes), ("sinks", "sinks", s_aux)))
 
 
 def _run_on_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, seqused_k, dropout_p, block_table,
                   return_attn_probs, **scores):
-    if _number("dropout_p", dropout_p) != 0:
+    if _arguments.number("dropout_p", dropout_p) != 0:
         raise NotImplementedError(f"dropout_p: expected 0 with block_table, got {dropout_p}")
-    _expect_tensors(q=q, cu_seqlens_q=cu_seqlens_q)
+    _arguments.expect_tensors(q=q, cu_seqlens_q=cu_seqlens_q)
     if seqused_k is None:
-        _expect_tensors(cu_seqlens_k=cu_seqlens_k)
+        _arguments.expect_tensors(cu_seqlens_k=cu_seqlens_k)
     try:
         batch = len(_kvcache.offsets("cu_seqlens_q", cu_seqlens_q)) - 1
         seqused_k = _kvcache.offsets("cu_seqlens_k", cu_seqlens_k, batch).diff() if seqused_k is None else seqused_k
@@ -296,7 +235,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     s_aux, beyond flash-attn 2.8: (nheads,), sinks. num_splits changes nothing. On CUDA nothing is read on the host.
     Returns out, or with return_softmax_lse (out, softmax_lse), fp32 (batch, nheads, seqlen_q). Raises RuntimeError that
     names the argument."""
-    _expect_tensors(q=q)
+    _arguments.expect_tensors(q=q)
     try:
         cache = _kvcache.Cache(k_cache, v_cache, len(q), cache_seqlens, block_table, cache_batch_idx, cache_leftpad)
         o, lse = _kvcache.with_kvcache(q, cache, k, v, rotary_cos, rotary_sin, rotary_interleaved,
@@ -310,10 +249,11 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
 def _pass_arguments(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
                     window_size_left, window_size_right, softcap, alibi_slopes, seed):
     """The operators' Arguments of one pass. seed: a tensor, or None without dropout."""
-    softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
+    softcap, dropout_p = _arguments.number("softcap", softcap), _arguments.number("dropout_p", dropout_p)
     return Arguments(q, k, v, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seed if dropout_p > 0 else None,
-                     _bound("max_seqlen_q", max_seqlen_q), _bound("max_seqlen_k", max_seqlen_k), 1 if causal else 0,
-                     _side(window_size_left), _side(window_size_right), softmax_scale, max(softcap, 0.0), dropout_p)
+                     _arguments.bound("max_seqlen_q", max_seqlen_q), _arguments.bound("max_seqlen_k", max_seqlen_k),
+                     1 if causal else 0, _arguments.side(window_size_left), _arguments.side(window_size_right),
+                     softmax_scale, max(softcap, 0.0), dropout_p)
 
 
 def _refuse_pages(**arguments):
@@ -330,7 +270,7 @@ def _forward_pass(return_softmax, *settings):
     try:
         o, lse = _attention.run(arguments)
     except (ValueError, _native.DeviceUnavailable) as error:
-        raise RuntimeError(_errors.renamed(error, _NAMES)) from None
+        raise RuntimeError(_errors.renamed(error, _arguments.NAMES)) from None
     weights = _dropout_weights.signed_weights(arguments) if return_softmax and seed is not None else None
     return o, torch.where(lse == float("-inf"), float("inf"), lse), weights, seed
 
@@ -340,7 +280,7 @@ def _backward_pass(dout, out, softmax_lse, gradients, rng_state, *settings):
     """Writes dq, dk and dv into `gradients`, (name, tensor) each, and returns softmax_d."""
     if settings[7] > 0 and rng_state is None:
         raise RuntimeError("rng_state: expected the one that the forward returned, since there is dropout, got None")
-    _expect_tensors(dout=dout, out=out, softmax_lse=softmax_lse, **dict(gradients))
+    _arguments.expect_tensors(dout=dout, out=out, softmax_lse=softmax_lse, **dict(gradients))
     for (name, gradient), of in zip(gradients, settings):
         if isinstance(of, Tensor) and gradient.shape != of.shape:
             raise RuntimeError(f"{name}: expected shape {list(of.shape)}, got {list(gradient.shape)}")
@@ -351,7 +291,7 @@ def _backward_pass(dout, out, softmax_lse, gradients, rng_state, *settings):
         found = _operators.gradients(_operators.backward, (*arguments[:_operators.TENSORS], out, lse),
                                      arguments[_operators.TENSORS:], dout, None, False)
     except RuntimeError as error:
-        raise RuntimeError(_errors.renamed(_attention._explained(error, arguments), _NAMES)) from None
+        raise RuntimeError(_errors.renamed(_attention._explained(error, arguments), _arguments.NAMES)) from None
     for (_, gradient), value in zip(gradients, found):
         gradient.copy_(value)
     delta = (dout.float() * out.float()).sum(-1)
@@ -378,7 +318,7 @@ def _flash_attn_varlen_forward(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Te
     """The forward of flash_attn_varlen_func, without autograd; returns as _flash_attn_forward does. zero_tensors
     changes nothing. block_table, leftpad_k and seqused_k are refused."""
     _refuse_pages(block_table=block_table, leftpad_k=leftpad_k, seqused_k=seqused_k)
-    _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _arguments.expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     return _forward_pass(return_softmax, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
                          softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
 
@@ -403,7 +343,7 @@ def _flash_attn_varlen_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, o
                                 zero_tensors: bool = False) -> Tensor:
     """_flash_attn_backward of a ragged batch; softmax_lse and softmax_d are (nheads, total_q). deterministic and
     zero_tensors change nothing."""
-    _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _arguments.expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     return _backward_pass(dout, out, softmax_lse, (("dq", dq), ("dk", dk), ("dv", dv)), rng_state, q, k, v,
                           cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
                           window_size_left, window_size_right, softcap, alibi_slopes)

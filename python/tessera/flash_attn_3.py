@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from . import _kvcache, _native
+from . import _flash_arguments as _arguments, _kvcache, _native
 from ._offsets import used_members
-from .flash_attn import _NAMES, _bound, _expect_tensors, _number, _scores_of_cache, _unpacked, _window
+from .flash_attn import _scores_of_cache
 from .torch import _attention, _errors, _sinks
 from .torch._operators import Arguments
 
@@ -30,17 +30,17 @@ def _refuse(**arguments):
 
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
          return_attn_probs, learnable_sink=None):
-    left, right = _window(window_size)
-    softcap = max(_number("softcap", softcap), 0.0)
+    left, right = _arguments.window(window_size)
+    softcap = max(_arguments.number("softcap", softcap), 0.0)
     try:
         if cu_seqlens_q is cu_seqlens_k is None and not return_attn_probs and softcap == 0.0:
             return _attention.run_few(q, k, v, 1 if causal else 0, False, softmax_scale, left, right)
         return _sinks.run(Arguments(q, k, v, None, None, cu_seqlens_q, cu_seqlens_k, None,
-                                    _bound("max_seqlen_q", max_seqlen_q), _bound("max_seqlen_k", max_seqlen_k),
-                                    1 if causal else 0, left, right, softmax_scale, softcap),
+                                    _arguments.bound("max_seqlen_q", max_seqlen_q),
+                                    _arguments.bound("max_seqlen_k", max_seqlen_k), 1 if causal else 0, left, right, softmax_scale, softcap),
                           learnable_sink, return_attn_probs, name="learnable_sink")
     except (ValueError, _native.DeviceUnavailable) as error:
-        raise RuntimeError(_errors.renamed(error, _NAMES)) from None
+        raise RuntimeError(_errors.renamed(error, _arguments.NAMES)) from None
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False,
@@ -78,9 +78,9 @@ def flash_attn_qkvpacked_func(qkv: Tensor, softmax_scale: float | None = None, c
                               return_attn_probs: bool = False) -> Any:
     """flash_attn_func of one tensor: qkv (batch, seqlen, 3, nheads, headdim), or, with num_heads_q,
     (batch, seqlen, num_heads_q + 2 * nheads_k, headdim)."""
-    _expect_tensors(qkv=qkv)
+    _arguments.expect_tensors(qkv=qkv)
     if num_heads_q is None:
-        q, k, v = _unpacked("qkv", qkv, 3, 2, "(batch, seqlen, 3, nheads, headdim), or num_heads_q")
+        q, k, v = _arguments.unpacked("qkv", qkv, 3, 2, "(batch, seqlen, 3, nheads, headdim), or num_heads_q")
     else:
         q, k, v = _split_heads(qkv, num_heads_q)
     return flash_attn_func(q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
@@ -105,9 +105,9 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
 
 def _run_ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, *scores):
     """_run() of a ragged batch of which seqused rows are in use. scores: the arguments of _run() after the lengths."""
-    _expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _arguments.expect_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if seqused_q is not None or seqused_k is not None:
-        _expect_tensors(**{name: used for name, used in (("seqused_q", seqused_q), ("seqused_k", seqused_k))
+        _arguments.expect_tensors(**{name: used for name, used in (("seqused_q", seqused_q), ("seqused_k", seqused_k))
                            if used is not None})
         cu_seqlens_q, cu_seqlens_k = used_members(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     return _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *scores)
@@ -133,7 +133,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     With a page_table, cache_batch_idx names the row of the table of each sequence.
     max_seqlen_q: the most queries of a sequence; CUDA takes it as a bound. scheduler_metadata changes nothing."""
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
-    _expect_tensors(q=q)
+    _arguments.expect_tensors(q=q)
     try:
         batch = len(q) if cu_seqlens_q is None else len(_kvcache.offsets("cu_seqlens_q", cu_seqlens_q)) - 1
         cache = _kvcache.Cache(k_cache, v_cache, batch, cache_seqlens, page_table, cache_batch_idx, cache_leftpad,
@@ -161,5 +161,5 @@ def get_scheduler_metadata(batch_size: int, max_seqlen_q: int, max_seqlen_k: int
                            sm_margin: int = 0) -> Tensor:
     """An empty int32 tensor on the device of cache_seqlens, for scheduler_metadata: tessera's calls need no plan that
     is made beforehand. All other arguments change nothing."""
-    _expect_tensors(cache_seqlens=cache_seqlens)
+    _arguments.expect_tensors(cache_seqlens=cache_seqlens)
     return cache_seqlens.new_empty(0, dtype=torch.int32)

@@ -39,8 +39,8 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None
     block_sparse_tensors and aux_tensors raise NotImplementedError."""
     _refuse(score_mod=score_mod, mask_mod=mask_mod, block_sparse_tensors=block_sparse_tensors,
             aux_tensors=aux_tensors)
-    return flash_attn_3._run(q, k, v, None, None, None, None, softmax_scale, causal, _sides(window_size), softcap or 0.0, True,
-                             learnable_sink)
+    return flash_attn_3._run(q, k, v, None, None, None, None, softmax_scale, causal, _sides(window_size), softcap or 0.0,
+                             True, learnable_sink)
 
 
 def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None = None,
