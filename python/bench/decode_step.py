@@ -9,7 +9,7 @@ weights and the same keys, and begin with the same token.
     pytorch      torch.compile() of the whole step, captured in a CUDA graph; keys in static tensors, and
                  scaled_dot_product_attention with a mask on K and V repeated to all heads, as transformers' static cache
                  has it
-    enable_gqa   the same without the repetition, by enable_gqa=True, which with a mask leaves PyTorch its math path
+    enable_gqa   the same without the repetition, by enable_gqa=True
     one launch   the attention block of each layer by decode_block(), the rest compiled as above, in one CUDA graph
     chain        the same with decode_block(way="chain")
 
@@ -80,9 +80,11 @@ class State:
         self.token.fill_(1)
         self.kv_lengths.fill_(self.keys - 1)
 
-    def dense(self, layer):
-        """K and V of a layer, [batch, capacity, heads_kv, head_dim]; pages are in order."""
-        return self.cache[layer].view(2, self.batch, self.capacity, self.shape.heads_kv, self.shape.head_dim).unbind()
+    def dense(self):
+        """K and V of each layer in tensors of their own, [batch, capacity, heads_kv, head_dim]; pages are in order. A
+        compiled step that writes to views of one tensor would copy all of it in each layer."""
+        layers = self.cache.view(-1, 2, self.batch, self.capacity, self.shape.heads_kv, self.shape.head_dim)
+        return [(k.clone(), v.clone()) for k, v in layers]
 
 
 def rms(x, weights):
@@ -106,13 +108,14 @@ def rotated(x, cos, sin):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 
-def attention_block(state, layer, x, attend):
-    """PyTorch's: x [batch, hidden] -> [batch, hidden]. attend(q, k, v): [batch, heads, rows, head_dim]."""
+def attention_block(state, layer, x, cached, attend):
+    """PyTorch's: x [batch, hidden] -> [batch, hidden]. cached: K and V of the layer, of State.dense(). attend(q, k, v):
+    [batch, heads, rows, head_dim]."""
     s, t = state.shape, state.layers[layer]
     qkv = F.linear(rms(x, t["norm"]), t["w_qkv"]).view(state.batch, -1, s.head_dim)
     q, k, v = qkv.split((s.heads_q, s.heads_kv, s.heads_kv), 1)
     cos, sin = state.cos[state.kv_lengths][:, None], state.sin[state.kv_lengths][:, None]
-    keys, values = state.dense(layer)
+    keys, values = cached
     rows = torch.arange(state.batch, device=x.device)
     keys[rows, state.kv_lengths] = rotated(k, cos, sin)
     values[rows, state.kv_lengths] = v
@@ -120,10 +123,10 @@ def attention_block(state, layer, x, attend):
     return x + F.linear(o.reshape(state.batch, -1), t["w_o"])
 
 
-def pytorch_step(state, attend):
+def pytorch_step(state, cached, attend):
     x = state.embedding[state.token]
     for layer, t in enumerate(state.layers):
-        x = feed_forward(attention_block(state, layer, x, attend), t)
+        x = feed_forward(attention_block(state, layer, x, cached[layer], attend), t)
     return choose(state, x)
 
 
@@ -195,8 +198,9 @@ def measure(name, batch, keys, options):
     state = State(MODELS[name], batch, keys, options.steps)
     state.rewind()
     whole = dict(mode=options.mode, dynamic=False, fullgraph=True)
-    steps = {"pytorch": torch.compile(lambda attend=sdpa(state, True): pytorch_step(state, attend), **whole),
-             "enable_gqa": torch.compile(lambda attend=sdpa(state, False): pytorch_step(state, attend), **whole),
+    cached = state.dense()
+    steps = {"pytorch": torch.compile(lambda attend=sdpa(state, True): pytorch_step(state, cached, attend), **whole),
+             "enable_gqa": torch.compile(lambda attend=sdpa(state, False): pytorch_step(state, cached, attend), **whole),
              "one launch": tessera_step(state, "one launch", options.mode), "chain": tessera_step(state, "chain", options.mode)}
     prefix = state.cache.clone()
     graphs, texts = {}, {}
