@@ -179,7 +179,7 @@ void add_which_command(CLI::App& app, Session& session) {
          {"echo flash_fwd_splitkv_kernel | tessera which -", "one name"},
          {"tessera which --torch 2.11 --gpu h200 --shape 2,32,4096,128 --dtype bf16 --mask bool",
           "why PyTorch takes which kernel, without a trace"},
-         {"tessera which --torch 2.11 --device h200 --batch 2 --heads 32/8 --len 4k --head-dim 128 --dtype bf16 --gqa",
+         {"tessera which --torch 2.11 --device h200 --heads 32/8 --gqa --len 4k --head-dim 128 --dtype bf16",
           "the same, with the sizes as in the other commands"},
          {"tessera which --family", "the family tree of attention kernels"}});
     auto options = std::make_shared<WhichOptions>();
