@@ -279,7 +279,7 @@ void add_bench_command(CLI::App& app, Session& session) {
     add_text("--warm-up", options->warm_up, "MS",
              "Warm-up calls, which are not counted: at least one, for this time; default 20");
     add_text("-o,--output", options->output, "FILE", "Append the records to this file, one line of JSON each");
-    add_text("--device", options->device, "NAME",
+    add_text(kDeviceOption, options->device, "NAME",
              "Machine to predict with: a file of tessera calibrate, or a name; default: this one, if it is known");
     command->add_flag("--roofs", options->roofs, "Measure the roofs of this CPU first, and predict and judge by them");
     command->add_flag("--resume", options->resume, "Skip cases that the output holds from this commit and device");

@@ -107,7 +107,7 @@ void add_calibrate_command(CLI::App& app, Session& session) {
         ->type_name("N");
     command->add_option("--micro", options->micro, "Records of bench/micro: calibrate the GPU that they are of")
         ->type_name("FILE");
-    command->add_option("--device", options->device, "With --micro: the GPU to start from, by name or machine file")
+    command->add_option(kDeviceOption, options->device, "With --micro: the GPU to start from, by name or machine file")
         ->type_name("NAME");
     command->add_option("--name", options->name, "Name in the file; default: this-host, or NAME-calibrated")
         ->type_name("TEXT");

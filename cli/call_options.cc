@@ -59,6 +59,29 @@ void parse_shapes(const std::string& text, Call& call) {
     call.v.shape = parse_shape(text, parts[2]);
 }
 
+/// Sets the shapes from --batch, --len, --heads and --head-dim, whose defaults are those of the other commands.
+void set_shapes(const CallOptions& options, Call& call) {
+    const auto size_or = [](const char* option, const std::string& text, std::int64_t otherwise) {
+        return text.empty() ? otherwise : parse_size(option, text);
+    };
+    const auto pair_or = [](const char* option, const std::string& text, std::int64_t otherwise) {
+        return text.empty() ? std::pair(otherwise, otherwise) : parse_pair(option, text, '/');
+    };
+    if (!options.len.empty() && !options.len_q.empty() && !options.len_kv.empty())
+        throw UsageError("--len", "has no effect beside --len-q and --len-kv: expected without them");
+    if (options.len.empty() && (options.len_q.empty() || options.len_kv.empty()))
+        throw UsageError("--len", "expected the length of q, k and v, or --len-q and --len-kv, got nothing");
+    if (!options.heads.empty()) expect_no_grouped_heads("--heads", options.heads);
+    constexpr std::int64_t kHeads = 8, kHeadDim = 64;
+    const std::int64_t batch = size_or("--batch", options.batch, 1), len = size_or("--len", options.len, 0);
+    const auto [heads_q, heads_kv] = pair_or("--heads", options.heads, kHeads);
+    const auto [head_dim, head_dim_v] = pair_or("--head-dim", options.head_dim, kHeadDim);
+    const std::int64_t len_kv = size_or("--len-kv", options.len_kv, len);
+    call.q.shape = Sizes{batch, heads_q, size_or("--len-q", options.len_q, len), head_dim};
+    call.k.shape = Sizes{batch, heads_kv, len_kv, head_dim};
+    call.v.shape = Sizes{batch, heads_kv, len_kv, head_dim_v};
+}
+
 /// Parses "h200", "NVIDIA H200", "9.0", "sm90"; for AMD, "gfx942", "mi300x" or "AMD Instinct MI300X".
 void parse_gpu(const std::string& given, diagnose::Gpu& gpu) {
     std::string text = given;
@@ -146,8 +169,15 @@ void CallOptions::declare(CLI::App& command) {
         command.add_option(name, value, description)->type_name(type)->group(kGroup);
     };
     add("--torch", torch, "VERSION", "PyTorch's version, 2.4 to 2.15");
-    add("--gpu", gpu, "GPU", "h200, a100, ..., a compute capability: 9.0, sm90; or AMD's: gfx942");
+    add("--gpu,--device", gpu, "GPU", "h200, a100, ..., a compute capability: 9.0, sm90; or AMD's: gfx942");
     add("--shape", shape, "B,H,L,D", "Shape of q; /k and /v after it if they differ: 2,32,1,128/2,8,4096,128");
+    add("--batch", batch, "N", "In place of --shape: sequences; default 1");
+    add("--len", len, "N", "In place of --shape: queries and keys per sequence");
+    add("--len-q", len_q, "N", "In place of --shape: queries, when they are not as many as keys");
+    add("--len-kv", len_kv, "N", "In place of --shape: keys, when they are not as many as queries");
+    add("--heads", heads, "Q[/KV]",
+        "In place of --shape: query heads, and key heads that groups of them share: 32/8; default 8");
+    add("--head-dim", head_dim, "D[/DV]", "In place of --shape: width of q and k, and of v; default 64");
     add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8: dtype of q; /k and /v after it if they differ");
     add("--mask", mask, "MASK",
         "none, causal (is_causal), or a tensor: bool or float, and its shape: bool:1,1,512,512");
@@ -164,6 +194,12 @@ std::string CallOptions::first_given() const {
     for (const auto& [option, text] : {std::pair{"--torch", &torch},
                                        {"--gpu", &gpu},
                                        {"--shape", &shape},
+                                       {"--batch", &batch},
+                                       {"--len", &len},
+                                       {"--len-q", &len_q},
+                                       {"--len-kv", &len_kv},
+                                       {"--heads", &heads},
+                                       {"--head-dim", &head_dim},
                                        {"--dtype", &dtype},
                                        {"--mask", &mask},
                                        {"--dropout", &dropout},
@@ -175,6 +211,18 @@ std::string CallOptions::first_given() const {
     return grad ? "--grad" : gqa ? "--gqa" : deterministic ? "--deterministic" : "";
 }
 
+std::pair<std::string, std::string> CallOptions::first_size() const {
+    for (const auto& [option, text] : {std::pair{"--batch", &batch},
+                                       {"--len", &len},
+                                       {"--len-q", &len_q},
+                                       {"--len-kv", &len_kv},
+                                       {"--heads", &heads},
+                                       {"--head-dim", &head_dim}}) {
+        if (!text->empty()) return {option, *text};
+    }
+    return {};
+}
+
 diagnose::Call CallOptions::call() const {
     Call call;
     if (!torch.empty()) {
@@ -182,7 +230,10 @@ diagnose::Call CallOptions::call() const {
         call.torch = diagnose::Version{version[0], version[1], version[2]};
     }
     if (!gpu.empty()) parse_gpu(gpu, call.gpu);
+    if (!shape.empty() && !first_size().first.empty())
+        throw UsageError(first_size().first, "expected --shape or the sizes one by one, got both");
     if (!shape.empty()) parse_shapes(shape, call);
+    else if (!first_size().first.empty()) set_shapes(*this, call);
     if (!mask.empty()) parse_mask(mask, call);
     if (!dropout.empty()) {
         call.dropout = parse_number("--dropout", dropout);

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "diagnose/call.hpp"
 
@@ -15,6 +16,13 @@ struct CallOptions {
     std::string torch;
     std::string gpu;
     std::string shape;
+    // The shape in the words of the other commands, in place of `shape`.
+    std::string batch;
+    std::string heads;
+    std::string len;
+    std::string len_q;
+    std::string len_kv;
+    std::string head_dim;
     std::string dtype;
     std::string mask;
     std::string dropout;
@@ -30,6 +38,9 @@ struct CallOptions {
     /// Returns the first of these options that was given, such as "--torch"; empty: none.
     std::string first_given() const;
     bool given() const { return !first_given().empty(); }
+
+    /// Returns the first given option of those that `--shape` stands for, such as "--len", and its text; empty: none.
+    std::pair<std::string, std::string> first_size() const;
 
     /// Returns the call; options that were not given are unknown. Throws UsageError.
     diagnose::Call call() const;

@@ -105,7 +105,7 @@ CompletedOption completed(const CLI::Option& option, const std::string& command)
     result.values = values_of(name, command, option.get_description());
     const std::string type = option.get_type_name();
     result.file = result.values.empty() && (result.names.empty() || type == "FILE");
-    if (name == "--device") result.file = true;  // a machine file too
+    if (name == "--device") result.file = true;  // a machine file too; `which` names it --gpu, and takes none
     return result;
 }
 

@@ -11,6 +11,10 @@
 
 namespace tessera::cli {
 
+static bool is_number(const std::string& text) {
+    return !text.empty() && text.find_first_not_of("0123456789,") == std::string::npos;
+}
+
 std::string machine_names() {
     std::string names;
     for (const model::Machine& machine : model::machines()) names += (names.empty() ? "" : ", ") + machine.name;
@@ -44,8 +48,9 @@ model::Machine machine_of_option(const std::string& text, const std::string& opt
     if (!names_a_file && !std::filesystem::exists(text, ignored))
         throw UsageError(option,
                          fmt::format("expected a machine file of tessera calibrate, or one of {}, got \"{}\"{}; "
-                                     "tessera machine describes them, and writes one as a file to edit",
-                                     machine_names(), text, perhaps_machine(text)));
+                                     "tessera machine describes them, and writes one as a file to edit{}",
+                                     machine_names(), text, perhaps_machine(text),
+                                     is_number(text) ? " (--gpus takes a number of GPUs)" : ""));
     model::Machine machine = measure::read_machine(text);
     const model::Machine* known = model::find_machine(machine.name);
     if (known != nullptr && measure::to_json(*known) != measure::to_json(machine)) machine.name += "-edited";

@@ -7,6 +7,9 @@
 
 namespace tessera::cli {
 
+/// The option of a machine; it has one meaning in every command that has it. `which` has it in the other order.
+inline constexpr const char* kDeviceOption = "--device,--gpu";
+
 /// Returns the machine of `option`: a built-in name or a machine file. Throws UsageError with all names if it is
 /// neither, and the errors of read_machine(). A file that changes a built-in machine and keeps its name is called
 /// NAME-edited, because error bars belong to the built-in one.

@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "commands.hpp"
+#include "device_option.hpp"
 #include "io/atomic_file.hpp"
 #include "learn/answer.hpp"
 #include "learn/estimate.hpp"
@@ -362,7 +363,7 @@ void add_learn_command(CLI::App& app, Session& session) {
     const auto add_model = [&](const char* name, auto& value, const char* type, const std::string& text) {
         command->add_option(name, value, text)->type_name(type)->group("Your model (estimate)");
     };
-    add_model("--device", options->model.device, "GPU", "The GPU; default h200");
+    add_model(kDeviceOption, options->model.device, "GPU", "The GPU; default h200");
     add_model("--layers", options->model.layers, "N", "Layers; default 32");
     add_model("--heads", options->heads, "Q/KV", "Heads of queries, and of keys if there are fewer; default 32/8");
     add_model("--head-dim", options->model.head_dim, "N", "Default 128");

@@ -139,7 +139,8 @@ void ShapeOptions::declare(CLI::App& command, bool lists) {
     add_text(command, kProblem, "--len-q", len_q, "N", "Queries, when they are not as many as keys" + also_list);
     add_text(command, kProblem, "--len-kv", len_kv, "N", "Keys, when they are not as many as queries" + also_list);
     add_text(command, kProblem, "--heads", heads, "Q[/KV]",
-             "Query heads, and key heads that groups of them share; default 8" + also_list);
+             "Query heads, and key heads that groups of them share: 32/8; default 8" +
+                 std::string(lists ? "; a list gives several problems: 8,32" : ""));
     add_text(command, kProblem, "--head-dim", head_dim, "D[/DV]",
              "Width of q and k, and of v; 1..256, default 64" + also_list);
     add_text(command, kProblem, "--dtype", dtype, "TYPE",
@@ -272,6 +273,7 @@ std::vector<Problem> ShapeOptions::problems(const ScoreOptions& scores) const {
             one.causal = text;
             one.apply(p);
         });
+    expect_no_grouped_heads("--heads", heads);
     result = crossed("--heads", heads, result, pair,
                      [](Problem& p, const auto& value) { std::tie(p.heads_q, p.heads_kv) = value; });
     result = crossed("--head-dim", head_dim, result, pair,
@@ -283,6 +285,7 @@ std::vector<Problem> ShapeOptions::problems(const ScoreOptions& scores) const {
 }
 
 Problem ShapeOptions::problem(const ScoreOptions& scores) const {
+    expect_no_grouped_heads("--heads", heads);
     for (const auto& [option, text] : {std::pair{"--len", len},
                                        {"--len-q", len_q},
                                        {"--len-kv", len_kv},

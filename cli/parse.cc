@@ -92,6 +92,17 @@ void expect_no_thousands(const std::string& option, std::string_view text) {
                                          joined, text));
 }
 
+void expect_no_grouped_heads(const std::string& option, std::string_view text) {
+    const std::vector<std::string> parts = parse_list(option, text);
+    if (parts.size() != 2 || text.find('/') != std::string_view::npos) return;
+    const std::int64_t first = parse_size(option, parts[0]), second = parse_size(option, parts[1]);
+    if (second < 1 || first <= second || first % second != 0) return;
+    throw UsageError(option,
+                     fmt::format("expected {0}/{1} for {0} query heads that share {1} key heads, or {1},{0} for "
+                                 "two problems, got \"{2}\"",
+                                 first, second, text));
+}
+
 std::int64_t parse_size(const std::string& option, std::string_view text) {
     constexpr const char* kExpected = "a whole number from 0 to 2^63 - 1";
     std::string digits;

@@ -33,6 +33,9 @@ std::vector<std::string> parse_list(const std::string& option, std::string_view 
 /// Throws for a list of sizes that may be one number with thousands separators: "8,192".
 void expect_no_thousands(const std::string& option, std::string_view text);
 
+/// Throws for a list of heads that may be query heads and the key heads that groups of them share: "32,8" for 32/8.
+void expect_no_grouped_heads(const std::string& option, std::string_view text);
+
 /// The name that people also write for a value: "bfloat16" is bf16, "fwd" is forward, "H100" is h100.
 std::string usual_name(std::string_view text);
 

@@ -146,7 +146,7 @@ void add_plan_command(CLI::App& app, Session& session) {
     options->how.declare(*command, false);
     options->pass.declare(*command, "forward (default) or backward", "The backward instead of the forward");
     command
-        ->add_option("--device", options->device,
+        ->add_option(kDeviceOption, options->device,
                      "Plan for another machine: a file of tessera calibrate, or one of " + machine_names())
         ->type_name("NAME");
     command

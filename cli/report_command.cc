@@ -171,7 +171,7 @@ void add_report_command(CLI::App& app, Session& session) {
     };
     add_text("-o,--output", options->output, "FILE", "Write the page there");
     add_text("--markdown", options->markdown, "FILE", "Write the tables there");
-    add_text("--device", options->device, "NAME",
+    add_text(kDeviceOption, options->device, "NAME",
              "Machine of devices that the model does not know: a file of tessera calibrate, or a name");
     add_text("--title", options->title, "TEXT", "Title of the page, the tables and the chart");
     const auto add_texts = [&](const char* name, std::vector<std::string>& values, const char* type,

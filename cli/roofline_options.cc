@@ -42,7 +42,7 @@ void RooflineOptions::declare(CLI::App& command) {
     const auto add = [&](const char* name, std::string& value, const char* type, const std::string& text) {
         command.add_option(name, value, text)->type_name(type);
     };
-    add("--device", device, "NAME",
+    add(kDeviceOption, device, "NAME",
         "Machine: a file of tessera machine or calibrate, or " + machine_names() + "; default h200");
     add("--compare", compare, "NAMES", "Several machines in one table, the first as the measure: h100,h200,b200");
     add("--model", model, "FILE",

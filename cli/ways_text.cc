@@ -63,14 +63,21 @@ std::string caveats_text(const Way& way) {
 
 std::string bar_text(double error) { return fmt::format("+-{:.0f} %", std::ceil(100 * error)); }
 
+/// "at least " or "at most " before a factor, if one of its times lacks something.
+const char* bound_text(const Gain& gain, const Baseline& baseline) {
+    if (gain.at_most) return "at most ";
+    if (!baseline.at_least) return "";
+    return gain.not_modelled.empty() ? "at least " : "about ";
+}
+
 std::string factor_text(const Gain& gain, const Baseline& baseline) {
     if (gain.call_factor <= 0) return "";
-    const char* bound = baseline.at_least ? "at least " : "";
+    const char* bound = bound_text(gain, baseline);
     if (gain.faster) return fmt::format("{}{:.1f} times faster", bound, gain.call_factor);
     if (baseline.at_least) return "not known to be faster: what runs now has a lower bound only";
     const double errors = std::hypot(gain.error, baseline.error);
     if (1 / gain.call_factor > 1 + errors) return fmt::format("{:.1f} times slower", 1 / gain.call_factor);
-    return fmt::format("{:.2f} times the speed, within the errors", gain.call_factor);
+    return fmt::format("{}{:.2f} times the speed, within the errors", bound, gain.call_factor);
 }
 
 std::string time_text(const Gain& gain, const Baseline& baseline) {
@@ -79,7 +86,8 @@ std::string time_text(const Gain& gain, const Baseline& baseline) {
         fmt::format("{} a call, {} (as {})", milliseconds_text(gain.kernel_ms), bar_text(gain.error), gain.kernel);
     const std::string factor = factor_text(gain, baseline);
     if (!factor.empty()) text += ": " + factor;
-    if (gain.step_factor > 0) text += fmt::format(", the trace {:.2f} times", gain.step_factor);
+    if (gain.step_factor > 0)
+        text += fmt::format(", the trace {}{:.2f} times", gain.at_most ? "at most " : "", gain.step_factor);
     return text;
 }
 
@@ -95,8 +103,10 @@ std::string baseline_text(const Baseline& baseline) {
     if (baseline.ms <= 0) return baseline.source.empty() ? "not predicted" : baseline.source;
     std::string text = fmt::format("{} a call, {}", milliseconds_text(baseline.ms), baseline.source);
     if (baseline.error > 0) text += ", " + bar_text(baseline.error);
-    if (baseline.source == "measured" && baseline.predicted_ms > 0)
-        text += fmt::format("; the model says {}, {:+.0f} %", milliseconds_text(baseline.predicted_ms),
+    const std::string without = baseline.not_modelled.empty() ? "" : " without the cost of " + baseline.not_modelled;
+    if (baseline.source != "measured") return text + without;
+    if (baseline.predicted_ms > 0)
+        text += fmt::format("; the model says {}{}, {:+.0f} %", milliseconds_text(baseline.predicted_ms), without,
                             100 * (baseline.predicted_ms / baseline.ms - 1));
     return text;
 }
@@ -104,11 +114,14 @@ std::string baseline_text(const Baseline& baseline) {
 std::string gain_sentence(const Way& way, const Baseline& baseline) {
     const Gain& gain = way.gain;
     std::string text =
-        fmt::format("by tessera's model a call takes {} ({}) with {}, in place of {}{} ({:.1f} times faster)",
-                    milliseconds_text(gain.kernel_ms), bar_text(gain.error), title_of(gain.backend),
-                    baseline.at_least ? "at least " : "", milliseconds_text(baseline.ms), gain.call_factor);
+        fmt::format("by tessera's model a call takes {} ({}{}) with {}, in place of {}{} ({}{:.1f} times faster)",
+                    milliseconds_text(gain.kernel_ms), bar_text(gain.error),
+                    gain.not_modelled.empty() ? "" : ", without the cost of " + gain.not_modelled,
+                    title_of(gain.backend), baseline.at_least ? "at least " : "", milliseconds_text(baseline.ms),
+                    gain.at_most ? "at most " : "", gain.call_factor);
     if (gain.step_factor > 0)
-        text += fmt::format(", and all GPU time in the trace {:.0f} % less", 100 * (1 - 1 / gain.step_factor));
+        text += fmt::format(", and all GPU time in the trace {}{:.0f} % less", gain.at_most ? "up to " : "",
+                            100 * (1 - 1 / gain.step_factor));
     return text;
 }
 
@@ -193,7 +206,9 @@ Json json_of(const Ways& ways) {
                        {"error", known(gain.error)},
                        {"call_factor", known(gain.call_factor)},
                        {"step_factor", known(gain.step_factor)},
+                       {"at_most", gain.at_most},
                        {"faster", gain.faster},
+                       {"not_modelled", gain.not_modelled},
                        {"missing", gain.missing},
                        {"caveats", gain.caveats}});
     }
@@ -203,6 +218,7 @@ Json json_of(const Ways& ways) {
               {"error", now.error},
               {"at_least", now.at_least},
               {"source", now.source},
+              {"not_modelled", now.not_modelled},
               {"predicted_ms", known(now.predicted_ms)},
               {"predicted_error", known(now.predicted_error)}}},
             {"ways", all}};

@@ -15,8 +15,11 @@ namespace {
 
 /// Throws unless there are a shape and a dtype, which every verdict needs; the other fields may stay unknown.
 void require_call(const CallOptions& options) {
-    if (options.shape.empty())
-        throw UsageError("--shape", "expected the shape of q, BATCH,HEADS,LEN,DIM, for a question without a trace");
+    if (options.shape.empty() && options.first_size().first.empty())
+        throw UsageError(
+            "--shape",
+            "expected the shape of q, BATCH,HEADS,LEN,DIM, or --batch, --heads, --len and --head-dim, for a "
+            "question without a trace");
     if (options.dtype.empty()) throw UsageError("--dtype", "expected the dtype of q, k and v");
     if (options.torch.empty()) throw UsageError("--torch", "expected PyTorch's version: 2.4 to 2.15");
 }

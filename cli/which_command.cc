@@ -101,6 +101,8 @@ void expect_nothing_of_the_trace(const CallOptions& call) {
                                        {"--dropout", &call.dropout}}) {
         if (!text->empty()) unexpected(option, "no file beside it, which has its own", *text);
     }
+    if (const auto [option, text] = call.first_size(); !option.empty())
+        unexpected(option, "no file beside it, which has its own", text);
     if (call.gqa) throw UsageError("--gqa", "expected no file beside it, which has its own");
 }
 
@@ -177,6 +179,8 @@ void add_which_command(CLI::App& app, Session& session) {
          {"echo flash_fwd_splitkv_kernel | tessera which -", "one name"},
          {"tessera which --torch 2.11 --gpu h200 --shape 2,32,4096,128 --dtype bf16 --mask bool",
           "why PyTorch takes which kernel, without a trace"},
+         {"tessera which --torch 2.11 --device h200 --heads 32/8 --gqa --len 4k --head-dim 128 --dtype bf16",
+          "the same, with the sizes as in the other commands"},
          {"tessera which --family", "the family tree of attention kernels"}});
     auto options = std::make_shared<WhichOptions>();
     command

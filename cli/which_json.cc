@@ -123,6 +123,7 @@ static Json kind_json(const AttentionKind& kind, const Diagnosis& d, const diagn
     row["kernels"] = Json::array();
     for (const diagnose::KernelSum& kernel : kind.kernels)
         row["kernels"].push_back({{"name", kernel.name}, {"runs", kernel.count}, {"us", time_or_null(d, kernel.us)}});
+    row["beyond_sdpa"] = text_or_null(diagnose::beyond_sdpa(kind));
     if (const auto advice = diagnose::advise(d, kind, stated)) row["why_not_faster"] = json_of(*advice);
     return row;
 }

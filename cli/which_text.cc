@@ -212,6 +212,8 @@ const AttentionKind& best_known(const Diagnosis& d, const AttentionKind& leader)
 std::string without_advice(const Diagnosis& d, const AttentionKind& kind) {
     if (kind.reading.library == diagnose::kFlexUncompiled)
         return " torch.compile(flex_attention) makes one kernel of it.";
+    if (const std::string beyond = diagnose::beyond_sdpa(kind); !beyond.empty())
+        return fmt::format(" No other kernel is compared, because PyTorch's SDPA has no argument for {}.", beyond);
     if (!diagnose::backend_of(kind.reading.family) || !kind.shapes.empty() || !d.timed) return "";
     if (d.tool != "PyTorch profiler") return "";
     return " The trace has no shapes, so it does not show why no faster one ran (profile with record_shapes=True, and "

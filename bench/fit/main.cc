@@ -74,10 +74,14 @@ constexpr Named<Constants> kConstants[] = {
 };
 
 constexpr Named<CpuConstants> kCpuConstants[] = {
-    {"product_share", &CpuConstants::gemm_share}, {"exp_share", &CpuConstants::exp_share},
-    {"last", &CpuConstants::extra_tiles},         {"loops", &CpuConstants::loop_starts},
-    {"call_us", &CpuConstants::call_us},          {"pack_ns", &CpuConstants::pack_ns},
-    {"crowd", &CpuConstants::contended_speed},    {"mask_share", &CpuConstants::mask_share},
+    {"product_share", &CpuConstants::gemm_share},
+    {"exp_share", &CpuConstants::exp_share},
+    {"last", &CpuConstants::extra_tiles},
+    {"loops", &CpuConstants::loop_starts},
+    {"call_us", &CpuConstants::call_us},
+    {"pack_ns", &CpuConstants::pack_ns},
+    {"contended_speed", &CpuConstants::contended_speed},
+    {"mask_share", &CpuConstants::mask_share},
 };
 
 struct Asked {

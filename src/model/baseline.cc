@@ -179,22 +179,17 @@ void predict_efficient(const Problem& of_call, const Machine& machine, const Pre
         if (options.worksheet)
             out.worksheet.push_back({name, fmt::format("{:.0f} B / {:.5g} GB/s = {:.4g} ms", bytes, rate * 1e-6, ms)});
     };
-    const double copy = machine.dram_gbs * machine.dram_copy_share * 1e6;
     double dram = repeated_bytes(of_call);
     out.memory.workspace += static_cast<std::int64_t>(dram / 2);  // it is written and read
-    add("repeated K and V", dram, copy);
+    add("repeated K and V", dram, machine.dram_gbs * machine.dram_copy_share * 1e6);
     if (mask_matrix) {
-        constexpr double kHeld = 0.5;  // of the L2
         const auto e = static_cast<double>(size_of(p.dtype));
         const double mask = static_cast<double>(pads(of_call) ? p.batch : 1) * static_cast<double>(p.len_q) *
                             static_cast<double>(p.len_kv);
-        const double reads =
-            static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.len_q) * static_cast<double>(p.len_kv) * e;
-        const bool in_l2 = mask * e <= kHeld * machine.l2_mib * 1048576.0;
-        add("mask of all pairs", reads,
-            in_l2 ? machine.l2_bytes * machine.cores * machine.rated_clock_ghz * 1e6 : copy);
+        const MaskReads reads = reads_of_mask(p, mask, machine);
+        add("mask of all pairs", reads.bytes, reads.rate);
         out.memory.workspace += static_cast<std::int64_t>(mask * (1 + e));
-        dram += in_l2 ? mask * e : reads;
+        dram += reads.bytes_of_dram;
     }
     const schedule::Bytes bytes = out.cost.work.bytes;
     out.cost = visible_cost(of_call, out.pass, options);
@@ -299,6 +294,18 @@ Prediction predict(const Problem& problem, Baseline baseline, Pass pass, const M
     predict_operators(problem, baseline, machine, options, out);
     out.error = error_of_operators(problem, baseline, machine, out);
     return out;
+}
+
+MaskReads reads_of_mask(const Problem& problem, double elements, const Machine& machine) {
+    constexpr double kHeld = 0.5;  // of the L2
+    const auto e = static_cast<double>(size_of(problem.dtype));
+    const double reads = static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.len_q) *
+                         static_cast<double>(problem.len_kv) * e;
+    const bool in_l2 = elements * e <= kHeld * machine.l2_mib * 1048576.0;
+    return {.bytes = reads,
+            .bytes_of_dram = in_l2 ? elements * e : reads,
+            .rate = in_l2 ? machine.l2_bytes * machine.cores * machine.rated_clock_ghz * 1e6
+                          : machine.dram_gbs * machine.dram_copy_share * 1e6};
 }
 
 std::optional<Baseline> baseline_of_records(std::string_view by) {

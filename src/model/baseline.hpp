@@ -37,6 +37,17 @@ std::optional<std::string> refusal(const Problem& problem, Baseline baseline, Pa
 Prediction predict(const Problem& problem, Baseline baseline, Pass pass, const Machine& machine,
                    const PredictOptions& options = {});
 
+/// How a kernel reads a mask tensor of all pairs: for each head of queries, from the L2 if half of it holds the tensor.
+struct MaskReads {
+    double bytes = 0;          ///< of all heads
+    double bytes_of_dram = 0;  ///< the part that comes from memory
+    double rate = 0;           ///< bytes a millisecond
+    double ms() const { return bytes / rate; }
+};
+
+/// The reads of a mask of `elements` elements of the Problem's dtype; fewer than pairs of all heads, if it broadcasts.
+MaskReads reads_of_mask(const Problem& problem, double elements, const Machine& machine);
+
 /// The baseline that Records of this library are of: "eager", "math"; nothing for others.
 std::optional<Baseline> baseline_of_records(std::string_view by);
 

@@ -43,14 +43,14 @@ constexpr double kEfficientPrefill = 0.1;
 constexpr double kCalibrated = 0.3;
 constexpr double kNotCalibrated = 1;
 
-double bar_of_h200(const char* kind, bool is_short, const Prediction& p) {
+double bar_of_h200(const BarCell& cell, const Prediction& p) {
     if (p.fitted_on.ends_with(kDecodeRecords)) return kDecode;
-    if (p.by == kEfficient) return is_short ? kErrorWithoutRows : kEfficientPrefill;
+    if (p.by == kEfficient) return cell.is_short ? kErrorWithoutRows : kEfficientPrefill;
     const std::string_view schedule = name_of(p.schedule);
     const std::string_view pass = name_of(p.pass);
     double of_all = 1;
     for (const ErrorBar& bar : kErrorBars) {
-        if (bar.pass != pass || bar.kind != kind || bar.is_short != is_short) continue;
+        if (bar.pass != pass || bar.kind != cell.kind || bar.is_short != cell.is_short) continue;
         if (bar.by == p.by && bar.schedule == schedule) return bar.error;
         if (bar.by.empty()) of_all = bar.error;
     }
@@ -84,6 +84,16 @@ bool is_short(const Prediction& prediction) {
     return static_cast<double>(prediction.cost.work.flop) <= kFlop;
 }
 
+BarCell bar_cell_of(const Problem& problem, const Prediction& prediction) {
+    constexpr std::int64_t kShortDocuments = 512, kLongDocuments = 2048;
+    const std::string kind = kind_of(problem);
+    if (kind == "decode") return {problem.len_q > 1 ? "few queries" : kind, false};
+    if (kind != "ragged") return {kind, is_short(prediction)};
+    const std::int64_t keys = problem.rows_kv();
+    if (keys < kShortDocuments * problem.batch || is_short(prediction)) return {"short documents", false};
+    return {keys >= kLongDocuments * problem.batch ? "long documents" : kind, false};
+}
+
 static const CardBars* card_of(const Machine& machine) {
     const auto found = std::find_if(std::begin(kCards), std::end(kCards),
                                     [&](const CardBars& card) { return card.machine == machine.name; });
@@ -99,17 +109,16 @@ Rows rows_of(const Machine& machine) {
 double error_bar(const Problem& problem, const Prediction& prediction, const Machine& machine) {
     if (prediction.measured) return kCalibrated;
     if (machine.kind == MachineKind::cpu) return kNotCalibrated;
-    const std::string kind = kind_of(problem);
-    const bool few = kind == "decode", is_small = !few && is_short(prediction);
-    const double h200 = bar_of_h200(few && problem.len_q > 1 ? "few queries" : kind.c_str(), is_small, prediction);
+    const BarCell cell = bar_cell_of(problem, prediction);
+    const double h200 = bar_of_h200(cell, prediction);
     if (prediction.by == kEfficient && !like_rows_of_pytorch(problem)) return kErrorWithoutRows;
     if (rows_of(machine) == Rows::many) return h200;
     if (rows_of(machine) == Rows::some) return kH100 * h200;
     const CardBars* known = card_of(machine);
     const CardBars& card = known == nullptr ? kElsewhere : *known;
-    const bool as_published = in_tables(kind);
+    const bool as_published = in_tables(cell.kind);
     const double bar = !as_published ? kOtherKinds : prediction.pass == Pass::forward ? card.forward : card.backward;
-    return std::max({bar, is_small ? kShort * h200 : 0.0, known == nullptr || !as_published ? h200 : 0.0});
+    return std::max({bar, cell.is_short ? kShort * h200 : 0.0, known == nullptr || !as_published ? h200 : 0.0});
 }
 
 }  // namespace tessera::model

@@ -17,6 +17,16 @@ std::string kind_of(const Problem& problem);
 /// True for up to 2e10 FLOP. Fixed costs of a call matter there, so such calls have their own error bars.
 bool is_short(const Prediction& prediction);
 
+/// The calls that share an error bar, beside their library, schedule and pass (error_bars.hpp).
+struct BarCell {
+    /// kind_of(), but "few queries" for 2 to 16 queries on a cache, and "short documents" and "long documents" for
+    /// ragged batches whose sequences have under 512, or 2,048 and more, keys in the mean; short calls of ragged
+    /// batches are "short documents" too.
+    std::string kind;
+    bool is_short;  ///< is_short(), of the kinds whose short calls have bars of their own
+};
+BarCell bar_cell_of(const Problem& problem, const Prediction& prediction);
+
 /// The measurements of a GPU that no constant was fitted on.
 enum class Rows { many, some, published, none };
 Rows rows_of(const Machine& machine);

@@ -37,7 +37,8 @@ struct MeasuredKernels {
 template <class S, class F>
 void for_each_share(S& s, F&& f) {
     f("product_share", s.gemm_share), f("exp_share", s.exp_share), f("last", s.extra_tiles), f("loops", s.loop_starts);
-    f("call_us", s.call_us), f("pack_ns", s.pack_ns), f("crowd", s.contended_speed), f("start_us", s.start_us);
+    f("call_us", s.call_us), f("pack_ns", s.pack_ns), f("contended_speed", s.contended_speed),
+        f("start_us", s.start_us);
     f("read_share", s.read_share), f("mask_share", s.mask_share);
 }
 

@@ -26,6 +26,28 @@ TEST_F(UnitsTest, thousands_are_refused_and_lists_are_not) {
         run_ok(std::string("roofline --schedule fa2 --len ") + text);
 }
 
+/// "32,8" is refused, because it would be two problems where 32 query heads on 8 key heads may be meant.
+TEST_F(UnitsTest, a_list_of_heads_that_may_be_grouped_heads_is_refused) {
+    for (const char* text : {"32,8", "8,1"}) {
+        const std::string heads = text, first = heads.substr(0, heads.find(','));
+        const std::string second = heads.substr(first.size() + 1);
+        for (const char* command : {"roofline --schedule fa2 --heads ", "plan --heads "})
+            expect_error(command + heads, 2,
+                         "--heads: expected " + first + "/" + second + " for " + first + " query heads that share " +
+                             second + " key heads, or " + second + "," + first + " for two problems, got \"" + heads);
+    }
+    for (const char* text : {"8,32", "32,12", "32,16,8", "32/8,16/8"})
+        run_ok(std::string("roofline --schedule fa2 --heads ") + text);
+}
+
+/// One name for the machine, and one for the sizes, in all commands.
+TEST_F(UnitsTest, the_machine_is_device_or_gpu) {
+    EXPECT_EQ(run_ok("roofline --schedule fa3 --gpu h100").out, run_ok("roofline --schedule fa3 --device h100").out);
+    EXPECT_EQ(run_ok("plan --len 512 --dtype bf16 --gpu h200").out,
+              run_ok("plan --len 512 --dtype bf16 --device h200").out);
+    expect_error("roofline --gpu 2 --len 4096", 2, "(--gpus takes a number of GPUs)");
+}
+
 TEST_F(UnitsTest, other_names_of_values_are_understood) {
     const auto said = [&](const std::string& options) { return run_ok("roofline --schedule fa3 " + options).out; };
     EXPECT_EQ(said("--device H100 --dtype bfloat16"), said("--device h100 --dtype bf16"));

@@ -28,6 +28,23 @@ struct Refused {
     const char* message;
 };
 
+/// The sizes and the machine may be named as in the other commands.
+TEST_F(WhichCallTest, has_the_options_of_the_other_commands) {
+    const auto said = [&](const std::string& options) {
+        return run_ok("which --torch 2.11 --dtype bf16 --gqa --json " + options).json();
+    };
+    const auto expected = said("--gpu h200 --shape 2,32,4096,128/2,8,4096,128/2,8,4096,64");
+    EXPECT_EQ(said("--device h200 --batch 2 --heads 32/8 --len 4k --head-dim 128/64"), expected);
+    EXPECT_EQ(said("--gpu h200 --shape 1,8,1,64/1,8,512,64"), said("--gpu h200 --len-q 1 --len-kv 512"));
+    expect_error(command("--len", "512"), 2, "--len: expected --shape or the sizes one by one, got both");
+    expect_error("which --torch 2.11 --gpu h200 --dtype bf16 --batch 2", 2,
+                 "--len: expected the length of q, k and v, or --len-q and --len-kv, got nothing");
+    expect_error("which --torch 2.11 --gpu h200 --dtype bf16 --len 512 --heads 32,8", 2,
+                 "--heads: expected 32/8 for 32 query heads");
+    expect_error("which " TESSERA_SOURCE_DIR "/examples/traces/causal.json --len 512", 2,
+                 "--len: expected no file beside it");
+}
+
 /// The message names the option, what was expected, and what came.
 TEST_F(WhichCallTest, names_the_option_that_is_wrong) {
     const char* version = "expected a version like 2.11 or 2.5.1, got";

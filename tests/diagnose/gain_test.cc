@@ -126,5 +126,93 @@ TEST(Gain, a_baseline_has_a_source) {
     EXPECT_EQ(0, baseline_of(call, SdpBackend::efficient, Pass::forward, {}).ms) << "the model has 16 bits alone";
 }
 
+/// Every field of a call that costs time reaches the Problem, or the prediction says that it lacks the time.
+TEST(Gain, leaves_nothing_out_silently) {
+    Call call = big_call();
+    call.dropout = 0.1;
+    std::string missing;
+    EXPECT_DOUBLE_EQ(problem_of(call, missing)->dropout.probability, 0.1);
+    using enum SdpBackend;
+    for (const SdpBackend backend : {flash, cudnn, efficient}) {
+        const Gain gain = diagnose::gain(call, backend, Pass::forward, {}, {});
+        EXPECT_EQ(gain.not_modelled, "dropout") << name_of(backend);
+        EXPECT_GE(gain.error, 1) << name_of(backend);
+        ASSERT_FALSE(gain.caveats.empty());
+        EXPECT_EQ(gain.caveats.back(), "without the cost of dropout") << name_of(backend);
+        EXPECT_EQ(baseline_of(call, backend, Pass::forward, {}).not_modelled, "dropout") << name_of(backend);
+    }
+    EXPECT_NE(diagnose::gain(call, fa3, Pass::forward, {}, {}).missing.find("dropout"), std::string::npos);
+    call = big_call();
+    call.deterministic = true;
+    EXPECT_EQ(gain(call, flash, Pass::backward, {}, {}).not_modelled, "the fixed order of deterministic sums");
+    EXPECT_EQ(gain(call, flash, Pass::forward, {}, {}).not_modelled, "");
+    call = big_call();
+    set_mask(call, {4096, 4096}, MaskKind::floating);
+    call.mask.requires_grad = true;
+    EXPECT_EQ(gain(call, efficient, Pass::backward, {}, {}).not_modelled, "the mask's gradient");
+    call = big_call();
+    set_shapes(call, {1, 16, 4096, 128}, {4, 1, 4096, 128}, {4, 1, 4096, 128});
+    const Problem broadcast = *problem_of(call, missing);
+    EXPECT_EQ(broadcast.batch, 4);
+    EXPECT_EQ(broadcast.heads_kv, 1);
+    call = big_call();
+    for (const auto set :
+         {+[](Call& c) { c.packed = true; }, +[](Call& c) { c.nested = true; },
+          +[](Call& c) { c.beyond_sdpa = {"softcap"}; }, +[](Call& c) { c.q.element = Element::fp8_e4m3; }}) {
+        Call other = call;
+        set(other);
+        missing.clear();
+        EXPECT_FALSE(problem_of(other, missing));
+        EXPECT_NE(missing, "");
+    }
+}
+
+/// A predicted kernel that lacks the time of dropout is faster only beyond its wide bar, and by at most its factor if
+/// what runs was measured.
+TEST(Gain, of_a_call_with_dropout_needs_more_than_its_wide_bar) {
+    Call call = big_call();
+    call.dropout = 0.1;
+    const double kernel = gain(call, SdpBackend::flash, Pass::forward, {}, {}).kernel_ms;
+    const auto measured_at = [&](double ms) {
+        const Measured measured{ms, 1, ms};
+        return gain(call, SdpBackend::flash, Pass::forward,
+                    baseline_of(call, SdpBackend::math, Pass::forward, measured), measured);
+    };
+    EXPECT_FALSE(measured_at(1.9 * kernel).faster);
+    EXPECT_TRUE(measured_at(2.5 * kernel).faster);
+    EXPECT_TRUE(measured_at(2.5 * kernel).at_most);
+    const Baseline predicted = baseline_of(call, SdpBackend::efficient, Pass::forward, {});
+    EXPECT_FALSE(gain(call, SdpBackend::flash, Pass::forward, predicted, {}).faster) << "both lack it";
+    call.dropout = 0;
+    EXPECT_TRUE(
+        gain(call, SdpBackend::flash, Pass::forward, baseline_of(call, SdpBackend::efficient, Pass::forward, {}), {})
+            .faster);
+}
+
+/// The memory-efficient kernel reads the mask for each head: 4 * 16 heads * 4,096^2 * 2 bytes, at the rate of the L2 if
+/// half of it holds the mask.
+TEST(Gain, counts_the_bytes_of_a_mask) {
+    Call call = big_call();
+    call.is_causal = false;
+    const auto ms = [&] { return baseline_of(call, SdpBackend::efficient, Pass::forward, {}).ms; };
+    const double without = ms();
+    set_mask(call, {1, 1, 1, 4096}, MaskKind::floating);
+    const double in_l2 = ms();
+    set_mask(call, {4, 16, 4096, 4096}, MaskKind::floating);
+    const double in_memory = ms();
+    const double bytes = 64.0 * 4096 * 4096 * 2;
+    EXPECT_GT(in_l2 - without, bytes / 12e9);
+    EXPECT_LT(in_l2 - without, bytes / 6e9);
+    EXPECT_GT(in_memory - without, bytes / 4.8e9);
+    EXPECT_LT(in_memory - without, bytes / 3e9);
+    call.mask.strides = Sizes{0, 0, 4096, 1};  // expanded from one matrix of 32 MiB, which is over half of the L2
+    EXPECT_DOUBLE_EQ(ms(), in_memory);
+    call.mask.strides = Sizes{0, 0, 0, 1};
+    EXPECT_DOUBLE_EQ(ms(), in_l2);
+    const Gain cudnn = gain(call, SdpBackend::cudnn, Pass::forward, {}, {});
+    EXPECT_EQ(cudnn.caveats.back(), "of the mask, the time of its bytes alone");
+    EXPECT_GE(cudnn.error, 0.5);
+}
+
 }  // namespace
 }  // namespace tessera::diagnose::gain_test

@@ -252,6 +252,63 @@ TEST(Steps, list_what_was_assumed_beside_what_was_read) {
     EXPECT_NE(assumed.find("no mask"), std::string::npos) << assumed;
 }
 
+/// The trace's dropout reaches the prediction beside the measured time, and a factor without it is an upper bound.
+TEST(Steps, predict_calls_with_dropout_without_its_time_and_say_so) {
+    const std::string efficient =
+        "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<1>::Params)";
+    const auto advice_at = [&](double us) {
+        TraceText trace;
+        trace.sdpa(0, 50, false, "0.10000000000000001").kernel(efficient, us, 10);
+        const Diagnosis d = diagnosis_of(trace);
+        Call stated;
+        stated.torch = Version{2, 11, 0};
+        return *advise(d, d.kinds.at(0), stated);
+    };
+    const Baseline predicted = advice_at(1).ways.baseline;
+    EXPECT_EQ(predicted.not_modelled, "dropout");
+    EXPECT_GE(predicted.predicted_error, 1);
+    const Ways slow = advice_at(8000 * predicted.predicted_ms).ways;
+    ASSERT_NE(slow.first(), nullptr) << "eight times the prediction is more than dropout";
+    EXPECT_TRUE(slow.first()->gain.at_most);
+    EXPECT_EQ(slow.first()->gain.not_modelled, "dropout");
+    for (const Way& way : advice_at(1000 * predicted.predicted_ms).ways.all) {
+        if (way.gain.backend == SdpBackend::flash)
+            EXPECT_FALSE(way.gain.faster) << "1.9 times without the time of dropout may be nothing with it";
+    }
+}
+
+/// Arguments that SDPA does not have are read from the operator and from the kernel's name; no other kernel is compared.
+TEST(Steps, compare_no_kernel_with_what_sdpa_lacks) {
+    const auto beyond = [](const char* op, const std::string& scalars, const std::string& kernel,
+                           const char* k = "4096") {
+        TraceText trace;
+        trace
+            .op(op, 0, 50,
+                fmt::format(R"("Input Dims":[[2,4096,16,128],[2,{0},16,128],[2,{0},16,128],[],[],[],[],[],[],[],[]],)"
+                            R"("Input type":["c10::BFloat16","c10::BFloat16","c10::BFloat16"],"Concrete Inputs":{1})",
+                            k, scalars))
+            .kernel(kernel, 500, 10);
+        const Diagnosis d = diagnosis_of(trace);
+        Call stated;
+        stated.torch = Version{2, 11, 0};
+        const std::string text = beyond_sdpa(d.kinds.at(0));
+        EXPECT_EQ(advise(d, d.kinds.at(0), stated).has_value(), text.empty());
+        return text;
+    };
+    const char* op = "flash_attn::_flash_attn_forward";
+    const auto scalars = [](const char* causal, const char* left, const char* softcap) {
+        return fmt::format(R"(["","","","0.","0.088","{}","{}","-1","{}","","False"])", causal, left, softcap);
+    };
+    EXPECT_EQ(beyond(op, scalars("True", "-1", "0."), kFlashForward), "");
+    EXPECT_EQ(beyond(op, scalars("True", "1024", "0."), kFlashForward), "a window");
+    EXPECT_EQ(beyond(op, scalars("True", "-1", "30."), kFlashForward), "softcap");
+    EXPECT_EQ(beyond(op, scalars("True", "-1", "0."), kFlashForward, "8192"),
+              "is_causal with the diagonal at the last key");
+    std::string name = kFlashForward;
+    name.replace(name.rfind("false, true, false, false, true"), 31, "false, true, true, true, true");
+    EXPECT_EQ(beyond(op, scalars("True", "-1", "0."), name), "a window, ALiBi");
+}
+
 /// One kernel's words are not printed for a group whose other names lack them.
 TEST(Steps, print_evidence_of_a_part_of_the_names_as_that) {
     TraceText trace;

@@ -77,14 +77,14 @@ class TraceText {
         return *this;
     }
     /// aten::scaled_dot_product_attention with shapes.
-    TraceText& sdpa(double begin, double end, bool mask = false) {
+    TraceText& sdpa(double begin, double end, bool mask = false, const char* dropout = "0.") {
         const std::string m = mask ? "[1,1,4096,4096]" : "[]";
         return op(
             "aten::scaled_dot_product_attention", begin, end,
             fmt::format(R"("Input Dims":[[2,16,4096,128],[2,16,4096,128],[2,16,4096,128],{},[],[],[],[]],)"
                         R"("Input type":["c10::BFloat16","c10::BFloat16","c10::BFloat16","{}","Scalar","Scalar","",)"
-                        R"("Scalar"],"Concrete Inputs":["","","","","0.","{}","","False"])",
-                        m, mask ? "bool" : "", mask ? "False" : "True"));
+                        R"("Scalar"],"Concrete Inputs":["","","","","{}","{}","","False"])",
+                        m, mask ? "bool" : "", dropout, mask ? "False" : "True"));
     }
     /// A step that the profiler marked.
     TraceText& step(int number, double begin, double end) {

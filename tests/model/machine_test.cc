@@ -120,19 +120,23 @@ TEST_F(MachineFile, has_the_kernels_that_were_measured) {
     EXPECT_EQ(measured_kernels(back)[0].shares.read_share, 0.3);
     EXPECT_EQ(measure::to_json(back), measure::to_json(machine));
     Json json = measure::to_json(machine);
+    json["kernels"][0].erase("contended_speed");
+    expect_bad(json, "kernels[0].contended_speed: expected a number, got nothing");
+    json["kernels"][0]["crowd"] = 0.75;  // its name in older files
+    std::ofstream(path_) << json;
+    EXPECT_EQ(measured_kernels(measure::read_machine(path_))[0].shares.contended_speed, 0.75);
+    json["kernels"][0]["contended_speed"] = 1;
+    expect_bad(json, "kernels[0].crowd: expected a number of measured kernels");
     json["kernels"][0].erase("crowd");
-    expect_bad(json, "kernels[0].crowd: expected a number, got nothing");
-    json["kernels"][0]["crowd"] = 1;
     json["kernels"][0].erase("mask_share");
     expect_bad(json, "kernels[0].mask_share: expected a number (an older tessera wrote the file: calibrate again)");
     json["kernels"][0]["mask_share"] = 1;
-    json["kernels"][0].erase("crowd");
     json = measure::to_json(machine);
     json["kernels"][0]["speed"] = 1;
     expect_bad(json, "kernels[0].speed: expected a number of measured kernels");
     json = measure::to_json(machine);
-    json["kernels"][0]["crowd"] = -1;
-    expect_bad(json, "kernels, bf16 forward, crowd: expected a number from");
+    json["kernels"][0]["contended_speed"] = -1;
+    expect_bad(json, "kernels, bf16 forward, contended_speed: expected a number from");
     json = measure::to_json(machine);
     json["kernels"][0]["read_share"] = 13.1;
     expect_bad(json, "kernels, bf16 forward, read_share: expected a number from 0.01 to 4, got 13.1");

@@ -37,9 +37,15 @@ Call completed(const Diagnosis& diagnosis, Call call, const Call& stated) {
 bool bypasses_sdpa(const AttentionKind& kind) {
     if (kind.reading.library == kFlexUncompiled) return true;
     const std::optional<Sizes>& q = kind.shapes.front().call.q.shape;
-    const bool packed = q && q->size() == 3;  // [tokens, heads, head_dim] of a ragged batch
+    const bool packed = kind.shapes.front().call.packed || (q && q->size() == 3);  // [tokens, heads, head_dim]
     return packed && kind.asked_by.find("scaled_dot_product") == std::string::npos;
 }
+
+bool has_lengths(const Call& call) {
+    return call.q.shape && call.k.shape && call.q.shape->size() == 4 && call.k.shape->size() == 4;
+}
+std::int64_t len_q_of(const Call& call) { return (*call.q.shape)[2]; }
+std::int64_t len_kv_of(const Call& call) { return (*call.k.shape)[2]; }
 
 /// True if PyTorch's SDPA chose the kernel, as its operators say.
 bool asks_sdpa(const AttentionKind& kind) {
@@ -50,15 +56,26 @@ bool asks_sdpa(const AttentionKind& kind) {
 void complete_by_hand(Call& call, std::vector<std::string>& assumed) {
     if (!call.mask_kind) {
         call.mask_kind = MaskKind::none;
-        assumed.emplace_back("no mask: the trace does not say what was added to the scores");
+        assumed.emplace_back("no mask, bias or softcap: the trace does not say what was done to the scores");
     }
     if (!call.is_causal) call.is_causal = false;
     if (call.heads_in_batch)
         assumed.push_back(fmt::format("batch 1: the trace gives batch x heads as one number, {}", (*call.q.shape)[1]));
 }
 
+bool is_flash(Family family) { return family == Family::fa2 || family == Family::fa3 || family == Family::fa4; }
+
 /// Fills in what the kernel's name says of a call whose operator has no flags.
 void complete_by_name(Call& call, const NameReading& reading, std::vector<std::string>& assumed) {
+    const auto has = [&](const char* feature) {
+        return std::find(reading.features.begin(), reading.features.end(), feature) != reading.features.end();
+    };
+    if (!call.dropout && is_flash(reading.family) && has("dropout")) {
+        constexpr double kUsual = 0.1;
+        call.dropout = kUsual;
+        assumed.push_back(
+            fmt::format("dropout_p {}: the kernel's name says that there is dropout, not how much", kUsual));
+    }
     if (call.is_causal) return;
     if (reading.mask == "causal" || reading.mask == "none") {
         call.is_causal = reading.mask == "causal";
@@ -143,15 +160,40 @@ std::optional<SdpBackend> backend_of(Family family) {
     }
 }
 
+std::string beyond_sdpa(const AttentionKind& kind) {
+    if (!backend_of(kind.reading.family) || kind.shapes.empty()) return "";
+    const Call& call = kind.shapes.front().call;
+    std::vector<std::string> found = call.beyond_sdpa;
+    const auto add = [&](const std::string& what) {
+        if (std::find(found.begin(), found.end(), what) == found.end()) found.push_back(what);
+    };
+    if (kind.reading.mask == "window") add("a window");
+    constexpr const char* kFeatures[] = {"softcap",        "ALiBi",      "block-sparse",     "sparse keys",
+                                         "ranges of keys", "paged keys", "latent attention", "appends to the cache",
+                                         "8-bit cache",    "second Q"};
+    for (const std::string& feature : kind.reading.features) {
+        if (std::find(std::begin(kFeatures), std::end(kFeatures), feature) != std::end(kFeatures)) add(feature);
+    }
+    const bool by_sdpa = kind.asked_by == "aten::scaled_dot_product_attention";
+    const bool causal = call.is_causal.value_or(kind.reading.mask == "causal");
+    const bool lengths = has_lengths(call) && len_q_of(call) > 1 && len_q_of(call) != len_kv_of(call);
+    if (is_flash(kind.reading.family) && !by_sdpa && causal && lengths)
+        add("is_causal with the diagonal at the last key");
+    return fmt::format("{}", fmt::join(found, ", "));
+}
+
 std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& kind, const Call& stated) {
     const auto ran = backend_of(kind.reading.family);
-    if (!ran || kind.shapes.empty() || kind.reading.amd || bypasses_sdpa(kind)) return std::nullopt;
+    if (!ran || kind.shapes.empty() || kind.reading.amd || bypasses_sdpa(kind) || !beyond_sdpa(kind).empty())
+        return std::nullopt;
     Advice advice{.ran = *ran, .by_hand = kind.reading.family == Family::eager, .shape = kind.shapes.front()};
     Call call = completed(diagnosis, advice.shape.call, stated);
     std::vector<std::string> assumed;
     if (advice.by_hand) complete_by_hand(call, assumed);
     else complete_by_name(call, kind.reading, assumed);
     if (call.mask_kind && *call.mask_kind != MaskKind::none) assumed.emplace_back("attn_mask requires no gradient");
+    // The kernels of FlashAttention end the diagonal at the last key, so that one query sees all keys.
+    if (is_flash(kind.reading.family) && has_lengths(call) && len_q_of(call) == 1) call.is_causal = false;
     call = assume_defaults(call, assumed);
     try {
         advice.explanation = explain(call);

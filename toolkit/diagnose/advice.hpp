@@ -25,9 +25,13 @@ struct Advice {
 };
 
 /// Applies PyTorch's rules to a kind of calls. `stated` has PyTorch's version, the GPU and other fields that the trace
-/// lacks. Returns nothing in three cases: the kind's shapes are unknown, PyTorch's SDPA did not choose its kernel, or
-/// the rules do not cover this PyTorch or GPU.
+/// lacks. Returns nothing in four cases: the kind's shapes are unknown, PyTorch's SDPA did not choose its kernel or
+/// has no argument for what the calls compute (beyond_sdpa), or the rules do not cover this PyTorch or GPU.
 std::optional<Advice> advise(const Diagnosis& diagnosis, const AttentionKind& kind, const Call& stated);
+
+/// Names the arguments of these calls that PyTorch's SDPA does not have, such as "a window, softcap"; empty: none. With
+/// one of them no other backend computes the call.
+std::string beyond_sdpa(const AttentionKind& kind);
 
 /// The backend of PyTorch that a family's kernels belong to.
 std::optional<SdpBackend> backend_of(Family family);

@@ -73,7 +73,10 @@ struct Call {
     std::optional<double> scale{};    ///< unknown means the default, 1 / sqrt(head_dim)
     std::optional<bool> enable_gqa{};
     std::optional<bool> nested{};  ///< q, k, v are NestedTensors
-    bool heads_in_batch = false;   ///< the trace gives batch x heads as one number, which stands for the heads
+    bool packed = false;           ///< q, k, v are packed documents (cu_seqlens), whose lengths are unknown
+    /// Arguments that PyTorch's SDPA does not have: "a window", "softcap", "ALiBi".
+    std::vector<std::string> beyond_sdpa{};
+    bool heads_in_batch = false;  ///< the trace gives batch x heads as one number, which stands for the heads
 
     std::optional<Enabled> enabled{};
     std::optional<bool> deterministic{};  ///< torch.use_deterministic_algorithms(True)

@@ -17,6 +17,10 @@ struct Signature {
     const char* op;
     int q, mask, dropout, causal, scale, gqa;
     bool heads_last;  ///< [batch, len, heads, head_dim]
+    int window = -1;  ///< keys to the left; those to the right follow
+    int softcap = -1;
+    int alibi = -1;
+    int cu_seqlens = -1;
 };
 
 constexpr Signature kSignatures[] = {
@@ -28,9 +32,9 @@ constexpr Signature kSignatures[] = {
     {"aten::_scaled_dot_product_flash_attention_backward", 1, -1, 10, 11, 14, -1, false},
     {"aten::_scaled_dot_product_efficient_attention_backward", 1, 4, 9, 11, 12, -1, false},
     {"aten::_scaled_dot_product_cudnn_attention_backward", 1, 8, 13, 14, 15, -1, false},
-    {"aten::_flash_attention_forward", 0, -1, 7, 8, -1, -1, true},
-    {"aten::_efficient_attention_forward", 0, 3, -1, -1, -1, -1, true},
-    {"flash_attn::_flash_attn_forward", 0, -1, 3, 5, -1, -1, true},
+    {"aten::_flash_attention_forward", 0, -1, 7, 8, 10, -1, true, 11, -1, 14, 3},
+    {"aten::_efficient_attention_forward", 0, 3, 8, 9, 11, -1, true, -1, -1, -1, 4},
+    {"flash_attn::_flash_attn_forward", 0, -1, 3, 5, 4, -1, true, 6, 8, 9},
     // Nodes of autograd record tensors alone, so that FlashAttention-4 and its Python wrappers show no causal flag.
     {"FlashAttnFunc", 0, -1, -1, -1, -1, -1, true},
     {"FlashAttnFuncBackward", 1, -1, -1, -1, -1, -1, true},
@@ -84,11 +88,29 @@ std::optional<bool> truth(const std::string& text) {
     return std::nullopt;
 }
 
+/// The memory-efficient operator's custom_mask_type: 0 is none, 1 causal from the first key on, 2 up to the last one.
+std::optional<bool> causal(const std::string& text) {
+    if (text == "0") return false;
+    if (text == "1" || text == "2") return true;
+    return truth(text);
+}
+
 std::optional<double> real(const std::string& text) {
     if (text.empty() || text.find_first_not_of("0123456789.eE+-") != std::string::npos) return std::nullopt;
     char* end = nullptr;
     const double value = std::strtod(text.c_str(), &end);
     return end == text.c_str() + text.size() ? std::optional(value) : std::nullopt;
+}
+
+/// Reads the arguments that PyTorch's SDPA does not have. A window to the right alone, of no keys, is the causal mask.
+void read_beyond_sdpa(Call& call, const Signature& signature, const Json& json, const Json& scalars) {
+    const double left = real(text_at(scalars, signature.window)).value_or(-1);
+    const double right = signature.window < 0 ? -1 : real(text_at(scalars, signature.window + 1)).value_or(-1);
+    if (left < 0 && right == 0) call.is_causal = true;
+    if (left >= 0 || right > 0) call.beyond_sdpa.emplace_back("a window");
+    if (real(text_at(scalars, signature.softcap)).value_or(0) > 0) call.beyond_sdpa.emplace_back("softcap");
+    if (sizes_at(json.value("dims", Json()), signature.alibi)) call.beyond_sdpa.emplace_back("ALiBi");
+    call.packed = sizes_at(json.value("dims", Json()), signature.cu_seqlens).has_value();
 }
 
 /// Reads [batch heads, len_q, head_dim] x [batch heads, head_dim, len_kv] as Q and K of one batch.
@@ -135,7 +157,7 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
         call.mask_kind.reset();  // a block mask, which the trace does not show
         if (call.q.shape->size() != 4 || call.k.shape->size() != 4) return std::nullopt;
     }
-    call.is_causal = truth(text_at(scalars, signature->causal));
+    call.is_causal = causal(text_at(scalars, signature->causal));
     call.dropout = real(text_at(scalars, signature->dropout));
     call.scale = real(text_at(scalars, signature->scale));
     call.enable_gqa = truth(text_at(scalars, signature->gqa));
@@ -143,6 +165,7 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
         // these operators accept grouped heads without a flag
         call.enable_gqa = (*call.q.shape)[1] != (*call.k.shape)[1];
     call.nested = false;
+    read_beyond_sdpa(call, *signature, json, scalars);
     return call;
 }
 
@@ -231,6 +254,8 @@ std::string text_of(const Call& call) {
     if (call.is_causal) add(*call.is_causal ? "is_causal" : "not causal");
     if (call.dropout.value_or(0) > 0) add("dropout");
     if (call.enable_gqa.value_or(false)) add("enable_gqa");
+    if (call.packed) add("packed documents");
+    for (const std::string& what : call.beyond_sdpa) add(what);
     return text;
 }
 

@@ -24,6 +24,8 @@ constexpr std::int64_t kMostMembers = 65535;  // batch, or heads
 constexpr std::int64_t kHalfRow = 8;          // elements of 16 bytes in 16 bits
 constexpr double kDropoutSteps = 16;
 
+constexpr const char* kCopies = "a copy, whose time is not predicted";
+
 std::array<Operand*, 3> tensors(Call& c) { return {&c.q, &c.k, &c.v}; }
 
 bool four_each(const Call& c) {
@@ -147,14 +149,14 @@ void Changes::layout() {
             names += (names.empty() ? "" : ", ") + std::string(name);
     }
     if (!names.empty())
-        add("contiguous", kView, fmt::format("call .contiguous() on {}", names), "a copy", [&](Call& c) {
+        add("contiguous", kView, fmt::format("call .contiguous() on {}", names), kCopies, [&](Call& c) {
             for (Operand* t : {&c.q, &c.k, &c.v, &c.mask}) {
                 if (strided(*t) && t->shape) t->strides = packed_strides(*t->shape), t->storage_offset = 0;
             }
         });
     const auto shifted = [](const Operand* t) { return t->storage_offset.value_or(0) != 0; };
     if (shifted(&call_.q) || shifted(&call_.k) || shifted(&call_.v))
-        add("clone", kView, "clone q, k or v, which is a view that begins inside of another tensor", "a copy",
+        add("clone", kView, "clone q, k or v, which is a view that begins inside of another tensor", kCopies,
             [&](Call& c) {
                 for (Operand* t : tensors(c)) {
                     if (shifted(t) && t->shape) t->strides = packed_strides(*t->shape), t->storage_offset = 0;
@@ -207,7 +209,7 @@ void Changes::heads() {
     if (k == v && call_.enable_gqa != true)
         add("enable-gqa", kArgument, "set enable_gqa=True", "", [](Call& c) { c.enable_gqa = true; });
     add("repeat-heads", kCopy, "repeat the heads of k and v (repeat_interleave), without enable_gqa",
-        fmt::format("k and v take {} times the memory", q / std::min(k, v)), [&](Call& c) {
+        fmt::format("k and v take {} times the memory; {}", q / std::min(k, v), kCopies), [&](Call& c) {
             if (k != q) copy_with_size(c.k, 1, q);
             if (v != q) copy_with_size(c.v, 1, q);
             c.enable_gqa = false;
@@ -224,7 +226,7 @@ void Changes::pad(const char* name, std::int64_t qk, std::int64_t v, int extra_e
     std::string text = fmt::format("pad {} with zeros to head_dim {}", what, width);
     if (qk != d && !call_.scale) text += fmt::format(", scale=1/sqrt({})", d);
     add(name, kCopy + extra_effort, text,
-        v == dv ? "a copy" : fmt::format("a copy; the result's first {} columns count", dv), [&](Call& c) {
+        v == dv ? kCopies : fmt::format("{}; the result's first {} columns count", kCopies, dv), [&](Call& c) {
             if (!c.scale && d > 0) c.scale = 1 / std::sqrt(static_cast<double>(d));
             if (qk != d) copy_with_size(c.q, 3, qk), copy_with_size(c.k, 3, qk);
             if (v != dv) copy_with_size(c.v, 3, v);
@@ -270,8 +272,8 @@ void Changes::dtype() {
     add("cast", kCast,
         fmt::format("cast {}{} to {}", keeps_q ? "k and v" : "q, k and v", mask_too ? " (and attn_mask)" : "",
                     name_of(to)),
-        rounds ? fmt::format("inputs and result are rounded to {}; under autocast look for a k or v cached in fp32",
-                             name_of(to))
+        rounds ? fmt::format("inputs and result are rounded to {}; {}; under autocast look for a k or v cached in fp32",
+                             name_of(to), kCopies)
                : "",
         [&](Call& c) {
             for (Operand* t : tensors(c)) t->element = to;

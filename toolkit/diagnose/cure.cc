@@ -147,9 +147,11 @@ Cure cure_for(const Call& call, SdpBackend wanted) {
         if (state.path.size() == kMostChanges || verdict.standing == Standing::unknown) continue;
         for (Change& change : changes_of(state.call, wanted)) {
             if (excludes(state.path, change)) continue;
-            const bool helps = verdict.standing == Standing::refused
-                                   ? removes_one(verdict, verdict_of(change.after, wanted))
-                                   : may_reorder(change);
+            // From 2.14 on three dimensions are no refusal, but changes of heads, head_dim and lengths need four.
+            const bool helps =
+                change.name == "unsqueeze" ||
+                (verdict.standing == Standing::refused ? removes_one(verdict, verdict_of(change.after, wanted))
+                                                       : may_reorder(change));
             if (!helps) continue;
             State next{state.effort + change.effort, change.after, state.path};
             next.path.push_back(std::move(change));

@@ -22,11 +22,12 @@ struct Measured {
 
 /// The time that a gain is counted from: that of the kernel which runs, without its launch.
 struct Baseline {
-    double ms = 0;            ///< 0: not known
-    double error = 0;         ///< its error bar; 0 for a measured time
-    bool at_least = false;    ///< `ms` is a lower bound
-    std::string source{};     ///< "measured", "predicted as fa2 of flash-attention", "not predicted: ...", ...
-    double predicted_ms = 0;  ///< beside a measured time, the model's own; 0: the model has no such kernel
+    double ms = 0;               ///< 0: not known
+    double error = 0;            ///< its error bar; 0 for a measured time
+    bool at_least = false;       ///< `ms` is a lower bound
+    std::string not_modelled{};  ///< features whose time the prediction lacks: "dropout"; empty: none
+    std::string source{};        ///< "measured", "predicted as fa2 of flash-attention", "not predicted: ...", ...
+    double predicted_ms = 0;     ///< beside a measured time, the model's own; 0: the model has no such kernel
     double predicted_error = 0;
 };
 
@@ -36,8 +37,11 @@ struct Gain {
     double predicted_ms = 0;  ///< for one call with its launches
     double kernel_ms = 0;     ///< without them, as a profiler shows a kernel
     double error = 0;         ///< the prediction's error bar
-    double call_factor = 0;   ///< baseline / kernel_ms, a lower bound if the baseline is; 0: no baseline
-    bool faster = false;      ///< by more than the errors of both
+    /// Features of the call whose time the prediction lacks: "dropout". The bar is wide enough for it.
+    std::string not_modelled{};
+    double call_factor = 0;  ///< baseline / kernel_ms, a lower bound if the baseline is; 0: no baseline
+    bool at_most = false;    ///< `call_factor` is an upper bound: only the baseline has the time of `not_modelled`
+    bool faster = false;     ///< by more than the errors of both
     /// the time of the whole step divided by its predicted time (Amdahl); 0: not measured
     double step_factor = 0;
     std::string missing{};               ///< why there is no prediction; empty if there is one
@@ -45,7 +49,7 @@ struct Gain {
 };
 
 /// The Problem of a Call. Returns nothing, with the reason in `missing`, if shapes or dtypes are unknown or the model
-/// cannot count it. A mask tensor counts as one that hides nothing.
+/// cannot count it. A mask tensor counts as one that hides nothing, and is not part of the Problem.
 std::optional<Problem> problem_of(const Call& call, std::string& missing);
 
 /// The time of `ran` for this call: measured, predicted, by the table of an H200, or a bound for the math path.

@@ -26,6 +26,7 @@ std::optional<SlowedClock> slowed_clock(const Diagnosis& diagnosis, const Call& 
             const Baseline& baseline = advice->ways.baseline;
             const std::optional<Sizes>& q = advice->shape.call.q.shape;
             if (baseline.source != "measured" || baseline.predicted_ms < kLeastMs) continue;
+            if (!baseline.not_modelled.empty()) continue;
             if (!q || q->size() != 4 || (*q)[2] < kLeastQueries) continue;
             const double factor = baseline.ms / baseline.predicted_ms;
             if (factor < 1 + baseline.predicted_error) return std::nullopt;

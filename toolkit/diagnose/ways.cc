@@ -37,6 +37,11 @@ Ways ways_of(const Call& call, std::optional<SdpBackend> ran, Pass pass, const M
         if (way.cure.found) {
             way.cure.changes.insert(way.cure.changes.begin(), before.begin(), before.end());
             way.gain = gain(way.cure.after, backend, pass, ways.baseline, measured);
+            const bool drops = std::any_of(way.cure.changes.begin(), way.cure.changes.end(),
+                                           [](const Change& change) { return change.name == "drop-mask"; });
+            if (drops && way.gain.missing.empty())
+                way.gain.caveats.emplace_back(
+                    "predicted for a mask that hides nothing: is_causal=True halves the work");
         }
         way.gain.backend = backend;
         ways.all.push_back(std::move(way));

@@ -6,7 +6,6 @@
 namespace tessera::measure {
 
 std::string error_bar_text(const Problem& problem, const model::Prediction& prediction, const model::Machine& machine) {
-    const std::string kind = kind_of(problem);
     const Pass pass = prediction.pass;
     if (prediction.measured)
         return "error of blind predictions on calibrated hosts: 6 % in the median on two cores (86 % of the rows "
@@ -20,10 +19,9 @@ std::string error_bar_text(const Problem& problem, const model::Prediction& pred
             "kernels was 13, 18 and 58 %, 159 % at worst",
             measured_kernels(machine).empty() ? "its kernels were" : "such kernels were");
     }
-    const bool small = is_short(prediction) && kind != "decode";
-    const std::string of =
-        fmt::format("such calls ({}, {}{})", kind == "decode" && problem.len_q > 1 ? "2 to 16 queries" : kind,
-                    name_of(pass), small ? ", short" : "");
+    const auto [kind, is_short] = model::bar_cell_of(problem, prediction);
+    const std::string of = fmt::format("such calls ({}, {}{})", kind == "few queries" ? "2 to 16 queries" : kind,
+                                       name_of(pass), is_short ? ", short" : "");
     const double percent = 100 * prediction.error;
     switch (model::rows_of(machine)) {
         case model::Rows::many:

@@ -75,7 +75,11 @@ std::vector<MeasuredKernels> kernels_of(const Json& json) {
         one.source = text_of(list[i], "source", at + ".source");
         for_each_share(one.shares, [&](const char* name, double& share) {
             known.insert(name);
-            const Json& value = member(list[i], name);
+            Json value = member(list[i], name);
+            if (value.is_null() && name == std::string_view("contended_speed")) {  // its name in older files
+                known.insert("crowd");
+                value = member(list[i], "crowd");
+            }
             if (value.is_null() && std::string_view(name) == "mask_share")  // absent in files of older versions
                 bad(at + "." + name, "a number (an older tessera wrote the file: calibrate again)", value);
             if (!value.is_number()) bad(at + "." + name, "a number", value);
