@@ -91,10 +91,10 @@ BUGS = [
      "return tuple(t.repeat_interleave(common // max(t.shape[-3], 1), -3) for t in (key, value))",
      "return tuple(torch.cat([t] * (common // max(t.shape[-3], 1)), -3) for t in (key, value))", SDPA),
     # flash-attn 2.8, FlashAttention-3 and their other modules.
-    ("flash_window_sides_swapped", P + "flash_attn.py",
-     "return _side(left), _side(right)", "return _side(right), _side(left)", FLASH),
+    ("flash_window_sides_swapped", P + "_flash_arguments.py",
+     "return side(left), side(right)", "return side(right), side(left)", FLASH),
     ("flash_kv_unpacked_as_vk", P + "flash_attn.py",
-     'k, v = _unpacked("kv", kv, 2, 2,', 'v, k = _unpacked("kv", kv, 2, 2,', FLASH),
+     'k, v = _arguments.unpacked("kv", kv, 2, 2,', 'v, k = _arguments.unpacked("kv", kv, 2, 2,', FLASH),
     ("flash_lse_of_empty_rows", P + "flash_attn.py",
      'return o, torch.where(lse == float("-inf"), float("inf"), lse), weights\n\n\ndef flash_attn_func',
      "return o, lse, weights\n\n\ndef flash_attn_func", FLASH),
@@ -169,8 +169,7 @@ BUGS = [
     ("sinks_of_a_cache_halved", P + "flash_attn.py",
      "s_aux = s_aux.float()  # servers", "s_aux = s_aux.float() / 2  # servers", ("test_kvcache.py",)),
     ("sinks_not_passed_by_cute", P + "flash_attn_cute.py",
-     "softcap or 0.0, True,\n                             learnable_sink)", "softcap or 0.0, True,\n"
-     "                             None)", FLASH),
+     "True, learnable_sink)", "True, None)", FLASH),
     ("sinks_of_gpt_oss_dropped", P + "transformers.py",
      "sinks = s_aux if sinks is None else sinks", "sinks = None if sinks is None else sinks", TRANSFORMERS),
     ("sinks_of_jax_without_lse", P + "jax.py",
