@@ -277,7 +277,8 @@ TEST(Steps, predict_calls_with_dropout_without_its_time_and_say_so) {
     }
 }
 
-/// Arguments that SDPA does not have are read from the operator and from the kernel's name; no other kernel is compared.
+/// Arguments that SDPA does not have are read from the operator and from the kernel's name; no other kernel is
+/// compared.
 TEST(Steps, compare_no_kernel_with_what_sdpa_lacks) {
     const auto beyond = [](const char* op, const std::string& scalars, const std::string& kernel,
                            const char* k = "4096") {
