@@ -41,10 +41,10 @@ struct Launch {
     int max_splits = 0;
     std::int64_t first_query = 0;
     std::int64_t end_query = 0;
-    Divider groups;               ///< of up to kMostSequences sequences, which CTAs take in turn
-    Divider items_per_sequence;   ///< splits of a sequence, unless they have own_lengths()
+    Divider groups;                    ///< of up to kMostSequences sequences, which CTAs take in turn
+    Divider items_per_sequence;        ///< splits of a sequence, unless they have own_lengths()
     Items items{{}, {0, 0}, 0, 1, 1};  ///< of a kv head of every sequence, unless they have own_lengths()
-    Divider group;                ///< query heads per kv head
+    Divider group;                     ///< query heads per kv head
     Divider heads_kv;
     int left = 0;  ///< the window of the mask, at most 2^30; causal bottom-right is a window without a right side
     int right = 0;
