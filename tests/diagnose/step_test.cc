@@ -272,8 +272,9 @@ TEST(Steps, predict_calls_with_dropout_without_its_time_and_say_so) {
     EXPECT_TRUE(slow.first()->gain.at_most);
     EXPECT_EQ(slow.first()->gain.not_modelled, "dropout");
     for (const Way& way : advice_at(1000 * predicted.predicted_ms).ways.all) {
-        if (way.gain.backend == SdpBackend::flash)
+        if (way.gain.backend == SdpBackend::flash) {
             EXPECT_FALSE(way.gain.faster) << "1.9 times without the time of dropout may be nothing with it";
+        }
     }
 }
 
