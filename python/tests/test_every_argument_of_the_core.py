@@ -12,8 +12,8 @@ import tessera  # noqa: E402
 import tessera.torch as tt  # noqa: E402
 import test_decode_block as block  # noqa: E402
 import torch_reference as reference  # noqa: E402
-from argument_tables import (BIAS, CU_K, CU_Q, D_O, HEADS, K, LEN_KV, LEN_Q, Q, SINKS, SLOPES, V, As,  # noqa: E402
-                             Function, Gives, Refused, Same, flat, turned)
+from argument_tables import (BIAS, CU_K, CU_Q, D_O, HEADS, HIDDEN, K, LEN_KV, LEN_Q, Q, SEEN, SINKS,  # noqa: E402
+                             SLOPES, V, As, Function, Gives, Refused, Same, flat, turned)
 from tessera._attention import SCORES  # noqa: E402
 
 NUMPY, RNG = tables.NUMPY, numpy.random.default_rng(3)
@@ -77,6 +77,7 @@ BACKWARD = Function(tessera.attention_backward, dict(NUMPY, do=numbers(D_O), **f
     alibi_slopes=[honoured("alibi_slopes", numbers(SLOPES), alibi_slopes=SLOPES),
                   Refused(numbers(SLOPES[:2]), "^alibi_slopes: ")],
     bias=[honoured("bias", numbers(BIAS), bias=BIAS), Refused(numbers(BIAS[..., :3]), "^bias: ")],
+    mask=[honoured("mask", numbers(SEEN), bias=HIDDEN), Refused(numbers(BIAS), "^mask: expected dtype bool")],
     sinks=[honoured("sinks", numbers(SINKS), sinks=SINKS), Refused(numbers(SINKS[:2]), "^sinks: ")],
     dropout_p=[Gives(0.5, gradients(twin=dict(dropout_p=0.5, seed=1)), dict(DROPPED, dropout_p=0.0)),
                Refused(1.0, "^dropout_p: ")],
@@ -115,11 +116,12 @@ OF_16, OF_BIAS = numpy.ones(16, numpy.float32), tessera.Spec((1, 1, 1, 2048))
 WRONG = dict(
     q=tessera.Spec((2, 1024, 16, 64)), k=tessera.Spec((2, 2048, 3, 128)), v=tessera.Spec((2, 99, 8, 128)), causal=True,
     window=4, scale="x", softcap=-1.0, alibi_slopes=OF_16[:3], bias=tessera.Spec((1, 1, 1, 3)), sinks=OF_16[:3],
+    mask=tessera.Spec((1, 1, 1, 3), "bool"),
     dropout_p=1.0, seed="x", max_len_q=5, max_len_kv=5, layout="sbhd", threads=-1, kernel="cpu.fa9")
 OTHER = dict(
     q=tessera.Spec((2, 512, 16, 128)), k=tessera.Spec((2, 2048, 4, 128)), v=tessera.Spec((2, 2048, 8, 64)),
     causal="top-left", window=(100, 0), scale=0.3, softcap=3.0, alibi_slopes=OF_16, bias=OF_BIAS, sinks=OF_16,
-    dropout_p=0.5, threads=1, kernel="cpu.fa1", layout="bhsd")
+    mask=tessera.Spec((1, 1, 1, 2048), "bool"), dropout_p=0.5, threads=1, kernel="cpu.fa1", layout="bhsd")
 MORE_WRONG = dict(k=[tessera.Spec((2, 2048, 8, 128), "bfloat16"), tessera.Spec((1, 2048, 8, 128))],
                   v=[tessera.Spec((2, 2048, 4, 128))], bias=[tessera.Spec((1, 1, 1, 2048), "bfloat16")],
                   sinks=[numpy.ones(16)], alibi_slopes=[numpy.ones((3, 16), numpy.float32)])
@@ -160,6 +162,7 @@ def unchanged(value):
 
 
 ON_HOST = dict(machine="xeon-16")
+UNTIMED = ("scale", "softcap", "alibi_slopes", "sinks", "bias", "mask")  # the model counts no time for them
 FUNCTIONS = {
     "attention_backward": BACKWARD,
     "plan": Function(text_of(tessera.plan), SPECS, dict(
@@ -170,7 +173,7 @@ FUNCTIONS = {
             Gives(True, without("bias_gradient"), dict(bias=OF_BIAS, backward=True)),
             Refused(True, "^bias_gradient: ")]), of=tessera.plan),
     "predict": Function(text_of(tessera.predict), dict(SPECS, **ON_HOST), dict(
-        {name: planned(name, {n: v for n, v in OTHER.items() if n not in ("scale", "softcap", "alibi_slopes", "sinks", "bias")})
+        {name: planned(name, {n: v for n, v in OTHER.items() if n not in UNTIMED})
          for name in OTHER}, **OF_RAGGED, deterministic=unchanged(False), seed=[unchanged(3), *planned("seed", {})],
         max_len_q=of_bound(tessera.predict, "max_len_q", ON_HOST),
         max_len_kv=of_bound(tessera.predict, "max_len_kv", ON_HOST),

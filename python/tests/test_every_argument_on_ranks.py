@@ -154,7 +154,8 @@ FUNCTIONS.update({
         causal=Gives(False, plan_differs("pairs")), window=[Gives((3, 0), plan_differs("pairs")), Refused(4, "^window: ")],
         cu_seqlens=[Gives(DOCUMENTS, plan_differs("pairs")), Refused([1, 2], "^cu_seqlens: ")],
         gradient_blocks=[Gives(16, plan_differs()), Refused(0, "^gradient_blocks: ")],
-        steps=[Gives(2, plan_differs("steps")), Refused(0, "^steps: ")])),
+        steps=[Gives(2, plan_differs("steps")), Refused(0, "^steps: ")],
+        copies=Gives(True, plan_differs("by")), heads_q=Refused(3, "^heads_q: "), device=Refused("x", "^device: "))),
     "balance_documents": Function(tt.balance_documents, dict(cu_seqlens=DOCUMENTS, ranks=4), dict(
         cu_seqlens=[As(torch.tensor([0, 8, 64]), None), Refused([1, 2], "^cu_seqlens: ")],
         ranks=[As(2, None), Refused(3, "^ranks: ")], causal=As(False, None), chunks=[As(1, None), Refused(0, "^chunks: ")],
