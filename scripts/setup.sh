@@ -54,10 +54,12 @@ calls: $* (on another system: a C++20 compiler, CMake >= 3.25, Ninja, Highway, o
     apt_install "${missing[@]}" || die "could not install: ${missing[*]}"
 }
 
-# Compiling again what did not change costs nothing with ccache.
+# Compiling again what did not change costs nothing with ccache. Paths are hashed as seen from the build folder, so that
+# build folders beside each other share objects.
 use_ccache() {
     command -v ccache >/dev/null || return 0
     export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+    export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD}
     export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}  # or it keeps nothing that uses such headers
 }
 use_ccache

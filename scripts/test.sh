@@ -29,7 +29,7 @@ while [[ $# -gt 0 ]]; do
 done
 
 # ccache: the wheel, the consumer of the package and a changed tree compile much of what the release build has.
-need "${BUILD_PACKAGES[@]}" libgtest-dev librapidcheck-dev clang libclang-rt-dev python3 ccache
+need "${BUILD_PACKAGES[@]}" libgtest-dev librapidcheck-dev clang libclang-rt-dev python3 python3-venv ccache
 use_ccache
 if ! command -v clang-format-14 >/dev/null && command -v apt-get >/dev/null; then
     apt_install clang-format-14 || true  # without it the format is not checked, which the sum says
@@ -55,6 +55,9 @@ elif ! git rev-parse --is-inside-work-tree >/dev/null 2>&1; then skip "format" "
 elif check_format; then echo "format ok"
 else problem "format"
 fi
+
+# A download of gigabytes, beside the builds. The stage below waits for it, and says what went wrong.
+scripts/test_python.sh "${PYTHON_OPTIONS[@]}" --packages >/dev/null 2>&1 &
 
 WITH_TESTS=(-DTESSERA_BUILD_TESTS=ON -DTESSERA_BUILD_EXAMPLES=ON)
 # Without a GPU the kernels are compiled for one architecture only: the checks of their code find much the same in each.

@@ -107,7 +107,7 @@ for define in "TESSERA_WERROR=${TESSERA_WERROR:-OFF}" "Python3_EXECUTABLE=$PYTHO
     ${CUDA:+"TESSERA_CUDA=$CUDA"} "${cmake[@]}"; do
     settings+=(--config-settings "cmake.define.$define")
 done
-[[ -z $MANYLINUX ]] || settings+=(--config-settings "cmake.define.${TOGETHER#-D}")
+settings+=(--config-settings "cmake.define.${TOGETHER#-D}")
 mkdir -p "$BUILD" "$OUTPUT"
 rm -rf "$BUILD/wheel"
 say "wheel: build"
