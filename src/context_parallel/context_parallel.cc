@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// context_parallel(): what this rank will do, after all ranks have compared what they were given.
+// context_parallel(): all ranks compare their arguments, and then this rank makes its plan.
 #include "tessera/context_parallel.hpp"
 
 #include <fmt/format.h>

@@ -42,7 +42,7 @@ std::span<const std::int64_t> shape_of(const TensorView& t) {
     return std::span(t.shape).first(static_cast<std::size_t>(std::clamp(t.rank, 0, TensorView::kMaxRank)));
 }
 
-/// Do all elements lie within a distance that int64 can hold? Strides come from the caller and may be anything.
+/// Do all offsets of elements fit in int64? Strides come from the caller and may have any value.
 bool within_reach(const TensorView& t) {
     double elements = 1;
     for (std::size_t d = 0; d < shape_of(t).size(); ++d) {
@@ -219,7 +219,7 @@ void check_values(const Problem& p, const char* name, const TensorView& t, Shape
     if (rule == ShapeRule::cu_seqlens_kv) check_cu_seqlens(p, name, t, p.total_kv, p.len_kv);
 }
 
-/// `bias`: the shape that ShapeRule::like_bias asks for.
+/// `bias`: the shape that ShapeRule::like_bias requires.
 template <class Args>
 void check_tensor(const Problem& p, const TensorArgument<Args>& argument, const TensorView& t, const TensorView& bias) {
     const char* name = argument.name;

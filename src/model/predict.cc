@@ -100,7 +100,7 @@ static L2Fractions fractions_in_l2(const Question& q, const Tile& tile, std::int
     // If each head of a group has one tile, these start together and read the same keys in step, so each key is fetched
     // once. Neighbouring thread blocks of cuda.decode.forward have the same keys.
     const bool in_step = q.pass == Pass::forward && p.len_q <= tile.block_q && p.group() > 1 && p.group() <= at_once;
-    // Cyclic reads evict data before its reuse: at twice the capacity nothing stays.
+    // Cyclic reads evict data before its reuse: at twice the capacity no data is reused.
     const auto fraction = [&](double bytes) { return std::clamp(2 - bytes / usable, 0.0, 1.0); };
     return {
         .keys = in_step || q.options.kernel == kDecodeKernel ? 1.0 : fraction(keys),

@@ -132,7 +132,7 @@ double ring_in_time(const RingTimes& times, int ranks, Pass pass) {
     const double first = ranks > 1 ? beside(times.own) : times.own;
     const double middle = others > 1 ? (others - 1) * beside(times.other + times.merge) : 0;
     const double last = ranks > 1 ? times.other + times.merge : 0;
-    // In the backward dK and dV make one more step, to the GPU that holds the keys.
+    // In the backward dK and dV take one more step, to the GPU that has the keys.
     const double gpu = first + middle + last + (of_pass == 1 && ranks > 1 ? times.exchange : 0);
     return std::max(gpu + kWithNccl.gaps[of_pass],
                     kWithNccl.call[of_pass] + kWithNccl.step[of_pass] * static_cast<double>(ranks));

@@ -94,8 +94,8 @@ bool may_have_overflowed(const matrix::TilePanel& work, const simd::RowState& st
 
 namespace {
 
-/// Recomputes in fp32 the rows whose dot products overflowed before scaling; the exact path scales the query. Each
-/// row's own scores decide.
+/// Recomputes in fp32 the rows whose dot products overflowed before scaling; the exact path scales the query first.
+/// Only the scores of a row decide whether it is recomputed.
 void redo_overflowed_rows(const matrix::TilePanel& work, const matrix::Layout& g, const EpilogueScratch& scratch,
                           simd::PanelSums& sums) {
     const std::int64_t lanes = work.panel.lanes;
@@ -120,7 +120,7 @@ void redo_overflowed_rows(const matrix::TilePanel& work, const matrix::Layout& g
 }
 
 /// Adds the sinks to the state of a panel, and to the factors that divide O by the sum of the keys' rounded weights: O
-/// keeps the share of all weights that the keys have. factor, share: [lanes]
+/// is multiplied by the keys' share of the sum of all weights. factor, share: [lanes]
 void add_sinks(const matrix::TilePanel& work, const simd::RowState& state, float* factor, float* share) {
     for (std::int64_t r = 0; r < work.panel.queries; ++r) factor[r] *= state.l[r];
     simd::finish_softmax(state, work.head.sinks, work.panel.first, work.panel.queries, work.panel.queries, share);

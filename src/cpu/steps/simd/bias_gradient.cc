@@ -15,7 +15,8 @@ Range shared_or_one(std::int64_t size, std::int64_t full, std::int64_t index) {
 BiasGradient::BiasGradient(Arena& arena, const Plan& plan, const Geometry& g) : g_(g), len_kv_(plan.problem.len_kv) {
     const Problem& p = plan.problem;
     if (!p.bias_gradient) return;
-    // An upper bound of the panels summed in an element of dbias, whose shape is not known before the call.
+    // An upper bound of the number of panels that are summed in an element of dbias, whose shape is not known before
+    // the call.
     const bool in_parts = saturating_product(p.batch, saturating_product(p.heads_q, g.panels)) > kSumTiles;
     for (int worker = 0; worker < plan.threads; ++worker) {
         Sums sums{.sum = arena.take<float>(len_kv_, g.lanes)};

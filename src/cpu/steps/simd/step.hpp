@@ -30,7 +30,7 @@ struct TileScratch {
 struct PanelSums {
     RowState state;
     float* o = nullptr;
-    bool started = false;  ///< false: nothing added yet, o holds no numbers
+    bool started = false;  ///< false: nothing was added yet, and o is uninitialised
 
     PanelSums(Arena& arena, const Geometry& g) : PanelSums(arena.take<float>(floats(g)), g) {}
     /// Views existing memory: m, l, then O^T.
