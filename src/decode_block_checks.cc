@@ -146,7 +146,7 @@ class BlockChecks {
     }
 
     /// May these two meet? The caches may, if their rows do not, and out may be x or residual.
-    bool may_meet(TensorView Args::*out, TensorView Args::*other) const {
+    bool may_share_memory(TensorView Args::*out, TensorView Args::*other) const {
         const auto is_cache = [](TensorView Args::*view) { return view == &Args::k_cache || view == &Args::v_cache; };
         if (is_cache(out) && is_cache(other)) return true;
         const bool in_place = out == &Args::out && (other == &Args::x || other == &Args::residual);
@@ -171,7 +171,7 @@ class BlockChecks {
             }
             for (const DecodeBlockTensor& other : kDecodeBlockTensors) {
                 const TensorView& met = a_.*other.view;
-                if (out.view == other.view || !met.given() || may_meet(out.view, other.view)) continue;
+                if (out.view == other.view || !met.given() || may_share_memory(out.view, other.view)) continue;
                 if (may_overlap(view, met)) invalid_tensor(out.name, fmt::format("overlaps {}", other.name));
             }
         }

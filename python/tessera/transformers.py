@@ -164,7 +164,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     if cu_seq_lens_q is None or attention_mask is not None:
         bias = _bias(attention_mask, position_bias, query, key.shape[2])
         if _attention.number("dropout", dropout) == 1.0:
-            return sdpa.nothing_kept(query, key, value, bias).transpose(1, 2), None
+            return sdpa.zeros_for_full_dropout(query, key, value, bias).transpose(1, 2), None
         if bias is None and sinks is None and not softcap and type(dropout) is float and dropout == 0.0:
             o = _attention.run_few(query, key, value, 1 if causal else 0, True, scaling, left, right)
             return o.transpose(1, 2), None

@@ -52,7 +52,7 @@ bool within_reach(const TensorView& t) {
     return elements * static_cast<double>(size_of(t.dtype)) <= 0x1p61;
 }
 
-std::string place_of(const Device& device) {
+std::string text_of_device(const Device& device) {
     return device.type == DeviceType::cpu ? "in host memory" : fmt::format("on CUDA device {}", device.index);
 }
 
@@ -63,7 +63,7 @@ bool same_memory(const Device& a, const Device& b) {
 
 void expect_device(const char* name, const TensorView& t, const Device& device) {
     if (same_memory(t.device, device)) return;
-    invalid(name, fmt::format("expected a tensor {}, got one {}", place_of(device), place_of(t.device)));
+    invalid(name, fmt::format("expected a tensor {}, got one {}", text_of_device(device), text_of_device(t.device)));
 }
 
 /// Checks the pointer, its alignment and its reach. The dtype must have been checked: the alignment follows from it.

@@ -133,7 +133,7 @@ schedule::Cost cost_of(const Question& q, const schedule::Workload& resident) {
 }
 
 /// A dense Problem as a ragged one, if its sequences have unequal numbers of keys.
-static void tell_sequences_apart(Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences) {
+static void make_ragged_if_unequal(Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences) {
     const auto longer = [](const auto& a, const auto& b) { return a.second < b.second; };
     const auto [least, most] = std::minmax_element(sequences.begin(), sequences.end(), longer);
     if (p.ragged || sequences.empty() || least->second == most->second) return;
@@ -152,7 +152,7 @@ Question question_of(const Problem& problem, Schedule schedule, Pass pass, const
         if (family != nullptr && is_ours(*family)) {
             q.options.kernel = our_kernel(problem, schedule, pass, machine, options).name;
             const Family& variant = family_for(*family, q.problem, machine, q.options.kernel);
-            if (is_decode(variant) && problem.kv_lengths) tell_sequences_apart(q.problem, options.sequences);
+            if (is_decode(variant) && problem.kv_lengths) make_ragged_if_unequal(q.problem, options.sequences);
         }
     }
     // Other kernels are chosen as for a dense batch, if the sequences of a cache have as many queries each.

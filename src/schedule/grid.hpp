@@ -70,7 +70,7 @@ struct Grid {
     }
 
     /// The number of equal rows from row i on: whole tiles whose queries all see every key, or all see none.
-    std::int64_t rows_alike(std::int64_t i) const {
+    std::int64_t equal_rows_from(std::int64_t i) const {
         return alike(i, block.block_q, band.len_q, band.len_kv, band.low, band.high);
     }
     /// The number of equal columns from column j on.
@@ -118,7 +118,7 @@ struct Grid {
 /// mask's edges cross rows, whatever the length.
 template <class Body>
 void for_each_run_of_rows(const Grid& grid, const Body& body) {
-    for (std::int64_t i = 0, times = 0; i < grid.rows(); i += times) body(i, times = grid.rows_alike(i));
+    for (std::int64_t i = 0, times = 0; i < grid.rows(); i += times) body(i, times = grid.equal_rows_from(i));
 }
 template <class Body>
 void for_each_run_of_columns(const Grid& grid, const Body& body) {
