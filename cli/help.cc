@@ -91,8 +91,7 @@ void expect_only(const CLI::App& command, const std::string& mode, const std::ve
         const std::string name = option->get_positional() ? option->get_name(true) : option->get_name(false, false);
         const bool known = name == mode || name == "--json" || name == "--csv" || name == "--help" ||
                            std::find(allowed.begin(), allowed.end(), name) != allowed.end();
-        if (!known && option->count() > 0)
-            throw UsageError(name, "has no effect with " + mode + ": expected without it");
+        if (!known && option->count() > 0) throw UsageError(name, "has no effect with " + mode + "; leave it out");
     }
 }
 

@@ -115,7 +115,8 @@ void clear_rows_of_no_sequence(const Problem& p, const BackwardArgs& args) {
 void check_kernel(const Plan& plan, const ForwardArgs& args) {
     const Kernel& kernel = kernel_of(*plan.kernel);
     if (args.o_residual.given() && !knows_o_residual(kernel, plan.problem)) {
-        throw Error(ErrorCode::unsupported, "o_residual", fmt::format("{} does not write it", kernel.info.name));
+        throw Error(ErrorCode::unsupported, "o_residual",
+                    fmt::format("expected none, since {} does not write it, got a tensor", kernel.info.name));
     }
     check_refusal(kernel, plan, args, kernel.refuse_tensors);
 }

@@ -76,7 +76,8 @@ def _check(unsupported, tensors):
     """Raises ValueError naming the argument: `unsupported` and `tensors` map names to what was given."""
     for name, given in unsupported.items():
         if given is not None:
-            raise ValueError(f"{name}: attn_implementation=\"{NAME}\" doesn't have it; expected it to be left out")
+            raise ValueError(f"{name}: expected None, since attn_implementation=\"{NAME}\" does not have it, got a "
+                             f"{type(given).__name__}")
     for name, tensor in tensors.items():
         if tensor is not None:
             expect_tensor(name, tensor)
@@ -84,7 +85,7 @@ def _check(unsupported, tensors):
     if len(missing) == 1:
         raise ValueError(f"{missing[0]}: expected a tensor, since the other one is given, got None")
     if tensors["position_bias"] is not None and not missing:
-        raise ValueError("position_bias: expected none with packed sequences")
+        raise ValueError("position_bias: expected None with packed sequences (cu_seq_lens_q), got a tensor")
 
 
 _warned: list[bool] = []

@@ -247,15 +247,20 @@ void check_memory(std::span<const Named> outputs, std::span<const Named> inputs,
             invalid(name, "expected an output whose elements are all distinct, got " + view->describe());
         }
         for (const Named& other : outputs.subspan(i + 1)) {
-            if (may_overlap(*view, *other.view)) invalid(other.name, fmt::format("overlaps the output {}", name));
+            if (may_overlap(*view, *other.view))
+                invalid(other.name,
+                        fmt::format("expected memory of its own, got memory that overlaps the output {}", name));
         }
         for (const Named& input : inputs) {
-            if (may_overlap(*view, *input.view)) invalid(name, fmt::format("overlaps the input {}", input.name));
+            if (may_overlap(*view, *input.view))
+                invalid(name,
+                        fmt::format("expected memory of its own, got memory that overlaps the input {}", input.name));
         }
     }
     for (const auto& tensors : {inputs, outputs}) {
         for (const auto& [name, view] : tensors) {
-            if (may_touch(*view, workspace)) invalid("workspace", fmt::format("overlaps {}", name));
+            if (may_touch(*view, workspace))
+                invalid("workspace", fmt::format("expected memory of its own, got memory that overlaps {}", name));
         }
     }
 }
