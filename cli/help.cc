@@ -95,7 +95,7 @@ void expect_only(const CLI::App& command, const std::string& mode, const std::ve
     }
 }
 
-/// Rejects empty values: they come from unset shell variables, and nobody means one.
+/// Rejects empty values, which come from unset shell variables and are never intended.
 static void expect_no_empty_values(const CLI::App& command) {
     for (const CLI::Option* option : command.get_options()) {
         const auto& values = option->results();

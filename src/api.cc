@@ -23,7 +23,7 @@ namespace tessera {
 namespace {
 
 void check_plan(const Plan& plan, Pass pass) {
-    // Callers can fill in a Plan themselves, so nothing in it is used until it is known to come from plan().
+    // Callers can fill in a Plan themselves, so it is checked to come from plan() before anything in it is used.
     const auto all = kernels();
     const bool known = std::any_of(all.begin(), all.end(), [&](const KernelInfo& k) { return &k == plan.kernel; });
     const bool on_cuda = plan.device.type == DeviceType::cuda;

@@ -198,7 +198,8 @@ class Checks {
         if (t.given()) expect(name, t, {k_.dim}, {DType::fp32, a_.k.dtype});
     }
 
-    /// K and V may lie in one memory, whose rows that a call writes are distinct; nothing that is read may lie there.
+    /// The caches of K and V may share an allocation if the rows that a call writes are distinct. No input may overlap
+    /// them.
     void check_memory() const {
         const auto is_output = [](const TensorView AppendArgs::*view) {
             return view == &AppendArgs::k_cache || view == &AppendArgs::v_cache || view == &AppendArgs::q_out;

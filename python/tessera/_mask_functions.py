@@ -264,7 +264,7 @@ def layer_mask(**keywords):
 def _structured(batch_size=None, q_length=None, kv_length=None, q_offset=0, kv_offset=0, mask_function=None,
                 attention_mask=None, local_size=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=None,
                 use_vmap=False, device="cpu", config=None, **_):
-    """layer_mask(), or NotImplemented for what sdpa_mask() is to make."""
+    """layer_mask(), or NotImplemented for a mask that sdpa_mask() has to make."""
     if isinstance(attention_mask, LayerMask):
         return attention_mask  # generate() made it before
     if q_length is None or isinstance(q_length, Tensor) or q_length == 1 or mask_function is None:

@@ -133,11 +133,11 @@ std::int64_t visible_pairs(const Band& band);
 /// row sees whole to the last tile that the first query sees whole.
 std::int64_t full_tiles(const Grid& grid, std::int64_t i);
 
-/// Tells a first read from a repeated one, among neighbours that share reads. Ranges come in ascending order, so the
-/// end of the last read is enough.
+/// Distinguishes first reads from repeated ones among neighbours that share reads. Ranges are in ascending order, so
+/// the end of the last read is enough.
 class FirstReads {
  public:
-    /// Makes `tiles_at_once` neighbours share a read; 0: all.
+    /// `tiles_at_once` neighbours share a read; 0: all of them.
     explicit FirstReads(std::int64_t tiles_at_once) : tiles_at_once_(tiles_at_once) {}
     /// Begins neighbour `index` of the outer loop.
     void begin(std::int64_t index) {

@@ -46,7 +46,7 @@ def _mask_of(mask, leading, len_q, len_kv):
 
 
 def zeros_for_full_dropout(q, k, v, bias):
-    """O [batch, heads, len_q, head_dim_v] of a dropout that keeps no weight: 0, with gradients of 0."""
+    """O [batch, heads, len_q, head_dim_v] for dropout_p = 1, which keeps no weight: 0, with gradients of 0."""
     sums = [t.sum() for t in (q, k, v, bias) if t is not None]
     o = q.new_zeros(*q.shape[:-1], v.shape[-1])
     return torch.where(torch.zeros_like(o, dtype=torch.bool), sum(sums).to(o.dtype), o)
