@@ -183,8 +183,8 @@ def seed_tensor(seed, dropout_p):
         if dropout_p == 0:
             return None
         if is_compiling() and is_grad_enabled() and _backward_may_redraw_seed():
-            raise ValueError("seed: expected an integer or a tensor, since a graph compiled with an activation memory budget under 1 may "
-                             "draw another one for its backward, got None")
+            raise ValueError("seed: expected an integer or a tensor, since a graph compiled with an activation memory "
+                             "budget under 1 may draw another seed for its backward, got None")
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device="cpu")
     if isinstance(seed, torch.Tensor):
         expect_tensor("seed", seed)

@@ -40,7 +40,7 @@ def resolved(group):
 @torch.compiler.assume_constant_result
 def name_of(group):
     """The name under which by_name() finds the group. A graph holds the name."""
-    group = resolved(getattr(group, "real_obj", group))  # PyTorch 2.15 traces graphs with a fake process group
+    group = resolved(getattr(group, "real_obj", group))  # PyTorch 2.15 traces graphs with a fake object
     if dist.get_rank(group) < 0:
         raise ValueError("group: expected a group that this process belongs to, got another one")
     if _groups.get(group.group_name) is not group:  # an older group of this name may have been destroyed

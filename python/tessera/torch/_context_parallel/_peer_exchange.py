@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange by copies between GPUs of one host: the counterparts of Keys and Gradients of _exchange.
 
-Each rank writes its rows where the others can read them, and the ranks synchronize once for K and V, and once for dK and dV of
-each step. Every rank then copies what it needs to where its kernels read it, on a stream of its own, while kernels of
-another step run."""
+Each rank writes its rows where the others can read them, and the ranks synchronize once for K and V, and once for dK
+and dV of each step. Every rank then copies the rows that it needs into the memory that its kernels read, on a separate
+stream, while kernels of another step run."""
 from __future__ import annotations
 
 import contextlib
