@@ -74,7 +74,7 @@ struct Grid {
         return alike(i, block.block_q, band.len_q, band.len_kv, band.low, band.high);
     }
     /// The number of equal columns from column j on.
-    std::int64_t columns_alike(std::int64_t j) const {
+    std::int64_t equal_columns_from(std::int64_t j) const {
         return alike(j, block.block_kv, band.len_kv, band.len_q, -band.high, -band.low);
     }
 
@@ -122,7 +122,7 @@ void for_each_run_of_rows(const Grid& grid, const Body& body) {
 }
 template <class Body>
 void for_each_run_of_columns(const Grid& grid, const Body& body) {
-    for (std::int64_t j = 0, times = 0; j < grid.columns(); j += times) body(j, times = grid.columns_alike(j));
+    for (std::int64_t j = 0, times = 0; j < grid.columns(); j += times) body(j, times = grid.equal_columns_from(j));
 }
 
 /// The sum over all queries of the keys that they see. In closed form: ramp(high + 1) - ramp(low), with ramp(x) = sum
