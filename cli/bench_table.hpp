@@ -15,8 +15,8 @@
 
 namespace tessera::cli {
 
-/// The table of `tessera bench`, whose rows appear one by one. Values that all rows share stand once above it, so that
-/// the columns hold the differences and the measurements.
+/// The table of `tessera bench`, whose rows appear one by one. Values that are equal in all rows are printed once above
+/// it; the columns have the other values and the measurements.
 class BenchTable {
  public:
     /// `machine` makes the predictions; null selects the machine that the Record's device names.

@@ -68,7 +68,7 @@ model::Machine calibrate(const CalibrateOptions& options) {
         if (options.device.empty())
             throw UsageError("--device",
                              "expected the GPU that the Records are of; other quantities come from its datasheet");
-        if (!options.threads.empty()) throw UsageError("--threads", "has no effect with --micro: expected without it");
+        if (!options.threads.empty()) throw UsageError("--threads", "has no effect with --micro; leave it out");
         return measure::calibrate_gpu(machine_of_option(options.device), records_of(options.micro));
     }
     if (!options.device.empty()) throw UsageError("--device", "expected --micro RECORDS with it");

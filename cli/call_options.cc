@@ -68,7 +68,7 @@ void set_shapes(const CallOptions& options, Call& call) {
         return text.empty() ? std::pair(otherwise, otherwise) : parse_pair(option, text, '/');
     };
     if (!options.len.empty() && !options.len_q.empty() && !options.len_kv.empty())
-        throw UsageError("--len", "has no effect beside --len-q and --len-kv: expected without them");
+        throw UsageError("--len", "has no effect beside --len-q and --len-kv; leave it out");
     if (options.len.empty() && (options.len_q.empty() || options.len_kv.empty()))
         throw UsageError("--len", "expected the length of q, k and v, or --len-q and --len-kv, got nothing");
     if (!options.heads.empty()) expect_no_grouped_heads("--heads", options.heads);
@@ -249,7 +249,7 @@ diagnose::Call CallOptions::call() const {
     }
     for (const auto& [option, text] : {std::pair{"--cudnn", &cudnn}, {"--cuda", &cuda}}) {
         if (!text->empty() && call.gpu.rocm.value_or(false))
-            throw UsageError(option, fmt::format("has no effect with AMD's {}: expected without it", gpu));
+            throw UsageError(option, fmt::format("has no effect with AMD's {}; leave it out", gpu));
     }
     if (!off.empty()) call.enabled = parse_off(off);
     if (!dtype.empty()) {

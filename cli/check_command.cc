@@ -298,7 +298,7 @@ void add_check_command(CLI::App& app, Session& session) {
         if (!options->only.empty())
             expect_only(*command, "--case", {"--seed", "--backend", "--schedule", "--pass", "--backward", "--kernel"});
         else if (options->cases == "0" && !options->shapes && command->count("--seed") > 0)
-            throw UsageError("--seed", "has no effect with --cases 0: expected without it");
+            throw UsageError("--seed", "has no effect with --cases 0; leave it out");
         execute(*options, session);
     });
 }

@@ -85,7 +85,7 @@ std::vector<std::string> values_of(const std::string& option, const std::string&
     return values;
 }
 
-/// The first clause of a description, without what a shell would read as its own.
+/// The first clause of a description, without characters that are special to a shell.
 std::string about_of(const std::string& description) {
     std::string text = description.substr(0, description.find(';'));
     for (const char odd : {'\'', '"', '`', '$', '\\', '[', ']'}) std::erase(text, odd);

@@ -91,12 +91,11 @@ void expect_only(const CLI::App& command, const std::string& mode, const std::ve
         const std::string name = option->get_positional() ? option->get_name(true) : option->get_name(false, false);
         const bool known = name == mode || name == "--json" || name == "--csv" || name == "--help" ||
                            std::find(allowed.begin(), allowed.end(), name) != allowed.end();
-        if (!known && option->count() > 0)
-            throw UsageError(name, "has no effect with " + mode + ": expected without it");
+        if (!known && option->count() > 0) throw UsageError(name, "has no effect with " + mode + "; leave it out");
     }
 }
 
-/// Rejects empty values: they come from unset shell variables, and nobody means one.
+/// Rejects empty values, which come from unset shell variables and are never intended.
 static void expect_no_empty_values(const CLI::App& command) {
     for (const CLI::Option* option : command.get_options()) {
         const auto& values = option->results();

@@ -197,7 +197,7 @@ void set_ragged(Inputs& inputs) {
     p.len_kv = longest_sequence(inputs.tensors.cu_seqlens_kv, p.total_kv);
 }
 
-/// Sets what a cache says: its capacity, and which of its tensors there are.
+/// Sets the fields that follow from a cache: its capacity, and which of its tensors exist.
 void set_cache(Inputs& inputs) {
     const ForwardArgs& cache = inputs.cache;
     Problem& p = inputs.problem;

@@ -290,7 +290,7 @@ void answer_one(const LearnOptions& options, const ExerciseId& id, Session& sess
 void execute(const LearnOptions& options, bool answered, Session& session) {
     const std::vector<const char*> actions = actions_of(options, answered);
     if (actions.size() > 1)
-        throw UsageError(actions[0], fmt::format("has no effect with {}: expected without it", actions[1]));
+        throw UsageError(actions[0], fmt::format("has no effect with {}; leave it out", actions[1]));
     if (options.words.empty()) {
         if (actions.empty()) return print_list(session);
         const bool one = answered || options.hint || options.solution;

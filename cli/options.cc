@@ -185,7 +185,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> ShapeOptions::sequences() con
 
 std::vector<std::pair<std::int64_t, std::int64_t>> ShapeOptions::lengths() const {
     if (!len.empty() && !len_q.empty() && !len_kv.empty())
-        throw UsageError("--len", "has no effect beside --len-q and --len-kv: expected without them");
+        throw UsageError("--len", "has no effect beside --len-q and --len-kv; leave it out");
     const std::string both = len.empty() ? "1024" : len;
     const auto of_q = len_q.empty() ? parse_sizes("--len", both) : parse_sizes("--len-q", len_q);
     const auto of_kv = len_kv.empty() ? parse_sizes("--len", both) : parse_sizes("--len-kv", len_kv);

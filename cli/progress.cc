@@ -28,7 +28,7 @@ void write_to_terminal(std::string_view text) noexcept {
 }
 
 /// True if stderr is a terminal that can clear a line; one named "dumb" cannot.
-bool takes_a_bar() {
+bool can_draw_bar() {
     const char* name = std::getenv("TERM");
     return ::isatty(STDERR_FILENO) == 1 && (name == nullptr || std::string_view(name) != "dumb");
 }
@@ -46,7 +46,7 @@ std::unique_lock<std::mutex> terminal_without_progress() {
 }
 
 Progress::Progress(std::int64_t steps) : steps_(std::max<std::int64_t>(steps, 1)) {
-    if (takes_a_bar()) drawer_ = std::thread(&Progress::draw_until_done, this);
+    if (can_draw_bar()) drawer_ = std::thread(&Progress::draw_until_done, this);
 }
 
 Progress::~Progress() {

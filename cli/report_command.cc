@@ -54,8 +54,8 @@ report::Sorted read_all(const ReportOptions& options) {
     report::Sorted sorted = report::sorted(records, machine ? &*machine : nullptr);
     const auto known = [](const report::DeviceRows& d) { return model::machine_of_device(d.name) != nullptr; };
     if (machine && !sorted.devices.empty() && std::all_of(sorted.devices.begin(), sorted.devices.end(), known))
-        throw UsageError("--device", fmt::format("has no effect: the model knows {}, expected without it",
-                                                 sorted.devices.front().name));
+        throw UsageError("--device",
+                         fmt::format("has no effect: the model knows {}; leave it out", sorted.devices.front().name));
     const auto of_its_kind = [&](const measure::Record& r) {
         return model::machine_of_device(r.device) == nullptr && measure::is_of_kind(r, machine->kind);
     };

@@ -281,17 +281,16 @@ void execute(const RooflineOptions& options, const Session& session) {
 void expect_of_question(const RooflineOptions& options, const CLI::App& command, const Session& session) {
     const bool no_table = options.accuracy || options.timeline || !options.tile.empty() || options.worksheet;
     if (session.csv && no_table)
-        throw UsageError("--csv",
-                         "has no effect with --accuracy, --timeline, --tile or --worksheet: expected without it");
+        throw UsageError("--csv", "has no effect with --accuracy, --timeline, --tile or --worksheet; leave it out");
     if (session.csv && command.count("--amdahl") > 0)
-        throw UsageError("--amdahl", "has no effect with --csv: expected without it");
+        throw UsageError("--amdahl", "has no effect with --csv; leave it out");
     if (!options.model.empty()) {
         expect_only(command, "--model",
                     {"--device", "--compare", "--batch", "--len", "--dtype", "--schedule", "--by", "--threads"});
     } else if (!options.compare.empty()) {
         for (const char* other :
              {"--svg", "--png", "--tile", "--timeline", "--worksheet", "--amdahl", "--accuracy", "--baseline"})
-            if (command.count(other) > 0) throw UsageError(other, "has no effect with --compare: expected without it");
+            if (command.count(other) > 0) throw UsageError(other, "has no effect with --compare; leave it out");
     }
     if (!options.gpus.empty())
         expect_only(command, "--gpus",
@@ -342,7 +341,7 @@ void add_roofline_command(CLI::App& app, Session& session) {
             throw UsageError("--device", "expected --records with it: the Records of that machine");
         expect_of_question(*options, *command, session);
         if (options->worksheet && !options->amdahl.empty())
-            throw UsageError("--amdahl", "has no effect with --worksheet: expected without it");
+            throw UsageError("--amdahl", "has no effect with --worksheet; leave it out");
         if (options->timeline)
             expect_only(*command, "--timeline",
                         {"--device", "--len", "--len-q", "--len-kv", "--head-dim", "--dtype", "--causal", "--window",

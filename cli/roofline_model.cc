@@ -44,7 +44,7 @@ std::string config_text(const ModelConfig& config) {
     return text;
 }
 
-/// The cell of a table on memory. Weights, K and V say nothing about a training step, which holds gradients too.
+/// The cell of a table on memory. It is "-" for a training step, whose gradients need memory besides weights, K and V.
 std::string fits_text(const CallCost& call, const ModelCost& cost, const model::Machine& machine) {
     const std::optional<bool> fits = fits_memory(cost, machine);
     if (!fits || call.call == "training step") return "-";

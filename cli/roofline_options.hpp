@@ -45,7 +45,7 @@ struct RooflineOptions {
     std::vector<Schedule> schedule_list() const;
     std::vector<Pass> passes() const;
     model::PredictOptions predict_options(const model::Machine& machine) const;
-    /// Returns what a win is counted from; nothing: what PyTorch runs without FlashAttention.
+    /// Returns the baseline of a win; nothing: what PyTorch runs without FlashAttention.
     std::optional<model::Baseline> baseline_kind() const;
     /// Returns the tile of --tile, if given.
     std::optional<Tile> own_tile() const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Words for the ways to another backend: the changes, what they presume, and what they bring.
+// Words for the ways to another backend: the changes, their conditions, and their gain.
 #pragma once
 
 #include <string>

@@ -23,7 +23,7 @@ namespace tessera {
 namespace {
 
 void check_plan(const Plan& plan, Pass pass) {
-    // Callers can fill in a Plan themselves, so nothing in it is used until it is known to come from plan().
+    // Callers can fill in a Plan themselves, so it is checked to come from plan() before anything in it is used.
     const auto all = kernels();
     const bool known = std::any_of(all.begin(), all.end(), [&](const KernelInfo& k) { return &k == plan.kernel; });
     const bool on_cuda = plan.device.type == DeviceType::cuda;
@@ -115,7 +115,8 @@ void clear_rows_of_no_sequence(const Problem& p, const BackwardArgs& args) {
 void check_kernel(const Plan& plan, const ForwardArgs& args) {
     const Kernel& kernel = kernel_of(*plan.kernel);
     if (args.o_residual.given() && !knows_o_residual(kernel, plan.problem)) {
-        throw Error(ErrorCode::unsupported, "o_residual", fmt::format("{} does not write it", kernel.info.name));
+        throw Error(ErrorCode::unsupported, "o_residual",
+                    fmt::format("expected none, since {} does not write it, got a tensor", kernel.info.name));
     }
     check_refusal(kernel, plan, args, kernel.refuse_tensors);
 }

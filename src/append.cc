@@ -30,7 +30,7 @@ struct HeadRow {
     void store(std::int64_t c, double value) const { store_from_double(at(c), dtype, value); }
 };
 
-/// Row `row` of a dense or ragged tensor, whose rows count over all sequences.
+/// Row `row` of a dense or ragged tensor; rows are numbered over all sequences.
 HeadRow head_row(const TensorView& t, std::int64_t row, std::int64_t head) {
     const bool dense = t.rank == 4;
     const std::int64_t before =

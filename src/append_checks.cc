@@ -97,7 +97,8 @@ class Checks {
     }
 
     void check_rows() {
-        if (!is_floating(a_.k.dtype)) invalid("k", fmt::format("expected numbers, got {}", name_of(a_.k.dtype)));
+        if (!is_floating(a_.k.dtype))
+            invalid("k", fmt::format("expected fp32, bf16, fp16 or fp64, got {}", name_of(a_.k.dtype)));
         k_ = rows_of("k", a_.k);
         const Rows v = rows_of("v", a_.v);
         if (a_.k.rank == 4) {
@@ -197,7 +198,8 @@ class Checks {
         if (t.given()) expect(name, t, {k_.dim}, {DType::fp32, a_.k.dtype});
     }
 
-    /// K and V may lie in one memory, whose rows that a call writes are distinct; nothing that is read may lie there.
+    /// The caches of K and V may share an allocation if the rows that a call writes are distinct. No input may overlap
+    /// them.
     void check_memory() const {
         const auto is_output = [](const TensorView AppendArgs::*view) {
             return view == &AppendArgs::k_cache || view == &AppendArgs::v_cache || view == &AppendArgs::q_out;
@@ -214,12 +216,13 @@ class Checks {
                 const bool in_place = out.view == &AppendArgs::q_out && in.view == &AppendArgs::q &&
                                       a_.q.data == a_.q_out.data && a_.q.strides == a_.q_out.strides;
                 if (both_caches || in_place || !(a_.*in.view).given()) continue;
-                if (may_overlap(a_.*out.view, a_.*in.view)) invalid(out.name, fmt::format("overlaps {}", in.name));
+                if (may_overlap(a_.*out.view, a_.*in.view))
+                    invalid(out.name, fmt::format("expected memory of its own, got memory that overlaps {}", in.name));
             }
         }
         if (has_rows(a_.k_cache) && has_rows(a_.v_cache) &&
             may_overlap(row_of_cache(a_.k_cache, {0, 0}), row_of_cache(a_.v_cache, {0, 0})))
-            invalid("v_cache", "expected rows beside those of k_cache, got rows that share memory with them");
+            invalid("v_cache", "expected rows that share no memory with those of k_cache, got rows that overlap them");
     }
 
     static bool has_rows(const TensorView& cache) { return cache.shape[0] > 0 && cache.shape[1] > 0; }

@@ -137,7 +137,8 @@ class CallerLoop {
             this);
         if (exception_) std::rethrow_exception(exception_);
         if (done_ != tasks_)
-            invalid("parallel_for", fmt::format("expected {} tasks to be run, it ran {}", tasks_, done_.load()));
+            invalid("parallel_for", fmt::format("expected a function that runs all {} tasks, got one that ran {}",
+                                                tasks_, done_.load()));
     }
 
  private:

@@ -78,7 +78,11 @@ T read_struct(const char* name, const T* from) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(from);
     const std::size_t known = std::min(size, sizeof(T));
     if (std::any_of(bytes + known, bytes + size, [](unsigned char b) { return b != 0; })) {
-        invalid(fmt::format("{}.struct_size", name), "a field is set that this version of tessera does not know");
+        invalid(
+            fmt::format("{}.struct_size", name),
+            fmt::format(
+                "expected zeros after the {} bytes that this version of tessera knows, got {} bytes with a field set",
+                sizeof(T), size));
     }
     T read{};
     std::memcpy(static_cast<void*>(&read), bytes, known);

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Throws what forward() would, the workspace aside, and runs nothing.
+/// Makes all checks of forward() except those of the workspace, and throws their errors. No kernel runs.
 void check_forward(const Plan& plan, const ForwardArgs& args);
 
 }  // namespace tessera

@@ -122,7 +122,8 @@ class BlockChecks {
             invalid_tensor("k_cache", fmt::format("expected 1 {} or more, got 0", pages ? "page" : "slot"));
         }
         if (count > 0 && may_overlap(row_of(a_.k_cache), row_of(a_.v_cache))) {
-            invalid_tensor("v_cache", "expected rows beside those of k_cache, got rows that share memory with them");
+            invalid_tensor("v_cache",
+                           "expected rows that share no memory with those of k_cache, got rows that overlap them");
         }
         expect("kv_lengths", a_.kv_lengths, {p_.batch}, {DType::int32});
         expect_if(pages, "page_size", "page_table", a_.page_table, {p_.batch, pages ? p_.capacity / p_.page_size : 0},
@@ -145,8 +146,8 @@ class BlockChecks {
         return a.data == b.data && a.shape == b.shape && a.strides == b.strides;
     }
 
-    /// May these two meet? The caches may, if their rows do not, and out may be x or residual.
-    bool may_meet(TensorView Args::*out, TensorView Args::*other) const {
+    /// May these two overlap? The caches may, if their rows do not, and `out` may be x or the residual.
+    bool may_share_memory(TensorView Args::*out, TensorView Args::*other) const {
         const auto is_cache = [](TensorView Args::*view) { return view == &Args::k_cache || view == &Args::v_cache; };
         if (is_cache(out) && is_cache(other)) return true;
         const bool in_place = out == &Args::out && (other == &Args::x || other == &Args::residual);
@@ -164,15 +165,19 @@ class BlockChecks {
         for (const DecodeBlockTensor& out : kDecodeBlockTensors) {
             const TensorView& view = a_.*out.view;
             if (!view.given()) continue;
-            if (may_touch(view, workspace)) invalid_tensor("workspace", fmt::format("overlaps {}", out.name));
+            if (may_touch(view, workspace))
+                invalid_tensor("workspace",
+                               fmt::format("expected memory of its own, got memory that overlaps {}", out.name));
             if (!is_output(out.view)) continue;
             if (overlaps_itself(view)) {
                 invalid_tensor(out.name, "expected an output whose elements are all distinct, got " + view.describe());
             }
             for (const DecodeBlockTensor& other : kDecodeBlockTensors) {
                 const TensorView& met = a_.*other.view;
-                if (out.view == other.view || !met.given() || may_meet(out.view, other.view)) continue;
-                if (may_overlap(view, met)) invalid_tensor(out.name, fmt::format("overlaps {}", other.name));
+                if (out.view == other.view || !met.given() || may_share_memory(out.view, other.view)) continue;
+                if (may_overlap(view, met))
+                    invalid_tensor(out.name,
+                                   fmt::format("expected memory of its own, got memory that overlaps {}", other.name));
             }
         }
     }

@@ -18,8 +18,9 @@
 namespace tessera {
 namespace {
 
-/// Runs f in an arena of so many threads. The calling thread keeps its arena between calls, since making one and
-/// drawing workers into it costs microseconds; while it is in use a nested call of another width makes its own.
+/// Runs f in an arena of so many threads. The calling thread keeps its arena between calls, since its construction and
+/// the arrival of workers take microseconds. While it is in use, a nested call with another number of threads makes its
+/// own.
 template <class F>
 void in_arena_of(int threads, const F& f) {
     thread_local std::unique_ptr<tbb::task_arena> kept;

@@ -64,7 +64,7 @@ void expect_available(const Device& device, const PlanOptions& options) {
 }
 
 /// Why the caller's options leave this kernel out, or nothing.
-std::optional<std::string> unwanted(const KernelInfo& info, const PlanOptions& options) {
+std::optional<std::string> excluded_by_options(const KernelInfo& info, const PlanOptions& options) {
     if (!options.kernel.empty() && info.name != options.kernel) return "kernel " + options.kernel + " was asked for";
     if (options.backend && info.backend != *options.backend) {
         return fmt::format("backend {} was asked for", name_of(*options.backend));
@@ -178,7 +178,7 @@ Plan plan(const Problem& problem, const PlanOptions& options) {
         const KernelInfo* info = &infos[static_cast<std::size_t>(&kernel - registry().data())];
         auto reason = incapable(kernel, problem, options, result.device);
         bool capable = !reason;
-        if (!reason) reason = unwanted(kernel.info, options);
+        if (!reason) reason = excluded_by_options(kernel.info, options);
         if (!reason && chosen)
             reason = "could run it; comes after " + result.kernel->name + " in the order of preference";
         if (!reason) {

@@ -24,7 +24,7 @@ struct Question {
     int threads;
 };
 
-std::optional<std::string> unwanted(const Candidate& candidate, const PlanOptions& options) {
+std::optional<std::string> excluded_by_options(const Candidate& candidate, const PlanOptions& options) {
     if (!options.kernel.empty() && candidate.kernel != options.kernel)
         return "kernel " + options.kernel + " was asked for";
     if (options.schedule && candidate.schedule != *options.schedule)
@@ -136,7 +136,7 @@ PlanOn plan_on(const model::Machine& machine, const Problem& problem, const Plan
         if (const auto reason = does_not_fit(question, candidate)) {
             candidate.reason = *reason;
             candidate.capable = false;
-        } else if (const auto other = unwanted(candidate, options)) {
+        } else if (const auto other = excluded_by_options(candidate, options)) {
             candidate.reason = *other;
         } else if (!chosen.empty()) {
             candidate.reason = "could run it; comes after " + chosen + " in the order of preference";

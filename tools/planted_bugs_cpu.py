@@ -42,7 +42,7 @@ BUGS = [
      "if (g_.parts > 1 && may_be_infinite()) take_infinite(ds_pairs);",
      "if (g_.parts > 9 && may_be_infinite()) take_infinite(ds_pairs);", (gtest("*an_infinite_value*"),)),
     ("cpu_dropout_missing_in_dp", P + "steps/simd/gradient_step.cc",
-     "        multiply(scratch.ds, scratch.other, kv.keys, panel.lanes);\n    }\n}\n\nvoid score_gradient",
+     "        multiply(scratch.ds, scratch.bias_or_dropout, kv.keys, panel.lanes);\n    }\n}\n\nvoid score_gradient",
      "    }\n}\n\nvoid score_gradient", case("dropout_half")),
     ("cpu_softcap_slope_missing", P + "steps/simd/gradient_step.cc",
      "if (head.rule.softcap > 0) multiply(", "if (head.rule.softcap < 0) multiply(", case("softcap_causal_gqa")),

@@ -65,7 +65,7 @@ class Fields {
     [[noreturn]] void fail(const std::string& expected, const json& came) const {
         std::string text = came.dump(-1, ' ', true, json::error_handler_t::replace);
         if (text.size() > 60) text = text.substr(0, 57) + "...";
-        throw tessera::Error(tessera::ErrorCode::bad_data, origin_, fmt::format("{}, came {}", expected, text));
+        throw tessera::Error(tessera::ErrorCode::bad_data, origin_, fmt::format("{}, got {}", expected, text));
     }
 
  private:

@@ -18,7 +18,7 @@ Engine::Engine(const std::string& folder, const EngineOptions& options, Memory& 
 std::int64_t Engine::submit(const Request& request) {
     const auto bad = [](const char* name, const std::string& expected, std::int64_t came) {
         throw tessera::Error(tessera::ErrorCode::invalid_argument, name,
-                             fmt::format("expected {}, came {}", expected, came));
+                             fmt::format("expected {}, got {}", expected, came));
     };
     const Config& config = model_.config();
     if (request.prompt.empty()) bad("prompt", "one token at least", 0);

@@ -17,7 +17,7 @@ nlohmann::json read_json_file(const std::string& path, std::uint64_t most_bytes)
         return nlohmann::json::parse(text, text + bytes.size);
     } catch (const nlohmann::json::parse_error& error) {
         throw tessera::Error(tessera::ErrorCode::bad_data, path,
-                             fmt::format("expected JSON, came an error at byte {}", error.byte));
+                             fmt::format("expected JSON, got an error at byte {}", error.byte));
     }
 }
 

@@ -81,7 +81,7 @@ std::vector<std::int32_t> tokens_of_ids(const std::string& text) {
         const auto [next, error] = std::from_chars(at, end, token);
         if (error != std::errc() || (next != end && *next != ' ' && *next != ',')) {
             throw tessera::Error(tessera::ErrorCode::invalid_argument, "ids",
-                                 fmt::format("expected numbers with spaces between them, came \"{}\"", text));
+                                 fmt::format("expected numbers with spaces between them, got \"{}\"", text));
         }
         tokens.push_back(token);
         at = next;
@@ -104,7 +104,7 @@ std::vector<std::string> submit(Engine& engine, const Arguments& a) {
         throw tessera::Error(
             tessera::ErrorCode::invalid_argument, "prompt",
             fmt::format("expected --ids for a vocabulary of {} tokens, because texts are read as bytes "
-                        "(a vocabulary of 256); came a text",
+                        "(a vocabulary of 256); got a text",
                         engine.model().config().vocab_size));
     }
     std::vector<std::string> begins;
@@ -120,7 +120,7 @@ std::vector<std::string> submit(Engine& engine, const Arguments& a) {
     for (const std::string& ids : a.ids) one(tokens_of_ids(ids));
     if (begins.empty()) {
         throw tessera::Error(tessera::ErrorCode::invalid_argument, "prompt",
-                             "expected --prompt, --prompts or --ids, came none");
+                             "expected --prompt, --prompts or --ids, got none");
     }
     return begins;
 }

@@ -21,7 +21,7 @@ std::optional<std::int32_t> PageAllocator::take() {
 
 void PageAllocator::give_back(std::int32_t page) {
     if (page < 0 || page >= total() || !taken_[static_cast<std::size_t>(page)]) {
-        throw std::logic_error("give_back: expected a page that is taken, came " + std::to_string(page));
+        throw std::logic_error("give_back: expected a page that is taken, got " + std::to_string(page));
     }
     taken_[static_cast<std::size_t>(page)] = false;
     free_.push_back(page);

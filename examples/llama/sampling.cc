@@ -28,7 +28,7 @@ struct Candidate {
 void SamplingOptions::validate() const {
     const auto bad = [](const char* name, const char* expected, double came) {
         throw tessera::Error(tessera::ErrorCode::invalid_argument, name,
-                             fmt::format("expected {}, came {}", expected, came));
+                             fmt::format("expected {}, got {}", expected, came));
     };
     if (!(temperature >= 0 && std::isfinite(temperature))) bad("temperature", "a number >= 0", temperature);
     if (top_k < 0) bad("top_k", "a number >= 0", static_cast<double>(top_k));
@@ -44,7 +44,7 @@ std::int32_t Sampler::choose(std::span<const float> logits) {
     for (const float logit : logits) {
         if (!std::isfinite(logit)) {
             throw tessera::Error(tessera::ErrorCode::bad_data, "logits",
-                                 fmt::format("expected finite numbers, came {}", logit));
+                                 fmt::format("expected finite numbers, got {}", logit));
         }
     }
     const auto largest = std::max_element(logits.begin(), logits.end());

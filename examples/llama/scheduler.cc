@@ -13,7 +13,7 @@ namespace {
 void expect(const char* name, bool right, const std::string& expected, std::int64_t came) {
     if (right) return;
     throw tessera::Error(tessera::ErrorCode::invalid_argument, name,
-                         fmt::format("expected {}, came {}", expected, came));
+                         fmt::format("expected {}, got {}", expected, came));
 }
 
 std::int32_t checked_pages(std::int32_t pages) {

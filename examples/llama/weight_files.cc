@@ -23,7 +23,7 @@ std::string file_name(const nlohmann::json& value, const std::string& tensor, co
     const std::string name = value.is_string() ? value.get<std::string>() : "";
     if (!name.ends_with(".safetensors") || name.find('/') != std::string::npos)
         bad_data(index, fmt::format("weight_map: expected the name of a .safetensors file in this folder for tensor "
-                                    "{}, came {}",
+                                    "{}, got {}",
                                     printable(tensor), printable(value.is_string() ? name : value.dump())));
     return name;
 }
@@ -51,11 +51,11 @@ void WeightFiles::read_index(const std::string& folder, const std::string& index
         for (const std::string& tensor : tensors)
             if (file.find(tensor) == nullptr)
                 bad_data(file.origin(),
-                         fmt::format("expected tensor {}, which {} says is here, came none", printable(tensor),
+                         fmt::format("expected tensor {}, which {} says is here, got none", printable(tensor),
                                      std::filesystem::path(index).filename().string()));
         if (file.tensors().size() != tensors.size())
             bad_data(file.origin(),
-                     fmt::format("expected the {} tensors of {}, came {}", tensors.size(),
+                     fmt::format("expected the {} tensors of {}, got {}", tensors.size(),
                                  std::filesystem::path(index).filename().string(), file.tensors().size()));
     }
 }

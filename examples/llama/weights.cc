@@ -20,7 +20,7 @@ tessera::TensorView Weights::expect(const std::string& name, const std::vector<s
     const std::vector<std::int64_t> came(view.shape.begin(), view.shape.begin() + view.rank);
     const bool number = view.dtype == DType::bf16 || view.dtype == DType::fp32;
     if (came != shape || !number) {
-        tessera::io::bad_data(file.origin(), fmt::format("tensor {}: expected bf16 or fp32 {}, came {} {}", name,
+        tessera::io::bad_data(file.origin(), fmt::format("tensor {}: expected bf16 or fp32 {}, got {} {}", name,
                                                          tessera::io::shape_text(shape), name_of(view.dtype),
                                                          tessera::io::shape_text(came)));
     }

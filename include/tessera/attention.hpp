@@ -59,8 +59,8 @@ struct ForwardArgs {
     TensorView cu_seqlens_kv{};
     TensorView o;      ///< out: [batch, len_q, heads_q, head_dim_v] | [total_q, heads_q, head_dim_v]
     TensorView lse{};  ///< out, optional: fp32 [batch, heads_q, len_q] | [heads_q, total_q]; natural logarithm
-    /// out, optional, for a bf16 or fp16 Problem whose Plan says o_residual: int8, shape of o. It holds what rounding
-    /// took off O, in 256ths of O's last place (docs/numerics.md, "The residual of O").
+    /// out, optional, for a bf16 or fp16 Problem whose Plan says o_residual: int8, shape of o. It is the part of O that
+    /// rounding removed, in 256ths of O's last place (docs/numerics.md, "The residual of O").
     TensorView o_residual{};
     /// fp32 [heads_q], natural-log scores. exp(sink) is added to the sum of the softmax of each row of its head, as a
     /// key without a value adds its weight. Scale, softcap, bias, mask and dropout do not apply to it.
@@ -69,7 +69,7 @@ struct ForwardArgs {
     TensorView kv_lengths{};         ///< [batch]: keys of each sequence, its left padding included
     TensorView page_table{};         ///< [batch, len_kv / page_size]: pages; entries past the length may be anything
     TensorView cache_batch_index{};  ///< [batch]: slots
-    TensorView left_padding{};       ///< [batch]: keys before this one do not count
+    TensorView left_padding{};       ///< [batch]: the first key of each sequence; keys before it are ignored
 };
 
 /// The tensors of a backward call: inputs and results of the forward, the gradients of O and LSE, and the outputs.

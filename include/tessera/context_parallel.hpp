@@ -23,7 +23,7 @@ struct ncclComm;  // of NCCL; ncclComm_t is a pointer to it
 #pragma GCC visibility push(default)
 namespace tessera {
 
-/// A stretch of memory that goes to one rank, or comes from it.
+/// A contiguous range of memory that is sent to a rank or received from it.
 struct Message {
     int rank = 0;
     void* data = nullptr;

@@ -113,7 +113,7 @@ struct DecodeBlockArgs {
     TensorView positions{};          ///< int32 or int64 [batch], in rotary_cos. Default: kv_lengths
     TensorView k_cache;              ///< in and out: [pages or slots, page_size or capacity, heads_kv, head_dim]
     TensorView v_cache;              ///< the same; it may share memory with k_cache
-    TensorView kv_lengths;           ///< int32 [batch]: keys before the call, so the place of the new key
+    TensorView kv_lengths;           ///< int32 [batch]: keys before the call, which is the row of the new key
     TensorView page_table{};         ///< int32 [batch, capacity / page_size]
     TensorView cache_batch_index{};  ///< int32 [batch]
     TensorView left_padding{};       ///< int32 [batch]

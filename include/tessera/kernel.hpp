@@ -74,7 +74,7 @@ struct KernelInfo {
     Schedule schedule = Schedule::standard;
     Pass pass = Pass::forward;
     std::vector<DType> dtypes;
-    std::string summary;  ///< one line: what it does and where its memory goes
+    std::string summary;  ///< one line: what it does, and its use of memory
     std::string limits;   ///< one line: what it refuses; "none" when it takes every legal Problem of its dtypes
 };
 

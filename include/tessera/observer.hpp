@@ -41,7 +41,7 @@ struct TileReport {
     const float* p = nullptr;        ///< [keys, lanes] exp(s - m); after dropout, and / l in standard, fa1, backward
     const float* m = nullptr;        ///< [lanes] running maximum
     const float* l = nullptr;        ///< [lanes] running sum of exp(s - m)
-    const float* rescale = nullptr;  ///< [lanes] what O was multiplied by before the tile was added
+    const float* rescale = nullptr;  ///< [lanes] the factor by which O was multiplied before the tile was added
     const float* o = nullptr;        ///< [head_dim_v, lanes] O so far; / l in fa1, standard, and at `finish`
 
     const float* ds = nullptr;     ///< [keys, lanes] gradient of the scores

@@ -165,11 +165,11 @@ def dlpack_device(name, source) -> tuple:
         kind, index = source.__dlpack_device__()
         return int(kind), int(index)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise _not_lent(name, error) from error
+        raise _dlpack_error(name, error) from error
 
 
-def _not_lent(name, error):
-    return ValueError(f"{name}: expected an array that can be lent by DLPack; its library says: {error}")
+def _dlpack_error(name, error):
+    return ValueError(f"{name}: expected an array that its library can export by DLPack, got the error: {error}")
 
 
 def _capsule(source, device_type, stream):
@@ -211,7 +211,7 @@ def _of_dlpack(name, source, stream) -> Array:
     try:
         capsule = _capsule(source, device_type, stream)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise _not_lent(name, error) from error
+        raise _dlpack_error(name, error) from error
     tensor, read_only = _tensor_of(name, capsule)
     devices = {_DLPACK_CPU: _native.CPU, _DLPACK_CUDA_HOST: _native.CPU, _DLPACK_CUDA: _native.CUDA,
                _DLPACK_CUDA_MANAGED: _native.CUDA}

@@ -42,7 +42,7 @@ class Layer:
         if s_aux is not None and sinks is not None:
             raise ValueError("sinks: expected None beside s_aux, which is another name of it, got both")
         if cu_seq_lens_k is not None and (cu_seq_lens_q is None or _differ(cu_seq_lens_q, cu_seq_lens_k)):
-            raise ValueError("cu_seq_lens_k: expected None or the offsets of cu_seq_lens_q, got others")
+            raise ValueError("cu_seq_lens_k: expected None or the same offsets as cu_seq_lens_q, got different ones")
         if attention_mask is not None and not isinstance(attention_mask, Window):
             raise ValueError(f"attention_mask: expected None, got a {type(attention_mask).__name__}")
         if dropout:

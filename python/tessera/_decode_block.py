@@ -56,7 +56,7 @@ _workspaces: dict = {}  # (device, stream) -> DecodeBlockWorkspace
 
 
 def _memory_of_call(workspace, info, like, stream):
-    """(address, what keeps it alive) of the workspace of a call."""
+    """(address of the workspace of a call, the object that owns it)."""
     if workspace is not None and not isinstance(workspace, DecodeBlockWorkspace):
         expect("workspace", "a DecodeBlockWorkspace", repr(workspace))
     if info.counter_bytes == 0:

@@ -190,7 +190,7 @@ class _Call:
             setattr(self._args, name, self._borrowed[name].tensor())
 
     def check(self, **changed):
-        """Raises what run() with these arguments would, so that the caller can refuse before it writes to a tensor."""
+        """Makes the checks of run() for these arguments and raises their errors, before the caller writes to a tensor."""
         self._set(**changed)
         status = _native.library().tessera_check_forward(*self._planned, ctypes.byref(self._args))
         _native.check(status, self._names)

@@ -221,13 +221,13 @@ def _traced_pattern(batch, head, query, key, seen, local_size):
     return Pattern(_traced_kind("causal"), local, local_size if local else 0, _traced_kind("documents"))
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 @torch.compiler.assume_constant_result
-def _say_once(reason):
-    if reason not in _said:
-        _said.add(reason)
+def _warn_once(reason):
+    if reason not in _warned:
+        _warned.add(reason)
         warnings.warn(f"attn_implementation=\"tessera\": {reason}, so layers get a mask of [batch, 1, len_q, len_kv], "
                       "which takes more time and memory", stacklevel=2)
     return True
@@ -255,7 +255,7 @@ def layer_mask(**keywords):
     Returns a LayerMask, None for a mask that says no more than the layer does (causal or nothing), or what sdpa_mask()
     gives; for a model that is not written for such masks, what eager_mask() gives."""
     if not _model_families.take_masks_of_sdpa(type(keywords.get("config")).__module__):
-        _say_once("transformers has no \"sdpa\" for this model")
+        _warn_once("transformers has no \"sdpa\" for this model")
         return masking_utils.eager_mask(**keywords)
     mask = _structured(**keywords)
     return masking_utils.sdpa_mask(**keywords) if mask is NotImplemented else mask
@@ -264,7 +264,7 @@ def layer_mask(**keywords):
 def _structured(batch_size=None, q_length=None, kv_length=None, q_offset=0, kv_offset=0, mask_function=None,
                 attention_mask=None, local_size=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=None,
                 use_vmap=False, device="cpu", config=None, **_):
-    """layer_mask(), or NotImplemented for what sdpa_mask() is to make."""
+    """layer_mask(), or NotImplemented for a mask that sdpa_mask() has to make."""
     if isinstance(attention_mask, LayerMask):
         return attention_mask  # generate() made it before
     if q_length is None or isinstance(q_length, Tensor) or q_length == 1 or mask_function is None:
@@ -275,7 +275,7 @@ def _structured(batch_size=None, q_length=None, kv_length=None, q_offset=0, kv_o
     if model_type == "falcon" or model_type.startswith(_WORK_ON_THE_MASK):
         return NotImplemented
     if use_vmap:
-        _say_once("a model adds a mask function of its own")
+        _warn_once("a model adds a mask function of its own")
         return NotImplemented
     if attention_mask is not None and (attention_mask.dim() != 2 or attention_mask.shape[1] != kv_length):
         return NotImplemented
@@ -293,7 +293,7 @@ def _structured(batch_size=None, q_length=None, kv_length=None, q_offset=0, kv_o
     else:
         pattern = _pattern_of(mask_function)
     if pattern is None:
-        _say_once("a model has a mask function that is not known")
+        _warn_once("a model has a mask function that is not known")
         return NotImplemented
     if pattern.local and q_length != kv_length:
         return NotImplemented
@@ -318,7 +318,7 @@ def _structured(batch_size=None, q_length=None, kv_length=None, q_offset=0, kv_o
 def _padded(mask, keys, chunk):
     every, run = _run_of(keys)
     if run is None:
-        _say_once("an attention_mask has zeros between ones")
+        _warn_once("an attention_mask has zeros between ones")
         return NotImplemented
     local = mask.window_left >= 0 or chunk
     if every and not chunk:

@@ -15,7 +15,8 @@ _DTYPES = ("auto", "float16", "bfloat16")
 def _refuse(**arguments):
     for name, value in arguments.items():
         if value is not None and value is not False:
-            raise NotImplementedError(f"{name}: tessera has no such feature, expected None")
+            raise NotImplementedError(f"{name}: expected None, since tessera does not have this feature, got "
+                                      f"{type(value).__name__}")
 
 
 class Backend(FlashAttentionBackend):

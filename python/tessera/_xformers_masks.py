@@ -285,7 +285,7 @@ class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
                    in self._blocks()}
         if len(windows) > 1 or min(windows, default=0) < 0:
             raise NotImplementedError(
-                "attn_bias: expected a window that lies equally in all sequences, as it does with equal lengths of "
+                "attn_bias: expected one window for all sequences, as there is with equal lengths of "
                 "queries and keys or with BlockDiagonalCausalLocalAttentionFromBottomRightMask, got "
                 f"{type(self).__name__} with other lengths")
         return (windows.pop() if windows else 0), None

@@ -57,8 +57,8 @@ def installed(package: str = "flash_attn") -> bool:
 
 
 def install(*packages: str) -> None:
-    """Makes imports of flash_attn, flash_attn_interface (version 3) and xformers.ops give tessera. A second call
-    changes nothing. docs/python.md lists the names that are there.
+    """Makes imports of flash_attn, flash_attn_interface (version 3) and xformers.ops give tessera's modules. A second
+    call changes nothing. docs/python.md lists the names that these modules have.
 
     packages: "flash_attn" (both versions), "xformers" or "ring_flash_attn"; default: the first two.
     With flash_attn, FOLDER joins the end of sys.path, so that libraries that look for the distribution flash-attn, as

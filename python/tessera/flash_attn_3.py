@@ -25,7 +25,8 @@ __all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_qkvpacked_func",
 def _refuse(**arguments):
     for name, value in arguments.items():
         if value is not None and not (name == "attention_chunk" and value == 0):
-            raise NotImplementedError(f"{name}: tessera has no such feature yet, expected it to be left out")
+            raise NotImplementedError(f"{name}: expected None, since tessera does not have this feature, got "
+                                      f"{type(value).__name__}")
 
 
 def _run(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
@@ -66,8 +67,8 @@ def _split_heads(qkv, num_heads_q):
     heads_q = _attention._integer(num_heads_q)
     heads_k = None if heads_q is None else (qkv.shape[2] - heads_q) // 2
     if heads_k is None or heads_q < 0 or heads_k < 0 or heads_q + 2 * heads_k != qkv.shape[2]:
-        raise RuntimeError(f"num_heads_q: expected as many of the {qkv.shape[2]} heads of qkv as leave an even number, "
-                           f"got {num_heads_q!r}")
+        raise RuntimeError(f"num_heads_q: expected a number from 0 to {qkv.shape[2]}, the heads of qkv, that leaves an "
+                           f"even number of heads for k and v, got {num_heads_q!r}")
     return qkv.split([heads_q, heads_k, heads_k], dim=2)
 
 

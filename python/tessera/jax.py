@@ -150,7 +150,7 @@ def _attention(arrays, is_causal, window, scale, softcap, by_xla):
 
 
 def _with_sinks(o, lse, sinks):
-    """(o, lse) with the sinks [N]: o keeps the share exp(lse) / (exp(lse) + exp(sink)) of itself. lse: [B, N, T]."""
+    """(o, lse) with the sinks [N]: o is multiplied by exp(lse) / (exp(lse) + exp(sink)). lse: [B, N, T]."""
     sinks = sinks.astype(lse.dtype)[:, None]
     # A row that sees no key has LSE -inf, and -inf - -inf is NaN.
     share = jax.nn.sigmoid(lse - jnp.maximum(sinks, jnp.finfo(lse.dtype).min))

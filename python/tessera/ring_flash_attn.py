@@ -81,8 +81,8 @@ def _varlen(order):
         ranks = dist.get_world_size(_groups.resolved(group))
         local = _order.offsets_of(cu_seqlens)
         if local[-1] != q.shape[0]:
-            raise ValueError(f"cu_seqlens: expected offsets of this rank's {q.shape[0]} rows, which end with them, got "
-                             f"{local[-1]} as the last one")
+            raise ValueError(f"cu_seqlens: expected offsets of this rank's rows whose last one is {q.shape[0]}, the rows of q, "
+                             f"got {local[-1]} as the last one")
         odd = next((b - a for a, b in zip(local, local[1:]) if (b - a) % 2), None)
         if order == "zigzag" and odd:
             raise ValueError(f"cu_seqlens: expected documents of an even number of rows on each rank, got one of {odd}")
@@ -153,7 +153,7 @@ def llama3_flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q:
                              f"since several sequences have these numbers on rank {rank}, got a copy")
         offsets = next(iter(several), None)
     if offsets is None:
-        raise ValueError("cu_seqlens_q: expected what llama3_flash_attn_prepare_cu_seqlens() of tessera gave for "
+        raise ValueError("cu_seqlens_q: expected the result of tessera's llama3_flash_attn_prepare_cu_seqlens() for "
                          f"rank {rank} of {ranks}, which knows the documents of all ranks, got another tensor or slice")
     _, cu_k, longest_q, longest_k, keys = _parts(offsets, bool(causal), rank, ranks)
     if local_k_slice != keys:

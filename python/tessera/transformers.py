@@ -76,7 +76,8 @@ def _check(unsupported, tensors):
     """Raises ValueError naming the argument: `unsupported` and `tensors` map names to what was given."""
     for name, given in unsupported.items():
         if given is not None:
-            raise ValueError(f"{name}: attn_implementation=\"{NAME}\" doesn't have it; expected it to be left out")
+            raise ValueError(f"{name}: expected None, since attn_implementation=\"{NAME}\" does not have it, got a "
+                             f"{type(given).__name__}")
     for name, tensor in tensors.items():
         if tensor is not None:
             expect_tensor(name, tensor)
@@ -84,7 +85,7 @@ def _check(unsupported, tensors):
     if len(missing) == 1:
         raise ValueError(f"{missing[0]}: expected a tensor, since the other one is given, got None")
     if tensors["position_bias"] is not None and not missing:
-        raise ValueError("position_bias: expected none with packed sequences")
+        raise ValueError("position_bias: expected None with packed sequences (cu_seq_lens_q), got a tensor")
 
 
 _warned: list[bool] = []
@@ -164,7 +165,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     if cu_seq_lens_q is None or attention_mask is not None:
         bias = _bias(attention_mask, position_bias, query, key.shape[2])
         if _attention.number("dropout", dropout) == 1.0:
-            return sdpa.nothing_kept(query, key, value, bias).transpose(1, 2), None
+            return sdpa.zeros_for_full_dropout(query, key, value, bias).transpose(1, 2), None
         if bias is None and sinks is None and not softcap and type(dropout) is float and dropout == 0.0:
             o = _attention.run_few(query, key, value, 1 if causal else 0, True, scaling, left, right)
             return o.transpose(1, 2), None

@@ -229,7 +229,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dr
     if torch_version is not None:
         return Explanation(table, None, None, provider=_provider_is_active())
     return Explanation(table, *_sdpa_choice.ask(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa),
-                       _unsaid(q, k, v, attn_mask), _provider_is_active())
+                       _properties_without_an_option(q, k, v, attn_mask), _provider_is_active())
 
 
 def _provider_is_active() -> bool:
@@ -241,7 +241,7 @@ def _short(torch, value):
     return f"{value.dim()} dimensions" if torch.is_tensor(value) else type(value).__name__
 
 
-def _unsaid(q, k, v, attn_mask) -> list:
+def _properties_without_an_option(q, k, v, attn_mask) -> list:
     """Properties that PyTorch checks and the command has no option for."""
     lines = []
     for name, tensor in (("q", q), ("k", k), ("v", v), ("attn_mask", attn_mask)):

@@ -66,7 +66,7 @@ class SharedFiles:
     """Peers whose memory is a file of each rank, for processes of one machine without a GPU."""
 
     def __init__(self, group):
-        self.group, self.rank, self.turn, self.sizes = group, dist.get_rank(group), 0, (1 << 18, 1 << 20)
+        self.group, self.rank, self.buffer, self.sizes = group, dist.get_rank(group), 0, (1 << 18, 1 << 20)
         self.names = [f"{FOLDER}/{group.group_name.replace('/', '_')}.{r}" for r in range(dist.get_world_size(group))]
         with open(self.names[self.rank], "wb") as file:
             file.truncate(2 * sum(self.sizes))
@@ -77,23 +77,23 @@ class SharedFiles:
         assert keys <= self.sizes[0] and parts <= self.sizes[1]
 
     def next_keys(self, limit):
-        self.turn ^= 1
-        return self.turn * self.sizes[0]
+        self.buffer ^= 1
+        return self.buffer * self.sizes[0]
 
-    def parts(self, twin):
-        return 2 * self.sizes[0] + twin % 2 * self.sizes[1]
+    def gradients(self, step):
+        return 2 * self.sizes[0] + step % 2 * self.sizes[1]
 
     def rows(self, rank, byte, rows, width, dtype):
         return self.memory[rank][byte:byte + rows * width * dtype.itemsize].view(dtype).view(rows, width)
 
-    def meet(self, limit):
+    def synchronize(self, limit):
         dist.barrier(self.group)
 
 
-def _set_apart_from(rows):
+def _set_separate_calls_from(rows):
     """Sets from how many rows on two segments are calls of their own, and drops the plans that were made before."""
     from tessera.torch._context_parallel import _peers, _plan
-    _plan._APART_FROM = rows
+    _plan._SEPARATE_CALLS_FROM = rows
     _plan.plan.cache_clear()
     _plan._on_devices.clear()
     _peers.copies.cache_clear()
@@ -118,7 +118,7 @@ def copies_give_the_bits_of_collectives(groups):
                                                ("zigzag", None, 10**6, dict(batch=3))):
                 if "cu_seqlens" in options and "batch" in sizes:
                     continue
-                _set_apart_from(apart)
+                _set_separate_calls_from(apart)
                 whole = inputs(**sizes)
                 want = ranks_part(whole, groups[ranks], order, options, steps=steps)
                 with contextlib.ExitStack() as stack:
@@ -128,5 +128,5 @@ def copies_give_the_bits_of_collectives(groups):
                     got = ranks_part(whole, groups[ranks], order, options, steps=steps)
                     assert of_group.called
                 expect(got, want, NAMES, 0, f"{options}, {order}, {steps} steps, {ranks} ranks")
-    _set_apart_from(4096)
+    _set_separate_calls_from(4096)
     assert not _setup.setups

@@ -118,7 +118,7 @@ def test_overlapping_caches(rng):
     with pytest.raises(ValueError, match="^v_cache: expected memory of its own for each new row, got row 0 of v in the "
                                          "memory of row 1 of k"):
         tessera.append_kv(k, v, k_cache, v_cache, slot_mapping=numpy.array([1, 5]))
-    with pytest.raises(ValueError, match="^v_cache: expected rows beside those of k_cache"):
+    with pytest.raises(ValueError, match="^v_cache: expected rows that share no memory with those of k_cache"):
         tessera.append_kv(k, v, storage, storage, slot_mapping=numpy.array([1, 11]))
     assert (storage == before).all()
 

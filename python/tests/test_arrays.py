@@ -222,7 +222,8 @@ def test_lenders_that_are_refused(qkv):
             return capsule
     expect_error("^q: expected memory of the host or of a CUDA device, got DLPack device type 7",
                  Lent(q, change=elsewhere), k, v)
-    expect_error("^q: expected an array that can be lent by DLPack; its library says: can't export", Unwilling(q), k, v)
+    expect_error("^q: expected an array that its library can export by DLPack, got the error: can't export",
+                 Unwilling(q), k, v)
     expect_error("^q: expected a DLPack capsule that nobody has used", Used(q), k, v)
 
 

@@ -35,9 +35,9 @@ def registered():
 
 
 @pytest.fixture(autouse=True)
-def without_what_was_said(monkeypatch):
+def without_earlier_warnings(monkeypatch):
     from tessera import _mask_functions
-    monkeypatch.setattr(_mask_functions, "_said", set())
+    monkeypatch.setattr(_mask_functions, "_warned", set())
 
 
 def model(name, attention, device):

@@ -173,7 +173,7 @@ def test_explain_knows_that_the_provider_is_asked_first(torch):
 def test_what_the_table_can_not_be_asked_is_said(torch):
     q = torch.zeros(2, 8, 512, 65, dtype=torch.bfloat16)
     mask = torch.zeros(512, 1, requires_grad=True).expand(512, 512)
-    lines = which._unsaid(q[..., 1:], q.mT, q, mask)
+    lines = which._properties_without_an_option(q[..., 1:], q.mT, q, mask)
     assert lines == ["q begins at element 1 of its storage", "the last dimension of k has the stride 65",
                      "the last dimension of attn_mask has the stride 0", "attn_mask takes a gradient"]
     table = which.explain(q, q, q, gpu="h200", torch_version="2.11").table
@@ -181,7 +181,7 @@ def test_what_the_table_can_not_be_asked_is_said(torch):
     explanation = which.Explanation(table, answers, "math", lines)
     assert explanation.differences == [] and "The table does not know that k" not in str(explanation)
     assert "The table does not know that the last dimension of k has the stride 65." in str(explanation)
-    assert which._unsaid(q, q, q, None) == []
+    assert which._properties_without_an_option(q, q, q, None) == []
 
 
 def test_pytorch_is_asked_where_there_is_a_gpu(torch):

@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kBytes = 4096;  // of a message, which has one size on every rank
 using Text = std::array<char, kBytes>;
 
-/// One field to a line, its value cut to what a message has room for.
+/// Writes one field on each line; a value is truncated to the length that fits a message.
 Text packed(const Fields& fields) {
     std::string text;
     const std::size_t most = kBytes / fields.size();

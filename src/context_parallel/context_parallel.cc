@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// context_parallel(): what this rank will do, after all ranks have compared what they were given.
+// context_parallel(): all ranks compare their arguments, and then this rank makes its plan.
 #include "tessera/context_parallel.hpp"
 
 #include <fmt/format.h>
@@ -44,8 +44,9 @@ std::int64_t checked_total(const Problem& p, const ContextParallelOptions& optio
     std::int64_t before = 0;
     for (const std::int64_t offset : options.cu_seqlens) {
         if (offset < before || offset > rows_q || (before == 0 && &offset == options.cu_seqlens.data() && offset != 0))
-            refuse_argument("cu_seqlens", fmt::format("expected offsets from 0 on that never fall, up to {}, got {}",
-                                                      rows_q, offset));
+            refuse_argument("cu_seqlens",
+                            fmt::format("expected offsets that begin at 0, never decrease and are at most {}, got {}",
+                                        rows_q, offset));
         before = offset;
     }
     if (options.steps < 0) refuse_argument("steps", fmt::format("expected 0 or more, got {}", options.steps));

@@ -124,16 +124,16 @@ class Running {
         // This rank's rows are copied first, so that exchanges follow each other without a kernel of this stream
         // between them: it would wait for the kernels of attention.
         const std::size_t ahead = memory_.keys.size();
-        for (std::size_t i = 0; i < ahead; ++i) place(i);
-        for (std::size_t i = 0; i < ahead; ++i) bring(i);
+        for (std::size_t i = 0; i < ahead; ++i) copy_own_rows(i);
+        for (std::size_t i = 0; i < ahead; ++i) exchange_rows(i);
         for (std::size_t i = 0; i < steps_.size(); ++i) {
             s_.memory->wait(kArrived + buffer(i), main_);
             compute(i);
             s_.memory->mark(kComputed + buffer(i), main_);
             if (i + ahead >= steps_.size()) continue;
             s_.memory->wait(kComputed + buffer(i), side_);
-            place(i + ahead);
-            bring(i + ahead);
+            copy_own_rows(i + ahead);
+            exchange_rows(i + ahead);
         }
     }
 
@@ -244,7 +244,7 @@ class Running {
     }
 
     /// Copies this rank's rows of K and V of a step into the keys of the calls.
-    void place(std::size_t step) {
+    void copy_own_rows(std::size_t step) {
         const Step& heads = steps_[step];
         const std::size_t bytes = row_bytes(step);
         std::byte* to = memory_.keys[step % memory_.keys.size()];
@@ -261,7 +261,7 @@ class Running {
     }
 
     /// The exchange of K and V of a step.
-    void bring(std::size_t step) {
+    void exchange_rows(std::size_t step) {
         exchange(memory_.keys[step % memory_.keys.size()], s_.sent, s_.received, step);
         s_.memory->mark(kArrived + buffer(step), side_);
     }

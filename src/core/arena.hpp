@@ -53,7 +53,7 @@ class Arena {
 class WorkerMemory {
  public:
     WorkerMemory() = default;
-    /// lay_out(arena) takes what one worker needs.
+    /// lay_out(arena) reserves the memory of one worker.
     template <class LayOut>
     WorkerMemory(Arena& arena, int workers, const LayOut& lay_out) {
         Arena one;

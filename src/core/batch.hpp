@@ -99,8 +99,8 @@ struct HeadRows {
     }
 };
 
-/// Calls body(address, index, count) for rows [first, first + rows) in ascending order, `count` of them at a time that
-/// lie row_stride apart from `address` on; `index` counts them from 0.
+/// Calls body(address, index, count) for rows [first, first + rows) in ascending order, `count` rows at a time: the
+/// first is at `address`, each further one row_stride after it. `index` is the number of the first one, from 0.
 template <class Body>
 void for_each_run(const HeadRows& x, std::int64_t first, std::int64_t rows, const Body& body) {
     for (std::int64_t i = 0; i < rows;) {

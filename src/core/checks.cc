@@ -42,7 +42,7 @@ std::span<const std::int64_t> shape_of(const TensorView& t) {
     return std::span(t.shape).first(static_cast<std::size_t>(std::clamp(t.rank, 0, TensorView::kMaxRank)));
 }
 
-/// Do all elements lie within a distance that int64 can hold? Strides come from the caller and may be anything.
+/// Do all offsets of elements fit in int64? Strides come from the caller and may have any value.
 bool within_reach(const TensorView& t) {
     double elements = 1;
     for (std::size_t d = 0; d < shape_of(t).size(); ++d) {
@@ -52,7 +52,7 @@ bool within_reach(const TensorView& t) {
     return elements * static_cast<double>(size_of(t.dtype)) <= 0x1p61;
 }
 
-std::string place_of(const Device& device) {
+std::string text_of_device(const Device& device) {
     return device.type == DeviceType::cpu ? "in host memory" : fmt::format("on CUDA device {}", device.index);
 }
 
@@ -63,7 +63,7 @@ bool same_memory(const Device& a, const Device& b) {
 
 void expect_device(const char* name, const TensorView& t, const Device& device) {
     if (same_memory(t.device, device)) return;
-    invalid(name, fmt::format("expected a tensor {}, got one {}", place_of(device), place_of(t.device)));
+    invalid(name, fmt::format("expected a tensor {}, got one {}", text_of_device(device), text_of_device(t.device)));
 }
 
 /// Checks the pointer, its alignment and its reach. The dtype must have been checked: the alignment follows from it.
@@ -219,7 +219,7 @@ void check_values(const Problem& p, const char* name, const TensorView& t, Shape
     if (rule == ShapeRule::cu_seqlens_kv) check_cu_seqlens(p, name, t, p.total_kv, p.len_kv);
 }
 
-/// `bias`: the shape that ShapeRule::like_bias asks for.
+/// `bias`: the shape that ShapeRule::like_bias requires.
 template <class Args>
 void check_tensor(const Problem& p, const TensorArgument<Args>& argument, const TensorView& t, const TensorView& bias) {
     const char* name = argument.name;
@@ -247,15 +247,20 @@ void check_memory(std::span<const Named> outputs, std::span<const Named> inputs,
             invalid(name, "expected an output whose elements are all distinct, got " + view->describe());
         }
         for (const Named& other : outputs.subspan(i + 1)) {
-            if (may_overlap(*view, *other.view)) invalid(other.name, fmt::format("overlaps the output {}", name));
+            if (may_overlap(*view, *other.view))
+                invalid(other.name,
+                        fmt::format("expected memory of its own, got memory that overlaps the output {}", name));
         }
         for (const Named& input : inputs) {
-            if (may_overlap(*view, *input.view)) invalid(name, fmt::format("overlaps the input {}", input.name));
+            if (may_overlap(*view, *input.view))
+                invalid(name,
+                        fmt::format("expected memory of its own, got memory that overlaps the input {}", input.name));
         }
     }
     for (const auto& tensors : {inputs, outputs}) {
         for (const auto& [name, view] : tensors) {
-            if (may_touch(*view, workspace)) invalid("workspace", fmt::format("overlaps {}", name));
+            if (may_touch(*view, workspace))
+                invalid("workspace", fmt::format("expected memory of its own, got memory that overlaps {}", name));
         }
     }
 }

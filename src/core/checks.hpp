@@ -9,8 +9,8 @@
 namespace tessera {
 
 /// Throw Error(invalid_argument) naming the tensor, what was expected and what came. Every tensor must be on `device`.
-/// Values on a CUDA device are not read: of cu_seqlens there only the shape is checked. No tensor may share memory with
-/// the workspace.
+/// Values on a CUDA device are not read, so only the shape of cu_seqlens is checked there. No tensor may share memory
+/// with the workspace.
 void check_tensors(const Problem& problem, const ForwardArgs& args, const Device& device,
                    std::span<const std::byte> workspace = {});
 void check_tensors(const Problem& problem, const BackwardArgs& args, const Device& device,
@@ -21,8 +21,8 @@ void check_tensors(const Problem& problem, const BackwardArgs& args, const Devic
 void expect_tensor(const char* name, const TensorView& tensor, std::span<const std::int64_t> shape,
                    std::span<const DType> dtypes);
 
-/// True when two views share a byte. Never false when they do; a pair of odd strides whose search would take longer
-/// than a call should counts as sharing, so that a rare interleaved pair is refused without need.
+/// Returns true if two views share a byte. The result is also true for unusual strides whose exact test would take
+/// longer than a call should, so a rare pair of interleaved views is refused although it shares nothing.
 bool may_overlap(const TensorView& a, const TensorView& b);
 
 /// True when a view and a stretch of memory share a byte; as sure as may_overlap().

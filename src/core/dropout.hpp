@@ -14,9 +14,8 @@ namespace tessera {
 namespace dropout {
 inline constexpr int kPatchQueries = 2;
 inline constexpr int kPatchKeys = 16;
-inline constexpr int kBits = 32;  ///< bits of a word
-inline constexpr int kBitsOfBlock =
-    4;  ///< bits of a word that one Philox block holds: bit n lies in output n % 4 of block n / 4
+inline constexpr int kBits = 32;        ///< bits of a word
+inline constexpr int kBitsOfBlock = 4;  ///< bits of a word in one Philox block: bit n is in output n % 4 of block n / 4
 }  // namespace dropout
 
 /// The patch that a weight is in: its number in its head, and the head. Up to 2^32 queries and keys.
@@ -44,8 +43,8 @@ TESSERA_HOST_DEVICE constexpr int bit_in_patch(std::int64_t query, std::int64_t 
     return static_cast<int>(query % 2 * 16 + key % 2 * 8 + key / 2 % 8);
 }
 
-/// Words under this value are kept: round((1 - p) * 2^32), so the keep probability is exact to 2^-32. It is 2^32, over
-/// every word, for p = 0, hence 64 bits; and 1 at least, since p < 1 keeps something.
+/// A weight is kept if its word is below this value: round((1 - p) * 2^32), so the keep probability is exact to 2^-32.
+/// For p = 0 it is 2^32, above every word, hence 64 bits; it is at least 1, since p < 1 keeps some weights.
 constexpr std::uint64_t keep_threshold(double probability) {
     const auto rounded = static_cast<std::uint64_t>((1.0 - probability) * 4294967296.0 + 0.5);
     return rounded == 0 ? 1 : rounded;

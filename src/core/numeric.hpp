@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// Storage types: the bits of one element, distinct types so that templates can tell them apart.
+/// Storage types: the bits of one element. They are distinct types, so that templates can distinguish them.
 struct Bf16 {
     std::uint16_t bits = 0;
 };

@@ -80,7 +80,7 @@ class Axes {
     bool reach(Interval wanted) {
         const auto end = axes_.begin() + size_;
         std::sort(axes_.begin(), end, [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
-        // An axis whose steps are no longer than the interval makes a longer interval of it, without gaps.
+        // An axis whose step is at most the length of the interval extends the interval without gaps.
         for (; size_ > 0; --size_) {
             const Axis& least = axes_[static_cast<std::size_t>(size_ - 1)];
             if (least.stride > wanted.last - wanted.first + 1) break;
@@ -152,7 +152,7 @@ bool may_overlap(const TensorView& a, const TensorView& b) {
     const Reach reach_a = reach_of(a);
     const Reach reach_b = reach_of(b);
     const std::int64_t distance = reinterpret_cast<std::intptr_t>(b.data) - reinterpret_cast<std::intptr_t>(a.data);
-    // Elements share a byte where a's begins less than its size before b's, or less than b's size after it.
+    // Two elements share a byte if a begins less than a's size before b, or less than b's size after b.
     const Interval meeting{distance - size_of(a.dtype) + 1, distance + size_of(b.dtype) - 1};
     const std::int64_t lowest = reach_a.lowest - reach_b.highest;
     if (meeting.last < lowest || meeting.first > reach_a.highest - reach_b.lowest) return false;

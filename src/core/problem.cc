@@ -41,20 +41,20 @@ void expect_countable(const Problem& p) {
     const bool ragged_kv = p.ragged && !p.kv_lengths;
     const double rows_kv = ragged_kv ? std::max(at_least_1(p.total_kv), sequences) : sequences * at_least_1(p.len_kv);
     const auto limit = static_cast<double>(kMaxElements);
-    if (rows_q * at_least_1(p.heads_q) * widest > limit) {
-        invalid(p.ragged ? "total_q" : "len_q", "expected sizes of the queries that multiply to 2^62 at most");
-    }
-    if (rows_kv * at_least_1(p.heads_kv) * widest > limit) {
-        invalid(ragged_kv ? "total_kv" : "len_kv", "expected sizes of the keys that multiply to 2^62 at most");
-    }
-    if (std::max(rows_q, at_least_1(p.len_q)) * at_least_1(p.heads_q) * at_least_1(p.len_kv) > limit) {
-        invalid("len_kv", "expected 2^62 scores at most over all heads");
-    }
+    const auto expect_at_most = [&](const char* field, const char* what, double count) {
+        if (count > limit)
+            invalid(field, fmt::format("expected at most 2^62 {} over all heads, got {:.3g}", what, count));
+    };
+    expect_at_most(p.ragged ? "total_q" : "len_q", "elements of the queries", rows_q * at_least_1(p.heads_q) * widest);
+    expect_at_most(ragged_kv ? "total_kv" : "len_kv", "elements of the keys",
+                   rows_kv * at_least_1(p.heads_kv) * widest);
+    expect_at_most("len_kv", "scores",
+                   std::max(rows_q, at_least_1(p.len_q)) * at_least_1(p.heads_q) * at_least_1(p.len_kv));
 }
 
 void expect_cache(const Problem& p) {
     const auto expect_without = [](const char* field, bool is_set, const char* other) {
-        if (is_set) invalid(field, fmt::format("expected none {}", other));
+        if (is_set) invalid(field, fmt::format("expected none {}, got one", other));
     };
     if (!p.kv_lengths) {
         if (p.page_size != 0) invalid("page_size", fmt::format("expected 0 without kv_lengths, got {}", p.page_size));

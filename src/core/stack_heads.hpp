@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Is there one query per head, and nothing that differs between heads but their queries?
+/// Is there one query per head, and do the heads differ in their queries alone?
 inline bool stackable(const Problem& p) {
     return !p.ragged && p.len_q == 1 && p.heads_q > p.heads_kv && p.heads_kv > 0 && !p.alibi && !p.bias &&
            p.dropout.probability == 0 && p.mask.bind(1, p.len_kv).kv_range(0, 1).size() == p.len_kv;

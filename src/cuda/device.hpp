@@ -24,7 +24,7 @@ struct DeviceProperties {
     std::int64_t memory_bytes = 0;
 };
 
-/// Why there is no such device, in the driver's words; empty when there is. Asking creates no context.
+/// The driver's message if there is no such device; empty if there is one. The call creates no context.
 std::optional<std::string> unavailable(const Device& device);
 
 /// Properties of a device, cached. Throws Error(device_unavailable) when there is no such device.

@@ -33,7 +33,7 @@ struct DecodeBlockKernels {
     std::optional<std::string> (*refuse)(const DecodeBlockProblem& problem, const Device& device);
     /// The first tensor of a valid call whose strides or alignment the backend can't process, or nothing.
     std::optional<TensorRefusal> (*refuse_tensors)(const DecodeBlockProblem& problem, const DecodeBlockArgs& args);
-    /// Throws Error(invalid_argument) naming a tensor that is not memory of the device. Null: there is nothing to ask.
+    /// Throws Error(invalid_argument) naming a tensor that is not memory of the device. Null: nothing to check.
     void (*expect_memory)(const DecodeBlockArgs& args, std::span<std::byte> workspace, const Device& device) = nullptr;
     /// Bytes of scratch memory that the kernels of the chain need. Null: none.
     std::size_t (*scratch_bytes)(const DecodeBlockProblem& problem) = nullptr;

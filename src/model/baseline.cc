@@ -21,7 +21,7 @@ struct Operators {
     double traffic;          ///< share of the rate of a copy that operators over the matrix reach
     double masked;           ///< an addition whose second operand is broadcast takes that many times as long
     double products;         ///< share of the peak that batched products reach
-    double exposed;          ///< share of the shorter one of traffic and product, beside the longer one
+    double exposed;          ///< share of the shorter time (traffic or GEMM) that is added to the longer one
     double copies;           ///< times that Q, K, V or O is read or written beside the products, in the forward
     double gradient_copies;  ///< the same in the backward
 };

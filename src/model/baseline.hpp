@@ -26,7 +26,7 @@ const char* name_of(Baseline baseline);
 std::string title_of(Baseline baseline, const Problem& problem);
 
 /// Returns what PyTorch runs on a GPU without FlashAttention and cuDNN: memory-efficient where it takes the call, else
-/// math, whether the model predicts it or not. On a CPU, of whose PyTorch kernels nothing is modelled: standard.
+/// math, whether the model predicts it or not. On a CPU, where the model has none of PyTorch's kernels, it is standard.
 Baseline without_flash(const Problem& problem, const Machine& machine);
 
 /// The reason why there is no prediction, or nothing.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A call over several GPUs: what the busiest of them computes, receives and keeps (docs/context-parallel.md).
+// A call over several GPUs: the computation, the received bytes and the memory of the busiest of them
+// (docs/context-parallel.md).
 #include "model/context_parallel.hpp"
 
 #include <fmt/format.h>

@@ -78,7 +78,7 @@ struct Cpu {
         out.memory = schedule::footprint(workload);
         count_bias(q, out);
         if (q.schedule == Schedule::fa2 && !few())
-            loops = loops_of(workload, {static_cast<int>(threads), on_matrix_unit(), parts() ? 3 : 1});
+            loops = loops_of(workload, {static_cast<int>(threads), on_matrix_unit(), in_bf16_parts() ? 3 : 1});
         busy = std::min(threads, std::max(1.0, tasks()));
         const Machine& m = q.machine;
         contention = busy > 1 ? std::log2(busy) / std::log2(m.cores) : 0.0;
@@ -88,20 +88,20 @@ struct Cpu {
 
     bool forward() const { return q.pass == Pass::forward; }
     bool bf16() const { return q.problem.dtype == DType::bf16; }
-    bool parts() const { return in_parts(q); }
+    bool in_bf16_parts() const { return in_parts(q); }
     bool few() const { return runs_few_queries(q); }
     bool on_matrix_unit() const { return runs_on_matrix_unit(q); }
     /// The peak FLOP/clk of one thread.
     double peak() const {
         if (!on_matrix_unit()) return q.machine.fma_flop;
-        return parts() ? q.machine.matrix_flop / kMmasPerFp32 : q.machine.matrix_flop;
+        return in_bf16_parts() ? q.machine.matrix_flop / kMmasPerFp32 : q.machine.matrix_flop;
     }
     double gemm_rate() const { return peak() * c.gemm_share; }
     /// Nanoseconds per packed element. With few queries, Q is kept in rows and V is not transposed
     /// (cpu/fa2/matrix/decode.cc).
     double pack_ns() const {
         const bool in_rows = on_matrix_unit() && forward() && q.problem.group() == 1 && q.problem.len_q <= kLanes;
-        return c.pack_ns * (in_rows ? parts() ? kPackingOfRowsInParts : kPackingOfRows : 1);
+        return c.pack_ns * (in_rows ? in_bf16_parts() ? kPackingOfRowsInParts : kPackingOfRows : 1);
     }
     /// The backward in 16 bits computes delta over all pairs first.
     bool sums_deltas() const { return on_matrix_unit() && !forward() && bf16(); }
@@ -181,7 +181,7 @@ double Cpu::flop_per_pair() const {
     const Problem& p = q.problem;
     const double deep = padded(p.head_dim, kTileDepth), deep_v = padded(p.head_dim_v, kTileDepth);
     const double rows = padded(p.head_dim, kTileRows), rows_v = padded(p.head_dim_v, kTileRows);
-    const double sums = on_matrix_unit() && !parts() ? kTileRows : 0;  // row sums of the rounded P
+    const double sums = on_matrix_unit() && !in_bf16_parts() ? kTileRows : 0;  // row sums of the rounded P
     if (forward()) return 2 * (deep + rows_v + sums);
     const double five_gemms = 2 * (deep + deep_v + rows_v + 2 * rows) + (sums_deltas() ? 2 * (deep + deep_v) : 0);
     return on_matrix_unit() && !in_stripes() ? five_gemms + 2 * (deep + deep_v)
@@ -321,7 +321,7 @@ bool Cpu::in_stripes() const {
 /// (cpu/steps/matrix/gradient.cc).
 double Cpu::packed_bytes() const {
     const Problem& p = q.problem;
-    const double element = 2 * (parts() ? 3.0 : 1.0);
+    const double element = 2 * (in_bf16_parts() ? 3.0 : 1.0);
     const auto d = static_cast<double>(p.head_dim), dv = static_cast<double>(p.head_dim_v);
     return static_cast<double>(p.rows_q() * p.heads_q) * (2 * (d + dv) * element + 4 * d) +
            static_cast<double>(p.rows_kv() * p.heads_kv) * (2 * d + dv) * element;

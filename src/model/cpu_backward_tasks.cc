@@ -38,7 +38,7 @@ class MatrixBackward {
         all.push_back({.tasks = {packing()}, .even = true});
         if (work_split_.parts == 1) all.push_back(deltas());
         if (striped_) all.push_back(stripes());
-        else all.push_back(parts());
+        else all.push_back(separate_passes());
         return all;
     }
 
@@ -146,7 +146,7 @@ class MatrixBackward {
     }
 
     /// The loop of two kinds of tasks: dK and dV of some keys over all queries, then dQ of some queries over all keys.
-    Loop parts() const {
+    Loop separate_passes() const {
         Loop loop;
         const std::int64_t rows = rows_per_task(p_.batch * p_.heads_kv, p_.len_kv, kBlockKv, 1);
         for (const auto& [len_q, len_kv] : lengths_of(w_)) {

@@ -108,7 +108,7 @@ std::int64_t keys_of_split(std::int64_t head_dim) { return head_dim <= 64 ? 256 
 bool is_small(const Machine& machine) { return machine.shared_kib < 128; }
 
 /// Do two tiles of head_dim 256 fit a multiprocessor? flash-attention's fa2 then takes tiles of 64 x 64.
-bool holds_two_of_256(const Machine& machine) { return machine.shared_kib > 192; }
+bool fits_two_blocks_of_256(const Machine& machine) { return machine.shared_kib > 192; }
 
 }  // namespace
 
@@ -241,7 +241,7 @@ Tile tile_of(const Family& family, const Problem& problem, const Machine& machin
     if (family.schedule == Schedule::fa3) return choose(kFlash3, dim, cut);
     if (flash2_splits(problem, machine) > 1) return {kSplitQueries, keys_of_split(problem.head_dim)};
     if (is_small(machine)) return choose(kFlash2Small, dim, cut);
-    return holds_two_of_256(machine) && dim > 192 ? Tile{64, 64} : choose(kFlash2, dim, cut);
+    return fits_two_blocks_of_256(machine) && dim > 192 ? Tile{64, 64} : choose(kFlash2, dim, cut);
 }
 
 int blocks_at_a_time(const Family& family, const Problem& problem, const Machine& machine) {
@@ -251,7 +251,8 @@ int blocks_at_a_time(const Family& family, const Problem& problem, const Machine
     // cuDNN's waves on an A100 are of one block, but for few queries.
     if (std::string_view(family.by) == "cudnn") return family.few_queries ? 2 : 1;
     if (dim <= kMostForTwo) return 2;
-    return !is_ours(family) && tile_of(family, problem, machine).block_q <= kSplitQueries && holds_two_of_256(machine)
+    return !is_ours(family) && tile_of(family, problem, machine).block_q <= kSplitQueries &&
+                   fits_two_blocks_of_256(machine)
                ? 2
                : 1;
 }

@@ -64,8 +64,8 @@ struct Constants {
 /// Constants::single_block_factor were chosen with bench/results/h200/seen.jsonl in view.
 inline constexpr double kColdStart = 4;
 
-/// A call starts with an L2 full of dirty lines. For each byte read, this share of a byte is written back first, up to
-/// this share of the L2. Observed in calls that mostly read (bench/results/h200/now/drawn_241124.jsonl).
+/// A call starts with an L2 full of dirty lines. For each byte read, kWrittenShare of a byte is written back first, up
+/// to kWrittenOfL2 of the L2. Observed in calls that mostly read (bench/results/h200/now/drawn_241124.jsonl).
 inline constexpr double kWrittenShare = 0.4;
 inline constexpr double kWrittenOfL2 = 0.9;
 

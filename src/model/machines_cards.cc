@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GPUs that share their chip or their generation with one of machines_gpu.cc: what differs, and its source.
+// GPUs with the chip or the generation of one in machines_gpu.cc: the quantities that differ, with their sources.
 #include "model/machines.hpp"
 
 namespace tessera::model {

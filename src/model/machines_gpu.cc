@@ -11,7 +11,7 @@ constexpr const char* kGuide = "CUDA C++ Programming Guide: arithmetic throughpu
 constexpr const char* kSheet = "NVIDIA datasheet or architecture whitepaper";
 constexpr const char* kRate = "whitepaper: dense peak / (multiprocessors * rated clock)";
 constexpr const char* kMicro = "measured: bench/results/h200/micro.jsonl";
-// The kernels' constants were fitted with these clocks. A text has the measured value beside its own.
+// The kernels' constants were fitted with these clocks. The source text of a quantity also has the measured value.
 constexpr const char* kFittedClock = "constants were fitted with it; measured: 1.966, bench/results/h200/micro.jsonl";
 constexpr const char* kFittedLoad = "constants were fitted with it; measured: 1.574, bench/results/h200/micro.jsonl";
 constexpr const char* kFittedL2 = "constants were fitted with it; measured: 47.8, bench/results/h200/micro.jsonl";

@@ -100,7 +100,7 @@ static L2Fractions fractions_in_l2(const Question& q, const Tile& tile, std::int
     // If each head of a group has one tile, these start together and read the same keys in step, so each key is fetched
     // once. Neighbouring thread blocks of cuda.decode.forward have the same keys.
     const bool in_step = q.pass == Pass::forward && p.len_q <= tile.block_q && p.group() > 1 && p.group() <= at_once;
-    // Cyclic reads evict data before its reuse: at twice the capacity nothing stays.
+    // Cyclic reads evict data before its reuse: at twice the capacity no data is reused.
     const auto fraction = [&](double bytes) { return std::clamp(2 - bytes / usable, 0.0, 1.0); };
     return {
         .keys = in_step || q.options.kernel == kDecodeKernel ? 1.0 : fraction(keys),
@@ -133,7 +133,7 @@ schedule::Cost cost_of(const Question& q, const schedule::Workload& resident) {
 }
 
 /// A dense Problem as a ragged one, if its sequences have unequal numbers of keys.
-static void tell_sequences_apart(Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences) {
+static void make_ragged_if_unequal(Problem& p, const std::vector<std::pair<std::int64_t, std::int64_t>>& sequences) {
     const auto longer = [](const auto& a, const auto& b) { return a.second < b.second; };
     const auto [least, most] = std::minmax_element(sequences.begin(), sequences.end(), longer);
     if (p.ragged || sequences.empty() || least->second == most->second) return;
@@ -152,7 +152,7 @@ Question question_of(const Problem& problem, Schedule schedule, Pass pass, const
         if (family != nullptr && is_ours(*family)) {
             q.options.kernel = our_kernel(problem, schedule, pass, machine, options).name;
             const Family& variant = family_for(*family, q.problem, machine, q.options.kernel);
-            if (is_decode(variant) && problem.kv_lengths) tell_sequences_apart(q.problem, options.sequences);
+            if (is_decode(variant) && problem.kv_lengths) make_ragged_if_unequal(q.problem, options.sequences);
         }
     }
     // Other kernels are chosen as for a dense batch, if the sequences of a cache have as many queries each.

@@ -25,7 +25,7 @@ constexpr Host kWithNccl{{0.1, 1.6}, {0.5, 0.6}, {0.1, 0}, {0.08, 0.4}};
 /// Kernels beside an exchange of NCCL, which takes multiprocessors, take longer by twice its time, and by a fifth at
 /// most. Measured on two H200: two forwards of 1.63 ms took 0.33 ms longer with an all_gather of 0.158 ms beside them,
 /// whether it came before or after the first. Copies between GPUs take none.
-double longer_beside(double kernels, double exchange) {
+double slowdown_by_exchange(double kernels, double exchange) {
     constexpr double kOfExchange = 2, kOfKernels = 0.2;
     return std::min(kOfExchange * exchange, kOfKernels * kernels);
 }
@@ -103,7 +103,7 @@ RanksInTime in_time(const std::vector<RankStep>& steps, Pass pass, bool document
         caller.wait(s == 0 ? "first exchange" : "waiting for exchanges", ready[s]);
         exposed += caller.now - before;
         caller.add("kernels", step.kernels);
-        caller.add("kernels beside an exchange", longer_beside(step.kernels, beside));
+        caller.add("kernels beside an exchange", slowdown_by_exchange(step.kernels, beside));
         done[s] = caller.now;
         if (backward) {
             if (s > 0) add_up(s - 1);
@@ -127,12 +127,12 @@ double ring_in_time(const RingTimes& times, int ranks, Pass pass) {
     const auto of_pass = static_cast<std::size_t>(pass == Pass::backward);
     const auto others = static_cast<double>(ranks - 1);
     const auto beside = [&](double kernels) {
-        return std::max(kernels + longer_beside(kernels, times.exchange), times.exchange);
+        return std::max(kernels + slowdown_by_exchange(kernels, times.exchange), times.exchange);
     };
     const double first = ranks > 1 ? beside(times.own) : times.own;
     const double middle = others > 1 ? (others - 1) * beside(times.other + times.merge) : 0;
     const double last = ranks > 1 ? times.other + times.merge : 0;
-    // In the backward dK and dV make one more step, to the GPU that holds the keys.
+    // In the backward dK and dV take one more step, to the GPU that has the keys.
     const double gpu = first + middle + last + (of_pass == 1 && ranks > 1 ? times.exchange : 0);
     return std::max(gpu + kWithNccl.gaps[of_pass],
                     kWithNccl.call[of_pass] + kWithNccl.step[of_pass] * static_cast<double>(ranks));

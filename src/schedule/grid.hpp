@@ -70,11 +70,11 @@ struct Grid {
     }
 
     /// The number of equal rows from row i on: whole tiles whose queries all see every key, or all see none.
-    std::int64_t rows_alike(std::int64_t i) const {
+    std::int64_t equal_rows_from(std::int64_t i) const {
         return alike(i, block.block_q, band.len_q, band.len_kv, band.low, band.high);
     }
     /// The number of equal columns from column j on.
-    std::int64_t columns_alike(std::int64_t j) const {
+    std::int64_t equal_columns_from(std::int64_t j) const {
         return alike(j, block.block_kv, band.len_kv, band.len_q, -band.high, -band.low);
     }
 
@@ -118,11 +118,11 @@ struct Grid {
 /// mask's edges cross rows, whatever the length.
 template <class Body>
 void for_each_run_of_rows(const Grid& grid, const Body& body) {
-    for (std::int64_t i = 0, times = 0; i < grid.rows(); i += times) body(i, times = grid.rows_alike(i));
+    for (std::int64_t i = 0, times = 0; i < grid.rows(); i += times) body(i, times = grid.equal_rows_from(i));
 }
 template <class Body>
 void for_each_run_of_columns(const Grid& grid, const Body& body) {
-    for (std::int64_t j = 0, times = 0; j < grid.columns(); j += times) body(j, times = grid.columns_alike(j));
+    for (std::int64_t j = 0, times = 0; j < grid.columns(); j += times) body(j, times = grid.equal_columns_from(j));
 }
 
 /// The sum over all queries of the keys that they see. In closed form: ramp(high + 1) - ramp(low), with ramp(x) = sum
@@ -133,11 +133,11 @@ std::int64_t visible_pairs(const Band& band);
 /// row sees whole to the last tile that the first query sees whole.
 std::int64_t full_tiles(const Grid& grid, std::int64_t i);
 
-/// Tells a first read from a repeated one, among neighbours that share reads. Ranges come in ascending order, so the
-/// end of the last read is enough.
+/// Distinguishes first reads from repeated ones among neighbours that share reads. Ranges are in ascending order, so
+/// the end of the last read is enough.
 class FirstReads {
  public:
-    /// Makes `tiles_at_once` neighbours share a read; 0: all.
+    /// `tiles_at_once` neighbours share a read; 0: all of them.
     explicit FirstReads(std::int64_t tiles_at_once) : tiles_at_once_(tiles_at_once) {}
     /// Begins neighbour `index` of the outer loop.
     void begin(std::int64_t index) {

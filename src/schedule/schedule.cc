@@ -17,13 +17,17 @@ namespace {
 
 void validate(const Workload& w) {
     w.problem.validate();
-    if (!countable(w.problem)) invalid("len_kv", "expected fewer scores: their FLOP and bytes pass 2^62");
+    if (!countable(w.problem))
+        invalid("len_kv",
+                fmt::format("expected fewer scores, since their FLOP or bytes exceed 2^62, got {} queries x {} keys",
+                            w.problem.len_q, w.problem.len_kv));
     if (w.tile.block_q < 1) invalid("block_q", fmt::format("expected 1 or more, got {}", w.tile.block_q));
     if (w.tile.block_kv < 1) invalid("block_kv", fmt::format("expected 1 or more, got {}", w.tile.block_kv));
     if (w.residency.tiles_at_once < 1)
         invalid("tiles_at_once", fmt::format("expected 1 or more, got {}", w.residency.tiles_at_once));
     if (w.sequences.empty()) return;
-    if (!w.problem.ragged) invalid("sequences", "expected none for a Problem that is not ragged");
+    if (!w.problem.ragged)
+        invalid("sequences", fmt::format("expected none for a Problem that is not ragged, got {}", w.sequences.size()));
     std::int64_t q = 0;
     std::int64_t kv = 0;
     for (const auto& [len_q, len_kv] : w.sequences) q += len_q, kv += len_kv;

@@ -124,12 +124,16 @@ TEST(DecodeBlockCalls, tensors_are_checked) {
 
 TEST(DecodeBlockCalls, memory_is_checked) {
     using Args = DecodeBlockArgs;
-    expect_refused("out", "overlaps x", [](Args& a) { a.out.data = a.x.at<float>(0, 1); });
-    expect_refused("out", "overlaps w_o", [](Args& a) { a.out.data = a.w_o.data; });
+    expect_refused("out", "expected memory of its own, got memory that overlaps x",
+                   [](Args& a) { a.out.data = a.x.at<float>(0, 1); });
+    expect_refused("out", "expected memory of its own, got memory that overlaps w_o",
+                   [](Args& a) { a.out.data = a.w_o.data; });
     expect_refused("out", "distinct", [](Args& a) { a.out.strides[0] = 0; });
-    expect_refused("k_cache", "overlaps out", [](Args& a) { a.out.data = a.k_cache.data; });
-    expect_refused("v_cache", "share memory", [](Args& a) { a.v_cache.data = a.k_cache.data; });
-    expect_refused("o", "overlaps lse", [](Args& a) { a.lse.data = a.o.data; });
+    expect_refused("k_cache", "expected memory of its own, got memory that overlaps out",
+                   [](Args& a) { a.out.data = a.k_cache.data; });
+    expect_refused("v_cache", "share no memory", [](Args& a) { a.v_cache.data = a.k_cache.data; });
+    expect_refused("o", "expected memory of its own, got memory that overlaps lse",
+                   [](Args& a) { a.lse.data = a.o.data; });
     Block block = whole_block();
     const DecodeBlockPlan plan = decode_block_plan(block.problem);
     const Workspace workspace(plan.workspace_bytes);
@@ -141,7 +145,8 @@ TEST(DecodeBlockCalls, memory_is_checked) {
     expect_error("workspace", "expected", call({}));
     DecodeBlockArgs inside = block.args();
     inside.out.data = workspace.span().data();
-    expect_error("workspace", "overlaps out", [&] { decode_block(plan, inside, workspace.span()); });
+    expect_error("workspace", "expected memory of its own, got memory that overlaps out",
+                 [&] { decode_block(plan, inside, workspace.span()); });
 }
 
 TEST(DecodeBlockCalls, values_in_host_memory_are_checked) {

@@ -36,7 +36,7 @@ float restored(float x) {
 
 /// The distance from abs(x) to the next number in 16 bits.
 template <DType kType>
-double last_place(float x) {
+double ulp_of(float x) {
     constexpr int kDigits = kType == DType::bf16 ? 7 : 10;
     constexpr int kLeast = kType == DType::bf16 ? -126 : -14;
     return std::ldexp(1.0, std::max(std::ilogb(x), kLeast) - kDigits);
@@ -47,10 +47,10 @@ template <DType kType>
 void expect_restored(float x) {
     const float o = rounded<kType>(x);
     if (!std::isfinite(o)) return;
-    const double place = last_place<kType>(o);
+    const double ulp = ulp_of<kType>(o);
     const double error = std::abs(static_cast<double>(restored<kType>(x)) - x);
-    const bool at_the_end = std::abs(static_cast<double>(o) - x) > place * 127.49 / 256;
-    EXPECT_LE(error, place / 256 * (at_the_end ? 1.0 : 0.5)) << std::hexfloat << x << " in " << name_of(kType);
+    const bool at_the_end = std::abs(static_cast<double>(o) - x) > ulp * 127.49 / 256;
+    EXPECT_LE(error, ulp / 256 * (at_the_end ? 1.0 : 0.5)) << std::hexfloat << x << " in " << name_of(kType);
 }
 
 template <DType kType>
@@ -63,13 +63,13 @@ class Numbers {
             if (!std::isfinite(o)) continue;
             EXPECT_EQ(residual_of<kType>(o, o), 0) << o;
             EXPECT_EQ(std::bit_cast<std::uint32_t>(with_residual<kType>(o, 0)), std::bit_cast<std::uint32_t>(o));
-            const double place = o == 0 ? last_place<kType>(std::numeric_limits<float>::min()) : last_place<kType>(o);
+            const double ulp = o == 0 ? ulp_of<kType>(std::numeric_limits<float>::min()) : ulp_of<kType>(o);
             for (int i = 0; i < 16; ++i) {
                 const double share = static_cast<double>(draw()) / 0x1p32 - 0.5;
-                expect_restored<kType>(static_cast<float>(o + share * place));
+                expect_restored<kType>(static_cast<float>(o + share * ulp));
             }
             for (const double share : {-0.5, -0.25, 0.25, 0.5}) {
-                expect_restored<kType>(static_cast<float>(o + share * place));
+                expect_restored<kType>(static_cast<float>(o + share * ulp));
             }
         }
     }

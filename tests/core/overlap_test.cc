@@ -30,7 +30,7 @@ std::set<std::int64_t> bytes_of(const TensorView& t) {
     return bytes;
 }
 
-bool share_by_brute_force(const TensorView& a, const TensorView& b) {
+bool overlap_by_brute_force(const TensorView& a, const TensorView& b) {
     const auto bytes = bytes_of(a);
     const auto others = bytes_of(b);
     return std::any_of(others.begin(), others.end(), [&](std::int64_t byte) { return bytes.count(byte) > 0; });
@@ -64,7 +64,7 @@ DType arbitrary_dtype() { return *rc::gen::element(DType::fp64, DType::fp32, DTy
 /// Expects may_overlap() to agree with the bytes.
 void check_pair(const TensorView& a, const TensorView& b) {
     RC_LOG() << a.describe() << " at " << a.data << ", " << b.describe() << " at " << b.data << std::endl;
-    const bool shared = share_by_brute_force(a, b);
+    const bool shared = overlap_by_brute_force(a, b);
     RC_ASSERT(may_overlap(a, b) == shared);
     RC_ASSERT(may_overlap(b, a) == shared);
 }
@@ -85,7 +85,7 @@ TEST(Overlap, two_wide_views) {
         const TensorView a = arbitrary(*rc::gen::inRange(2, 5), arbitrary_dtype(), furthest);
         const TensorView b = arbitrary(*rc::gen::inRange(2, 5), arbitrary_dtype(), furthest);
         RC_LOG() << a.describe() << " at " << a.data << ", " << b.describe() << " at " << b.data << std::endl;
-        const bool shared = share_by_brute_force(a, b);
+        const bool shared = overlap_by_brute_force(a, b);
         const bool claimed = may_overlap(a, b);
         RC_ASSERT(claimed || !shared);
         apart += shared ? 0 : 1;

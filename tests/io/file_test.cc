@@ -84,7 +84,7 @@ TEST(ReadFile, reports_a_file_that_shrinks_while_it_is_read) {
     const InputFile file(folder.file("a"));
     ASSERT_EQ(::truncate(folder.file("a").c_str(), 50), 0);
     Bytes bytes(100);
-    expect_error(ErrorCode::bad_data, "expected 100 bytes at offset 0, came 50", [&] { file.read(0, bytes); });
+    expect_error(ErrorCode::bad_data, "expected 100 bytes at offset 0, got 50", [&] { file.read(0, bytes); });
 }
 
 TEST(AtomicFile, appears_only_when_committed) {

@@ -49,7 +49,7 @@ inline void expect_error(ErrorCode code, std::string_view words, const std::func
     } catch (const Error& error) {
         EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
         EXPECT_NE(std::string_view(error.what()).find(words), std::string_view::npos)
-            << "expected: " << words << "\n  came: " << error.what();
+            << "expected: " << words << "\n  got: " << error.what();
     }
 }
 

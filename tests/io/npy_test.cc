@@ -147,22 +147,22 @@ TEST(Npy, check_magic_and_version) {
     expect_bad("expected a .npy file, it is a zip archive", to_bytes("PK\3\4 an npz archive"));
     for (const int version : {0, 4, 255})
         expect_bad("version 1.0, 2.0 or 3.0", file_of(dict("<f4", "(2,)"), 8, version));
-    expect_bad("came 1.1", to_bytes(std::string("\x93NUMPY\1\1", 8) + "  "));
+    expect_bad("got 1.1", to_bytes(std::string("\x93NUMPY\1\1", 8) + "  "));
 }
 
 TEST(Npy, check_header_length) {
-    expect_bad("at least 10 bytes, came 6", to_bytes("\x93NUMPY"));
+    expect_bad("at least 10 bytes, got 6", to_bytes("\x93NUMPY"));
     expect_bad("at least 10 bytes", to_bytes(std::string("\x93NUMPY\1\0\1", 9)));
     expect_bad("at least 12 bytes", to_bytes(std::string("\x93NUMPY\2\0\1\0\0", 11)));
-    expect_bad("at most 3 bytes, came 65535", to_bytes(std::string("\x93NUMPY\1\0\xff\xff{  ", 13)));
-    expect_bad("at most 65536 bytes, came 65537", file_of(std::string(65537, ' '), 0, 2));
+    expect_bad("at most 3 bytes, got 65535", to_bytes(std::string("\x93NUMPY\1\0\xff\xff{  ", 13)));
+    expect_bad("at most 65536 bytes, got 65537", file_of(std::string(65537, ' '), 0, 2));
     EXPECT_EQ(parse_npy(file_of(dict("<f4", "(2,)") + std::string(60000, ' '), 8)).view("array").size(), 2);
 }
 
 TEST(Npy, check_keys) {
-    expect_bad("once each, came \"descr\"", "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (2,)}",
+    expect_bad("once each, got \"descr\"", "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (2,)}",
                8);
-    expect_bad("once each, came \"x\"", "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'x': 1}", 8);
+    expect_bad("once each, got \"x\"", "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'x': 1}", 8);
     expect_bad("the keys descr, fortran_order and shape", "{'descr': '<f4', 'shape': (2,)}", 8);
     expect_bad("the keys descr, fortran_order and shape", "{}");
     expect_bad("spaces and a newline after the dict", dict("<f4", "(2,)") + "x", 8);
@@ -195,8 +195,8 @@ TEST(Npy, check_dtype) {
 }
 
 TEST(Npy, check_payload_size) {
-    expect_bad("expected 16 bytes of data for [4] of <f4, came 12", dict("<f4", "(4,)"), 12);
-    expect_bad("expected 16 bytes of data for [4] of <f4, came 17", dict("<f4", "(4,)"), 17);
+    expect_bad("expected 16 bytes of data for [4] of <f4, got 12", dict("<f4", "(4,)"), 12);
+    expect_bad("expected 16 bytes of data for [4] of <f4, got 17", dict("<f4", "(4,)"), 17);
     expect_bad("expected 0 bytes", dict("<f4", "(0,)"), 1);
     expect_bad("expected 4 bytes", dict("<f4", "()"));
 }
@@ -204,7 +204,7 @@ TEST(Npy, check_payload_size) {
 // The failures of other readers; the numbers are those of their issue trackers.
 
 TEST(Npy, bug_numpy_cve_2019_6446_pickled_objects) {
-    expect_bad("came \"|O\"", dict("|O", "(1,)"), 20);
+    expect_bad("got \"|O\"", dict("|O", "(1,)"), 20);
     expect_bad("expected a string", "{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (1,)}", 20);
 }
 
@@ -214,7 +214,7 @@ TEST(Npy, bug_numpy_literal_eval_of_a_hostile_header) {
 }
 
 TEST(Npy, bug_numpy_header_limit_after_reading_the_header) {
-    expect_bad("at most 0 bytes, came 4294967295", to_bytes(std::string("\x93NUMPY\2\0\xff\xff\xff\xff", 12)));
+    expect_bad("at most 0 bytes, got 4294967295", to_bytes(std::string("\x93NUMPY\2\0\xff\xff\xff\xff", 12)));
 }
 
 TEST(Npy, bug_numpy_80_bytes_allocate_32_gib) {
@@ -222,7 +222,7 @@ TEST(Npy, bug_numpy_80_bytes_allocate_32_gib) {
 }
 
 TEST(Npy, bug_cnpy_106_header_longer_than_the_file) {
-    expect_bad("at most 2 bytes, came 118", to_bytes(std::string("\x93NUMPY\1\0\x76\0{}", 12)));
+    expect_bad("at most 2 bytes, got 118", to_bytes(std::string("\x93NUMPY\1\0\x76\0{}", 12)));
     expect_bad("expected a string", std::string("{"));
     expect_bad("end of this string", std::string("{'descr"));
 }
@@ -265,7 +265,7 @@ TEST(Npy, bug_openvino_6159_payload_longer_than_the_shape) {
 TEST(Npy, bug_stablehlo_2963_numbers_and_empty_descr) {
     expect_bad("below 2^63", dict("<f4", "(99999999999999999999999999,)"));
     expect_bad("non-negative integer", dict("<f4", "(x,)"));
-    expect_bad("came \"\"", dict("", "(1,)"), 4);
+    expect_bad("got \"\"", dict("", "(1,)"), 4);
     expect_bad("header: expected", std::string("'"));
 }
 

@@ -168,19 +168,19 @@ TEST(Safetensors, known_dtypes_without_a_view) {
 
 TEST(Safetensors, views_of_missing_names_and_high_ranks_are_refused) {
     const TensorFile file = parse_safetensors(file_of(one("F32", "[1,1,1,1,2]", "[0,8]"), 8));
-    expect_error(ErrorCode::bad_data, "expected rank <= 4, came [1, 1, 1, 1, 2]", [&] { file.view("a"); });
-    expect_error(ErrorCode::bad_data, "expected a tensor \"q\", came 1 tensors: \"a\"", [&] { file.view("q"); });
+    expect_error(ErrorCode::bad_data, "expected rank <= 4, got [1, 1, 1, 1, 2]", [&] { file.view("a"); });
+    expect_error(ErrorCode::bad_data, "expected a tensor \"q\", got 1 tensors: \"a\"", [&] { file.view("q"); });
 }
 
 TEST(Safetensors, check_length_of_file) {
     expect_bad("it is an empty file", Bytes{});
-    expect_bad("at least 8 bytes, came 7", Bytes(7));
+    expect_bad("at least 8 bytes, got 7", Bytes(7));
 }
 
 TEST(Safetensors, check_header_length) {
     const std::string rest = "{}";
-    expect_bad("at most 100000000 bytes, came 100000001", to_bytes(little_endian(100'000'001, 8) + rest));
-    expect_bad("the rest of the file, came 3: the file was cut off", to_bytes(little_endian(3, 8) + rest));
+    expect_bad("at most 100000000 bytes, got 100000001", to_bytes(little_endian(100'000'001, 8) + rest));
+    expect_bad("the rest of the file, got 3: the file was cut off", to_bytes(little_endian(3, 8) + rest));
     // 8 + n wraps to 0 and to 1.
     expect_bad("at most 100000000 bytes", to_bytes(little_endian(~std::uint64_t{7}, 8) + rest));
     expect_bad("at most 100000000 bytes", to_bytes(little_endian(~std::uint64_t{6}, 8) + rest));
@@ -213,11 +213,11 @@ TEST(Safetensors, check_utf8) {
 
 TEST(Safetensors, check_duplicate_keys) {
     const std::string tensor = R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
-    expect_bad("came twice \"a\"", R"({"a":)" + tensor + R"(,"a":)" + tensor + "}", 8);
-    expect_bad("came twice \"a\"", R"({"a":)" + tensor + R"(,"\u0061":)" + tensor + "}", 8);
-    expect_bad("came twice \"shape\"", R"({"a":{"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]}})", 8);
-    expect_bad("came twice \"k\"", R"({"__metadata__":{"k":"1","k":"2"}})");
-    expect_bad("came twice \"__metadata__\"", R"({"__metadata__":{},"__metadata__":{}})");
+    expect_bad("got \"a\" twice", R"({"a":)" + tensor + R"(,"a":)" + tensor + "}", 8);
+    expect_bad("got \"a\" twice", R"({"a":)" + tensor + R"(,"\u0061":)" + tensor + "}", 8);
+    expect_bad("got \"shape\" twice", R"({"a":{"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]}})", 8);
+    expect_bad("got \"k\" twice", R"({"__metadata__":{"k":"1","k":"2"}})");
+    expect_bad("got \"__metadata__\" twice", R"({"__metadata__":{},"__metadata__":{}})");
 }
 
 TEST(Safetensors, check_metadata_is_strings) {
@@ -228,18 +228,18 @@ TEST(Safetensors, check_metadata_is_strings) {
 }
 
 TEST(Safetensors, check_fields) {
-    expect_bad("came fewer", R"({"a":{"dtype":"F32","shape":[2]}})", 8);
-    expect_bad("came fewer", R"({"a":{}})");
-    expect_bad("came \"stride\"", R"({"a":{"stride":1}})");
+    expect_bad("got fewer", R"({"a":{"dtype":"F32","shape":[2]}})", 8);
+    expect_bad("got fewer", R"({"a":{}})");
+    expect_bad("got \"stride\"", R"({"a":{"stride":1}})");
     expect_bad("expected a string for dtype", R"({"a":{"dtype":1}})");
     expect_bad("expected an array for shape", R"({"a":{"shape":2}})");
     expect_bad("expected an array for shape", R"({"a":{"shape":{}}})");
     expect_bad("expected an object for \"a\"", R"({"a":[]})");
     expect_bad("expected an object for \"a\"", R"({"a":null})");
-    expect_bad("expected 2 data_offsets, came 1", one("F32", "[2]", "[8]"), 8);
-    expect_bad("expected 2 data_offsets, came more", one("F32", "[2]", "[0,8,8]"), 8);
-    expect_bad("came \"Q4\"", one("Q4", "[2]", "[0,8]"), 8);
-    expect_bad("came \"f32\"", one("f32", "[2]", "[0,8]"), 8);
+    expect_bad("expected 2 data_offsets, got 1", one("F32", "[2]", "[8]"), 8);
+    expect_bad("expected 2 data_offsets, got more", one("F32", "[2]", "[0,8,8]"), 8);
+    expect_bad("got \"Q4\"", one("Q4", "[2]", "[0,8]"), 8);
+    expect_bad("got \"f32\"", one("f32", "[2]", "[0,8]"), 8);
 }
 
 TEST(Safetensors, check_numbers) {
@@ -266,18 +266,18 @@ TEST(Safetensors, check_limits) {
 }
 
 TEST(Safetensors, check_depth) {
-    expect_bad("came an array", R"({"a":{"shape":[[1]]}})");
-    expect_bad("came an object", R"({"a":{"shape":[{"b":1}]}})");
+    expect_bad("got an array", R"({"a":{"shape":[[1]]}})");
+    expect_bad("got an object", R"({"a":{"shape":[{"b":1}]}})");
     // A recursive reader would overflow its stack here.
     expect_bad("expected an object for \"a\"",
                R"({"a":)" + std::string(1 << 20, '[') + std::string(1 << 20, ']') + "}");
 }
 
 TEST(Safetensors, check_layout) {
-    expect_bad("came [4, 12]", one("F32", "[2]", "[4,12]"), 12);
-    expect_bad("up to at most 8, came [0, 16]", one("F32", "[4]", "[0,16]"), 8);
-    expect_bad("came [8, 0]", one("F32", "[2]", "[8,0]"), 8);
-    expect_bad("expected 8 bytes of tensors after the header, came 9", one("F32", "[2]", "[0,8]"), 9);
+    expect_bad("got [4, 12]", one("F32", "[2]", "[4,12]"), 12);
+    expect_bad("up to at most 8, got [0, 16]", one("F32", "[4]", "[0,16]"), 8);
+    expect_bad("got [8, 0]", one("F32", "[2]", "[8,0]"), 8);
+    expect_bad("expected 8 bytes of tensors after the header, got 9", one("F32", "[2]", "[0,8]"), 9);
     expect_bad("expected 0 bytes of tensors", "{}", 1);
     expect_bad("expected 8 bytes for [2] of F32", one("F32", "[2]", "[0,4]"), 4);
     expect_bad("expected 8 bytes for [2] of F32", one("F32", "[2]", "[0,12]"), 12);
@@ -345,7 +345,7 @@ TEST(Safetensors, bug_mlx_4244_product_in_32_bits) {
 }
 
 TEST(Safetensors, bug_llama_cpp_2025_53630_sum_of_sizes_wraps) {
-    expect_bad("up to at most 0, came [0, 9223372036854775800]",
+    expect_bad("up to at most 0, got [0, 9223372036854775800]",
                R"({"a":{"dtype":"U8","shape":[9223372036854775800],"data_offsets":[0,9223372036854775800]},)"
                R"("b":{"dtype":"U8","shape":[9223372036854775800],"data_offsets":[9223372036854775800,1]}})");
 }
@@ -372,7 +372,7 @@ TEST(Safetensors, the_writer_refuses_what_the_reader_would) {
     const auto expect_invalid = [](std::string_view words, const Named& tensors, const Metadata& metadata = {}) {
         expect_error(ErrorCode::invalid_argument, words, [&] { serialize_safetensors(tensors, metadata); });
     };
-    expect_invalid("came twice", {{"a", view}, {"a", view}});
+    expect_invalid("\"a\" twice", {{"a", view}, {"a", view}});
     expect_invalid("__metadata__", {{"__metadata__", view}});
     expect_invalid("at most 4096 bytes", {{std::string(4097, 'n'), view}});
     expect_invalid("UTF-8", {{"\xff", view}});

@@ -16,7 +16,7 @@ namespace tessera::check {
 /// A call on a cache with its tensors. `pages` and slots that no key needs hold poison.
 struct CacheCall {
     Problem problem;
-    Place place = Place::apart;
+    CacheLayout cache_layout = CacheLayout::separate;
     std::vector<std::int64_t> queries;  ///< of each sequence
     std::vector<std::int64_t> lengths;  ///< keys of each sequence, as the call gives them
     std::vector<std::int64_t> padding;
@@ -78,7 +78,7 @@ struct CacheCall {
         const std::int64_t needed = p.page_size > 0 ? p.batch * (p.len_kv / p.page_size) : p.batch;
         const bool any_count = p.page_size > 0 || p.cache_batch_index;
         const std::int64_t count = needed + (any_count ? static_cast<std::int64_t>(random() % 3) : 0);
-        const CacheStrides s = strides_of(place, count, rows, p.heads_kv, p.head_dim, p.head_dim_v);
+        const CacheStrides s = strides_of(cache_layout, count, rows, p.heads_kv, p.head_dim, p.head_dim_v);
         const std::int64_t elements = s.elements;
         memory.assign(static_cast<std::size_t>((elements + 64) * size_of(p.dtype)), std::byte{});
         const std::array<double, 3> poisons{std::nan(""), std::numeric_limits<double>::infinity(), 3e38};
@@ -215,7 +215,8 @@ struct CacheCall {
     }
 
     std::string describe() const {
-        std::string text = problem.describe() + " place " + std::to_string(static_cast<int>(place)) + ", sequences";
+        std::string text =
+            problem.describe() + " cache layout " + std::to_string(static_cast<int>(cache_layout)) + ", sequences";
         for (std::int64_t b = 0; b < batch(); ++b)
             text += fmt::format(" {}x{}..{}", at(queries, b), first_of(b), at(lengths, b));
         return text;

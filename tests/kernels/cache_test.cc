@@ -99,7 +99,7 @@ CacheCall random_call(std::mt19937_64& random, DType dtype, bool decode) {
     }
     call.spare_rows = below(3);
     if (p.ragged) p.total_q = call.first_row(p.batch) + call.spare_rows;
-    call.place = static_cast<Place>(below(5));
+    call.cache_layout = static_cast<CacheLayout>(below(5));
     call.seed = random();
     call.make(random);
     return call;

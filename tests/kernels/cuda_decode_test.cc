@@ -68,7 +68,7 @@ Case drawn_case(std::uint64_t index, DType dtype) {
             if (padded) padding.push_back(draw.between(0, std::max<std::int64_t>(lengths.back(), 0)));
         }
         c.set_cache(page, lengths, padding);
-        c.place = static_cast<Place>(draw.between(0, 4));
+        c.cache_layout = static_cast<CacheLayout>(draw.between(0, 4));
         if (draw.chance(0.3)) {
             std::vector<std::int64_t> queries;
             for (std::int64_t b = 0; b < batch; ++b) queries.push_back(draw.between(0, p.len_q));

@@ -29,7 +29,7 @@ class CudaLongSums : public testing::TestWithParam<std::tuple<DType, std::int64_
         if (softcap) p.softcap = 20;
         Attention a(p);
         for (Tensor Attention::*t : {&Attention::q, &Attention::k, &Attention::v, &Attention::d_o})
-            make_rows_alike(a.*t);
+            make_rows_equal(a.*t);
         if (softcap) a.k.fill_value(0);
         a.dlse = a.lse;
         a.dlse.fill_value(1);

@@ -33,10 +33,10 @@ void for_each_that_knows(Pass pass, const Problem& p, const F& f) {
     });
 }
 
-/// O + residual of an element, and the last place of O.
+/// O + residual of an element, and the unit in the last place of O.
 struct Restored {
     double value;
-    double place;
+    double ulp;
 };
 
 Restored restored(float o, std::int8_t rest, DType dtype) {
@@ -56,9 +56,9 @@ void expect_rest_right(const Attention& a) {
     int wrong = 0;
     for_each_element(a.o.view, [&](std::int64_t flat, const std::byte* element) {
         const auto o = static_cast<float>(load_as_double(element, a.problem.dtype));
-        const auto [value, place] = restored(o, rests[flat], a.problem.dtype);
+        const auto [value, ulp] = restored(o, rests[flat], a.problem.dtype);
         used += rests[flat] != 0;
-        const double allowed = place / 256 + 0x1p-17 * std::max(1.0, std::abs(right[flat]));
+        const double allowed = ulp / 256 + 0x1p-17 * std::max(1.0, std::abs(right[flat]));
         if (std::abs(value - right[flat]) <= allowed || ++wrong > 5) return;
         ADD_FAILURE() << index_text(a.o.view, flat) << ": O " << o << ", rest " << static_cast<int>(rests[flat])
                       << ", together " << value << ", expected " << right[flat];

@@ -57,10 +57,10 @@ TEST_P(FeatureCases, are_right_on_every_shape_of_every_kernel) {
     }
 }
 
-std::string name_of_place(DeviceType where) { return where == DeviceType::cuda ? "cuda" : "host"; }
+std::string name_of_device(DeviceType where) { return where == DeviceType::cuda ? "cuda" : "host"; }
 
 std::string name_of_case(const testing::TestParamInfo<std::tuple<DeviceType, Feature>>& which) {
-    return name_of_place(std::get<0>(which.param)) + "_" + name_of(std::get<1>(which.param));
+    return name_of_device(std::get<0>(which.param)) + "_" + name_of(std::get<1>(which.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(AllKernels, FeatureCases,
@@ -147,7 +147,7 @@ TEST_P(FeatureCounts, kernels_refuse_what_they_say_and_nothing_else) {
 }
 
 INSTANTIATE_TEST_SUITE_P(AllKernels, FeatureCounts, testing::Values(DeviceType::cpu, DeviceType::cuda),
-                         [](const auto& which) { return name_of_place(which.param); });
+                         [](const auto& which) { return name_of_device(which.param); });
 
 /// The cases reach every compiled shape in the lists of shapes. That is known without a GPU, and without CUDA.
 template <class Shapes, class ShapeOf>

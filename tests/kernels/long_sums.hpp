@@ -15,7 +15,7 @@ namespace tessera::check {
 inline constexpr std::int64_t kMillion = 1'000'003;
 
 /// Every row becomes the first one, without its signs.
-inline void make_rows_alike(Tensor& t) {
+inline void make_rows_equal(Tensor& t) {
     const std::int64_t columns = t.view.shape[3];
     std::vector<double> first;
     for (std::int64_t c = 0; c < columns; ++c) first.push_back(std::abs(t.get(0, 0, 0, c)));
@@ -27,16 +27,16 @@ inline void make_rows_alike(Tensor& t) {
 /// dK and dV are sums over a million queries.
 inline Attention many_queries(DType dtype) {
     Attention a(make_problem(1, kMillion, 3, 1, 1, 8, dtype));
-    make_rows_alike(a.q);
-    make_rows_alike(a.d_o);
+    make_rows_equal(a.q);
+    make_rows_equal(a.d_o);
     return a;
 }
 
 /// O and dQ are sums over so many keys.
 inline Attention many_keys(DType dtype, std::int64_t head_dim = 8, std::int64_t keys = kMillion) {
     Attention a(make_problem(1, 3, keys, 1, 1, head_dim, dtype));
-    make_rows_alike(a.k);
-    make_rows_alike(a.v);
+    make_rows_equal(a.k);
+    make_rows_equal(a.v);
     a.dlse = a.lse;
     a.dlse.fill_value(1);  // without it dS of a row sums to 0, and dQ to almost 0
     return a;

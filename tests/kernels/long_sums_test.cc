@@ -51,7 +51,7 @@ TEST(LongSums, over_the_heads_and_queries_that_share_a_bias) {
     a.bias = Tensor(DType::fp32, {1, 1, 1, 3});
     fill(a.bias.view, Fill::normal, 7);
     a.dbias = a.bias;
-    for (Tensor Attention::*t : {&Attention::q, &Attention::d_o, &Attention::k, &Attention::v}) make_rows_alike(a.*t);
+    for (Tensor Attention::*t : {&Attention::q, &Attention::d_o, &Attention::k, &Attention::v}) make_rows_equal(a.*t);
     a.dlse = a.lse;
     a.dlse.fill_value(1);
     expect_right_on_the_cpu(a);

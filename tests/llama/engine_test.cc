@@ -181,25 +181,24 @@ TEST(Engine, refuses_requests_that_cannot_run) {
     HostMemory memory;
     Engine engine(random_model("qwen3"), options(4, 16, 4, 8, 1), memory);
     const auto error = [&](const Request& request) { return error_of([&] { engine.submit(request); }); };
-    EXPECT_EQ(error({}), "prompt: expected one token at least, came 0");
-    EXPECT_EQ(error({.prompt = {3, 97}}), "prompt: expected tokens under 97, came 97");
-    EXPECT_EQ(error({.prompt = {3, -1}}), "prompt: expected tokens under 97, came -1");
-    EXPECT_EQ(error({.prompt = {3}, .new_tokens = 0}), "new_tokens: expected a number > 0, came 0");
+    EXPECT_EQ(error({}), "prompt: expected one token at least, got 0");
+    EXPECT_EQ(error({.prompt = {3, 97}}), "prompt: expected tokens under 97, got 97");
+    EXPECT_EQ(error({.prompt = {3, -1}}), "prompt: expected tokens under 97, got -1");
+    EXPECT_EQ(error({.prompt = {3}, .new_tokens = 0}), "new_tokens: expected a number > 0, got 0");
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 512}),
-              "new_tokens: expected at most 511 after a prompt of 1 tokens (max_position_embeddings 512), came 512");
-    EXPECT_EQ(error({.prompt = {3}, .new_tokens = 65}),
-              "pages: expected space for the 65 tokens of request 0, came 64");
+              "new_tokens: expected at most 511 after a prompt of 1 tokens (max_position_embeddings 512), got 512");
+    EXPECT_EQ(error({.prompt = {3}, .new_tokens = 65}), "pages: expected space for the 65 tokens of request 0, got 64");
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 1, .sampling = {.temperature = -1}}),
-              "temperature: expected a number >= 0, came -1");
+              "temperature: expected a number >= 0, got -1");
     EXPECT_FALSE(engine.busy());
     EXPECT_TRUE(engine.step().empty());
     EXPECT_EQ(error({.prompt = {3}, .new_tokens = 64}), "");
     EXPECT_EQ(error_of([&] { Engine(random_model("qwen3"), options(4, 16, 9, 8, 1), memory); }),
-              "step_tokens: expected at least running, 9, came 8");
+              "step_tokens: expected at least running, 9, got 8");
     EXPECT_EQ(error_of([&] { Engine(random_model("qwen3"), options(2, std::int64_t{1} << 40, 4, 8, 1), memory); }),
-              "page_size: expected 1 to 1073741824, came 1099511627776");
+              "page_size: expected 1 to 1073741824, got 1099511627776");
     EXPECT_EQ(error_of([&] { Engine(random_model("qwen3"), options(0, 16, 4, 8, 1), memory); }),
-              "pages: expected a number > 0, came 0");
+              "pages: expected a number > 0, got 0");
 }
 
 }  // namespace

@@ -116,21 +116,21 @@ TEST_F(Shards, that_do_not_fit_their_index) {
     write_index(map);
     EXPECT_EQ(error(), index +
                            "weight_map: expected the name of a .safetensors file in this folder for tensor "
-                           "\"model.norm.weight\", came \"../model.safetensors\"");
+                           "\"model.norm.weight\", got \"../model.safetensors\"");
     map["model.norm.weight"] = 7;
     write_index(map);
-    EXPECT_NE(error().find("came \"7\""), std::string::npos) << error();
+    EXPECT_NE(error().find("got \"7\""), std::string::npos) << error();
     map["model.norm.weight"] = kSecond;
     write_index(map);
     const auto of_first = std::count(map_.begin(), map_.end(), nlohmann::json(kFirst));
-    EXPECT_EQ(error(), fmt::format("{}: expected the {} tensors of model.safetensors.index.json, came {}", kFirst,
+    EXPECT_EQ(error(), fmt::format("{}: expected the {} tensors of model.safetensors.index.json, got {}", kFirst,
                                    of_first - 1, of_first));
     map = map_;
     map["model.layers.9.mlp.up_proj.weight"] = kFirst;
     write_index(map);
     EXPECT_EQ(error(), std::string(kFirst) +
                            ": expected tensor \"model.layers.9.mlp.up_proj.weight\", which "
-                           "model.safetensors.index.json says is here, came none");
+                           "model.safetensors.index.json says is here, got none");
     write_index(map_);
     fs::remove(path_ / kSecond);
     EXPECT_NE(error().find(kSecond), std::string::npos) << error();
@@ -138,40 +138,38 @@ TEST_F(Shards, that_do_not_fit_their_index) {
 
 TEST_F(Folder, with_text_that_is_no_config) {
     write_config("{\"model_type\": ");
-    EXPECT_EQ(error(), "config.json: expected JSON, came an error at byte 16");
+    EXPECT_EQ(error(), "config.json: expected JSON, got an error at byte 16");
     write_config("[1, 2]");
-    EXPECT_EQ(error(), "config.json: expected an object, came [1,2]");
+    EXPECT_EQ(error(), "config.json: expected an object, got [1,2]");
 }
 
 TEST_F(Folder, with_a_wrong_field) {
-    EXPECT_EQ(with("model_type", "gemma3"),
-              "config.json: model_type: expected \"llama\" or \"qwen3\", came \"gemma3\"");
+    EXPECT_EQ(with("model_type", "gemma3"), "config.json: model_type: expected \"llama\" or \"qwen3\", got \"gemma3\"");
     EXPECT_EQ(with("hidden_size", nullptr), "config.json: expected the field \"hidden_size\"");
     EXPECT_EQ(with("hidden_size", 44.5),
-              "config.json: hidden_size: expected a whole number from 1 to 131072, came 44.5");
-    EXPECT_EQ(with("hidden_size", -44), "config.json: hidden_size: expected a whole number from 1 to 131072, came -44");
+              "config.json: hidden_size: expected a whole number from 1 to 131072, got 44.5");
+    EXPECT_EQ(with("hidden_size", -44), "config.json: hidden_size: expected a whole number from 1 to 131072, got -44");
     EXPECT_EQ(with("vocab_size", "many"),
-              "config.json: vocab_size: expected a whole number from 1 to 16777216, came \"many\"");
-    EXPECT_EQ(with("num_key_value_heads", 4), "config.json: num_key_value_heads: expected a divisor of 6, came 4");
-    EXPECT_EQ(with("head_dim", 25), "config.json: head_dim: expected an even number up to 256, came 25");
-    EXPECT_EQ(with("head_dim", nullptr), "config.json: hidden_size: expected a multiple of 6 heads, came 44");
-    EXPECT_EQ(with("hidden_act", "gelu"), "config.json: hidden_act: expected \"silu\", came \"gelu\"");
-    EXPECT_EQ(with("attention_bias", true), "config.json: attention_bias: expected false, came true");
-    EXPECT_EQ(with("use_sliding_window", true), "config.json: use_sliding_window: expected false, came true");
-    EXPECT_EQ(with("rms_norm_eps", 0), "config.json: rms_norm_eps: expected a number > 0, came 0");
-    EXPECT_EQ(with("tie_word_embeddings", 1), "config.json: tie_word_embeddings: expected true or false, came 1");
-    EXPECT_EQ(with("eos_token_id", 97), "config.json: eos_token_id: expected tokens under 97, came 97");
+              "config.json: vocab_size: expected a whole number from 1 to 16777216, got \"many\"");
+    EXPECT_EQ(with("num_key_value_heads", 4), "config.json: num_key_value_heads: expected a divisor of 6, got 4");
+    EXPECT_EQ(with("head_dim", 25), "config.json: head_dim: expected an even number up to 256, got 25");
+    EXPECT_EQ(with("head_dim", nullptr), "config.json: hidden_size: expected a multiple of 6 heads, got 44");
+    EXPECT_EQ(with("hidden_act", "gelu"), "config.json: hidden_act: expected \"silu\", got \"gelu\"");
+    EXPECT_EQ(with("attention_bias", true), "config.json: attention_bias: expected false, got true");
+    EXPECT_EQ(with("use_sliding_window", true), "config.json: use_sliding_window: expected false, got true");
+    EXPECT_EQ(with("rms_norm_eps", 0), "config.json: rms_norm_eps: expected a number > 0, got 0");
+    EXPECT_EQ(with("tie_word_embeddings", 1), "config.json: tie_word_embeddings: expected true or false, got 1");
+    EXPECT_EQ(with("eos_token_id", 97), "config.json: eos_token_id: expected tokens under 97, got 97");
     EXPECT_EQ(with("rope_parameters", {{"rope_type", "yarn"}, {"rope_theta", 1e6}}),
-              "config.json: rope_parameters: rope_type: expected \"default\" or \"llama3\", came \"yarn\"");
+              "config.json: rope_parameters: rope_type: expected \"default\" or \"llama3\", got \"yarn\"");
     EXPECT_EQ(with("quantization_config", {{"bits", 4}}),
-              "config.json: quantization_config: expected none, came {\"bits\":4}");
+              "config.json: quantization_config: expected none, got {\"bits\":4}");
 }
 
 TEST_F(Folder, with_weights_of_another_shape) {
-    EXPECT_EQ(
-        with("intermediate_size", 80),
-        "model.safetensors: tensor model.layers.0.mlp.gate_proj.weight: expected bf16 or fp32 [80, 44], came fp32 "
-        "[76, 44]");
+    EXPECT_EQ(with("intermediate_size", 80),
+              "model.safetensors: tensor model.layers.0.mlp.gate_proj.weight: expected bf16 or fp32 [80, 44], got fp32 "
+              "[76, 44]");
     EXPECT_NE(with("num_hidden_layers", 4).find("model.layers.3.input_layernorm.weight"), std::string::npos);
     EXPECT_EQ(with("num_hidden_layers", 2),
               "model.safetensors: tensor \"model.layers.2.input_layernorm.weight\": expected no such tensor in a qwen3 "
@@ -191,7 +189,7 @@ TEST_F(Folder, with_weights_of_another_dtype) {
         if (tensor.name == "model.norm.weight") tensors.back().second.dtype = tessera::DType::int32;
     }
     tessera::io::write_safetensors(path_ / "model.safetensors", tensors);
-    EXPECT_EQ(error(), "model.safetensors: tensor model.norm.weight: expected bf16 or fp32 [44], came int32 [44]");
+    EXPECT_EQ(error(), "model.safetensors: tensor model.norm.weight: expected bf16 or fp32 [44], got int32 [44]");
 }
 
 TEST_F(Folder, with_a_cut_file) {

@@ -115,11 +115,11 @@ TEST(Sampling, depends_on_the_seed_and_on_the_number_of_the_sequence) {
 }
 
 TEST(Sampling, names_what_is_wrong) {
-    EXPECT_EQ(error_of([] { draw({.temperature = NAN}, 1); }), "temperature: expected a number >= 0, came nan");
-    EXPECT_EQ(error_of([] { draw({.top_k = -2}, 1); }), "top_k: expected a number >= 0, came -2");
-    EXPECT_EQ(error_of([] { draw({.top_p = 0}, 1); }), "top_p: expected a number over 0 and at most 1, came 0");
+    EXPECT_EQ(error_of([] { draw({.temperature = NAN}, 1); }), "temperature: expected a number >= 0, got nan");
+    EXPECT_EQ(error_of([] { draw({.top_k = -2}, 1); }), "top_k: expected a number >= 0, got -2");
+    EXPECT_EQ(error_of([] { draw({.top_p = 0}, 1); }), "top_p: expected a number over 0 and at most 1, got 0");
     const std::array<float, 2> nan = {1.0F, NAN};
-    EXPECT_EQ(error_of([&] { Sampler({}, 0).choose(nan); }), "logits: expected finite numbers, came nan");
+    EXPECT_EQ(error_of([&] { Sampler({}, 0).choose(nan); }), "logits: expected finite numbers, got nan");
 }
 
 TEST(Pages, each_page_has_one_owner) {

@@ -19,7 +19,7 @@ constexpr Tensor Case::*kInputs[] = {
 constexpr Tensor Case::*kOutputs[] = {&Case::o,  &Case::lse,   &Case::dq,    &Case::dk,
                                       &Case::dv, &Case::dbias, &Case::dsinks};
 
-Feature everything_of(DType dtype, bool ragged) {
+Feature all_features(DType dtype, bool ragged) {
     Feature f = ragged ? ragged_features().back() : Feature{"everything", small_problem(), {}};
     use_everything(f.problem);
     f.problem.dtype = dtype;
@@ -43,7 +43,7 @@ std::vector<std::byte> between(Tensor tensor) {
 class Strides : public ::testing::TestWithParam<std::tuple<DType, bool>> {};
 
 TEST_P(Strides, every_tensor_has_its_own_bug_34) {
-    const Feature f = everything_of(std::get<0>(GetParam()), std::get<1>(GetParam()));
+    const Feature f = all_features(std::get<0>(GetParam()), std::get<1>(GetParam()));
     Case packed(f.problem, f.options);
     packed.run_forward(), packed.run_backward();
     std::mt19937_64 random(3);
@@ -85,7 +85,7 @@ TEST(StridesOf, batch_heads_len_dim_memory_through_transposed) {
 }
 
 TEST(StridesOf, inputs_may_be_expanded) {
-    const Feature f = everything_of(DType::fp32, false);
+    const Feature f = all_features(DType::fp32, false);
     for (Tensor Case::*t : kInputs) {
         const Case all(f.problem, f.options);
         for (std::size_t d = 0; d < static_cast<std::size_t>((all.*t).view().rank); ++d) {

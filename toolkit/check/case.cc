@@ -149,9 +149,9 @@ const char* name_of_layout(Layout layout) {
     return layout == Layout::bshd ? "bshd" : layout == Layout::bhsd ? "bhsd" : "random layout";
 }
 
-const char* name_of_place(Place place) {
-    constexpr const char* kNames[] = {"apart", "side by side", "heads first", "in layers", "in turns"};
-    return kNames[static_cast<std::size_t>(place)];
+const char* name_of_cache_layout(CacheLayout cache_layout) {
+    constexpr const char* kNames[] = {"separate", "side by side", "heads first", "in layers", "in alternating pages"};
+    return kNames[static_cast<std::size_t>(cache_layout)];
 }
 
 /// Turns few cases into calls on a cache: some sequences without keys, with a negative length or with one over the
@@ -173,7 +173,7 @@ void draw_cache(Draw& draw, Case& c) {
     }
     c.set_cache(page, std::move(lengths), draw.chance(0.3) ? std::move(padding) : std::vector<std::int64_t>{});
     if (draw.chance(0.4)) c.set_queries(std::move(queries));
-    c.place = static_cast<Place>(draw.between(0, 4));
+    c.cache_layout = static_cast<CacheLayout>(draw.between(0, 4));
 }
 
 }  // namespace
@@ -228,7 +228,7 @@ std::string Case::describe() const {
     if (problem.kv_lengths) {
         text += fmt::format(", keys [{}]", fmt::join(lengths_kv, " "));
         if (!padding.empty()) text += fmt::format(" from [{}]", fmt::join(padding, " "));
-        text += fmt::format(", K and V {}", name_of_place(place));
+        text += fmt::format(", K and V {}", name_of_cache_layout(cache_layout));
     }
     if (problem.bias) {
         const char* holes[] = {"none", "scattered", "prefix", "rows"};

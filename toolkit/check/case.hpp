@@ -24,13 +24,13 @@ enum class Layout : std::uint8_t {
     random,  ///< own dimension order, gaps and misalignment per tensor; strides may be negative or (inputs) zero
 };
 
-/// The places of the keys and values of a cache in memory.
-enum class Place : std::uint8_t {
-    apart,              ///< K and V one after the other; in a case each in memory of its own, in the case's layout
+/// How the keys and values of a cache are stored in memory.
+enum class CacheLayout : std::uint8_t {
+    separate,           ///< K and V one after the other; in a case each in memory of its own, in the case's layout
     side_by_side,       ///< V after K in the last dimension
-    heads_first,        ///< as apart, with the rows of a head one after another
+    heads_first,        ///< as separate, with the rows of a head one after another
     layers,             ///< inside pages of three layers, of which this is the second
-    interleaved_pages,  ///< pages of K and of V in turns
+    interleaved_pages,  ///< alternating pages of K and of V
 };
 
 /// The entries of a bias that are -inf.
@@ -79,7 +79,7 @@ struct Case {
     std::vector<std::int64_t> lengths_kv;  ///< likewise; also of a cache, where they may be beyond 0 .. capacity
     std::vector<std::int64_t> padding;     ///< left padding of each sequence of a cache, or empty
     DType cu_seqlens_dtype = DType::int32;
-    Place place = Place::apart;  ///< of a cache
+    CacheLayout cache_layout = CacheLayout::separate;  ///< of a cache
 
     /// Sets ragged lengths, the totals and the bounds.
     void set_lengths(std::vector<std::int64_t> of_q, std::vector<std::int64_t> of_kv);

@@ -27,31 +27,31 @@ Range seen_rows(const Case& c, std::int64_t sequence) {
 
 }  // namespace
 
-CacheStrides strides_of(Place place, std::int64_t count, std::int64_t rows, std::int64_t heads, std::int64_t dim,
-                        std::int64_t dim_v) {
+CacheStrides strides_of(CacheLayout cache_layout, std::int64_t count, std::int64_t rows, std::int64_t heads,
+                        std::int64_t dim, std::int64_t dim_v) {
     const std::int64_t of_k = rows * heads * dim, of_v = rows * heads * dim_v, both = of_k + of_v;
     CacheStrides s{.first_v = count * of_k, .elements = count * both};
-    switch (place) {
-        case Place::apart:
+    switch (cache_layout) {
+        case CacheLayout::separate:
             s.k = {of_k, heads * dim, dim, 1};
             s.v = {of_v, heads * dim_v, dim_v, 1};
             break;
-        case Place::side_by_side:
+        case CacheLayout::side_by_side:
             s.k = s.v = {both, heads * (dim + dim_v), dim + dim_v, 1};
             s.first_v = dim;
             break;
-        case Place::heads_first:
+        case CacheLayout::heads_first:
             s.k = {of_k, dim, rows * dim, 1};
             s.v = {of_v, dim_v, rows * dim_v, 1};
             break;
-        case Place::layers:
+        case CacheLayout::layers:
             s.k = {3 * both, heads * dim, dim, 1};
             s.v = {3 * both, heads * dim_v, dim_v, 1};
             s.first_k = both;
             s.first_v = both + of_k;
             s.elements = 3 * count * both;
             break;
-        case Place::interleaved_pages:
+        case CacheLayout::interleaved_pages:
             s.k = {both, heads * dim, dim, 1};
             s.v = {both, heads * dim_v, dim_v, 1};
             s.first_v = of_k;
@@ -65,7 +65,7 @@ std::int64_t cache_count(const Problem& p) { return p.batch * pages_of(p) + (p.p
 std::array<GuardedTensor, 2> cache_in_one_memory(const Case& c, std::uint64_t layout_seed) {
     const Problem& p = c.problem;
     const std::int64_t count = cache_count(p), rows = p.page_size > 0 ? p.page_size : p.len_kv;
-    const CacheStrides s = strides_of(c.place, count, rows, p.heads_kv, p.head_dim, p.head_dim_v);
+    const CacheStrides s = strides_of(c.cache_layout, count, rows, p.heads_kv, p.head_dim, p.head_dim_v);
     const Random random(layout_seed, 0xCAC4E);
     std::uint64_t drawn = 0;
     const auto view = [&](std::int64_t columns, std::array<std::int64_t, 4> strides) {

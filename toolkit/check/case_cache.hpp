@@ -17,8 +17,8 @@ struct CacheStrides {
     std::int64_t first_k = 0, first_v = 0;
     std::int64_t elements = 0;  ///< of the memory
 };
-CacheStrides strides_of(Place place, std::int64_t count, std::int64_t rows, std::int64_t heads, std::int64_t dim,
-                        std::int64_t dim_v);
+CacheStrides strides_of(CacheLayout cache_layout, std::int64_t count, std::int64_t rows, std::int64_t heads,
+                        std::int64_t dim, std::int64_t dim_v);
 
 /// K and V in one memory, which the first of them guards. Dimensions of size 1 have any stride.
 std::array<GuardedTensor, 2> cache_in_one_memory(const Case& c, std::uint64_t layout_seed);

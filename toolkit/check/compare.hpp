@@ -26,7 +26,7 @@ struct TensorReport {
     std::int64_t free = 0;    ///< elements without a promise: their scores exceed the largest fp32 number
     bool pass = true;
     std::string rule;   ///< the rule that `value` and `limit` belong to
-    std::string worst;  ///< the element with the largest error: index, what came, what was expected
+    std::string worst;  ///< the element with the largest error: its index, its value, and the expected value
 
     /// Fraction of the limit that is used; over 1 when the rule is broken.
     double used() const { return limit > 0 ? value / limit : value > 0 ? 1e300 : 0; }

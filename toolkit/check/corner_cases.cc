@@ -179,13 +179,15 @@ void add_caches(List& list) {
     cache("cache_pages_of_784", {2, 3, 1568, 10, 2, 32, 32}, DType::fp16, 784, {1000, 783}).problem.softcap = 20;
     Case& window = cache("cache_window", {2, 2, 640, 4, 4, 64, 64}, DType::bf16, 16, {640, 333});
     window.problem.mask.window_left = 40;
-    cache("cache_side_by_side", {3, 1, 600, 4, 1, 64, 64}, DType::bf16, 0, {600, 31, 0}).place = Place::side_by_side;
-    cache("cache_heads_first", {2, 4, 300, 4, 2, 64, 40}, DType::fp32, 4, {299, 150}).place = Place::heads_first;
+    cache("cache_side_by_side", {3, 1, 600, 4, 1, 64, 64}, DType::bf16, 0, {600, 31, 0}).cache_layout =
+        CacheLayout::side_by_side;
+    cache("cache_heads_first", {2, 4, 300, 4, 2, 64, 40}, DType::fp32, 4, {299, 150}).cache_layout =
+        CacheLayout::heads_first;
     Case& layers = cache("cache_layers", {3, 1, 160, 6, 3, 32, 32}, DType::fp16, 1, {160, 3, 77}, {5, 0, 70});
-    layers.place = Place::layers;
+    layers.cache_layout = CacheLayout::layers;
     layers.problem.mask.window_left = 11;
     Case& turns = cache("cache_turns", {4, 1, 2112, 5, 1, 64, 64}, DType::bf16, 1056, {2112, 1056, 1057, 4000});
-    turns.place = Place::interleaved_pages;
+    turns.cache_layout = CacheLayout::interleaved_pages;
     turns.problem.mask.window_left = 900;
     turns.set_queries({1, 0, 4, 2});
 }

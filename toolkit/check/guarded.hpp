@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Guarded memory: every byte outside the elements is poisoned before a call and must hold that poison after it.
+// Guarded memory: every byte outside the elements is filled with a pattern before a call and must have that pattern
+// after it.
 #pragma once
 
 #include <cstddef>

@@ -34,7 +34,7 @@ inline double& slot(const HeadRows& rows, std::int64_t row, std::int64_t column)
     return *static_cast<double*>(rows.at(row, column));
 }
 
-/// Returns a row whose columns are contiguous, which holds for every zero-filled tensor of a gold.
+/// Returns a row with contiguous columns. Every zero-filled tensor of a gold has such rows.
 inline double* packed_row(const HeadRows& rows, std::int64_t row) { return static_cast<double*>(rows.at(row, 0)); }
 
 }  // namespace tessera::check

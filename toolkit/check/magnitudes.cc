@@ -222,7 +222,7 @@ void add_output_row(const Head& head, std::int64_t i, const ValueSums& v_sums, c
                     const std::vector<double>& signs, std::size_t draw, const Target& to) {
     const std::int64_t dim = head.problem.head_dim_v;
     if (row.keys.empty()) return;
-    bool ordinary = true;  // no kept weight has an allowance, so that compare_tensor() counts the row's signed errors
+    bool ordinary = true;  // no kept weight has an allowance, so compare_tensor() includes the row in the bias of O
     for (std::int64_t j = row.keys.begin; j < row.keys.end; ++j)
         ordinary = ordinary && (row.error(j) == 0 || head.dropout_factor(i, j) == 0);
     const auto largest = std::max_element(row.weights.begin() + row.keys.begin, row.weights.begin() + row.keys.end);

@@ -172,7 +172,7 @@ CaseRunner::CaseRunner(const Case& which) : state_(std::make_unique<State>()) {
     s.q = rows_tensor(which, kQ, true, p.head_dim, which.expanded[0]);
     s.k = rows_tensor(which, kK, false, p.head_dim, which.expanded[1]);
     s.v = rows_tensor(which, kV, false, p.head_dim_v, which.expanded[2]);
-    if (p.kv_lengths && which.place != Place::apart) {
+    if (p.kv_lengths && which.cache_layout != CacheLayout::separate) {
         auto [k, v] = cache_in_one_memory(which, seed_of(which, kK));
         s.k = std::move(k);
         s.v = std::move(v);

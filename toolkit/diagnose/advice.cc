@@ -65,7 +65,7 @@ void complete_by_hand(Call& call, std::vector<std::string>& assumed) {
 
 bool is_flash(Family family) { return family == Family::fa2 || family == Family::fa3 || family == Family::fa4; }
 
-/// Fills in what the kernel's name says of a call whose operator has no flags.
+/// Fills in the properties that a kernel's name gives, for a call whose operator has no flags.
 void complete_by_name(Call& call, const NameReading& reading, std::vector<std::string>& assumed) {
     const auto has = [&](const char* feature) {
         return std::find(reading.features.begin(), reading.features.end(), feature) != reading.features.end();

@@ -24,7 +24,7 @@ class ByteStream {
     /// Error(bad_data).
     virtual std::size_t read(std::span<char> into) = 0;
 
-    /// Describes what is wrong with the end of the stream ("the gzip stream is cut off"); empty if nothing is.
+    /// The fault at the end of the stream ("the gzip stream is cut off"); empty if there is none.
     virtual std::string trouble() const { return ""; }
 };
 

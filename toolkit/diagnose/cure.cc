@@ -28,8 +28,8 @@ std::string_view kind_of(const Change& change) {
     return std::string_view(change.name).substr(0, change.name.find('-'));
 }
 
-/// Two changes that exclude each other: twice the same, or another release of what has been installed. PyTorch's wheel
-/// brings a cuDNN, so it comes before one.
+/// True if two changes exclude each other: they are equal, or one installs another release of what the other installs.
+/// PyTorch's wheel contains a cuDNN, so PyTorch is installed before a cuDNN.
 bool excludes(const Path& path, const Change& next) {
     return std::any_of(path.begin(), path.end(), [&](const Change& made) {
         const bool installs_torch = kind_of(next) == "torch";
@@ -91,7 +91,7 @@ std::vector<std::string> names_of(const Path& path) {
     return names;
 }
 
-/// Leaves out what is not needed, then puts the cheapest first if that order gets there too.
+/// Removes changes that are not needed, then puts the cheapest first if that order leads to the backend too.
 Path tidied(const Call& call, Path path, SdpBackend wanted) {
     for (std::size_t i = path.size(); i-- > 0;) {
         std::vector<std::string> fewer = names_of(path);
@@ -99,7 +99,7 @@ Path tidied(const Call& call, Path path, SdpBackend wanted) {
         if (auto shorter = replayed(call, fewer, wanted)) path = *shorter;
     }
     Path sorted = path;
-    const auto rank = [](const Change& change) {  // PyTorch is installed before what it loads
+    const auto rank = [](const Change& change) {  // PyTorch is installed before the libraries that it loads
         return std::pair(kind_of(change) == "cudnn" || kind_of(change) == "activate", change.effort);
     };
     std::stable_sort(sorted.begin(), sorted.end(), [&](const Change& a, const Change& b) { return rank(a) < rank(b); });

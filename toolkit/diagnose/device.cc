@@ -21,11 +21,11 @@ constexpr double kUnlistedError = 0.3;    // an estimate: the model was compared
 constexpr double kSliceError = 0.2;       // an estimate: a part of a listed card
 constexpr double kMemoryTolerance = 0.1;  // drivers keep a part of the memory, and makers round it
 
-/// Words of a name that make it another card than the listed one whose name it contains.
+/// Words that make a name that of another card, though it contains a listed card's name.
 constexpr const char* kVariants[] = {"gh200", "gb200", "gb300", "nvl", "laptop", "max-q",     "mobile", "super",
                                      "ti",    "d",     "pcie",  "3e",  "144g",   "pcie-40gb", "a800"};
 
-/// True if `word` stands in the lower-case `text` without a letter or a digit beside it.
+/// True if the lower-case `text` contains `word` without a letter or a digit next to it.
 bool has_whole(std::string_view text, std::string_view word) {
     const auto joins = [&](std::size_t at) {
         return at < text.size() && std::isalnum(static_cast<unsigned char>(text[at])) != 0;

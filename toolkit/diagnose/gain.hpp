@@ -49,7 +49,7 @@ struct Gain {
 };
 
 /// The Problem of a Call. Returns nothing, with the reason in `missing`, if shapes or dtypes are unknown or the model
-/// cannot count it. A mask tensor counts as one that hides nothing, and is not part of the Problem.
+/// cannot count it. A mask tensor is treated as one that hides no key, and is not part of the Problem.
 std::optional<Problem> problem_of(const Call& call, std::string& missing);
 
 /// The time of `ran` for this call: measured, predicted, by the table of an H200, or a bound for the math path.

@@ -20,10 +20,10 @@ using Vocabulary = std::span<const std::string_view>;
 constexpr std::string_view kLinearModels[] = {"gla",    "gsa",     "gdn",      "kda",  "dplr",    "iplr",
                                               "hgrn",   "rwkv",    "mamba",    "hgru", "rodimus", "lolcats",
                                               "qkvzba", "rebased", "deltanet", "comba"};
-// Short words that other kernels use too; they count only beside a pass, a chunk, a scan or a state.
+// Short words that other kernels use too; they count only in a name that also has a pass, a chunk, a scan or a state.
 constexpr std::string_view kShortNames[] = {"gdr", "wy",  "ttt", "kkt",       "oja",      "mesa",
                                             "ssm", "ssd", "ssu", "lightning", "retention"};
-// Words for the work of these kernels, which count beside a name or alone.
+// Words for the work of these kernels, which count with another word or alone.
 constexpr std::string_view kChunks[] = {"chunk", "chunkwise", "recurrent", "intra", "inter"};
 constexpr std::string_view kScans[] = {"scan", "passing", "selective"};
 // Words that indicate softmax attention even beside a chunk; PaTH and DeltaFormer use a softmax.
@@ -149,7 +149,7 @@ MaybeReading read_linear_attention(std::string_view name) {
 
 MaybeReading read_elsewhere(std::string_view name) {
     const std::vector<std::string> words = words_of(function_of(name));
-    // A remaining name that mentions serving or the cache may stand beside attention, or be attention.
+    // Another name that mentions serving or the cache may be a helper of attention, or attention.
     if (mentions_serving(words) || mentions_cache(words)) return std::nullopt;
     for (const std::string_view word : {"flash", "query", "queries", "qk", "qkv", "softmax"}) {
         if (std::find(words.begin(), words.end(), word) != words.end()) return std::nullopt;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes the evidence of a reading quote only what stands in the kernel's name, in the name's own spelling.
+// Restricts the evidence of a reading to parts of the kernel's name, in the name's own spelling.
 #include <algorithm>
 
 #include "diagnose/name_readers.hpp"

@@ -72,7 +72,7 @@ void set_traits(NameReading& reading, std::string_view name, std::string_view tr
     reading.tile_kv = number((*arguments)[2]).value_or(0);
 }
 
-/// Sets the library that holds the copy, by its namespace, and the release if only the namespace gives it.
+/// Sets the library of the copy by its namespace, and the release if only the namespace gives it.
 void set_library(NameReading& reading, std::string_view name, bool whole) {
     if (contains(name, "pytorch_flash::")) {
         reading.library = "PyTorch's own copy";
@@ -141,7 +141,7 @@ const Fa2Kernel* fa2_kernel(std::string_view name) {
         if (at == std::string_view::npos) continue;
         const std::string_view word = head.substr(at);
         const bool qualified = contains(name, "flash::");
-        const bool unambiguous = word.size() >= 24;  // longer than any beginning that other names share
+        const bool unambiguous = word.size() >= 24;  // longer than any prefix of other names
         if (word.size() >= 12 && full.substr(0, word.size()) == word &&
             (qualified || unambiguous || dots != std::string_view::npos))
             return &kernel;

@@ -163,7 +163,8 @@ Trace read_nsys_sqlite(const std::string& path, const OnProgress& on_progress) {
         if (name_column.empty() && columns.count(column) != 0) name_column = column;
     }
     if (name_column.empty() || columns.count("start") == 0 || columns.count("end") == 0)
-        throw Error(ErrorCode::bad_data, path, "expected columns start, end and demangledName of kernels, got others");
+        throw Error(ErrorCode::bad_data, path,
+                    "expected a table of kernels with the columns start, end and demangledName, got one without them");
     if (name_column == "shortName")
         trace.notes.emplace_back("names are short: they lack the namespaces and templates that distinguish releases");
     const auto gpus = read_gpus(database);

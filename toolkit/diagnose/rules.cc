@@ -122,7 +122,7 @@ Ordered order_of(const Call& call) {
 }
 
 /// Marks the first backend that runs, if all before it are known to refuse.
-void take_first(Explanation& explanation) {
+void choose_first(Explanation& explanation) {
     for (Verdict& verdict : explanation.verdicts) {
         if (verdict.backend == SdpBackend::fa3 || verdict.backend == SdpBackend::fa4) break;
         if (verdict.standing == Standing::unknown) return;
@@ -135,7 +135,7 @@ void take_first(Explanation& explanation) {
 }
 
 /// Decides without an order: a backend is surely taken only if it is the only one left.
-void take_without_order(Explanation& explanation) {
+void choose_without_order(Explanation& explanation) {
     Verdict* left = nullptr;
     int possible = 0;
     for (Verdict& verdict : explanation.verdicts) {
@@ -146,7 +146,7 @@ void take_without_order(Explanation& explanation) {
     }
     // In every order flash precedes efficient and math, so one order is left if cuDNN refuses.
     const Verdict& cudnn = explanation.verdicts.back();
-    if (cudnn.backend == kCudnn && cudnn.standing == Standing::refused) return take_first(explanation);
+    if (cudnn.backend == kCudnn && cudnn.standing == Standing::refused) return choose_first(explanation);
     explanation.aborts = possible == 0;
     if (possible == 1 && left->standing == Standing::could_run) {
         left->standing = Standing::taken;
@@ -246,7 +246,7 @@ Explanation explain(const Call& given) {
     Order sequence = ordered.order;
     if (sequence.empty()) sequence = {kFlash, kEfficient, kMath, kCudnn};
     for (const SdpBackend backend : sequence) explanation.verdicts.push_back(verdict_of(call, backend));
-    ordered.order.empty() ? take_without_order(explanation) : take_first(explanation);
+    ordered.order.empty() ? choose_without_order(explanation) : choose_first(explanation);
     for (const SdpBackend backend : {SdpBackend::fa3, SdpBackend::fa4})
         explanation.verdicts.push_back(verdict_of(call, backend));
     explanation.raises = raise_of(call, explanation.taken == kMath);

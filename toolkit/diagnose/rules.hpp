@@ -36,7 +36,7 @@ struct Rule {
     const char* source;
 };
 
-/// A call that PyTorch does not compute: it raises before it asks a backend, or in the math path, which is the last
+/// A call that PyTorch does not compute: it raises before it checks a backend, or in the math path, which is the last
 /// one.
 struct Raise {
     const char* name;     ///< "heads-do-not-broadcast"
@@ -58,7 +58,7 @@ void recognise_amd(Gpu& gpu);
 
 enum class Standing : std::uint8_t {
     taken,      ///< the first in the order whose checks all pass
-    could_run,  ///< its checks pass, but another one comes before it
+    could_run,  ///< its checks pass, but a backend before it in the order takes the call
     refused,
     unknown,  ///< some fields are unknown
 };

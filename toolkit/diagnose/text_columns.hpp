@@ -30,7 +30,7 @@ struct Columns {
 };
 
 /// Finds the columns by their titles: those of nsys stats (all reports of kernels), ncu, nvprof, PyTorch's profiler,
-/// and the like in Markdown. None if no column names kernels, or nothing stands beside the names.
+/// and the like in Markdown. None if no column has names of kernels, or there is no other column.
 std::optional<Columns> columns_of(const std::vector<std::string>& titles);
 
 /// Parses a number, with or without commas between thousands; none for a comma elsewhere, as in "43,4".
@@ -68,7 +68,7 @@ std::vector<std::string> fields_of(std::string_view line, char separator);
 /// (the runs) and a time with its unit (their sum). None for any other line.
 std::optional<LooseRow> separated_row(std::string_view line);
 
-/// True if numbers stand beside the name in a line, outside of its brackets, so that it is more than a name.
+/// True if a line has numbers outside of the name's brackets, so that it is more than a name.
 bool has_numbers_beside(std::string_view line);
 
 /// True if a line is a sentence: it has many words outside of brackets, as no kernel's name has.

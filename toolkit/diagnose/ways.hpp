@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backends that could run in place of another one: the changes that get there, and what they bring.
+// The backends that could run in place of another one: the changes that lead to each, and its gain.
 #pragma once
 
 #include <optional>
@@ -27,8 +27,8 @@ struct Ways {
     const Way* further() const;
 };
 
-/// The ways to every backend but `ran`; without one, nothing runs that a gain counts from. `before` are changes that
-/// come first in each, which `call` has already.
+/// The ways to every backend but `ran`. Without `ran` there is no time to compute a gain from. `before` are changes
+/// that come first in each way and that `call` already has.
 Ways ways_of(const Call& call, std::optional<SdpBackend> ran, Pass pass, const Measured& measured,
              const std::vector<Change>& before = {});
 

@@ -45,7 +45,7 @@ AlignedBytes allocate(std::uint64_t bytes, const std::string& origin, std::uint6
     if (bytes > limit) {
         throw Error(
             ErrorCode::out_of_memory, "",
-            fmt::format("{}: expected at most {} bytes, the memory that is left, came {}", origin, limit, bytes));
+            fmt::format("{}: expected at most {} bytes, the memory that is left, got {}", origin, limit, bytes));
     }
     const std::size_t size = std::max<std::size_t>(bytes, 1);
     void* memory = ::operator new[](size, std::align_val_t{kAlignment}, std::nothrow);
@@ -58,7 +58,7 @@ AlignedBytes allocate(std::uint64_t bytes, const std::string& origin, std::uint6
 void MemorySource::read(std::uint64_t offset, std::span<std::byte> into) const {
     if (offset > bytes_.size() || into.size() > bytes_.size() - offset) {
         throw Error(ErrorCode::bad_data, "",
-                    fmt::format("{}: expected {} bytes at offset {}, came only {} bytes in all", origin_, into.size(),
+                    fmt::format("{}: expected {} bytes at offset {}, got only {} bytes in all", origin_, into.size(),
                                 offset, bytes_.size()));
     }
     if (!into.empty()) std::memcpy(into.data(), bytes_.data() + offset, into.size());
@@ -97,7 +97,7 @@ void InputFile::read(std::uint64_t offset, std::span<std::byte> into) const {
         }
         if (count == 0) {
             throw Error(ErrorCode::bad_data, "",
-                        fmt::format("{}: expected {} bytes at offset {}, came {}: the file ends before", path_,
+                        fmt::format("{}: expected {} bytes at offset {}, got {}: the file ends before", path_,
                                     into.size(), offset, done));
         }
         done += static_cast<std::size_t>(count);

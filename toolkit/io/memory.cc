@@ -98,7 +98,7 @@ void expect_memory(std::uint64_t bytes, const std::string& what) {
     const std::uint64_t left = memory_state().left;
     if (bytes <= left) return;
     throw Error(ErrorCode::out_of_memory, "",
-                fmt::format("{}: expected at most {} bytes, the memory that is left, came {}", what, left, bytes));
+                fmt::format("{}: expected at most {} bytes, the memory that is left, got {}", what, left, bytes));
 }
 
 }  // namespace tessera::io

@@ -59,7 +59,7 @@ const NpyDtype& find_dtype(const std::string& descr, const NpyOptions& options, 
         }
         return dtype;
     }
-    bad_data(origin, fmt::format("dtype: expected <f2, <f4, <f8, <i4, <i8 (or these with >), |u1 or |i1, came {}",
+    bad_data(origin, fmt::format("dtype: expected <f2, <f4, <f8, <i4, <i8 (or these with >), |u1 or |i1, got {}",
                                  printable(descr)));
 }
 
@@ -84,13 +84,13 @@ HeaderText read_header_text(const ByteSource& source) {
         bad_data(origin, not_wanted_text(source, "a .npy file", "expected the magic bytes of .npy"));
     const auto expect_bytes = [&](std::uint64_t least) {
         if (available < least)
-            bad_data(origin, fmt::format("expected at least {} bytes, came {}", least, source.size()));
+            bad_data(origin, fmt::format("expected at least {} bytes, got {}", least, source.size()));
     };
     expect_bytes(10);
     const int major = static_cast<unsigned char>(start[6]);
     const int minor = static_cast<unsigned char>(start[7]);
     if (major < 1 || major > 3 || minor != 0) {
-        bad_data(origin, fmt::format("expected version 1.0, 2.0 or 3.0, came {}.{}", major, minor));
+        bad_data(origin, fmt::format("expected version 1.0, 2.0 or 3.0, got {}.{}", major, minor));
     }
     HeaderText header;
     header.data_offset = major == 1 ? 10 : 12;
@@ -99,8 +99,8 @@ HeaderText read_header_text(const ByteSource& source) {
     std::memcpy(&length, start.data() + 8, header.data_offset - 8);
     const std::uint64_t rest = source.size() - header.data_offset;
     if (length > std::min(rest, kMaxHeaderBytes)) {
-        bad_data(origin, fmt::format("expected a header of at most {} bytes, came {}", std::min(rest, kMaxHeaderBytes),
-                                     length));
+        bad_data(origin,
+                 fmt::format("expected a header of at most {} bytes, got {}", std::min(rest, kMaxHeaderBytes), length));
     }
     header.text.resize(length);
     source.read(header.data_offset, std::as_writable_bytes(std::span(header.text)));
@@ -115,12 +115,12 @@ TensorFile parse(const ByteSource& source, const NpyOptions& options) {
     const NpyDtype& dtype = find_dtype(header.descr, options, origin);
     std::int64_t bits = 0;
     if (!checked_bits(header.shape, dtype.bytes * 8, bits)) {
-        bad_data(origin, fmt::format("shape: expected fewer than 2^60 bytes, came {} of {}", shape_text(header.shape),
+        bad_data(origin, fmt::format("shape: expected fewer than 2^60 bytes, got {} of {}", shape_text(header.shape),
                                      dtype.name));
     }
     const auto bytes = static_cast<std::uint64_t>(bits / 8);
     if (bytes != source.size() - text.data_offset) {
-        bad_data(origin, fmt::format("expected {} bytes of data for {} of {}, came {}", bytes, shape_text(header.shape),
+        bad_data(origin, fmt::format("expected {} bytes of data for {} of {}, got {}", bytes, shape_text(header.shape),
                                      dtype.name, source.size() - text.data_offset));
     }
     NamedTensor tensor;

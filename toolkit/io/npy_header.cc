@@ -39,7 +39,7 @@ class HeaderParser {
             has_shape_ = true;
             parse_shape();
         } else {
-            bad_data(origin_, fmt::format("header: expected the keys descr, fortran_order and shape once each, came {}",
+            bad_data(origin_, fmt::format("header: expected the keys descr, fortran_order and shape once each, got {}",
                                           printable(key)));
         }
     }
@@ -124,7 +124,7 @@ class HeaderParser {
         constexpr std::size_t kShown = 24;
         const std::string came =
             position_ == text_.size() ? std::string("its end") : printable(text_.substr(position_, kShown));
-        bad_data(origin_, fmt::format("header: expected {} at byte {}, came {}", wanted, position_, came));
+        bad_data(origin_, fmt::format("header: expected {} at byte {}, got {}", wanted, position_, came));
     }
 
     std::string_view text_;

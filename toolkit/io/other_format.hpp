@@ -13,9 +13,8 @@ struct OtherFormat {
     std::string cure;  ///< how to get tensors from it
 };
 
-/// Says what a file is that a reader cannot read. It knows formats by their first bytes, never by the file's name. A
-/// reader asks after its own check failed, so that a valid file is never refused because its first bytes look like
-/// another format.
+/// Identifies a file that a reader cannot read, by its first bytes and never by its name. A reader calls it after its
+/// own check failed, so that a valid file is never refused because its first bytes look like another format.
 OtherFormat other_format(const ByteSource& source);
 
 /// Returns "expected WANTED, it is WHAT: CURE", or `otherwise` for an unknown format.

@@ -44,17 +44,17 @@ bool begins_as_header(const ByteSource& source) {
 /// Returns the bytes of the header, checked to be inside the file and under the limit.
 std::uint64_t read_header_length(const ByteSource& source, const SafetensorsLimits& limits) {
     if (source.size() < kPrefix) {
-        not_safetensors(source, fmt::format("expected at least {} bytes, came {}", kPrefix, source.size()));
+        not_safetensors(source, fmt::format("expected at least {} bytes, got {}", kPrefix, source.size()));
     }
     std::uint64_t length = 0;
     source.read(0, std::as_writable_bytes(std::span(&length, 1)));
     const std::uint64_t limit = std::min(limits.header_bytes, SafetensorsLimits::kHardHeaderBytes);
     if (length > limit)
-        not_safetensors(source, fmt::format("expected a header of at most {} bytes, came {} in the first 8 bytes: the "
+        not_safetensors(source, fmt::format("expected a header of at most {} bytes, got {} in the first 8 bytes: the "
                                             "file is damaged, or of another kind than .safetensors",
                                             limit, length));
     if (length > source.size() - kPrefix) {
-        not_safetensors(source, fmt::format("expected a header of at most {} bytes, the rest of the file, came {}{}",
+        not_safetensors(source, fmt::format("expected a header of at most {} bytes, the rest of the file, got {}{}",
                                             source.size() - kPrefix, length,
                                             begins_as_header(source) ? ": the file was cut off" : ""));
     }
@@ -78,20 +78,20 @@ std::string read_header_text(const ByteSource& source, std::uint64_t length) {
 void check_tensor(const std::string& origin, NamedTensor& tensor, std::uint64_t begin, std::uint64_t end) {
     const SafetensorsDtype* dtype = find_dtype(tensor.file_dtype);
     if (dtype == nullptr) {
-        bad_data(origin, fmt::format("tensor {}: expected a dtype of the format, came {}", printable(tensor.name),
+        bad_data(origin, fmt::format("tensor {}: expected a dtype of the format, got {}", printable(tensor.name),
                                      printable(tensor.file_dtype)));
     }
     std::int64_t bits = 0;
     if (!checked_bits(tensor.shape, dtype->bits, bits)) {
-        bad_data(origin, fmt::format("tensor {}: expected fewer than 2^63 bits, came {} of {}", printable(tensor.name),
+        bad_data(origin, fmt::format("tensor {}: expected fewer than 2^63 bits, got {} of {}", printable(tensor.name),
                                      shape_text(tensor.shape), tensor.file_dtype));
     }
     if (bits % 8 != 0) {
-        bad_data(origin, fmt::format("tensor {}: expected whole bytes, came {} of {}", printable(tensor.name),
+        bad_data(origin, fmt::format("tensor {}: expected whole bytes, got {} of {}", printable(tensor.name),
                                      shape_text(tensor.shape), tensor.file_dtype));
     }
     if (end - begin != static_cast<std::uint64_t>(bits / 8)) {
-        bad_data(origin, fmt::format("tensor {}: expected {} bytes for {} of {}, came data_offsets [{}, {}]",
+        bad_data(origin, fmt::format("tensor {}: expected {} bytes for {} of {}, got data_offsets [{}, {}]",
                                      printable(tensor.name), bits / 8, shape_text(tensor.shape), tensor.file_dtype,
                                      begin, end));
     }
@@ -113,7 +113,7 @@ std::vector<TensorSource> check_layout(const ByteSource& source, std::vector<Hea
         const std::string& origin = source.origin();
         if (entry.begin != position || entry.end < entry.begin || entry.end > payload_bytes) {
             bad_data(origin,
-                     fmt::format("tensor {}: expected data_offsets from {} up to at most {}, came [{}, {}]",
+                     fmt::format("tensor {}: expected data_offsets from {} up to at most {}, got [{}, {}]",
                                  printable(entry.tensor.name), position, payload_bytes, entry.begin, entry.end));
         }
         check_tensor(origin, entry.tensor, entry.begin, entry.end);
@@ -122,7 +122,7 @@ std::vector<TensorSource> check_layout(const ByteSource& source, std::vector<Hea
     }
     if (position != payload_bytes) {
         bad_data(source.origin(),
-                 fmt::format("expected {} bytes of tensors after the header, came {}", position, payload_bytes));
+                 fmt::format("expected {} bytes of tensors after the header, got {}", position, payload_bytes));
     }
     return tensors;
 }
@@ -141,11 +141,11 @@ void check_name(const std::string& name, std::set<std::string_view>& names) {
     }
     if (name.size() > limits.name_bytes) {
         throw Error(ErrorCode::invalid_argument, "tensors",
-                    fmt::format("expected names of at most {} bytes, came {}", limits.name_bytes, printable(name)));
+                    fmt::format("expected names of at most {} bytes, got {}", limits.name_bytes, printable(name)));
     }
     if (!names.insert(name).second) {
         throw Error(ErrorCode::invalid_argument, "tensors",
-                    fmt::format("expected each name once, came twice {}", printable(name)));
+                    fmt::format("expected each name once, got {} twice", printable(name)));
     }
 }
 
@@ -154,7 +154,7 @@ std::string literal(const std::string& text) {
     try {
         return nlohmann::json(text).dump();
     } catch (const nlohmann::json::exception&) {
-        throw Error(ErrorCode::invalid_argument, "tensors", fmt::format("expected UTF-8, came {}", printable(text)));
+        throw Error(ErrorCode::invalid_argument, "tensors", fmt::format("expected UTF-8, got {}", printable(text)));
     }
 }
 
@@ -173,7 +173,7 @@ std::string metadata_text(const Metadata& metadata) {
     for (const auto& [key, value] : metadata) {
         if (key.size() > limits.name_bytes) {
             throw Error(ErrorCode::invalid_argument, "metadata",
-                        fmt::format("expected keys of at most {} bytes, came {}", limits.name_bytes, printable(key)));
+                        fmt::format("expected keys of at most {} bytes, got {}", limits.name_bytes, printable(key)));
         }
         text += fmt::format("{}{}:{}", text.empty() ? "" : ",", literal(key), literal(value));
     }
@@ -184,7 +184,7 @@ std::string header_text(NamedViews tensors, const Metadata& metadata) {
     const SafetensorsLimits limits;
     if (tensors.size() > limits.tensors) {
         throw Error(ErrorCode::invalid_argument, "tensors",
-                    fmt::format("expected at most {}, came {}", limits.tensors, tensors.size()));
+                    fmt::format("expected at most {}, got {}", limits.tensors, tensors.size()));
     }
     std::string text = fmt::format("{{{}", metadata_text(metadata));
     std::set<std::string_view> names;
@@ -206,7 +206,7 @@ std::string header_text(NamedViews tensors, const Metadata& metadata) {
     text.resize((text.size() + 7) / 8 * 8, ' ');
     if (text.size() > limits.header_bytes) {
         throw Error(ErrorCode::invalid_argument, "tensors",
-                    fmt::format("expected a header of at most {} bytes, came {}", limits.header_bytes, text.size()));
+                    fmt::format("expected a header of at most {} bytes, got {}", limits.header_bytes, text.size()));
     }
     return text;
 }

@@ -60,14 +60,14 @@ class HeaderHandler {
 
     bool number_unsigned(Json::number_unsigned_t value) {
         if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-            fail(fmt::format("expected numbers below 2^63, came {}", value));
+            fail(fmt::format("expected numbers below 2^63, got {}", value));
         }
         if (context_ == Context::shape) {
             auto& shape = entry().tensor.shape;
-            if (shape.size() == kMaxFileRank) fail(fmt::format("expected rank <= {}, came more", kMaxFileRank));
+            if (shape.size() == kMaxFileRank) fail(fmt::format("expected rank <= {}, got more", kMaxFileRank));
             shape.push_back(static_cast<std::int64_t>(value));
         } else if (context_ == Context::offsets) {
-            if (offsets_ == 2) fail("expected 2 data_offsets, came more");
+            if (offsets_ == 2) fail("expected 2 data_offsets, got more");
             (offsets_ == 0 ? entry().begin : entry().end) = value;
             ++offsets_;
         } else {
@@ -89,17 +89,17 @@ class HeaderHandler {
 
     bool key(Json::string_t& name) {
         if (name.size() > limits_.name_bytes) {
-            fail(fmt::format("expected names of at most {} bytes, came {}", limits_.name_bytes, printable(name)));
+            fail(fmt::format("expected names of at most {} bytes, got {}", limits_.name_bytes, printable(name)));
         }
         const bool fresh = context_ == Context::metadata ? !header_.metadata.contains(name)
                            : context_ == Context::root   ? root_keys_.insert(name).second
                                                          : tensor_keys_.insert(name).second;
-        if (!fresh) fail(fmt::format("expected each key once, came twice {}", printable(name)));
+        if (!fresh) fail(fmt::format("expected each key once, got {} twice", printable(name)));
         if (context_ == Context::metadata && header_.metadata.size() == limits_.metadata) {
-            fail(fmt::format("expected at most {} entries in __metadata__, came more", limits_.metadata));
+            fail(fmt::format("expected at most {} entries in __metadata__, got more", limits_.metadata));
         }
         if (context_ == Context::tensor && name != "dtype" && name != "shape" && name != "data_offsets") {
-            fail(fmt::format("expected the keys dtype, shape and data_offsets, came {}", printable(name)));
+            fail(fmt::format("expected the keys dtype, shape and data_offsets, got {}", printable(name)));
         }
         key_ = name;
         return true;
@@ -112,7 +112,7 @@ class HeaderHandler {
             context_ = Context::metadata;
         } else if (context_ == Context::root) {
             if (header_.entries.size() == limits_.tensors) {
-                fail(fmt::format("expected at most {} tensors, came more", limits_.tensors));
+                fail(fmt::format("expected at most {} tensors, got more", limits_.tensors));
             }
             header_.entries.emplace_back().tensor.name = key_;
             tensor_keys_.clear();
@@ -126,7 +126,7 @@ class HeaderHandler {
     bool end_object() {
         // Three keys, all known and distinct, are all that a tensor has.
         if (context_ == Context::tensor && tensor_keys_.size() != 3) {
-            fail("expected the keys dtype, shape and data_offsets, came fewer");
+            fail("expected the keys dtype, shape and data_offsets, got fewer");
         }
         context_ = context_ == Context::root ? Context::document : Context::root;
         return true;
@@ -146,13 +146,13 @@ class HeaderHandler {
 
     bool end_array() {
         if (context_ == Context::offsets && offsets_ != 2)
-            fail(fmt::format("expected 2 data_offsets, came {}", offsets_));
+            fail(fmt::format("expected 2 data_offsets, got {}", offsets_));
         context_ = Context::tensor;
         return true;
     }
 
     bool parse_error(std::size_t position, const std::string&, const Json::exception&) {
-        fail(fmt::format("expected valid JSON in UTF-8, came an error at byte {}", position));
+        fail(fmt::format("expected valid JSON in UTF-8, got an error at byte {}", position));
     }
 
  private:
@@ -170,17 +170,17 @@ class HeaderHandler {
 
     [[noreturn]] void unexpected(const std::string& what) const {
         switch (context_) {
-            case Context::document: fail("expected an object, came " + what);
-            case Context::root: fail(fmt::format("expected an object for {}, came {}", printable(key_), what));
+            case Context::document: fail("expected an object, got " + what);
+            case Context::root: fail(fmt::format("expected an object for {}, got {}", printable(key_), what));
             case Context::metadata:
-                fail(fmt::format("expected a string for {} of __metadata__, came {}", printable(key_), what));
+                fail(fmt::format("expected a string for {} of __metadata__, got {}", printable(key_), what));
             case Context::tensor:
-                fail(fmt::format("expected {} for {}, came {}", key_ == "dtype" ? "a string" : "an array", key_, what));
+                fail(fmt::format("expected {} for {}, got {}", key_ == "dtype" ? "a string" : "an array", key_, what));
             case Context::shape:
             case Context::offsets:
-                fail(fmt::format("expected non-negative integers below 2^63 in {}, came {}", key_, what));
+                fail(fmt::format("expected non-negative integers below 2^63 in {}, got {}", key_, what));
         }
-        fail("came " + what);
+        fail("got " + what);
     }
 
     Header& header_;

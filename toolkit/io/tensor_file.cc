@@ -107,7 +107,7 @@ TensorView TensorFile::view(std::string_view name) const {
         for (std::size_t i = 0; i < std::min(kListed, tensors_.size()); ++i) {
             names += (i == 0 ? "" : ", ") + printable(tensors_[i].name);
         }
-        bad_data(origin_, fmt::format("expected a tensor {}, came {} tensors: {}{}", printable(name), tensors_.size(),
+        bad_data(origin_, fmt::format("expected a tensor {}, got {} tensors: {}{}", printable(name), tensors_.size(),
                                       names, tensors_.size() > kListed ? ", ..." : ""));
     }
     return view(*tensor);
@@ -116,11 +116,11 @@ TensorView TensorFile::view(std::string_view name) const {
 TensorView TensorFile::view(const NamedTensor& tensor) const {
     if (!tensor.known_dtype) {
         bad_data(origin_, fmt::format("tensor {}: expected a dtype that tessera computes with (fp64, fp32, fp16, bf16, "
-                                      "int32, int64), came {}",
+                                      "int32, int64), got {}",
                                       printable(tensor.name), tensor.file_dtype));
     }
     if (!tensor.viewable()) {
-        bad_data(origin_, fmt::format("tensor {}: expected rank <= {}, came {}", printable(tensor.name),
+        bad_data(origin_, fmt::format("tensor {}: expected rank <= {}, got {}", printable(tensor.name),
                                       TensorView::kMaxRank, shape_text(tensor.shape)));
     }
     TensorView view{.data = data_.get() + tensor.offset, .dtype = tensor.dtype};
@@ -175,20 +175,19 @@ void bad_data(const std::string& origin, const std::string& message) {
 }
 
 std::int64_t checked_bytes(const TensorView& view, const std::string& argument) {
-    if (view.device.type != DeviceType::cpu)
-        invalid(argument, "expected a tensor in host memory, came one on a device");
+    if (view.device.type != DeviceType::cpu) invalid(argument, "expected a tensor in host memory, got one on a device");
     if (view.rank < 0 || view.rank > TensorView::kMaxRank) {
-        invalid(argument, fmt::format("expected rank 0..{}, came {}", TensorView::kMaxRank, view.rank));
+        invalid(argument, fmt::format("expected rank 0..{}, got {}", TensorView::kMaxRank, view.rank));
     }
     const std::span<const std::int64_t> shape(view.shape.data(), static_cast<std::size_t>(view.rank));
     if (std::any_of(shape.begin(), shape.end(), [](std::int64_t size) { return size < 0; })) {
-        invalid(argument, fmt::format("expected sizes >= 0, came {}", shape_text(shape)));
+        invalid(argument, fmt::format("expected sizes >= 0, got {}", shape_text(shape)));
     }
     std::int64_t bits = 0;
     if (!checked_bits(shape, size_of(view.dtype) * 8, bits)) {
-        invalid(argument, fmt::format("expected fewer than 2^60 bytes, came {}", shape_text(shape)));
+        invalid(argument, fmt::format("expected fewer than 2^60 bytes, got {}", shape_text(shape)));
     }
-    if (bits != 0 && view.data == nullptr) invalid(argument, "expected a tensor with data, came a null pointer");
+    if (bits != 0 && view.data == nullptr) invalid(argument, "expected a tensor with data, got a null pointer");
     return bits / 8;
 }
 

@@ -22,7 +22,8 @@ const model::Machine& h200();
 /// bf16, batch 1, all keys visible.
 Problem problem_of(std::int64_t len, std::int64_t heads, std::int64_t head_dim);
 
-/// A workload whose L2 keeps nothing between tiles, so that bytes are the papers' bytes: between slow and fast memory.
+/// A workload in which the L2 keeps no data between tiles, so that bytes are counted as in the papers: between slow and
+/// fast memory.
 schedule::Workload workload_of(const Problem& problem, Schedule schedule, Tile tile, Pass pass = Pass::forward);
 
 /// The bytes of device memory that the operations move if the L2 holds only one head's K and V.

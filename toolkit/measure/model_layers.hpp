@@ -8,8 +8,8 @@
 
 namespace tessera::measure {
 
-/// Throws for models whose layers differ in ways that no field read here tells, and for sizes in places that are not
-/// read.
+/// Throws for models whose layers differ in ways that the fields read here do not describe, and for sizes in fields
+/// that are not read.
 void refuse_unread_layers(const Fields& fields, const ModelConfig& config);
 
 /// Fills in the groups of layers. Throws for a kind of layer that is not known.

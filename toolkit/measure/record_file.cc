@@ -51,7 +51,7 @@ class AppendedFile {
     }
 
  private:
-    /// Reports an error of writing. A file that holds nothing is removed: a full disk leaves no empty file.
+    /// Reports an error of writing. An empty file is removed, so that a full disk leaves none.
     [[noreturn]] void failed() const {
         const int error = errno;
         struct stat status {};

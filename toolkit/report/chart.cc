@@ -39,7 +39,7 @@ bool has(const Group& group, const std::string& part) {
     return fmt::format(", {}, ", group.others).find(fmt::format(", {}, ", part)) != std::string::npos;
 }
 
-bool is_wanted(const Group& group, const ChartOptions& options) {
+bool is_selected(const Group& group, const ChartOptions& options) {
     const auto in_group = [&](const std::string& part) { return has(group, part); };
     std::set<std::int64_t> lengths;
     for (const Row& row : group.rows) lengths.insert(row.record.len_kv);
@@ -49,10 +49,10 @@ bool is_wanted(const Group& group, const ChartOptions& options) {
            });
 }
 
-std::vector<const Group*> wanted_of(const DeviceRows& device, const ChartOptions& options) {
+std::vector<const Group*> selected_groups(const DeviceRows& device, const ChartOptions& options) {
     std::vector<const Group*> groups;
     for (const Group& group : device.groups) {
-        if (is_wanted(group, options)) groups.push_back(&group);
+        if (is_selected(group, options)) groups.push_back(&group);
     }
     return groups;
 }
@@ -231,7 +231,7 @@ Panels chart(const Sorted& sorted, const ChartOptions& options) {
     const DeviceRows* device = nullptr;
     std::vector<const Group*> groups;
     for (const DeviceRows& other : sorted.devices) {
-        std::vector<const Group*> found = wanted_of(other, options);
+        std::vector<const Group*> found = selected_groups(other, options);
         const auto fits = [&](const DeviceRows& d, const std::vector<const Group*>& its) {
             return std::make_pair(has_lines(d, its, options), its.size());
         };

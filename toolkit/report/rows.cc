@@ -64,7 +64,7 @@ void add(std::string& text, const std::string& part) {
 }
 
 /// Returns the features of the problem. The residual of O and the caller do not change it and are left out.
-std::string asked_features(const Record& r) {
+std::string requested_features(const Record& r) {
     std::string text = r.features;
     for (const std::string_view kept : {"residual of O", kAutograd}) {
         if (!text.ends_with(kept)) continue;
@@ -80,7 +80,7 @@ Group group_of(const Record& r) {
     g.head_dim = pair_text(r.head_dim, r.head_dim_v);
     if (r.threads > 0 && !on_gpu(r)) add(g.others, fmt::format("{} thread{}", r.threads, r.threads == 1 ? "" : "s"));
     if (r.len_q != r.len_kv) add(g.others, fmt::format("{} quer{}", r.len_q, r.len_q == 1 ? "y" : "ies"));
-    if (const std::string asked = asked_features(r); !asked.empty()) add(g.others, asked);
+    if (const std::string asked = requested_features(r); !asked.empty()) add(g.others, asked);
     return g;
 }
 

@@ -48,7 +48,7 @@ bool compared(const DeviceRows& device, const std::string& pass) {
     return labels.size() > 1;
 }
 
-std::string beside_others(const std::map<Key, Case>& cases) {
+std::string ratio_to_others(const std::map<Key, Case>& cases) {
     double sum = 0, least = INFINITY, most = 0;
     int both = 0;
     for (const auto& [key, c] : cases) {
@@ -85,7 +85,7 @@ std::vector<std::string> verdicts(const DeviceRows& device) {
         }
         std::string text = compared(device, pass)
                                ? fmt::format("{}: {} is the fastest in {} of {} cases{}", pass, first->first,
-                                             first->second, cases.size(), beside_others(cases))
+                                             first->second, cases.size(), ratio_to_others(cases))
                                : fmt::format("{}: only {} was measured, {} cases", pass, first->first, cases.size());
         if (noisy > 0)
             text += fmt::format("; {} of {} measurements spread by more than {:.0f} % and have error bars", noisy, rows,

@@ -160,7 +160,7 @@ TrafficCount::TrafficCount(const Plan& plan, const Range& queries, std::int64_t 
                    one_head(plan, Schedule::standard, len_q, len_kv), queries) {}
 
 const Traffic& TrafficCount::after(TileStep step, const Range& keys) {
-    if (step == TileStep::merge) return traffic_;  // moves nothing: it stays within fast memory
+    if (step == TileStep::merge) return traffic_;  // moves no bytes: it stays in fast memory
     if (step == TileStep::finish) {
         traffic_.schedule += own_.at_end();
         traffic_.standard += standard_.at_end();

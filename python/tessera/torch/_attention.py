@@ -163,7 +163,7 @@ def _integer(value):
 
 
 @torch.compiler.assume_constant_result
-def _graph_may_draw_again():
+def _backward_may_redraw_seed():
     """Whether AOTAutograd may recompute a random number in the backward of the graph that is being traced: its settings
     or torch.autograd.graph.region_activation_memory_budget ask for less memory."""
     import torch._functorch.config as config
@@ -182,9 +182,9 @@ def seed_tensor(seed, dropout_p):
     if seed is None:
         if dropout_p == 0:
             return None
-        if is_compiling() and is_grad_enabled() and _graph_may_draw_again():
-            raise ValueError("seed: expected a seed, since a graph compiled with an activation memory budget under 1 may "
-                             "draw another one for its backward, got None")
+        if is_compiling() and is_grad_enabled() and _backward_may_redraw_seed():
+            raise ValueError("seed: expected an integer or a tensor, since a graph compiled with an activation memory "
+                             "budget under 1 may draw another seed for its backward, got None")
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device="cpu")
     if isinstance(seed, torch.Tensor):
         expect_tensor("seed", seed)

@@ -52,7 +52,7 @@ def _with_equal_heads(heads, key, value):
 
 
 def _broadcast_shape(query, key, value, kept):
-    """The shape that all dimensions before the last `kept` broadcast to."""
+    """The shape to which all dimensions before the last `kept` broadcast."""
     shape = query.shape[:-kept]
     for name, tensor in (("key", key), ("value", value)):
         own = tensor.shape[:-kept]

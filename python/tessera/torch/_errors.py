@@ -45,7 +45,7 @@ def without_kernel(tensors: dict) -> Exception:
         if tensor is None:
             continue
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            return ValueError(f"{name}: expected a tensor that tessera's operators can be called with, got a "
+            return ValueError(f"{name}: expected a torch.Tensor or a subclass that implements tessera's operators, got a "
                               f"{type(tensor).__name__}, which does not implement them")
         if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type not in ("cpu", "cuda"):
             kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")

@@ -64,7 +64,7 @@ class Arguments(typing.NamedTuple):
 
 
 TENSORS = 8  # Arguments begins with so many tensors
-SINKS = 23  # their place among the arguments of attention_with_sinks_backward
+SINKS = 23  # their indices among the arguments of attention_with_sinks_backward
 DROPOUT_P = Arguments._fields.index("dropout_p")
 
 

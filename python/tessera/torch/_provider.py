@@ -163,7 +163,7 @@ def _register_shardings():
 
 
 class _Handle:
-    """The handle that PyTorch holds while the provider is active; remove() gives PyTorch its own kernels back."""
+    """The handle that PyTorch keeps while the provider is active; remove() restores PyTorch's own kernels."""
 
     def __init__(self):
         keys = ["CPU"] if _library.status()[_library.CUDA_LIBRARY] else ["CPU", "CUDA"]

@@ -45,8 +45,8 @@ def _mask_of(mask, leading, len_q, len_kv):
     return mask
 
 
-def nothing_kept(q, k, v, bias):
-    """O [batch, heads, len_q, head_dim_v] of a dropout that keeps no weight: 0, with gradients of 0."""
+def zeros_for_full_dropout(q, k, v, bias):
+    """O [batch, heads, len_q, head_dim_v] for dropout_p = 1, which keeps no weight: 0, with gradients of 0."""
     sums = [t.sum() for t in (q, k, v, bias) if t is not None]
     o = q.new_zeros(*q.shape[:-1], v.shape[-1])
     return torch.where(torch.zeros_like(o, dtype=torch.bool), sum(sums).to(o.dtype), o)
@@ -107,7 +107,7 @@ def _run(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, 
     if bias is None and not math and type(dropout_p) is float and dropout_p == 0.0:
         o = _attention.run_few(q, k, v, causal, True, scale)
     elif _attention.number("dropout_p", dropout_p) == 1.0:
-        o = nothing_kept(q, k, v, bias)
+        o = zeros_for_full_dropout(q, k, v, bias)
     else:
         run = _attention.run_math if math else _attention.run
         o = run(Arguments(q, k, v, bias, seed=_attention.seed_tensor(None, dropout_p), causal=causal, scale=scale,

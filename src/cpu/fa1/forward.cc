@@ -50,7 +50,7 @@ void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile&
           const float* q_t, const ForwardScratch& scratch, simd::PanelSums& sums) {
     float* old_share = scratch.tiles.rescale;
     std::copy_n(sums.state.l, panel.lanes, scratch.old_l);
-    simd::scores(head, g, panel, kv, coverage, q_t, scratch.tiles.s, scratch.tiles.other);
+    simd::scores(head, g, panel, kv, coverage, q_t, scratch.tiles.s, scratch.tiles.bias_or_dropout);
     simd::online_softmax(scratch.tiles.s, kv.keys, panel.lanes, panel.lanes, sums.state, old_share);
     simd::invert_sums(sums.state, panel.lanes, scratch.inverse);
     for (std::int64_t i = 0; i < panel.lanes; ++i) {
@@ -59,8 +59,8 @@ void step(const Head& head, const Geometry& g, const Panel& panel, const KvTile&
         if (sums.state.l[i] != 0) old_share[i] *= scratch.old_l[i] / sums.state.l[i];
     }
     simd::scale_lanes(scratch.tiles.s, scratch.inverse, kv.keys, panel.lanes);
-    simd::add_values(head, g, panel, kv, coverage, scratch.tiles.s, scratch.tiles.other, sums.o, simd::Into::scaled_add,
-                     old_share);
+    simd::add_values(head, g, panel, kv, coverage, scratch.tiles.s, scratch.tiles.bias_or_dropout, sums.o,
+                     simd::Into::scaled_add, old_share);
 }
 
 /// Adds the sinks to the sums of a panel, after its last K/V block. O is normalised by the keys' l already.

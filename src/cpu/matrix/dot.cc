@@ -105,7 +105,7 @@ class RowSums {
 
 #include "cpu/matrix/inl/rows-inl.hpp"
 
-void nothing_to_set_up() {}
+void no_setup() {}
 
 }  // namespace
 
@@ -120,8 +120,8 @@ const Primitives kDotPrimitives = {.pack = pack,
                                    .transpose = transpose_words,
                                    .store_columns = store_columns,
                                    .row_dots = row_dots,
-                                   .begin = nothing_to_set_up,
-                                   .end = nothing_to_set_up,
+                                   .begin = no_setup,
+                                   .end = no_setup,
                                    .of_rows = &kDotRowPrimitives};
 
 }  // namespace tessera::cpu::matrix

@@ -27,8 +27,8 @@ constexpr std::int64_t kKeys = 16;  // of a vector of scores
 
 using simd::kRowsAhead;
 
-/// 32 elements of a row, or the first `count` of them and 0 beyond. Prefetches those of the row at `ahead`, an integer,
-/// since it may lie beyond the tensor, where a prefetch does nothing.
+/// 32 elements of a row, or the first `count` of them and 0 beyond. Prefetches the elements of the row at `ahead`. This
+/// is an integer, since it may be an address past the tensor, for which a prefetch does nothing.
 template <bool kWhole>
 HWY_INLINE __m512i read(const Bf16* at, std::int64_t count, std::intptr_t ahead) {
     __builtin_prefetch(reinterpret_cast<const void*>(ahead), 0, 2);

@@ -16,7 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::simd::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Highway numbers its targets from the best down; on x86 those before AVX2 round a product before they add to it.
+// Highway numbers its targets from the best down. On x86 the targets older than AVX2 have no FMA, so they round the
+// product before the addition.
 constexpr bool kFusedMultiplyAdd = !HWY_ARCH_X86 || HWY_TARGET <= HWY_AVX2;
 
 /// min(x, 0); NaN stays NaN.

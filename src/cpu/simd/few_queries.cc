@@ -43,7 +43,7 @@ HWY_INLINE V load(const Bf16* from) {
 HWY_INLINE float to_fp32(float x) { return x; }
 HWY_INLINE float to_fp32(Bf16 x) { return to_float(x); }
 
-/// Transposes kWidth x kWidth numbers: x[r] holds row r before, column r after.
+/// Transposes kWidth x kWidth numbers: x[r] is row r on entry and column r on return.
 HWY_INLINE void transpose(V (&x)[kWidth]) {
     const D d;
     const hn::Repartition<std::uint64_t, D> pairs;

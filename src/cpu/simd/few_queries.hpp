@@ -44,7 +44,7 @@ inline std::int64_t bytes_ahead(const ElementRows& x, std::int64_t key) {
     return reinterpret_cast<std::intptr_t>(x.rows[key + kRowsAhead]) - reinterpret_cast<std::intptr_t>(x.rows[key]);
 }
 
-/// Addresses of rows first .. first + count that are before `end`, in pages; then the last of them again.
+/// Addresses of rows first .. first + count that are before `end`, in pages; then the last of them is repeated.
 inline void row_addresses(const HeadRows& x, std::int64_t first, std::int64_t count, std::int64_t end,
                           const void** addresses) {
     const std::int64_t present = std::min(count, end - first);

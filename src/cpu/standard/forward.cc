@@ -83,7 +83,7 @@ void materialise_scores(const ForwardCall& call, const Geometry& g, const Materi
     std::int64_t touched = 0;
     simd::load_queries(work.head, g, work.panel, scratch.q_t);
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* s) {
-        simd::scores(work.head, g, work.panel, kv, coverage, scratch.q_t, s, scratch.tiles.other);
+        simd::scores(work.head, g, work.panel, kv, coverage, scratch.q_t, s, scratch.tiles.bias_or_dropout);
         tally.ran(coverage, work.panel, kv);
         tally.report([&] {
             TileReport report = report_of(TileStep::scores, work.head, work.panel, keys_of(kv), coverage);
@@ -135,8 +135,8 @@ void multiply_values(const ForwardCall& call, const Geometry& g, const Materiali
     std::int64_t part = 0;
     for_each_tile(work, g, scratch.tiles, [&](const KvTile& kv, Coverage coverage, float* p) {
         if (kv.first / simd::kSumKeys != std::exchange(part, kv.first / simd::kSumKeys)) add_part();
-        simd::add_values(head, g, work.panel, kv, coverage, p, scratch.tiles.other, scratch.part, simd::Into::add,
-                         nullptr);
+        simd::add_values(head, g, work.panel, kv, coverage, p, scratch.tiles.bias_or_dropout, scratch.part,
+                         simd::Into::add, nullptr);
         tally.report([&] { return report_of_values(TileStep::values, work, keys_of(kv), coverage, p, scratch.part); });
     });
     add_part();

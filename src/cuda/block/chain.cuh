@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GEMMs of the block as kernels of their own, from the code of the one launch: one comes before append() and
-// attention, the other after them.
+// The GEMMs of the block as separate kernels, from the code of the one launch: one runs before append() and attention,
+// the other after them.
 #pragma once
 
 #include "cuda/block/gemm.cuh"

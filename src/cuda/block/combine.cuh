@@ -24,12 +24,12 @@ struct ColumnLanes {
 struct PairWait {
     Word words[2];
 
-    /// Begins to read. A pair that does not exist counts as read.
+    /// Begins to read the pair. A pair that does not exist counts as read.
     __device__ __forceinline__ void start(const Word* from, bool exists, unsigned number) {
         words[0] = words[1] = word_of(0, number);
         if (exists) ptx::load_relaxed(from, words[0], words[1]);
     }
-    /// Has the pair come? If not, it is read once more.
+    /// Has the pair arrived? If not, it is read once more.
     __device__ __forceinline__ bool done(const Word* from, unsigned number) {
         const bool missing = launch_of(words[0]) != number || launch_of(words[1]) != number;
         if (missing) ptx::load_relaxed(from, words[0], words[1]);

@@ -34,7 +34,8 @@ __device__ __forceinline__ void read_weights(float (&weights)[8], const Launch& 
     }
 }
 
-/// Copies the rows into shared memory, and norms them there. By all consumer warps, which may read them afterwards.
+/// Copies the rows into shared memory and normalises them there. All consumer warps call it, and may read the rows
+/// afterwards.
 template <class Shape>
 __device__ __forceinline__ void norm_rows(const Block<Shape>& block) {
     constexpr int kThreads = 32 * Shape::kConfig.warps, kMost = Config::kMostBatch;

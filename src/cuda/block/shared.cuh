@@ -80,7 +80,8 @@ struct RingState {
 /// The things that a thread waits for, for the message of the watchdog.
 enum class Wait : int { empty_stage, full_stage, known, tables, weights_asked, queries, new_key, partials, output };
 
-/// In a debug build, stops the launch with a message when a wait takes seconds, because what it waits for never comes.
+/// In a debug build, stops the launch with a message when a wait takes seconds, because the awaited phase or word never
+/// comes.
 class Watchdog {
  public:
     __device__ __forceinline__ void again([[maybe_unused]] Wait wait, [[maybe_unused]] int which = 0) {
@@ -149,7 +150,7 @@ struct Block {
     }
     __device__ __forceinline__ void sync_consumers() const { ptx::named_barrier_sync(kConsumerBarrier, 32 * kWarps); }
 
-    /// By all threads, before a __syncthreads().
+    /// All threads call it, before a __syncthreads().
     __device__ __forceinline__ void init_barriers() const {
         const int thread = static_cast<int>(threadIdx.x);
         if (thread < launch.layout.stages) {

@@ -150,7 +150,7 @@ __device__ __forceinline__ void write_partials(const Output<kHeadDim>& o, const 
 
 /// One split, by a consumer warp. Without `real` it goes through the same instructions on whatever shared memory
 /// holds, waits for no copy and writes no result: while the first copies are on their way, it brings the instructions
-/// into the cache, which few keys would otherwise wait for.
+/// into the cache. With few keys, their fetch would take as long as the data.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_by_mma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
                                                RingStates<Shape>& at, const Launch& launch, const SplitWork& work,

@@ -10,9 +10,9 @@
 
 namespace tessera::cuda::decode {
 
-/// A key that a row does not see adds nothing to it, whatever its V holds. If a tile has such keys and V has NaN or
-/// infinity there, these are added here to O of the rows that see them, and become 0 in shared memory. By all four
-/// warps.
+/// A key that a row does not see must add nothing to its O, even if V of that key is NaN or infinite. In a tile with
+/// such keys this function adds the NaN and infinities of V to O of the rows that see them, and replaces them by 0 in
+/// shared memory. All four warps call it.
 ///
 /// `p`: P as A fragments; `rows`: the warp's 16.
 template <class T, class Shape>
@@ -116,8 +116,8 @@ __device__ __forceinline__ void write_partials(const float (&o)[kHeadDim / 2], S
 }
 
 /// One split, by the warpgroup. Without `real` it goes through the same instructions on whatever shared memory holds,
-/// waits for no copy and writes no result: while the first copies are on their way, it brings the instructions into
-/// the cache, which few keys would otherwise wait for.
+/// waits for no copy and writes no result: while the first copies are on their way, it brings the instructions into the
+/// cache. With few keys, their fetch would take as long as the data.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_by_wgmma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
                                                  RingStates<Shape>& at, const Launch& launch, const SplitWork& work,

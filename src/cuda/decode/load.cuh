@@ -31,7 +31,7 @@ struct Shared {
     int ends[kMostSequences];  ///< own_lengths(): numbers of splits up to each sequence of the CTA's group
 };
 
-/// The buffers in dynamic shared memory. Rows lie in panels of 64 dims (swizzle_panel.cuh). Tiles of keys follow
+/// The buffers in dynamic shared memory. Rows are stored in panels of 64 dims (swizzle_panel.cuh). Tiles of keys follow
 /// Q, since wgmma reads 64 rows of Q even if there are fewer.
 template <class Shape>
 struct Buffers {
@@ -328,8 +328,8 @@ __device__ __forceinline__ void for_each_split(const Shared<Shape>& shared, cons
     }
 }
 
-/// A producer warp: K is loaded by the first, V by the second. That one also loads Q and what the consumer warps need
-/// to know about each split.
+/// A producer warp: the first one loads K, the second one V, Q, and the description of each split for the consumer
+/// warps.
 template <class T, class Shape>
 __device__ __forceinline__ void load(Shared<Shape>& shared, const Buffers<Shape>& buffers, const Launch& launch,
                                      int warp, int lane) {

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ gradient::Launch launch) {
     constexpr gradient::Config kConfig = Shape::kConfig;
     extern __shared__ __align__(128) char memory[];
-    // The work struct lies in shared memory, since registers are few.
+    // The work struct is in shared memory, to save registers.
     __shared__ alignas(gradient::CtaWork) char work_memory[sizeof(gradient::CtaWork)];
     gradient::CtaWork& work = *reinterpret_cast<gradient::CtaWork*>(work_memory);
     if (threadIdx.x == 0) {

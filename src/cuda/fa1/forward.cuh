@@ -155,7 +155,7 @@ struct Head {
             const int unit = round * kConfig.units_at_once();
             const bool last = round + 1 == kConfig.rounds();
             if (!last) old[round + 1].read(stored, unit + kConfig.units_at_once());
-            shared.sync();  // all warps have sent their sums, and are done with Q
+            shared.sync();  // all warps have sent their sums, and have read Q
             if (round == 0) {
                 if (next < end) fetch(first_key, next);
                 combine_rows(combination, rows, stored);
@@ -232,7 +232,7 @@ __device__ __forceinline__ void finish(const Head<T, kConfig>& head, int tile) {
             head_offset(p.lse, head.work.batch, sequence.first_q, head.work.head, sizeof(float));
         reinterpret_cast<float*>(p.lse.data + offset)[(q_begin + row) * p.lse.row] = with_sink_of_row(row).lse;
     }
-    shared.sync();  // all warps are done with the tile in shared memory
+    shared.sync();  // all warps have read the tile in shared memory
 }
 
 /// The loops of the algorithm, over key blocks, then over the query tiles that see them.

@@ -35,7 +35,7 @@ __device__ __forceinline__ void write_lse(const Launch& launch, const Work& work
     }
 }
 
-/// Writes a warp's rows of O, normalised, through the shared memory of Q, whose rows only this warp has read.
+/// Writes a warp's rows of O, normalised, through the shared memory of Q. Only this warp has read the rows of Q there.
 template <class T, Config kConfig>
 __device__ __forceinline__ void write_o(const Inputs<T, kConfig>& inputs, const Work& work,
                                         const Accumulators<T, kConfig>& out, const Scale& scale) {
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     forward_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     extern __shared__ __align__(128) char memory[];
-    // The work lies in shared memory, since registers are few and only the code between two tiles needs it.
+    // The work struct is in shared memory to save registers: only the code between two tiles needs it.
     __shared__ alignas(Work) char work_memory[sizeof(Work)];
     Work& work = *reinterpret_cast<Work*>(work_memory);
     if (threadIdx.x == 0) new (work_memory) Work(launch, blockIdx.x, kConfig.block_q(), kConfig.block_kv, sizeof(T));

@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(LayoutFp32<Shape::kConfig>::kThreads)
         const int number = work.tiles.begin + i;
         const int first_key = number * Layout::kBlock;
         typename MainloopFp32<Layout>::Scores s;
-        __syncthreads();  // all threads are done with V of the previous tile
+        __syncthreads();  // all threads have read V of the previous tile
         load_fp32<Layout>(mainloop.tile.kv, work.k, p.k, first_key, work.sequence.len_kv, p.head_dim);
         __syncthreads();
         mainloop.multiply_qk(s);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every CUDA kernel: what it takes and its default tile, as plain C++. The registry asks at run time, with the device
-// that is there; the cost model and the command line ask for a GPU that is not there.
+// Every CUDA kernel: what it takes and its default tile, as plain C++. The registry asks at run time for the present
+// device; the cost model and the command line ask for any GPU.
 #pragma once
 
 #include <cstdint>

@@ -5,9 +5,9 @@
 
 namespace tessera::cuda::ptx {
 
-/// Fences that ptxas moves no instruction across: what stands before one is issued before what stands after it. (Left
-/// alone, it puts long runs of ex2 together and leaves the issue slots between them empty.) Each fence is a conditional
-/// exit of the kernel that is never taken, which ptxas can't know.
+/// Fences that ptxas moves no instruction across: what stands before one is issued before what stands after it.
+/// (Without fences ptxas groups ex2 into long runs and leaves the issue slots between them empty.) Each fence is a
+/// conditional exit of the kernel that is never taken, which ptxas can't know.
 class IssueOrder {
  public:
     /// `count`: a number of 0 or more, about which the compiler knows nothing.

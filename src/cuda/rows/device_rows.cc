@@ -31,7 +31,7 @@ class CudaRows : public DeviceRows {
     ~CudaRows() override {
         int before = 0;
         if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_.index) != cudaSuccess) return;
-        // The runtime frees what is still in use when the work on it has ended. Errors have nobody to go to here.
+        // The runtime frees objects that are still in use when their work has ended. Errors cannot be reported here.
         for (cudaEvent_t event : marks_) static_cast<void>(cudaEventDestroy(event));
         for (cudaStream_t stream : {side_, second_}) static_cast<void>(cudaStreamDestroy(stream));
         for (void* memory : memory_) static_cast<void>(cudaFree(memory));
@@ -75,7 +75,7 @@ class CudaRows : public DeviceRows {
     }
 
  private:
-    /// On the side stream, so that it comes after an exchange there and waits for no other stream.
+    /// Runs on the side stream, so that it follows an exchange there and waits for no other stream.
     void move(void* to, const void* from, std::size_t bytes, bool to_device) {
         const CurrentDevice current(device_);
         const auto kind = to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;

@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     bool replaced = false;  // Inf or NaN in dO or Q were replaced by 0
     for (int index = 0; index < work.count(); ++index) {
         ptx::cp_async_wait<kConfig.value_stages() - 2>();
-        __syncthreads();  // all threads have this step, and are done with the previous one
+        __syncthreads();  // the step has arrived for all threads, and all have read the previous one
         inputs.load_step(index + kConfig.value_stages() - 1);
         const int query = work.first_query(index);
         if (!band.full(query, query + kStepQueries, work.first_key, work.first_key + kKeysOfBlock)) {

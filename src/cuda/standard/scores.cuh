@@ -64,7 +64,7 @@ __device__ __forceinline__ void multiply_tiles(const Launch& launch, char* memor
     Queries<kHeadDim, kConfig.row_tiles, false> queries(memory, first_row, lane);
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // all threads have this tile, and are done with the previous one
+        __syncthreads();  // the tile has arrived for all threads, and all have read the previous one
         if (tile + 1 < tiles.end) load_k(tile + 1);
         float s[kConfig.row_tiles][kConfig.block_kv() / 8][4];  // [16 rows][8 keys][4]
         multiply_qk<T>(s, queries, MatrixAddress<kHeadDim>::chunks_first(k_tile(tile), lane));

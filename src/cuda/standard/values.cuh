@@ -99,7 +99,7 @@ __device__ __forceinline__ void multiply_values(const Launch& launch, char* memo
     bool replaced = false;                             // Inf or NaN in V were replaced by 0
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
         ptx::cp_async_wait<kConfig.value_stages() - 2>();
-        __syncthreads();  // all threads have this tile, and are done with the previous one
+        __syncthreads();  // the tile has arrived for all threads, and all have read the previous one
         inputs.load_tile(tile + kConfig.value_stages() - 1);
         char* v_tile = inputs.v_tile(tile);
         if (!tiles.full(tile)) {

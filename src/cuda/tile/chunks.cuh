@@ -95,7 +95,7 @@ struct Loader {
         Parts() = default;
         /// Rows from `first_row` on; zeros are loaded unless they `exist`.
         __device__ __forceinline__ Parts(char* tile, const Source& source, int first_row, bool exist) {
-            // Opaque, or the compiler would keep what follows in registers that the main loop needs.
+            // Opaque; otherwise the compiler would keep the values below in registers that the main loop needs.
             const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
             const int row = thread / kChunks;
             const int chunk = thread % kChunks;

@@ -36,8 +36,8 @@ __device__ __forceinline__ bool any_lane(int condition) { return __any_sync(kAll
 /// A value that is the same in all lanes, and that the compiler then knows to be: it lives in a uniform register.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(kAllLanes, value, 0); }
 
-/// A matrix descriptor that is the same in all lanes. Its lower half, which holds the address, then lives in a uniform
-/// register, and no instruction stands between two MMAs.
+/// A matrix descriptor that is the same in all lanes. Its lower half, the address, is then kept in a uniform register,
+/// and no instruction is needed between two MMAs.
 __device__ __forceinline__ std::uint64_t uniform(std::uint64_t descriptor) {
     const std::uint32_t low = __shfl_sync(kAllLanes, static_cast<std::uint32_t>(descriptor), 0);
     return descriptor >> 32 << 32 | low;

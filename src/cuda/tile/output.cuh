@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Epilogue of the mma.sync kernels: O goes to global memory through shared memory that the warp of its rows owns.
+// Epilogue of the mma.sync kernels: O goes to global memory through shared memory that belongs to the warp of its rows.
 #pragma once
 
 #include "cuda/ptx/math.cuh"

@@ -18,7 +18,7 @@ _TAG = 20743  # so that messages of the caller on the same group are others
 _groups: dict = {}  # name -> ProcessGroup
 _controls: dict = {}  # name -> the group of gloo that messages go over
 _agreed: dict = {}  # name -> the messages that all ranks have had
-_forgets: list = []  # functions that drop what other modules keep of a group
+_forgets: list = []  # functions that drop other modules' cached objects of a group
 
 
 def resolved(group):
@@ -40,7 +40,7 @@ def resolved(group):
 @torch.compiler.assume_constant_result
 def name_of(group):
     """The name under which by_name() finds the group. A graph holds the name."""
-    group = resolved(getattr(group, "real_obj", group))  # PyTorch 2.15 traces graphs with a stand-in
+    group = resolved(getattr(group, "real_obj", group))  # PyTorch 2.15 traces graphs with a fake object
     if dist.get_rank(group) < 0:
         raise ValueError("group: expected a group that this process belongs to, got another one")
     if _groups.get(group.group_name) is not group:  # an older group of this name may have been destroyed
@@ -76,7 +76,7 @@ def on_forget(function):
 
 
 def forget(group=None):
-    """Drops what is kept of a group, or of all, for a process that destroys its groups and makes others."""
+    """Drops the cached objects of a group, or of all groups, for a process that destroys its groups and makes others."""
     for function in _forgets:
         function(None if group is None else group.group_name)
     for kept in (_groups, _controls, _agreed):

@@ -89,7 +89,7 @@ def offsets_of(cu_seqlens, total=None) -> list[int]:
     except TypeError:
         raise ValueError(f"cu_seqlens: expected integers [documents + 1], got {cu_seqlens!r:.80}") from None
     if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:])):
-        raise ValueError(f"cu_seqlens: expected offsets from 0 on that never descend, got {_shown(offsets)}")
+        raise ValueError(f"cu_seqlens: expected offsets that begin at 0 and never decrease, got {_shown(offsets)}")
     if total is not None and offsets[-1] > total:
         raise ValueError(f"cu_seqlens: expected offsets of the whole sequence, {total} rows over all ranks, got "
                          f"{_shown(offsets)}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange by copies between GPUs of one host: the counterparts of Keys and Gradients of _exchange.
 
-Each rank writes its rows where the others can read them, and the ranks meet once for K and V, and once for dK and dV of
-each step. Every rank then copies what it needs to where its kernels read it, on a stream of its own, while kernels of
-another step run."""
+Each rank writes its rows where the others can read them, and the ranks synchronize once for K and V, and once for dK
+and dV of each step. Every rank then copies the rows that it needs into the memory that its kernels read, on a separate
+stream, while kernels of another step run."""
 from __future__ import annotations
 
 import contextlib
@@ -75,11 +75,11 @@ class PeerKeys:
         _operators.copy_rows(*targets, self.k[:, heads], self.v[:, heads], of_row, to_row)
 
     def _publish(self):
-        """Copies this rank's rows, and meets the others."""
+        """Copies this rank's rows, and synchronizes with the other ranks."""
         self.begin = self.peers.next_keys(self.limit)
         for step in range(len(self.steps)):
             self._copy_own(step, "both" if step < self.sets else "others")
-        self.peers.meet(self.limit)
+        self.peers.synchronize(self.limit)
 
     def _pull(self, step, index):
         into = self._of_call(step, index)
@@ -110,9 +110,9 @@ class PeerKeys:
             self.current.wait_stream(stream)
 
     def _part(self):
-        """In a graph: meets the others when all have copied, before a next call writes to the same place."""
+        """In a graph: synchronizes the ranks when all have copied, before the next call writes to the same buffer."""
         if self.k.is_cuda and torch.cuda.is_current_stream_capturing():
-            self.peers.meet(self.limit)
+            self.peers.synchronize(self.limit)
 
     def __iter__(self):
         """Yields a Step for each group of key heads."""
@@ -154,7 +154,7 @@ class PeerGradients:
         self.peers, self.copies, self.byte, self.mine = peers, copies, byte, mine
         self.current, self.ready = torch.cuda.current_stream(mine.device), None
         self.received = mine.new_empty((sum(run.rows for run in copies.parts), mine.shape[1]))
-        peers.meet(limit)
+        peers.synchronize(limit)
         if alone:
             self._copy()
             return

@@ -119,15 +119,15 @@ def _to(rows, counts, rank):
 
 
 class Peers:
-    """Symmetric memory of a group. K and V of two calls, which take turns, come first, and then dK and dV."""
+    """Symmetric memory of a group: two buffers of K and V, which alternate from call to call, then two of dK and dV."""
 
     def __init__(self, group, device):
-        self.group, self.device, self.turn, self.stream = group, device, 0, None
+        self.group, self.device, self.buffer, self.stream = group, device, 0, None
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.sizes, self.handle, self.views = (0, 0), None, {}
 
     def reserve(self, keys, parts):
-        """Makes room for so many bytes of K and V, and of dK and dV. All ranks call it with the same numbers."""
+        """Allocates at least these numbers of bytes for K and V, and for dK and dV. All ranks pass the same numbers."""
         sizes = tuple(max(have, -(-wanted // _ROUNDED) * _ROUNDED) for have, wanted in zip(self.sizes, (keys, parts)))
         if sizes == self.sizes:
             return
@@ -141,23 +141,23 @@ class Peers:
         self.memory, self.sizes = memory, sizes
 
     def next_keys(self, limit):
-        """The byte at which K and V of this call begin. Two calls take turns, so that one may write while another rank
-        still copies what the one before it wrote. This needs the calls in one order on every rank, so a call on another
-        stream waits for that of the one before. A graph has one place for all its replays: its calls meet before, and
-        once more when all have copied (PeerKeys)."""
-        self.turn ^= 1
+        """The byte at which K and V of this call begin. Calls alternate between two buffers, so that a call may write
+        while another rank still copies the K and V of the call before. This needs the same order of calls on every
+        rank, so a call on another stream waits for the previous call's stream. All replays of a graph use one buffer:
+        the ranks synchronize before they write it, and again when all have copied (PeerKeys)."""
+        self.buffer ^= 1
         if torch.cuda.is_current_stream_capturing():
-            self.meet(limit)
-            return self.turn * self.sizes[0]
+            self.synchronize(limit)
+            return self.buffer * self.sizes[0]
         stream = torch.cuda.current_stream(self.device)
         if self.stream is not None and self.stream != stream:
             stream.wait_stream(self.stream)
         self.stream = stream
-        return self.turn * self.sizes[0]
+        return self.buffer * self.sizes[0]
 
-    def parts(self, twin):
+    def gradients(self, step):
         """The byte at which dK and dV of a step begin."""
-        return 2 * self.sizes[0] + twin % 2 * self.sizes[1]
+        return 2 * self.sizes[0] + step % 2 * self.sizes[1]
 
     def rows(self, rank, byte, rows, width, dtype):
         """Rows in the memory of a rank, [rows, width]."""
@@ -169,7 +169,7 @@ class Peers:
                 self.views[key] = view
         return view
 
-    def meet(self, limit):
+    def synchronize(self, limit):
         """The current stream waits until those of all ranks are here."""
         self.handle.barrier(channel=0, timeout_ms=min(int(limit * 1000), 2**31 - 1))
 

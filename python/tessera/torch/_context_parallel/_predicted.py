@@ -39,25 +39,25 @@ def milliseconds(total, ranks, batch, heads, head_dims, dtype, order, causal, wi
     options += ["--len", str(total), "--batch", str(batch)] if lengths is None else ["--ragged", ",".join(map(str, lengths))]
     if window[0] >= 0 or (window[1] >= 0 and not causal):
         options += ["--window", ",".join("unbounded" if side < 0 else str(side) for side in window)]
-    found, error = _asked((name, *options, *([] if copies else ["--nccl"])))
+    found, error = _predicted_times((name, *options, *([] if copies else ["--nccl"])))
     if error and device is not None and "--device" in error:
         raise ValueError(f"device: {error.split(': ', 1)[1]}")
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def _asked(options):
+def _predicted_times(options):
     """([forward, backward], nothing), or no times and the reason."""
     from ... import _command
     try:
         done = subprocess.run([str(_command.program()), "roofline", "--json", "--device", *options], capture_output=True,
                               text=True, timeout=60)
-        said = json.loads(done.stdout)
+        printed = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return [None, None], str(error)
-    if "error" in said:
-        return [None, None], said["error"]
-    passes = {one["pass"]: one["ms"] for one in said["rows"][0]["passes"]}
+    if "error" in printed:
+        return [None, None], printed["error"]
+    passes = {one["pass"]: one["ms"] for one in printed["rows"][0]["passes"]}
     return [passes.get("forward"), passes.get("backward")], None
 
 

@@ -68,7 +68,7 @@ def context_parallel(mesh: torch.distributed.device_mesh.DeviceMesh, *, buffers:
         raise ValueError(f"buffer_seq_dims: expected {len(buffers)} dimensions, one for each buffer, got {len(dims)}")
     kept = {id(t) for t in no_restore_buffers or ()}
     if not kept <= {id(t) for t in buffers}:
-        raise ValueError("no_restore_buffers: expected a subset of buffers, got others")
+        raise ValueError("no_restore_buffers: expected tensors that are in buffers, got one that is not")
     for index, buffer in enumerate(buffers):
         expect_tensor(f"buffers[{index}]", buffer)
         if buffer.requires_grad:

@@ -67,13 +67,13 @@ class Setup(typing.NamedTuple):
         rows, width = sum(call.keys.shape[0] for call in calls), heads * (k.shape[2] + v.shape[2])
         if self.peers is None:
             return k.new_empty((rows, width))
-        return self.peers.rows(self.peers.rank, self.peers.parts(step), rows, width, k.dtype)
+        return self.peers.rows(self.peers.rank, self.peers.gradients(step), rows, width, k.dtype)
 
     def gradients(self, parts, step, s):
         """Makes the exchange that sends dK and dV of a step to the ranks that hold the keys."""
         if self.peers is None:
             return _exchange.Gradients(self.collectives, self.plan, parts)
-        return _peer_exchange.PeerGradients(self.peers, self.copies, self.peers.parts(step), parts, s.limit,
+        return _peer_exchange.PeerGradients(self.peers, self.copies, self.peers.gradients(step), parts, s.limit,
                                             step + 1 == len(self.heads))
 
 

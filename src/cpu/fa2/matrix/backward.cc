@@ -102,17 +102,17 @@ class BackwardRun {
     explicit BackwardRun(const BackwardCall& call)
         : call_(call),
           p_(call.plan.problem),
-          part_(call.plan),
-          threads_(part_.threads),
+          partition_(call.plan),
+          threads_(partition_.threads),
           g_(call.plan, kBlockQ),
-          workspace_(make(call, g_, part_)) {}
+          workspace_(make(call, g_, partition_)) {}
 
     void all() const {
         if (workspace_.memory.prepare(call_)) fill_norms();
         if (g_.parts == 1) sum_deltas();
         workspace_.memory.store_sinks(call_);
-        part_.striped ? stripes() : parts();
-        if (part_.striped && grouped(p_)) sum_groups();
+        partition_.striped ? stripes() : separate_passes();
+        if (partition_.striped && grouped(p_)) sum_groups();
         if (call_.counters != nullptr) count();
     }
 
@@ -247,17 +247,17 @@ class BackwardRun {
         const auto blocks_of = [&](std::int64_t head) {
             return std::max<std::int64_t>(1, ceil_div(sequence_of(call_, head / p_.heads_q).len_kv, kBlockKv));
         };
-        if (part_.stripes == 1 && (threads_ == 1 || part_.heads >= kStripesPerThread * threads_)) {
-            call_.parallel_for(part_.heads, threads_, [&](std::int64_t head, int worker) {
+        if (partition_.stripes == 1 && (threads_ == 1 || partition_.heads >= kStripesPerThread * threads_)) {
+            call_.parallel_for(partition_.heads, threads_, [&](std::int64_t head, int worker) {
                 const matrix::Session session(*matrix::primitives_of_unit());
                 const std::int64_t blocks = blocks_of(head);
                 for (std::int64_t j = 0; j < blocks; ++j) run_block({head, 0, j, j + 1 == blocks, true}, worker);
             });
             return;
         }
-        Stripes stripes(part_.heads, part_.stripes);
-        for (std::int64_t head = 0; head < part_.heads; ++head) stripes.set_blocks(head, blocks_of(head));
-        const std::int64_t workers = std::min<std::int64_t>(threads_, part_.heads * part_.stripes);
+        Stripes stripes(partition_.heads, partition_.stripes);
+        for (std::int64_t head = 0; head < partition_.heads; ++head) stripes.set_blocks(head, blocks_of(head));
+        const std::int64_t workers = std::min<std::int64_t>(threads_, partition_.heads * partition_.stripes);
         call_.parallel_for(workers, threads_, [&](std::int64_t, int worker) {
             const matrix::Session session(*matrix::primitives_of_unit());
             stripes.work([&](const Stripes::Block& block) { run_block(block, worker); });
@@ -270,7 +270,7 @@ class BackwardRun {
         const Range keys{std::min(sequence.len_kv, block.block * kBlockKv),
                          std::min(sequence.len_kv, (block.block + 1) * kBlockKv)};
         const std::int64_t tiles = ceil_div(sequence.len_q, kBlockQ);
-        const Range mine{tiles * block.stripe / part_.stripes, tiles * (block.stripe + 1) / part_.stripes};
+        const Range mine{tiles * block.stripe / partition_.stripes, tiles * (block.stripe + 1) / partition_.stripes};
         const matrix::GradientScratch at = sums_of(sequence, query_head, keys, worker);
         if (block.stripe == 0) clear_keys(keys, at);
         run_keys(sequence, query_head, keys, mine, at, true);
@@ -328,7 +328,7 @@ class BackwardRun {
         store_keys(sums ? at.group_dk : at.dk, sums ? at.group_dv : at.dv, sequence, kv_head, keys);
     }
 
-    void parts() const {
+    void separate_passes() const {
         // The tasks of keys go first; those of queries then balance the load.
         const std::int64_t rows_kv = rows_per_task(p_.batch * p_.heads_kv, p_.len_kv, kBlockKv, 1);
         const std::int64_t rows_q = rows_per_task(p_.batch * p_.heads_q, p_.len_q, kBlockQ, kQueryTasksPerWorker);
@@ -375,7 +375,7 @@ class BackwardRun {
 
     const BackwardCall& call_;
     const Problem& p_;
-    BackwardPartition part_;
+    BackwardPartition partition_;
     int threads_;
     matrix::Layout g_;
     BackwardWorkspace workspace_;

@@ -43,7 +43,7 @@ class DecodeTask {
         if (keys.keys.empty()) return false;
         compute_scores(keys);
         const Stage& at = scratch_.stage;
-        run_.primitives.weights(weights_job(work_, keys, scratch_.s, scratch_.other, scratch_.offsets, at));
+        run_.primitives.weights(weights_job(work_, keys, scratch_.s, scratch_.bias_or_dropout, scratch_.offsets, at));
         add_values(keys, sums.o);
         std::copy_n(at.state.m, g_.lanes, sums.state.m);
         std::copy_n(at.state.l, g_.lanes, sums.state.l);
@@ -108,7 +108,7 @@ class DecodeTask {
             if (only_maximum) product.maximum = maximum;
             run_.primitives.multiply(product);
             if (!only_maximum)
-                transform_and_mask_some(run_, work_, slice, finite && q_finite_, s, scratch_.other, maximum);
+                transform_and_mask_some(run_, work_, slice, finite && q_finite_, s, scratch_.bias_or_dropout, maximum);
         }
         fetch(work_.head.v, keys.keys, matrix::kTileDepth, g_.head_dim_v);  // multiply_rows() prefetches the rest
     }

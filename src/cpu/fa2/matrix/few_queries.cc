@@ -74,7 +74,7 @@ class RowsTask {
             compute_weights(keys, sums);
             if (add_values(keys)) return;
         }
-        // Values that are not finite are taken out before the GEMM, and elements that lie apart are packed.
+        // Before the GEMM, non-finite values are replaced by 0, and elements with a stride over 1 are packed.
         for (std::size_t i = 0; i < panels(); ++i) {
             panels_[i].pack_queries();
             panels_[i].run_block(block, sums[i], true);

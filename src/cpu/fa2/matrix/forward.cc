@@ -110,7 +110,7 @@ class PanelsTask {
         if (previous_) products = value_products(*previous_, last_stage());
         run_.primitives.multiply_beside_weights(
             std::span(products.data(), previous_ ? product_count() : 0),
-            weights_job(work, step, scratch_.s, scratch_.other, scratch_.offsets[step.panel], at));
+            weights_job(work, step, scratch_.s, scratch_.bias_or_dropout, scratch_.offsets[step.panel], at));
         if (previous_) add_result(*previous_, last_stage());
         previous_ = step;
         previous_->values = values_;
@@ -147,7 +147,7 @@ class PanelsTask {
             matrix::TileProduct product = product_of_scores(step, some, s);
             if (plain) product.maximum = maximum;
             run_.primitives.multiply(product);
-            if (!plain) transform_and_mask_some(run_, work, some, finite, s, scratch_.other, maximum);
+            if (!plain) transform_and_mask_some(run_, work, some, finite, s, scratch_.bias_or_dropout, maximum);
         }
     }
 

@@ -133,12 +133,12 @@ struct EpilogueScratch {
 /// Memory of one worker.
 struct PanelsScratch {
     std::array<Stage, 2> stages;
-    float* s;        // [block_kv, lanes]
-    Bf16* ones;      // a row tile whose first row is 1: times P it gives the sum of the weights
-    Bf16* k;         // row tiles [keys / 16][depth_tiles] of a block
-    Bf16* v[2];      // row tiles [keys / 32][dim_tiles_v] of the current and the previous block
-    float* block_o;  // [value_rows, lanes]
-    float* other;    // [block_kv, lanes]: bias, dropout factors
+    float* s;                // [block_kv, lanes]
+    Bf16* ones;              // a row tile whose first row is 1: times P it gives the sum of the weights
+    Bf16* k;                 // row tiles [keys / 16][depth_tiles] of a block
+    Bf16* v[2];              // row tiles [keys / 32][dim_tiles_v] of the current and the previous block
+    float* block_o;          // [value_rows, lanes]
+    float* bias_or_dropout;  // [block_kv, lanes]: bias, dropout factors
     std::array<Bf16*, kMaxPanels> queries{};   // per panel: pair tiles [depth_tiles][lanes / 16]
     std::array<float*, kMaxPanels> offsets{};  // per panel: [lanes], rounding_offsets()
     std::array<float*, kMaxPanels> totals{};   // per panel: m, l, O^T
@@ -149,7 +149,7 @@ struct PanelsScratch {
           s(arena.take<float>(g.block_kv_rows(), g.lanes)),
           ones(arena.take<Bf16>(matrix::kTileElements)),
           block_o(arena.take<float>(value_rows(g), g.lanes)),
-          other(arena.take<float>(g.block_kv_rows(), g.lanes)),
+          bias_or_dropout(arena.take<float>(g.block_kv_rows(), g.lanes)),
           finish(arena, g) {
         k = arena.take<Bf16>(g.block_kv_rows(), g.depth_row(g.depth_tiles));
         for (Bf16*& block : v) block = arena.take<Bf16>(g.block_kv_rows(), g.dim_row(g.dim_tiles_v));
@@ -164,22 +164,22 @@ struct PanelsScratch {
 /// Memory of one worker if queries are rows. matrix::Sums: m, l [lanes], O [lanes, value_rows].
 struct DecodeScratch {
     Stage stage;
-    float* s;        // [block_kv, lanes]
-    float* other;    // [block_kv, lanes]: bias, dropout factors
-    Bf16* ones;      // a pair tile
-    Bf16* queries;   // pair tiles [depth_tiles][1]
-    float* offsets;  // [lanes], rounding_offsets()
-    Bf16* k;         // row tiles [kSliceKeys / 16][depth_tiles]
-    Bf16* v;         // pair tiles [kRowsBuffer][dim_tiles_v]
-    float* total;    // sums
-    float* block;    // sums
-    float* columns;  // [value_rows, lanes]: O^T
+    float* s;                // [block_kv, lanes]
+    float* bias_or_dropout;  // [block_kv, lanes]: bias, dropout factors
+    Bf16* ones;              // a pair tile
+    Bf16* queries;           // pair tiles [depth_tiles][1]
+    float* offsets;          // [lanes], rounding_offsets()
+    Bf16* k;                 // row tiles [kSliceKeys / 16][depth_tiles]
+    Bf16* v;                 // pair tiles [kRowsBuffer][dim_tiles_v]
+    float* total;            // sums
+    float* block;            // sums
+    float* columns;          // [value_rows, lanes]: O^T
     EpilogueScratch finish;
 
     DecodeScratch(Arena& arena, const matrix::Layout& g)
         : stage(arena, g),
           s(arena.take<float>(g.block_kv_rows(), g.lanes)),
-          other(arena.take<float>(g.block_kv_rows(), g.lanes)),
+          bias_or_dropout(arena.take<float>(g.block_kv_rows(), g.lanes)),
           ones(arena.take<Bf16>(matrix::kTileElements)),
           queries(arena.take<Bf16>(g.depth_row(g.depth_tiles), g.lanes)),
           offsets(arena.take<float>(g.lanes)),

@@ -23,13 +23,13 @@ matrix::SeenKeys keys_seen(const ForwardRun& run, const matrix::TilePanel& work,
 }
 
 void transform_and_mask_some(const ForwardRun& run, const matrix::TilePanel& work, const matrix::SeenKeys& some,
-                             bool finite, float* s, float* other, float* maximum) {
+                             bool finite, float* s, float* bias_or_dropout, float* maximum) {
     if (!finite) {
         const Range queries{work.panel.first, work.panel.first + work.panel.queries};
         matrix::redo_special_products(work.head.k, some.keys, work.head.q, queries, run.g.head_dim, work.query_scale(),
                                       s, work.panel.lanes);
     }
-    matrix::transform_and_mask(work, some, s, other);
+    matrix::transform_and_mask(work, some, s, bias_or_dropout);
     run.primitives.maximum(s, some.keys.size(), work.panel.lanes, maximum);
 }
 
@@ -61,14 +61,14 @@ void rounding_offsets(const matrix::TilePanel& work, const Bf16* query_pairs, st
 }
 
 matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::SeenKeys& keys, const float* s,
-                               float* other, const float* offsets, const Stage& at) {
+                               float* bias_or_dropout, const float* offsets, const Stage& at) {
     if (work.head.dropout.active) {
         // Kept weights get factor 1. The factor 1 / (1 - p) is applied after the sum, so that it doesn't change the
         // rounding of P.
         simd::DropoutRule rule = work.head.dropout;
         rule.kept = 1;
-        simd::dropout_factors(rule, {work.head.band, work.panel.first, keys.keys.begin}, keys.keys.size(), other,
-                              work.panel.lanes);
+        simd::dropout_factors(rule, {work.head.band, work.panel.first, keys.keys.begin}, keys.keys.size(),
+                              bias_or_dropout, work.panel.lanes);
     }
     return {.s = s,
             .keys = keys.keys.size(),
@@ -80,7 +80,7 @@ matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::Seen
             .parts = work.parts,
             .p = at.p,
             .offset = work.parts == 1 ? offsets : nullptr,
-            .factors = work.head.dropout.active ? other : nullptr,
+            .factors = work.head.dropout.active ? bias_or_dropout : nullptr,
             .rounded_l = work.head.dropout.active && work.parts == 1 ? at.rounded_l : nullptr};
 }
 
@@ -94,8 +94,8 @@ bool may_have_overflowed(const matrix::TilePanel& work, const simd::RowState& st
 
 namespace {
 
-/// Recomputes in fp32 the rows whose dot products overflowed before scaling; the exact path scales the query. Each
-/// row's own scores decide.
+/// Recomputes in fp32 the rows whose dot products overflowed before scaling; the exact path scales the query first.
+/// Only the scores of a row decide whether it is recomputed.
 void redo_overflowed_rows(const matrix::TilePanel& work, const matrix::Layout& g, const EpilogueScratch& scratch,
                           simd::PanelSums& sums) {
     const std::int64_t lanes = work.panel.lanes;
@@ -120,7 +120,7 @@ void redo_overflowed_rows(const matrix::TilePanel& work, const matrix::Layout& g
 }
 
 /// Adds the sinks to the state of a panel, and to the factors that divide O by the sum of the keys' rounded weights: O
-/// keeps the share of all weights that the keys have. factor, share: [lanes]
+/// is multiplied by the keys' share of the sum of all weights. factor, share: [lanes]
 void add_sinks(const matrix::TilePanel& work, const simd::RowState& state, float* factor, float* share) {
     for (std::int64_t r = 0; r < work.panel.queries; ++r) factor[r] *= state.l[r];
     simd::finish_softmax(state, work.head.sinks, work.panel.first, work.panel.queries, work.panel.queries, share);

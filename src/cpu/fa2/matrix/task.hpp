@@ -13,9 +13,9 @@ matrix::SeenKeys keys_seen(const ForwardRun& run, const matrix::TilePanel& work,
                            TileTally* tally = nullptr);
 
 /// Completes the scores of some keys after their GEMM: special elements, the score rule, the mask, and the maximum.
-/// `finite`: no element of these keys or of the queries was packed as 0. s, other: [keys, lanes]
+/// `finite`: no element of these keys or of the queries was packed as 0. s, bias_or_dropout: [keys, lanes]
 void transform_and_mask_some(const ForwardRun& run, const matrix::TilePanel& work, const matrix::SeenKeys& some,
-                             bool finite, float* s, float* other, float* maximum);
+                             bool finite, float* s, float* bias_or_dropout, float* maximum);
 
 /// Computes a per-row offset. exp(-offset) multiplies a row's weights before they round to bf16, and cancels in O.
 /// Scores that saturate or repeat give all rows the same few weights and rounding errors, which don't average out;
@@ -23,9 +23,10 @@ void transform_and_mask_some(const ForwardRun& run, const matrix::TilePanel& wor
 /// result depends on its own inputs only. offsets: [lanes], in [0, ln 2)
 void rounding_offsets(const matrix::TilePanel& work, const Bf16* query_pairs, std::int64_t depth_tiles, float* offsets);
 
-/// The job that turns scores s into weights in `at`. other: [keys, lanes], for dropout; offsets: used in bf16.
+/// The job that turns scores s into weights in `at`. bias_or_dropout: [keys, lanes], for dropout; offsets: used in
+/// bf16.
 matrix::WeightsJob weights_job(const matrix::TilePanel& work, const matrix::SeenKeys& keys, const float* s,
-                               float* other, const float* offsets, const Stage& at);
+                               float* bias_or_dropout, const float* offsets, const Stage& at);
 
 /// Could the row's scores be finite although its state is not? Without a bias, either all are finite or q and k are
 /// not.

@@ -161,15 +161,16 @@ class DecodeTask {
             float* tile = scratch_.tiles.s;
             simd::load_transposed(rows, 0, work.panel.queries, keys.size(), 1.0F, tile, work.panel.lanes);
             simd::transform_scores(work.head.rule, position, keys.size(), work.panel.queries, tile, work.panel.lanes,
-                                   scratch_.tiles.other, nullptr);
+                                   scratch_.tiles.bias_or_dropout, nullptr);
             to_rows(work, tile, keys.size(), rows);
         });
     }
 
     void drop(const Range& keys) const {
         for_each_panel(keys, [&](const HeadPanel& work, std::int64_t row, const simd::TilePosition& position) {
-            simd::dropout_factors(work.head.dropout, position, keys.size(), scratch_.tiles.other, work.panel.lanes);
-            to_rows(work, scratch_.tiles.other, keys.size(), matrix_of(scratch_.factors, row));
+            simd::dropout_factors(work.head.dropout, position, keys.size(), scratch_.tiles.bias_or_dropout,
+                                  work.panel.lanes);
+            to_rows(work, scratch_.tiles.bias_or_dropout, keys.size(), matrix_of(scratch_.factors, row));
             for (std::int64_t i = row; i < row + work.panel.queries; ++i) {
                 simd::multiply(scratch_.s + i * layout_.s_stride, scratch_.factors + i * layout_.s_stride, 1,
                                simd::padded(keys.size()));

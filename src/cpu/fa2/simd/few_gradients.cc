@@ -120,7 +120,7 @@ class FewTask {
         }
     }
 
-    /// Keeps what dsinks is computed from. delta is complete.
+    /// Stores the values from which dsinks is computed. delta is complete at this point.
     void keep_sinks() const {
         for (std::int64_t r = 0; run_.sinks != nullptr && r < rows_; ++r) {
             const std::int64_t query_head = head_.query_head + r / sequence_.len_q;

@@ -16,7 +16,7 @@ namespace tessera::cpu::fa2::simd_path {
 /// Keys whose dK and dV stay in the L1 cache until they are stored.
 inline constexpr std::int64_t kKeysAtOnce = 32;
 
-/// Does the kernel take this sequence? It knows nothing of its neighbours.
+/// Does the kernel take this sequence? The answer does not depend on the other sequences of the batch.
 inline bool has_few_rows(const Problem& p, const Sequence& m) {
     return m.len_q <= kFewQueries && p.group() * m.len_q <= kMostFewRows;
 }

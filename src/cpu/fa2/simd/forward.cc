@@ -107,7 +107,8 @@ void run_chunk(std::span<const HeadPanel> works, const Geometry& g, std::int64_t
     }
 }
 
-void tell_sums(const TileTally& tally, TileStep step, const HeadPanel& work, Range keys, const simd::PanelSums& sums) {
+void report_sums(const TileTally& tally, TileStep step, const HeadPanel& work, Range keys,
+                 const simd::PanelSums& sums) {
     tally.report([&] { return report_of(step, work.head, work.panel, keys, Coverage::full, sums); });
 }
 
@@ -116,14 +117,14 @@ void epilogue(const ForwardCall& call, const Geometry& g, const HeadPanel& work,
               const simd::TileScratch& tiles, simd::PanelSums& total, const simd::PanelSums& spare) {
     simd::normalise(work.head, g, work.panel, q_t, tiles, total, spare.o);
     simd::store_o_and_lse(work.head, g, work.panel, total, tiles.rescale, call.args);
-    tell_sums(TileTally(nullptr, call.observer), TileStep::finish, work, work.keys, total);
+    report_sums(TileTally(nullptr, call.observer), TileStep::finish, work, work.keys, total);
 }
 
 /// Merges the sums of a chunk into those of the earlier chunks.
 void merge_chunk(const ForwardCall& call, const Geometry& g, const HeadPanel& work, simd::PanelSums& total,
                  const simd::PanelSums& next, std::int64_t chunk) {
     simd::merge(total.state, total.o, next.state, next.o, g.head_dim_v, work.panel.lanes, work.panel.lanes);
-    tell_sums(TileTally(nullptr, call.observer), TileStep::merge, work, chunk_keys(work, chunk), total);
+    report_sums(TileTally(nullptr, call.observer), TileStep::merge, work, chunk_keys(work, chunk), total);
 }
 
 /// Runs a task that owns its panels from the first key to the last.

@@ -6,7 +6,7 @@
 // A matrix is read in WORDS of 32 bits, 16 to a vector: one fp32 element, or two neighbouring bf16 elements of a row.
 // Transpositions run on words, before fp32 is split into parts: one transposition instead of three.
 
-/// Transposes 16 x 16 elements of 32 bits: x[r] holds row r before, column r after.
+/// Transposes 16 x 16 elements of 32 bits: x[r] is row r on entry and column r on return.
 inline void transpose(__m512i (&x)[16]) {
     __m512i y[16];
     for (int r = 0; r < 16; r += 2) {

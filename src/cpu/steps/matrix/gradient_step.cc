@@ -54,7 +54,7 @@ class Strip {
             redo_special_products(work_.head.k, keys_.keys, work_.head.q, present(), g_.head_dim, work_.query_scale(),
                                   scratch_.s, lanes());
         }
-        transform_and_mask(work_, keys_, scratch_.s, scratch_.other, scratch_.cap_slope);
+        transform_and_mask(work_, keys_, scratch_.s, scratch_.bias_or_dropout, scratch_.cap_slope);
     }
 
     /// Computes P and dS, packed; dS also as pair tiles at `ds_pairs`. Infinite dS of fp32 are packed as 0 and listed.
@@ -261,7 +261,7 @@ void add_to_queries(const GradientMemory& memory, TilePanel& work, std::int64_t 
 GradientScratch::GradientScratch(Arena& arena, const Layout& g, std::int64_t block_q, std::int64_t block_kv)
     : s(arena.take<float>(kGroup, block_q)),
       dp(arena.take<float>(kGroup, block_q)),
-      other(arena.take<float>(kGroup, block_q)),
+      bias_or_dropout(arena.take<float>(kGroup, block_q)),
       factors(arena.take<float>(kGroup, block_q)),
       cap_slope(arena.take<float>(kGroup, block_q)),
       visible(arena.take<float>(kGroup, block_q)),

@@ -12,7 +12,7 @@ namespace tessera::cpu::matrix {
 struct GradientScratch {
     float* s;                    // [32, block_q]
     float* dp;                   // [32, block_q]
-    float* other;                // [32, block_q]: bias
+    float* bias_or_dropout;      // [32, block_q]: bias
     float* factors;              // [32, block_q]: dropout
     float* cap_slope;            // [32, block_q]
     float* visible;              // [32, block_q]

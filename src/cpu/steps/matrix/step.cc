@@ -25,11 +25,13 @@ bool all_visible(const TilePanel& work, const Range& keys) {
     return work.head.band.coverage(panel.first, panel.first + panel.queries, keys.begin, keys.end) == Coverage::full;
 }
 
-void transform_and_mask(const TilePanel& work, const SeenKeys& keys, float* s, float* other, float* cap_slope) {
+void transform_and_mask(const TilePanel& work, const SeenKeys& keys, float* s, float* bias_or_dropout,
+                        float* cap_slope) {
     const std::int64_t lanes = work.panel.lanes;
     const simd::TilePosition position{work.head.band, work.panel.first, keys.keys.begin};
     if (!work.plain && !work.rule.trivial()) {
-        simd::transform_scores(work.rule, position, keys.keys.size(), work.panel.queries, s, lanes, other, cap_slope);
+        simd::transform_scores(work.rule, position, keys.keys.size(), work.panel.queries, s, lanes, bias_or_dropout,
+                               cap_slope);
     }
     for (std::int64_t key = keys.keys.begin; key < keys.keys.end; key += kTileDepth) {
         const Range group{key, std::min(keys.keys.end, key + kTileDepth)};

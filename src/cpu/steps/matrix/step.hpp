@@ -41,8 +41,9 @@ struct SeenKeys {
 TileProduct scores_product(const TilePanel& work, const SeenKeys& keys, const Tiles& key_tiles, Bf16* query_pairs,
                            std::int64_t depth_tiles, float* s);
 
-/// Turns the dot products S^T into scores: softcap, ALiBi, bias, and -inf for hidden pairs. other: [rows, lanes]
-void transform_and_mask(const TilePanel& work, const SeenKeys& keys, float* s, float* other,
+/// Turns the dot products S^T into scores: softcap, ALiBi, bias, and -inf for hidden pairs. bias_or_dropout: [rows,
+/// lanes]
+void transform_and_mask(const TilePanel& work, const SeenKeys& keys, float* s, float* bias_or_dropout,
                         float* cap_slope = nullptr);
 
 /// Does every query of the panel see all of these keys?

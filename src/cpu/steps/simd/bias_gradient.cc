@@ -6,7 +6,7 @@ namespace tessera::cpu::simd {
 namespace {
 
 /// The range of indices along a dimension: all if the bias broadcasts over it, else `index` alone.
-Range shared_or_one(std::int64_t size, std::int64_t full, std::int64_t index) {
+Range broadcast_range(std::int64_t size, std::int64_t full, std::int64_t index) {
     return size == 1 ? Range{0, full} : Range{index, index + 1};
 }
 
@@ -15,7 +15,8 @@ Range shared_or_one(std::int64_t size, std::int64_t full, std::int64_t index) {
 BiasGradient::BiasGradient(Arena& arena, const Plan& plan, const Geometry& g) : g_(g), len_kv_(plan.problem.len_kv) {
     const Problem& p = plan.problem;
     if (!p.bias_gradient) return;
-    // An upper bound of the panels summed in an element of dbias, whose shape is not known before the call.
+    // An upper bound of the number of panels that are summed in an element of dbias, whose shape is not known before
+    // the call.
     const bool in_parts = saturating_product(p.batch, saturating_product(p.heads_q, g.panels)) > kSumTiles;
     for (int worker = 0; worker < plan.threads; ++worker) {
         Sums sums{.sum = arena.take<float>(len_kv_, g.lanes)};
@@ -85,8 +86,8 @@ void BiasGradient::run(const BackwardCall& call, const GradientMemory& memory,
         const std::int64_t batch = task / blocks / dbias.shape[1];
         const std::int64_t head = task / blocks % dbias.shape[1];
         const Range panels = one_row ? Range{0, g_.panels} : Range{task % blocks, task % blocks + 1};
-        const Range batches = shared_or_one(dbias.shape[0], p.batch, batch);
-        const Range heads = shared_or_one(dbias.shape[1], p.heads_q, head);
+        const Range batches = broadcast_range(dbias.shape[0], p.batch, batch);
+        const Range heads = broadcast_range(dbias.shape[1], p.heads_q, head);
         for (std::int64_t b = batches.begin; b < batches.end; ++b) {
             for (std::int64_t h = heads.begin; h < heads.end; ++h) {
                 add_head(memory, Head(p, call.args, sequence_of(call, b), h), panels,

@@ -199,7 +199,7 @@ void GradientMemory::fill_norm(const Head& head, std::int64_t index, const Gradi
     std::fill_n(scratch.sums, 2 * panel.lanes, 0.0);
     for (std::int64_t r = 0; r < panel.queries; ++r) weights[r] = sink_weight(head, panel.first + r, to.lse[r]);
     for_each_kv_tile(head, g_, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
-        scores(head, g_, panel, kv, coverage, to.q_t, scratch.s, scratch.other);
+        scores(head, g_, panel, kv, coverage, to.q_t, scratch.s, scratch.bias_or_dropout);
         weights_from_lse(scratch.s, to.lse, kv.keys, panel.lanes, panel.lanes);
         add_weighted_sums(scratch.s, scratch.s, kv.keys, panel.lanes, panel.lanes, weights, squares);
     });

@@ -9,7 +9,7 @@ void weights_and_dp(const Head& head, const Geometry& g, const Panel& panel, con
                     const GradientPanel& from, const GradientScratch& scratch) {
     const TilePosition position = head.position(panel, kv);
     const TilePosition* cut = coverage == Coverage::full ? nullptr : &position;
-    scores(head, g, panel, kv, coverage, from.q_t, scratch.s, scratch.other, scratch.cap_slope);
+    scores(head, g, panel, kv, coverage, from.q_t, scratch.s, scratch.bias_or_dropout, scratch.cap_slope);
     weights_from_lse(scratch.s, from.lse, kv.keys, panel.lanes, panel.lanes, cut);
     if (from.norm[panel.lanes] != 0) scale_lanes(scratch.s, from.norm, kv.keys, panel.lanes);
     matmul_scores({.m = kv.keys,
@@ -24,8 +24,8 @@ void weights_and_dp(const Head& head, const Geometry& g, const Panel& panel, con
                    .c_stride = panel.lanes},
                   position, coverage);
     if (head.dropout.active) {
-        dropout_factors(head.dropout, position, kv.keys, scratch.other, panel.lanes);
-        multiply(scratch.ds, scratch.other, kv.keys, panel.lanes);
+        dropout_factors(head.dropout, position, kv.keys, scratch.bias_or_dropout, panel.lanes);
+        multiply(scratch.ds, scratch.bias_or_dropout, kv.keys, panel.lanes);
     }
 }
 
@@ -35,7 +35,7 @@ void score_gradient(const Head& head, const Geometry& g, const Panel& panel, con
     const TilePosition position = head.position(panel, kv);
     const TilePosition* cut = coverage == Coverage::full ? nullptr : &position;
     softmax_gradient(scratch.s, scratch.ds, from.delta, kv.keys, panel.lanes, panel.lanes, cut);
-    if (head.dropout.active) multiply(scratch.s, scratch.other, kv.keys, panel.lanes);
+    if (head.dropout.active) multiply(scratch.s, scratch.bias_or_dropout, kv.keys, panel.lanes);
     if (coverage == Coverage::partial) {
         // Hidden pairs need an explicit 0: a hidden key or value may be NaN, and so may dP or the LSE.
         fill_masked(position, kv.keys, scratch.s, panel.lanes, 0.0F);

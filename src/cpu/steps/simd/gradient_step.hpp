@@ -34,8 +34,8 @@ struct GradientScratch : TileScratch {
           sums(arena.take<double>(2 * g.lanes)) {}
 };
 
-/// Computes scratch.s = P without dropout, scratch.ds = dP with dropout, and scratch.other = the dropout factors, if
-/// any. Masked pairs are undefined. With a softcap, scratch.cap_slope holds its derivative.
+/// Computes scratch.s = P without dropout, scratch.ds = dP with dropout, and scratch.bias_or_dropout = the dropout
+/// factors, if any. Masked pairs are undefined. With a softcap, scratch.cap_slope holds its derivative.
 void weights_and_dp(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
                     const GradientPanel& from, const GradientScratch& scratch);
 

@@ -117,13 +117,13 @@ void add_values(const Head& head, const Geometry& g, const Panel& panel, const K
 
 void online_softmax_step(const Head& head, const Geometry& g, const Panel& panel, const KvTile& kv, Coverage coverage,
                          const float* q_t, const TileScratch& scratch, PanelSums& sums) {
-    scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.other);
+    scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.bias_or_dropout);
     if (!sums.started) clear_state(sums.state, panel.lanes);
     const TilePosition position = head.position(panel, kv);
     online_softmax(scratch.s, kv.keys, panel.lanes, panel.lanes, sums.state, scratch.rescale,
                    coverage == Coverage::full ? nullptr : &position);
     const Into into = sums.started ? Into::scaled_add : Into::overwrite;
-    add_values(head, g, panel, kv, coverage, scratch.s, scratch.other, sums.o, into, scratch.rescale);
+    add_values(head, g, panel, kv, coverage, scratch.s, scratch.bias_or_dropout, sums.o, into, scratch.rescale);
     sums.started = true;
 }
 
@@ -152,10 +152,10 @@ void recompute_overflow(const Head& head, const Geometry& g, const Panel& panel,
     }
     std::fill_n(spare_o, g.head_dim_v * panel.lanes, 0.0F);
     for_each_kv_tile(head, g, panel, scratch, [&](const KvTile& kv, Coverage coverage) {
-        scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.other);
+        scores(head, g, panel, kv, coverage, q_t, scratch.s, scratch.bias_or_dropout);
         weights_from_lse(scratch.s, state.m, kv.keys, panel.lanes, panel.lanes);
         scale_lanes(scratch.s, inverse, kv.keys, panel.lanes);
-        add_values(head, g, panel, kv, coverage, scratch.s, scratch.other, spare_o, Into::add, nullptr);
+        add_values(head, g, panel, kv, coverage, scratch.s, scratch.bias_or_dropout, spare_o, Into::add, nullptr);
     });
     for (std::int64_t at = 0; at < g.head_dim_v * panel.lanes; ++at) {
         if (!std::isfinite(o[at]) && std::isfinite(remove_overflow_margin(spare_o[at])))

@@ -11,17 +11,17 @@ namespace tessera::cpu::simd {
 
 /// Tile memory of one worker.
 struct TileScratch {
-    float* k;        // [kv_tiles * block_kv, k_stride]
-    float* v;        // [kv_tiles * block_kv, v_stride]
-    float* s;        // [block_kv, lanes]: scores, then weights
-    float* other;    // [block_kv, lanes]: bias, or dropout factors
-    float* rescale;  // [lanes]
+    float* k;                // [kv_tiles * block_kv, k_stride]
+    float* v;                // [kv_tiles * block_kv, v_stride]
+    float* s;                // [block_kv, lanes]: scores, then weights
+    float* bias_or_dropout;  // [block_kv, lanes]: bias, or dropout factors
+    float* rescale;          // [lanes]
 
     explicit TileScratch(Arena& arena, const Geometry& g, std::int64_t kv_tiles = 1)
         : k(arena.take<float>(kv_tiles * g.block_kv * g.k_stride)),
           v(arena.take<float>(kv_tiles * g.block_kv * g.v_stride)),
           s(arena.take<float>(g.block_kv * g.lanes)),
-          other(arena.take<float>(g.block_kv * g.lanes)),
+          bias_or_dropout(arena.take<float>(g.block_kv * g.lanes)),
           rescale(arena.take<float>(g.lanes)) {}
 };
 
@@ -30,7 +30,7 @@ struct TileScratch {
 struct PanelSums {
     RowState state;
     float* o = nullptr;
-    bool started = false;  ///< false: nothing added yet, o holds no numbers
+    bool started = false;  ///< false: nothing was added yet, and o is uninitialised
 
     PanelSums(Arena& arena, const Geometry& g) : PanelSums(arena.take<float>(floats(g)), g) {}
     /// Views existing memory: m, l, then O^T.

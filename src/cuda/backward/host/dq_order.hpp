@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fixed order in which key blocks add to dQ: what fa3/backward and gradient share of it.
+// The part that fa3/backward and gradient share of the fixed order in which key blocks add to dQ.
 //
 // dQ is a sum over keys, and each key block has a CTA of its own. The order of the additions is fixed, so that dQ has
 // the same bits in every run.

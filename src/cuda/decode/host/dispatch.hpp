@@ -15,8 +15,8 @@ namespace tessera::cuda::decode {
 /// Rows of a kv head of a sequence: its queries of the heads of a group.
 inline std::int64_t rows_of(const Problem& p) { return saturating_product(p.len_q, p.group()); }
 
-/// The index in Shapes: the fewest rows that hold a sequence's, or the most that there are. Results do not depend on
-/// it.
+/// The index in Shapes of the shape with the fewest rows that are enough for a sequence, or else with the most rows.
+/// Results do not depend on it.
 inline std::size_t shape_of(const Problem& p) {
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
     std::size_t found = 0;

@@ -63,8 +63,8 @@ std::size_t workspace_bytes(const Plan& plan) {
     return arena.used();
 }
 
-/// Does the backward take delta from O and its residual? In fp16 the bound of |dS| is then |dO| |V| / (1 - p), which a
-/// dropout that keeps nearly nothing would make far too large.
+/// Does the backward compute delta from O and its residual? In fp16 the bound of |dS| is then |dO| |V| / (1 - p), which
+/// would be far too large for a dropout probability near 1.
 bool uses_o_residual(const Problem& p) { return p.dropout.probability <= 0.9; }
 
 void set_maps(Launch& launch, const Problem& p) {

@@ -67,8 +67,8 @@ struct Consumer {
     /// The last P V of a tile runs beside the first scores of the next. That takes a second Q stage; with one, Q is
     /// loaded while the epilogue runs.
     static constexpr bool kOverlapsTiles = kConfig.q_stages > 1;
-    /// The rescale threshold is worked out beside the next GEMMs. That is done with 2 consumer warpgroups only, since 3
-    /// would spill. The scores near the maximum are counted there for head_dim_v <= 64 only, where it pays.
+    /// The rescale threshold is computed during the next GEMMs, with 2 consumer warpgroups only, since 3 would spill.
+    /// Scores near the maximum are counted for head_dim_v <= 64 only, because it saves time only there.
     static constexpr bool kThresholdUnderGemm = kConfig.consumers < 3;
     static constexpr bool kCountUnderGemm = kThresholdUnderGemm && kConfig.head_dim_v <= 64;
     /// Barrier states and epilogue operands are read before the last P V, to overlap their latencies. Up to head_dim_v

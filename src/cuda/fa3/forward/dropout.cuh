@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dropout: the mask of a block of keys, one bit a probability, drawn before the probabilities are there.
+// Dropout: the mask of a block of keys, one bit for each probability, generated before the probabilities are computed.
 #pragma once
 
 #include <cstdint>

@@ -78,8 +78,8 @@ __device__ __forceinline__ void store_empty_rows(const Launch& launch, const Wor
     }
 }
 
-/// O on its way out: each warp writes its 16 rows to shared memory and starts a TMA store of them. If O has its own
-/// shared memory, that store is waited for only before the next tile's O.
+/// Stores O: each warp writes its 16 rows to shared memory and starts a TMA store of them. If O has its own shared
+/// memory, the warp waits for this store only before the next tile's O.
 template <Config kConfig>
 struct OutputStage {
     /// Waits until TMA has read this warp's previous rows.

@@ -119,8 +119,8 @@ __device__ __forceinline__ bool Consumer<T, kConfig>::run_until_rescale(const Wo
         blocks.advance();
         if (!kOverlapsTiles && blocks.at_last()) release_q();
 
-        // Lines 12 to 14: the maximum of S, beside P V; then wait for O and release V. The exit stands before the wait:
-        // ptxas moves a wait in front of arithmetic, but not out of its basic block.
+        // Lines 12 to 14: compute the maximum of S during P V, then wait for O and release V. The exit is placed before
+        // the wait: ptxas moves a wait in front of arithmetic, but not out of its basic block.
         score_mod.transform(gemms.s, blocks.n * kConfig.block_kv);
         if (rows.needs_rescale(gemms.s) | blocks.partial) break;
         gemms.wait_output();

@@ -12,8 +12,8 @@
 
 namespace tessera::cuda::fa3 {
 
-/// One thread: all loads, in the order in which the consumers take them. V comes one block behind K, across tiles too,
-/// since the first scores of a tile run beside the last P V of the previous tile.
+/// One thread: all loads, in the order in which the consumers take them. V is loaded one block behind K, across tiles
+/// too, since the first scores of a tile overlap with the last P V of the previous tile.
 template <Config kConfig>
 struct Producer {
     struct Block {
@@ -59,7 +59,7 @@ struct Producer {
         if (had_keys) hand_stages_to_epilogue();
     }
 
-    /// Loads the V that is still to come, if there is one.
+    /// Loads the V block that is one behind K, if there is one.
     __device__ __forceinline__ void load_pending_v() {
         if (pending_v.exists) load_v(pending_v);
         pending_v.exists = false;

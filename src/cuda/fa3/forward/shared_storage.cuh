@@ -21,7 +21,7 @@ enum NamedBarrier : int {
 
 using Panel64 = std::uint16_t[64][kPanelColumns];
 
-/// O on its way out, if it has its own shared memory.
+/// The buffer of O for its TMA store, if O has its own shared memory.
 template <Config kConfig, bool kOwn>
 struct OutputTiles {
     Panel64 o[kConfig.consumers][kConfig.v_panels()];

@@ -93,8 +93,8 @@ struct TileScheduler {
     int next_index = static_cast<int>(blockIdx.x);
     int rotation = 0;
 
-    /// The next tile that has queries, passed to the other warps too. The reference holds for three more calls.
-    /// choose_next() comes before each call but the first.
+    /// The next tile that has queries; it is passed to the other warps too. The reference stays valid for three more
+    /// calls. Every call except the first needs a choose_next() before it.
     __device__ __forceinline__ const WorkTile& next() {
         ring.ring.producer_acquire(state);
         WorkTile& tile = ring.tiles[state.index()];

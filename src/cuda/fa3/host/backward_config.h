@@ -40,8 +40,8 @@ struct Config {
     /// Panels of 64 columns in shared memory; zeros past head_dim.
     constexpr int qk_panels() const { return (head_dim + 63) / 64; }
     constexpr int v_panels() const { return (head_dim_v + 63) / 64; }
-    /// Does one warpgroup make P and dV, the other one dS and dK (main/mainloop_wide.cuh)? dQ then has a kernel of its
-    /// own (after/dq_kernel.cuh).
+    /// Does one warpgroup compute P and dV, the other one dS and dK (main/mainloop_wide.cuh)? A separate kernel then
+    /// computes dQ (after/dq_kernel.cuh).
     constexpr bool splits_dv_dk() const { return block_kv == kRows; }
     /// A warpgroup's first row of the CTA's keys.
     constexpr int first_row(int warpgroup) const { return splits_dv_dk() ? 0 : kRows * warpgroup; }

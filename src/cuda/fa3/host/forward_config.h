@@ -16,7 +16,7 @@ struct Config {
     int block_kv;
     int consumers;  ///< consumer warpgroups, of 64 queries each
     int kv_stages;  ///< stages of K, and of V
-    int q_stages;   ///< 2: the next Q tile is loaded while this one is worked on, and O has its own shared memory
+    int q_stages;   ///< 2: the next Q tile is loaded while this one is computed, and O has its own shared memory
     Scores scores = Scores::plain;
     /// Keys up to which the shape is chosen, in calls with uneven tiles and in others; 0: no limit.
     int short_row = 0;

@@ -56,8 +56,8 @@ inline bool wants_fewer_tiles(const Problem& p) {
     return kShortCall + makespan(p, kShortTileOf128) >= kClearly * (kShortCall + makespan(p, kShortTileOf192));
 }
 
-/// Does a call that both HeadDim64 and HeadDim64Short hold get HeadDim64Short? Most short rows do, and long rows of few
-/// heads where that clearly keeps the multiprocessors busier. No bit depends on it.
+/// If a call fits both HeadDim64 and HeadDim64Short, is HeadDim64Short chosen? It is for most short rows, and for long
+/// rows of few heads if it clearly keeps the multiprocessors busier. No bit depends on it.
 inline bool wants_short(const Problem& p) {
     constexpr Config kShort = HeadDim64Short::kConfig;
     constexpr double kClearly = 0.9;  // a margin for the error of the two costs

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model of how long the tiles of a call keep the multiprocessors busy. The dispatch asks it which of two tile shapes
-// is faster; both give the same bits. Plain C++, tested by makespan_test.
+// A model of how long the tiles of a call keep the multiprocessors busy. The dispatch uses it to choose the faster of
+// two tile shapes, which give the same bits. Plain C++, tested by makespan_test.
 #pragma once
 
 #include <algorithm>

@@ -61,7 +61,7 @@ struct KeyBlock {
  private:
     __device__ __forceinline__ Sync sync() const { return {tiles.work}; }
 
-    /// The work before the first step, whose operands have arrived on return.
+    /// The work before the first step. On return the operands of the first step have arrived.
     __device__ __forceinline__ void prologue(StepPlan& plan) const {
         const Planner planner{tiles};
         const bool first_is_loaded = planner.load_first();  // in one group with K and V

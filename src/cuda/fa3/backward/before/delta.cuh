@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) delta_kernel(const __grid
 #pragma unroll 1
     while (true) {
         __syncthreads();
-        // Only the tile's number, in shared memory, is kept over a tile; more would spill.
+        // During a tile only its number is kept, in shared memory; more values would spill.
         const int number = shared.tile;
         const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
         if (number >= query_tile_count(launch)) return;

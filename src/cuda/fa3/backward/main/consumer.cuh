@@ -164,7 +164,7 @@ struct ConsumerThread : ConsumerState<kConfig> {
     template <bool kMasked>
     __device__ __forceinline__ void score_gradients(float (&s)[kPairs], float (&dp)[kPairs], float4 (&delta)[kChunks],
                                                     const StepMod& mod, int half = 0) const;
-    /// Rounds P of 64 queries to 16 bits, for dV. Dropout's factor of the kept ones comes in the epilogue.
+    /// Rounds P of 64 queries to 16 bits, for dV. The epilogue applies dropout's factor of the kept ones.
     __device__ __forceinline__ static void pack_kept(std::uint32_t (&out)[Config::kRows / 16][4],
                                                      const float (&p)[kPairs], const StepMod& mod) {
 #pragma unroll
@@ -264,8 +264,8 @@ __device__ __forceinline__ void ConsumerThread<T, kConfig>::exponentiate(float (
         for (int i = 0; i < kPairs; ++i) {
             const float4 inverse_sum = stats_of_chunk(&RowStats::inverse_sum, kChunks * half + i / 8, column);
             if constexpr (kConfig.scores == Scores::alibi || kConfig.scores == Scores::dropout) {
-                // A row with a large |LSE| is rounded as in delta_kernel, whose largest score and sum this is. Ordinary
-                // rows keep their bits.
+                // Scores of a row with a large |LSE| are rounded as in delta_kernel, which computed the row's largest
+                // score and sum. Other rows keep their bits.
                 const float minus = element_of(minus_lse[i / 8], i), inverse = element_of(inverse_sum, i);
                 float exponent = fmaf(s[i], launch.scale_log2, mod.addend(i, minus));
                 float score = __fmul_rn(s[i], launch.params.forward.scale);

@@ -277,9 +277,9 @@ __device__ __forceinline__ void write_dq(ConsumerThread<T, kConfig>& c, float (&
     c.arrive(shared.dq_full[c.warpgroup]);
 }
 
-/// Returns not 0 if a key block of this call has met NaN or infinities in K. A key block that writes dQ asks after its
-/// last step: by then it has waited for the key blocks that add before it, and each of them set the flag before it
-/// added.
+/// Returns a value other than 0 if a key block of this call has found NaN or infinities in K. A key block that writes
+/// dQ reads the flag after its last step: by then it has waited for the key blocks that add before it, and each of them
+/// set the flag before it added.
 __device__ __forceinline__ int nonfinite_keys_met(const Launch& launch) {
     return ptx::load_relaxed(&launch.workspace.state->nonfinite_keys);
 }

@@ -19,7 +19,7 @@ __device__ __forceinline__ void run(const Launch& launch, Shared<kConfig>& share
     store_gradients(consumer);
 }
 
-/// A consumer warpgroup that makes dK, dV and its half of dQ. If it has written dQ, the flag is loaded beside the
+/// A consumer warpgroup that computes dK, dV and its half of dQ. If it has written dQ, it loads the flag during the
 /// stores of dK and dV.
 template <class T, Config kConfig>
 __device__ __forceinline__ void run_alone(const Launch& launch, Shared<kConfig>& shared, int warpgroup) {

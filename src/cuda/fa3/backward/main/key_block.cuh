@@ -26,7 +26,7 @@ struct KeyBlock {
     int first_q, first_kv;            ///< rows where a ragged sequence begins
     int first_block_q;                ///< query blocks before the sequence's first one
     /// Query blocks that see all keys of a warpgroup. If its scores lack some keys (ConsumerThread::lacks_keys), the
-    /// complement of the end stands there, which is negative.
+    /// end is stored as its complement, which is negative.
     Span unmasked[Config::kConsumers];
 
     /// Sets which keys the block has. set_derived() sets the other members, after the first loads have been started.

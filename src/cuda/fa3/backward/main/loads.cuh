@@ -76,7 +76,7 @@ struct Loader {
         load_do_tile(launch, shared, d_o.index(), row(), head(), batch);
     }
     __device__ __forceinline__ void advance() { step.advance(heads), q.advance(), d_o.advance(); }
-    /// Loads all steps after the one that it stands at.
+    /// Loads all steps after the current one.
     __device__ __forceinline__ void load_others() {
         if (!step.more()) return;
         while (true) {

@@ -17,7 +17,8 @@ struct SplitThread : ConsumerThread<T, kConfig> {
     using Base = ConsumerThread<T, kConfig>;
     using Base::launch, Base::shared, Base::q, Base::d_o, Base::kPairs;
 
-    /// Tells the dQ kernel of NaN and infinities in K. S keeps them, since masked pairs of P and dS are set to 0.
+    /// Sets the flag for the dQ kernel if K has NaN or infinities. S keeps them, since masked pairs of P and dS are set
+    /// to 0.
     __device__ __forceinline__ void report_nonfinite_keys() const {
         if (any_lane(Base::some_of_keys_nonfinite())) launch.workspace.state->nonfinite_keys = 1;
     }
