@@ -184,9 +184,8 @@ struct OutputStage {
             at = cache.slots[at * cache.slots_step];
         }
         const Rows& v = launch.params.v;
-        return static_cast<float>(
-            *reinterpret_cast<const T*>(v.data + 2 * (at * v.batch + tile.kv_head * v.head + row * v.row +
-                                                      column * v.column)));
+        return static_cast<float>(*reinterpret_cast<const T*>(
+            v.data + 2 * (at * v.batch + tile.kv_head * v.head + row * v.row + column * v.column)));
     }
 
     /// Predicated stores: the rows at the end of a varlen sequence, or an O that TMA can't address.

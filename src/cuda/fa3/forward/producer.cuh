@@ -37,8 +37,12 @@ struct Producer {
             const int batch = launch.params.cu_seqlens_q != nullptr ? 0 : tile.batch;
             const int batch_kv = kConfig.cached ? slot_or_sequence(tile.batch) : batch;
             for (int n = tile.blocks.end - 1; n >= tile.blocks.begin; --n) {
-                const Block block{true,         tile.blocks.partial(n), tile.first_kv + n * kConfig.block_kv,
-                                  tile.kv_head, batch_kv,               tile.last_key + 1 - n * kConfig.block_kv};
+                const Block block{true,
+                                  tile.blocks.partial(n),
+                                  tile.first_kv + n * kConfig.block_kv,
+                                  tile.kv_head,
+                                  batch_kv,
+                                  tile.last_key + 1 - n * kConfig.block_kv};
                 const bool first = n == tile.blocks.end - 1;
                 if (n == tile.blocks.begin) scheduler.choose_next();
                 load_k(block);

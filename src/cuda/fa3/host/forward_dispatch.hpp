@@ -71,8 +71,9 @@ inline bool wants_short(const Problem& p) {
 /// end at a smaller head_dim.
 inline std::optional<std::size_t> shape_of(const Problem& p, Scores scores) {
     return Shapes::first([&](const Config& c) {
-        return c.scores == scores && c.cached == p.kv_lengths && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v &&
-               (c.short_row == 0 || wants_short(p)) && !(c.masked_only && p.mask.trivial());
+        return c.scores == scores && c.cached == p.kv_lengths && p.head_dim <= c.head_dim &&
+               p.head_dim_v <= c.head_dim_v && (c.short_row == 0 || wants_short(p)) &&
+               !(c.masked_only && p.mask.trivial());
     });
 }
 inline std::optional<std::size_t> shape_of(const Problem& p) { return shape_of(p, scores_of(p)); }
