@@ -11,7 +11,7 @@ namespace tessera::model {
 namespace {
 
 constexpr std::int64_t kMostChunks = 8;  // of a GPU, as balance_documents() has by default
-constexpr double kGoodEnough = 1.03;     // the pairs of the fullest GPU beside those in the best order
+constexpr double kEvenEnough = 1.03;     // the pairs of the fullest GPU beside those in the best order
 
 using Span = std::pair<std::int64_t, std::int64_t>;  // rows [first, last)
 
@@ -175,7 +175,7 @@ DocumentsOnRanks spread_documents(const std::vector<std::int64_t>& lengths, int 
     for (const auto& [name, order] : orders) fullest.push_back(fullest_pairs(documents, order));
     const auto best = static_cast<double>(*std::min_element(fullest.begin(), fullest.end()));
     std::size_t chosen = 0;
-    while (static_cast<double>(fullest[chosen]) > kGoodEnough * best) ++chosen;
+    while (static_cast<double>(fullest[chosen]) > kEvenEnough * best) ++chosen;
     const auto& first = orders[chosen].second.front().front();
     DocumentsOnRanks found{orders[chosen].first, first.second - first.first, {}};
     for (const auto& own : orders[chosen].second) found.ranks.push_back(work_of(documents, own));
