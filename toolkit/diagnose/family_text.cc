@@ -75,8 +75,8 @@ std::string family_text() {
 std::string family_markdown() {
     std::string text =
         "# The family of attention kernels\n\n"
-        "`tessera which --family` prints this page's data. A kernel's name can be pasted to `tessera which -`. "
-        "A year without a\nmonth was not looked up.\n\n"
+        "`tessera which --family` prints this page's data. To ask about one kernel, paste its name into `tessera which "
+        "-`. If a\ndate has no month, the month was not looked up.\n\n"
         "## Family tree\n\n```\n";
     add_branch("", text);
     text += "```\n\n| name | since | lives in | a kernel of it |\n|---|---|---|---|\n";
