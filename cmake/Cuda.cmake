@@ -51,6 +51,16 @@ if(TESSERA_CUDA)
     message(STATUS "CUDA kernels: built with ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}")
 endif()
 
+# tessera_cuda_host_sources(NAME FILES...): files of host code that are compiled with CUDA's headers. The target's other
+# files are compiled as without CUDA, so that ccache has one object for both.
+function(tessera_cuda_host_sources name)
+    foreach(folder IN LISTS CUDAToolkit_INCLUDE_DIRS)
+        set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -isystem ${folder})
+    endforeach()
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_DEFINITIONS TESSERA_HAS_CUDA)
+    target_link_libraries(${name} PRIVATE $<LINK_ONLY:CUDA::cudart_static>)
+endfunction()
+
 # tessera_cuda_target(NAME ARCHITECTURES...): what every target with .cu files is compiled with. Architectures are set
 # for a whole target.
 function(tessera_cuda_target name)
