@@ -120,15 +120,20 @@ void parse_gpu(const std::string& given, diagnose::Gpu& gpu) {
     gpu.rocm = false;
 }
 
-/// Parses "none", "causal", or a tensor: "bool" or "float", with its shape after a colon.
+/// Parses "none", "causal", "lower-right" (PyTorch's causal_lower_right), or a tensor: "bool" or "float", with its
+/// shape after a colon.
 void parse_mask(const std::string& text, Call& call) {
     const std::size_t colon = text.find(':');
     const auto kind = text.substr(0, colon);
     call.is_causal = kind == "causal";
+    call.causal_lower_right = kind == "lower-right";
     using Kind = diagnose::MaskKind;
-    call.mask_kind = parse_choice<Kind>(
-        "--mask", kind,
-        {{"none", Kind::none}, {"causal", Kind::none}, {"bool", Kind::boolean}, {"float", Kind::floating}});
+    call.mask_kind = parse_choice<Kind>("--mask", kind,
+                                        {{"none", Kind::none},
+                                         {"causal", Kind::none},
+                                         {"lower-right", Kind::none},
+                                         {"bool", Kind::boolean},
+                                         {"float", Kind::floating}});
     if (colon == std::string::npos) return;
     if (call.mask_kind == Kind::none) unexpected("--mask", "a shape only after bool or float", text);
     Sizes shape;
@@ -180,7 +185,8 @@ void CallOptions::declare(CLI::App& command) {
     add("--head-dim", head_dim, "D[/DV]", "In place of --shape: width of q and k, and of v; default 64");
     add("--dtype", dtype, "TYPE", "fp16, bf16, fp32, fp64 or fp8: dtype of q; /k and /v after it if they differ");
     add("--mask", mask, "MASK",
-        "none, causal (is_causal), or a tensor: bool or float, and its shape: bool:1,1,512,512");
+        "none, causal (is_causal), lower-right (causal_lower_right of torch.nn.attention.bias), or a tensor: bool or "
+        "float, and its shape: bool:1,1,512,512");
     add("--dropout", dropout, "P", "dropout_p; default 0");
     command.add_flag("--grad", grad, "q, k, v require gradients")->group(kGroup);
     command.add_flag("--gqa", gqa, "enable_gqa=True")->group(kGroup);

@@ -71,7 +71,7 @@ std::vector<std::string> values_of(const std::string& option, const std::string&
         {"--baseline", {"pytorch", "eager", "math", "efficient", "standard"}},
         {"--by", {"published", "tessera", "flash-attention", "cudnn"}},
         {"--kind", {"normal", "outliers", "large-logits", "index-coded"}},
-        {"--mask", {"none", "causal", "bool", "float"}},
+        {"--mask", {"none", "causal", "lower-right", "bool", "float"}},
     };
     if (option == "SHELL") return completed_shells();
     if (option == "LESSON") return lesson_words();

@@ -81,8 +81,8 @@ std::string verdict_sentence(const Explanation& explanation, const diagnose::Way
     std::string text;
     if (explanation.raises) {
         const std::string& error = explanation.raises->error;
-        text = fmt::format("PyTorch raises a RuntimeError{}: {}.", error.empty() ? "" : fmt::format(" (\"{}\")", error),
-                           explanation.raises->meaning);
+        text = fmt::format("PyTorch raises a {}{}: {}.", explanation.raises->type,
+                           error.empty() ? "" : fmt::format(" (\"{}\")", error), explanation.raises->meaning);
     } else if (explanation.aborts) {
         text = "PyTorch raises: every backend refuses this call (\"No available kernel. Aborting execution.\").";
     } else if (!explanation.taken) {
@@ -127,6 +127,7 @@ Json json_of(const Explanation& explanation) {
     json["taken"] = explanation.taken ? Json(name_of(*explanation.taken)) : Json(nullptr);
     json["aborts"] = explanation.aborts;
     json["raises"] = explanation.raises ? Json{{"name", explanation.raises->name},
+                                               {"type", explanation.raises->type},
                                                {"error", explanation.raises->error},
                                                {"meaning", explanation.raises->meaning}}
                                         : Json(nullptr);

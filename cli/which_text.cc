@@ -82,9 +82,10 @@ std::string arch_sentence(const Diagnosis& d, const NameReading& reading) {
     if (reading.arch == 0 || gpu == 0) return "";
     if (generation_of(reading.arch) == generation_of(gpu))
         return fmt::format(" It is compiled for this generation of GPU ({}).", generation_of(gpu));
+    const std::string own = generation_of(gpu);
     return fmt::format(
-        " It is compiled for {} GPUs (sm{}), and this one is a {} (sm{}), whose new instructions it does not use.",
-        generation_of(reading.arch), reading.arch, generation_of(gpu), gpu);
+        " It is compiled for {} GPUs (sm{}), and this one is {} {} (sm{}), whose new instructions it does not use.",
+        generation_of(reading.arch), reading.arch, own.starts_with('A') ? "an" : "a", own, gpu);
 }
 
 std::string exactness_sentence(const Diagnosis& d) {
@@ -162,6 +163,7 @@ std::string nothing_found(const Diagnosis& d) {
     std::string text = fmt::format("No attention kernel was found among {}.", counted(d.runs, "run") + " of kernels");
     if (d.runs == 0) text = "No kernel of a GPU is in this trace: was the GPU profiled?";
     else text += unknown_lines(d);
+    for (const std::string& backend : d.backends_of_operators) text += " " + backend + ".";
     if (!d.look_alikes.empty()) text += " Some names look like attention but are not; they are listed below.";
     if (d.tool == "JAX profiler" && !d.unknown.empty())
         text +=

@@ -67,6 +67,7 @@ constexpr Named<Constants> kConstants[] = {
     {"residual_cycles", &Constants::residual_cycles},
     {"list_us", &Constants::list_us},
     {"sequence_cycles", &Constants::sequence_cycles},
+    {"combine_cycles", &Constants::combine_cycles},
     {"single_block_factor", &Constants::single_block_factor},
     {"row_cycles", &Constants::row_cycles},
     {"row_exposed", &Constants::row_exposed},

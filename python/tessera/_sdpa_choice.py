@@ -29,9 +29,34 @@ def answer_of(torch, function, params):
     return runs, [str(w.message).split(" (Triggered internally")[0] for w in caught] + texts
 
 
+def variant_of(attn_mask):
+    """"upper-left" or "lower-right" for a CausalBias of torch.nn.attention.bias; None for anything else."""
+    bias = sys.modules.get("torch.nn.attention.bias")  # whoever made one has imported it
+    if bias is None or not isinstance(attn_mask, bias.CausalBias):
+        return None
+    return "lower-right" if attn_mask.variant == bias.CausalVariant.LOWER_RIGHT else "upper-left"
+
+
+def _ask_for_bias(torch, q, k, v, bias, dropout_p, enable_gqa):
+    """The answers of ask() for causal_lower_right with lengths that differ. Its class asks flash and the memory-efficient
+    kernels without a mask before it calls scaled_dot_product_attention with a bool tensor."""
+    answers, masked = ask(torch, q, k, v, bias._materialize(q.device), dropout_p, False, enable_gqa)
+    params = torch.backends.cuda.SDPAParams(q, k, v, None, dropout_p, False, enable_gqa)
+    direct = {name: answer_of(torch, FUNCTIONS[name], params) for name in ("flash", "memory-efficient")}
+    answers["flash"] = direct["flash"]
+    if direct["memory-efficient"][0] or not answers["memory-efficient"][0]:
+        answers["memory-efficient"] = direct["memory-efficient"]
+    return answers, next((name for name, (runs, _) in direct.items() if runs), masked)
+
+
 def ask(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa):
     """({backend: (whether it can run, its warnings)}, the backend that PyTorch takes or "none" where it would
     abort)."""
+    variant = variant_of(attn_mask)
+    if variant == "lower-right" and q.shape[-2] != k.shape[-2]:
+        return _ask_for_bias(torch, q, k, v, attn_mask, dropout_p, enable_gqa)
+    if variant is not None:
+        attn_mask, is_causal = None, True
     params = torch.backends.cuda.SDPAParams(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     answers = {name: answer_of(torch, function, params) for name, function in FUNCTIONS.items()}
     with warnings.catch_warnings():

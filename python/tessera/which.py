@@ -207,6 +207,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dr
         PyTorch is asked, with its current switches, and compared with tessera's table of its checks. Elsewhere (on the
         CPU, or "meta", which takes no memory) the table answers for the GPU `gpu`: "h200", "9.0".
     torch_version: the release whose checks the table applies, "2.11"; default: the installed one.
+    attn_mask: a tensor, or a CausalBias of torch.nn.attention.bias.
     scale changes nothing.
     Raises ValueError that names the argument, also when the table does not have this release or GPU."""
     import torch
@@ -244,6 +245,8 @@ def _short(torch, value):
 def _properties_without_an_option(q, k, v, attn_mask) -> list:
     """Properties that PyTorch checks and the command has no option for."""
     lines = []
+    if _sdpa_choice.variant_of(attn_mask) is not None:
+        attn_mask = None  # it has no elements
     for name, tensor in (("q", q), ("k", k), ("v", v), ("attn_mask", attn_mask)):
         if tensor is None:
             continue
@@ -263,12 +266,24 @@ def _name_of_dtype(name, tensor):
     return _DTYPES[dtype]
 
 
+def _expect_bias_of(q, k, bias, is_causal):
+    if is_causal:
+        raise ValueError("is_causal: expected False with a CausalBias as attn_mask, got True")
+    if (bias.seq_len_q, bias.seq_len_kv) != (q.shape[-2], k.shape[-2]):
+        raise ValueError(f"attn_mask: expected a CausalBias of {q.shape[-2]} queries and {k.shape[-2]} keys, got one of "
+                         f"{bias.seq_len_q} and {bias.seq_len_kv}")
+
+
 def _call_options(torch, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa, version) -> list:
     """The call and PyTorch's current switches as options of the command."""
     named = (("q", q), ("k", k), ("v", v))
     options = ["--shape", "/".join(",".join(map(str, t.shape)) for _, t in named),
                "--dtype", "/".join(_name_of_dtype(name, t) for name, t in named), "--dropout", str(dropout_p)]
-    if attn_mask is not None:
+    variant = _sdpa_choice.variant_of(attn_mask)
+    if variant is not None:
+        _expect_bias_of(q, k, attn_mask, is_causal)
+        options += ["--mask", "lower-right" if variant == "lower-right" else "causal"]
+    elif attn_mask is not None:
         kind = "bool" if attn_mask.dtype == torch.bool else "float"
         options += ["--mask", f"{kind}:{','.join(map(str, attn_mask.shape))}"]
     else:

@@ -103,6 +103,57 @@ def test_explain_by_the_table(torch):
     assert mixed.taken == "math" and "flash-dtype" in str(mixed.table)
 
 
+def first_operator(torch, call):
+    """The backend of the first operator of attention that PyTorch calls, on tensors without memory."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    names = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Names():
+        call()
+    seen = " ".join(name for name in names if "attention" in name or "mm" in name)
+    return next(backend for word, backend in (("_flash_attention", "flash"), ("_efficient_attention", "memory-efficient"),
+                                              ("mm", "math")) if word in seen)
+
+
+@pytest.mark.parametrize("q_shape, kv_shape, v_dim, taken", [
+    ((2, 8, 256, 64), (2, 8, 1024, 64), 64, "flash"), ((2, 8, 256, 100), (2, 8, 1024, 100), 100, "flash"),
+    ((2, 8, 256, 192), (2, 8, 1024, 192), 128, "memory-efficient"),
+    ((2, 8, 256, 512), (2, 8, 1024, 512), 512, "memory-efficient"),
+    ((2, 8, 256, 300), (2, 8, 1024, 300), 300, "math")])
+def test_explain_follows_the_class_of_causal_lower_right(torch, monkeypatch, q_shape, kv_shape, v_dim, taken):
+    """The installed class dispatches the call, its two questions about a GPU being answered by the table."""
+    bias = pytest.importorskip("torch.nn.attention.bias")
+    q, k, v = calls_of(torch, q_shape, kv_shape, (*kv_shape[:3], v_dim))
+    mask = bias.causal_lower_right(q_shape[2], kv_shape[2])
+    options = dict(gpu="8.0", torch_version="2.13")
+    explanation = which.explain(q, k, v, attn_mask=mask, **options)
+    assert explanation.taken == taken
+    rows = {row["backend"]: row["verdict"] in ("taken", "could run") for row in explanation.table["backends"]}
+    monkeypatch.setattr(bias, "can_use_flash_attention", lambda params: rows["flash"])
+    monkeypatch.setattr(bias, "can_use_efficient_attention", lambda params: rows["memory-efficient"])
+    called = first_operator(torch, lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    assert called == taken
+
+
+def test_explain_reads_a_causal_bias(torch):
+    bias = pytest.importorskip("torch.nn.attention.bias")
+    q, k = calls_of(torch, (2, 8, 256, 64), (2, 8, 1024, 64))
+    options = dict(gpu="h200", torch_version="2.11")
+    square = bias.causal_lower_right(256, 256), bias.causal_upper_left(256, 256)
+    assert {which.explain(q, q, q, attn_mask=mask, **options).taken for mask in square} == {"cuDNN"}
+    assert which.explain(q, k, k, attn_mask=bias.causal_lower_right(256, 1024), **options).taken == "flash"
+    assert which.explain(q, k, k, attn_mask=bias.causal_upper_left(256, 1024), **options).taken == "cuDNN"
+    with pytest.raises(ValueError, match="^attn_mask: expected a CausalBias of 256 queries and 1024 keys, got one of"):
+        which.explain(q, k, k, attn_mask=bias.causal_lower_right(128, 1024), **options)
+    with pytest.raises(ValueError, match="^is_causal: expected False with a CausalBias"):
+        which.explain(q, k, k, attn_mask=bias.causal_lower_right(256, 1024), is_causal=True, **options)
+
+
 def test_explain_takes_pytorchs_switches(torch):
     q, = calls_of(torch, (2, 8, 512, 64), requires_grad=True)
     options = dict(gpu="9.0", torch_version="2.11")

@@ -264,6 +264,40 @@ bool splits_keys(const Family& family, const Problem& problem, const Machine& ma
     return family.schedule == Schedule::fa2 && flash2_splits(problem, machine) > 1;
 }
 
+/// The fewest splits that fill the last round of blocks to 0.85 of the best filling or more. The rule of
+/// flash-attention.
+template <class Efficiency>
+static std::int64_t fewest_efficient(std::int64_t most, Efficiency&& efficiency) {
+    constexpr double kGoodEnough = 0.85;
+    double best = 0;
+    for (std::int64_t splits = 1; splits <= most; ++splits) best = std::max(best, efficiency(splits));
+    for (std::int64_t splits = 1; splits <= most; ++splits) {
+        if (efficiency(splits) >= kGoodEnough * best) return splits;
+    }
+    return 1;
+}
+
+std::int64_t flash3_ragged_splits(const Problem& p, const Machine& machine) {
+    using schedule::ceil_div;
+    constexpr std::int64_t kMost = 128, kLeastBlocks = 5;
+    if (!p.ragged || p.len_q == 0 || p.heads_kv == 0) return 1;
+    const Tile tile = choose(kFlash3, std::max(p.head_dim, p.head_dim_v), !p.mask.trivial());
+    std::int64_t keys = p.len_kv;
+    const Mask& mask = p.mask;
+    if (mask.window_left != unbounded && mask.window_left < p.len_kv) {
+        const std::int64_t right = mask.window_right == unbounded ? 0 : mask.window_right;
+        keys = std::min(keys, mask.window_left + right + 1 + tile.block_q);
+    }
+    const std::int64_t key_blocks = ceil_div(keys, tile.block_kv);
+    const std::int64_t blocks = p.heads_kv * ceil_div(p.len_q * std::max<std::int64_t>(p.group(), 1), tile.block_q);
+    const auto slots = static_cast<std::int64_t>(machine.cores.value);
+    if (10 * blocks >= 8 * slots || key_blocks < kLeastBlocks) return 1;
+    return fewest_efficient(std::min({kMost, slots, key_blocks}), [&](std::int64_t splits) {
+        const double rounds = static_cast<double>(blocks * splits) / static_cast<double>(slots);
+        return rounds / std::ceil(rounds);
+    });
+}
+
 std::int64_t flash2_splits(const Problem& p, const Machine& machine) {
     using schedule::ceil_div;
     if (p.ragged || p.len_q == 0 || p.dropout.probability > 0) return 1;
@@ -277,14 +311,7 @@ std::int64_t flash2_splits(const Problem& p, const Machine& machine) {
         const double rounds = static_cast<double>(blocks * splits) / static_cast<double>(slots);
         return rounds / std::ceil(rounds);
     };
-    const std::int64_t most = std::min({kMost, slots, key_blocks});
-    double best = 0;
-    for (std::int64_t splits = 1; splits <= most; ++splits) best = std::max(best, efficiency(splits));
-    constexpr double kGoodEnough = 0.85;
-    for (std::int64_t splits = 1; splits <= most; ++splits) {
-        if (efficiency(splits) >= kGoodEnough * best) return splits;
-    }
-    return 1;
+    return fewest_efficient(std::min({kMost, slots, key_blocks}), efficiency);
 }
 
 std::int64_t padded_dim(const Family& family, std::int64_t head_dim) {

@@ -41,6 +41,7 @@ struct Constants {
     double empty_cycles = 0;        ///< a tile in a ragged launch order that no sequence has
     double list_us = 0;          ///< microseconds in which a ragged backward lists its key blocks, by one thread block
     double sequence_cycles = 0;  ///< clocks of a head of a ragged sequence, whose last tiles are not full
+    double combine_cycles = 0;   ///< a block of the kernel that combines splits, in which no row has any
     double residual_cycles = 0;  ///< clocks of an element of the residual of O that a forward writes
     double mask_exposed = 0;     ///< the time of exponentials at kMaskRate, added for a partial tile
     double dram_exposed = 0;     ///< the DRAM traffic of Q and O; fa1: the first and last pass over O
@@ -136,6 +137,10 @@ bool splits_keys(const Family& family, const Problem& problem, const Machine& ma
 /// The number of splits of the keys in flash-attention's fa2: num_splits_heuristic() of csrc/flash_attn/flash_api.cpp.
 /// 1: no split.
 std::int64_t flash2_splits(const Problem& problem, const Machine& machine);
+
+/// The splits of the keys for which flash-attention's fa3 compiles the forward of a ragged call: get_num_splits() of
+/// hopper/flash_api.cpp, by the longest sequence. 1: none.
+std::int64_t flash3_ragged_splits(const Problem& problem, const Machine& machine);
 
 /// head_dim padded with zeros to the next compiled size.
 std::int64_t padded_dim(const Family& family, std::int64_t head_dim);

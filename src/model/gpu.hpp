@@ -123,6 +123,8 @@ struct Gpu {
     void add_empty_tiles(double clocks_per_ms);
     void add_residual(double clocks_per_ms);
     void add_sequences(double clocks_per_ms);
+    bool is_ragged_flash3() const;
+    void add_sequences_of_flash3(double clocks_per_ms);
     void add_rows(double elements);
     void add_pass(const MatrixPass& pass, double elements, double gemm_ms);
     void count_gradient_matrices();

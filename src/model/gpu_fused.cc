@@ -172,6 +172,7 @@ void Gpu::add_gradient_passes() {
 /// all rows of a tile of dQ. In a backward one thread block lists the key blocks.
 void Gpu::add_sequences(double clocks_per_ms) {
     const auto& sequences = q.options.sequences;
+    if (is_ragged_flash3()) add_sequences_of_flash3(clocks_per_ms);
     if (!is_ours(family) || !q.problem.ragged || sequences.empty()) return;
     if (q.pass == Pass::backward && !q.empty_blocks)
         account.part("list", c.list_us * 1e-3, "of key blocks, by one thread block: {:.3g} us", c.list_us);
@@ -179,6 +180,30 @@ void Gpu::add_sequences(double clocks_per_ms) {
     account.part("ends of sequences", static_cast<double>(heads) * c.sequence_cycles / sms / clocks_per_ms,
                  "{} sequences of {} heads: {} * {:.0f} clk / {:.0f} / {:.4f} GHz", sequences.size(), q.problem.heads_q,
                  heads, c.sequence_cycles, sms, out.clock_ghz);
+}
+
+bool Gpu::is_ragged_flash3() const {
+    return family.by == std::string_view("flash-attention") && !family.tcgen05 && q.schedule == Schedule::fa3 &&
+           q.pass == Pass::forward && q.problem.ragged && c.sequence_cycles > 0;
+}
+
+/// Adds what a ragged forward of flash-attention's fa3 does besides. The heads of a group are rows of one tile, so a
+/// sequence has ends for each kv head. If its rule splits the keys of the longest sequence, a second kernel has a block
+/// for 8 or 16 rows of as long a sequence in each place of the batch; nearly all of them find no splits and end.
+void Gpu::add_sequences_of_flash3(double clocks_per_ms) {
+    const Problem& p = q.problem;
+    const std::int64_t heads = p.batch * p.heads_kv;
+    account.part("ends of sequences", static_cast<double>(heads) * c.sequence_cycles / sms / clocks_per_ms,
+                 "{} sequences of {} kv heads: {} * {:.0f} clk / {:.0f} / {:.4f} GHz", p.batch, p.heads_kv, heads,
+                 c.sequence_cycles, sms, out.clock_ghz);
+    const std::int64_t splits = flash3_ragged_splits(p, q.machine);
+    if (splits == 1) return;
+    const std::int64_t columns = p.head_dim_v <= 64 ? 64 : 128, rows = columns == 64 ? 16 : 8;
+    const std::int64_t blocks =
+        p.batch * schedule::ceil_div(p.len_q * p.heads_q, rows) * schedule::ceil_div(p.head_dim_v, columns);
+    account.part("combine", static_cast<double>(blocks) * c.combine_cycles / sms / clocks_per_ms,
+                 "compiled for {} splits of the longest sequence: {} blocks * {:.0f} clk / {:.0f} / {:.4f} GHz", splits,
+                 blocks, c.combine_cycles, sms, out.clock_ghz);
 }
 
 /// Adds the kernel that sums dK and dV of the head splits, which the main kernel writes in fp32.
@@ -319,6 +344,7 @@ void Gpu::fused() {
         cuda::fa3::dynamic_scheduling(q.problem, static_cast<std::int64_t>(sms)))
         ++launches;  // one sets the tile scheduler's counter to 0
     if (writes_dq()) --launches;
+    if (is_ragged_flash3()) launches += flash3_ragged_splits(q.problem, q.machine) > 1 ? 2 : 1;  // one counts the tiles
     const Stage main = stage();
     account.note("prologue and epilogue", "{:.0f} + {:.3g} * {:.0f} = {:.6g} clk", c.end_cycles, c.end_cycles_per_dim,
                  d, main.ends);

@@ -78,7 +78,7 @@ TEST_F(WhichCallTest, names_the_option_that_is_wrong) {
         {"--dtype", "int8", "expected one of fp16, bf16, fp32, fp64, fp8, got"},
         {"--dtype", "bf16/fp32/x", "expected one of fp16, bf16, fp32, fp64, fp8, got"},
         {"--dtype", "bf16/bf16/bf16/bf16", "expected at most the dtypes of q, k and v, got"},
-        {"--mask", "diagonal", "expected one of none, causal, bool, float, got"},
+        {"--mask", "diagonal", "expected one of none, causal, lower-right, bool, float, got"},
         {"--mask", "causal:1,2", "expected a shape only after bool or float, got"},
         {"--mask", "bool:x", number},
         {"--mask", "bool:", list},
@@ -171,6 +171,10 @@ TEST_F(WhichCallTest, words_each_standing) {
                  {"PyTorch raises a RuntimeError (\"The size of tensor a (32) must match the size of tensor b (8) at "
                   "non-singleton dimension 1\")",
                   "The smallest change after which it runs, by cuDNN: set enable_gqa=True."});
+    const std::string lower_right = command("--shape", "2,32,256,128/2,32,4096,128") + " --mask lower-right";
+    expect_words(lower_right, {"PyTorch takes flash.", "causal_lower_right asks flash, then the memory-efficient"});
+    expect_words(lower_right + " --off flash,efficient",
+                 {"PyTorch takes cuDNN.", "causal_lower_right becomes a bool tensor of [len_q, len_kv] here"});
     expect_words(command() + " --off flash,efficient,cudnn",
                  {"PyTorch takes math.", "[len_q, len_kv] scores to memory"});
     expect_words(command() + " --off flash,efficient,math,cudnn",

@@ -92,10 +92,8 @@ inline bool apply(Call& c, const std::string& name, SdpBackend wanted) {
         resize(c, 3, most, most, most);
     } else if (name == "pad-to-256") resize(c, 3, 256, 256, 256);
     else if (name == "not-causal") c.is_causal = false;
-    else if (name == "lower-right") {  // its class asks flash alone
-        c.is_causal = false;
-        c.enabled = Enabled{.flash = true, .efficient = false, .math = false, .cudnn = false};
-    } else if (name == "cast") {
+    else if (name == "lower-right") c.is_causal = false, c.causal_lower_right = true;
+    else if (name == "cast") {
         const Element q = *c.q.element;
         const bool bf16 = c.gpu.rocm == true || *c.gpu.capability >= 80;
         const bool stays =

@@ -49,6 +49,7 @@ inline Call drawn(std::mt19937& random) {
     if (chance(6)) c.deterministic = true;
     if (chance(5))
         c.enabled = Enabled{.flash = chance(2), .efficient = chance(2), .math = chance(2), .cudnn = chance(2)};
+    if (c.mask_kind == MaskKind::none && chance(4)) c.is_causal = false, c.causal_lower_right = true;
     std::vector<std::string> assumed;
     return assume_defaults(c, assumed);
 }
@@ -77,7 +78,7 @@ inline Call drawn_at_the_edges(std::mt19937& random) {
         const Sizes& q = *c.q.shape;
         const std::int64_t keys = (*c.k.shape)[2];
         const Sizes shapes[] = {{q[0], 1, 1, keys}, {1, 1, q[2], keys}, {q[0], q[1], q[2], keys}, {1, keys}, {keys}};
-        c.is_causal = false;
+        c.is_causal = c.causal_lower_right = false;
         set_mask(c, shapes[random() % 5], chance(2) ? MaskKind::boolean : MaskKind::floating);
         if (c.mask_kind == MaskKind::floating) c.mask.element = chance(3) ? Element::fp32 : *c.q.element;
         if (chance(4)) c.mask.strides->back() = 2;

@@ -239,6 +239,24 @@ TEST(Worksheet, packed_documents_add_up) {
     }
 }
 
+/// FlashAttention-3 with and without the kernel that combines splits.
+TEST(Worksheet, packed_documents_of_flash3_add_up) {
+    const model::Machine& machine = *model::find_machine("h200");
+    for (const std::int64_t longest : {300, 1500}) {
+        const std::vector<std::pair<std::int64_t, std::int64_t>> documents = {{64, 64}, {1, 1}, {longest, longest}};
+        Problem p{.dtype = DType::bf16, .batch = 3, .len_q = longest, .len_kv = longest, .heads_q = 4, .heads_kv = 2};
+        p.head_dim = p.head_dim_v = 128;
+        p.mask.causal = Causal::bottom_right;
+        p.ragged = true, p.total_q = p.total_kv = longest + 65;
+        const model::PredictOptions options{.by = "flash-attention", .sequences = documents, .worksheet = true};
+        const auto found = model::predict(p, Schedule::fa3, Pass::forward, machine, options);
+        expect_adds_up(found, fmt::format("{}", longest));
+        const bool combines = std::any_of(found.parts.begin(), found.parts.end(),
+                                          [](const model::Part& part) { return part.name == "combine"; });
+        EXPECT_EQ(combines, longest > 512);
+    }
+}
+
 /// Found by tools/check_worksheets.py: parts of rows that together are less than an even share, blocks that end
 /// together but for the last bits, and calls of a few clocks.
 TEST(Worksheet, rare_lines_add_up) {

@@ -41,7 +41,7 @@ bool bypasses_sdpa(const AttentionKind& kind) {
     return packed && kind.asked_by.find("scaled_dot_product") == std::string::npos;
 }
 
-bool has_lengths(const Call& call) {
+bool has_lengths(const Call& call) {  // of four dimensions
     return call.q.shape && call.k.shape && call.q.shape->size() == 4 && call.k.shape->size() == 4;
 }
 std::int64_t len_q_of(const Call& call) { return (*call.q.shape)[2]; }
@@ -79,6 +79,10 @@ void complete_by_name(Call& call, const NameReading& reading, std::vector<std::s
     if (call.is_causal) return;
     if (reading.mask == "causal" || reading.mask == "none") {
         call.is_causal = reading.mask == "causal";
+        if (*call.is_causal && is_flash(reading.family) && has_lengths(call) && len_q_of(call) != len_kv_of(call)) {
+            call.is_causal = false;
+            call.causal_lower_right = len_q_of(call) > 1;
+        }
     } else {
         call.is_causal = false;
         assumed.emplace_back("not causal: neither the trace nor the kernel's name says");
@@ -88,7 +92,10 @@ void complete_by_name(Call& call, const NameReading& reading, std::vector<std::s
 /// The change that brings a call to PyTorch's SDPA at all; `call` is the call that it makes.
 Change calls_sdpa(const Call& call) {
     return {.name = "call-sdpa",
-            .text = "call torch.nn.functional.scaled_dot_product_attention",
+            .text = call.causal_lower_right
+                        ? "call torch.nn.functional.scaled_dot_product_attention with attn_mask="
+                          "causal_lower_right(len_q, len_kv) of torch.nn.attention.bias, unless it is that call"
+                        : "call torch.nn.functional.scaled_dot_product_attention",
             .caveat = "",
             .effort = 4,
             .after = call};
@@ -174,11 +181,6 @@ std::string beyond_sdpa(const AttentionKind& kind) {
     for (const std::string& feature : kind.reading.features) {
         if (std::find(std::begin(kFeatures), std::end(kFeatures), feature) != std::end(kFeatures)) add(feature);
     }
-    const bool by_sdpa = kind.asked_by == "aten::scaled_dot_product_attention";
-    const bool causal = call.is_causal.value_or(kind.reading.mask == "causal");
-    const bool lengths = has_lengths(call) && len_q_of(call) > 1 && len_q_of(call) != len_kv_of(call);
-    if (is_flash(kind.reading.family) && !by_sdpa && causal && lengths)
-        add("is_causal with the diagonal at the last key");
     return fmt::format("{}", fmt::join(found, ", "));
 }
 

@@ -113,6 +113,18 @@ void read_beyond_sdpa(Call& call, const Signature& signature, const Json& json, 
     call.packed = sizes_at(json.value("dims", Json()), signature.cu_seqlens).has_value();
 }
 
+/// PyTorch's and flash-attn's flash operators, and the memory-efficient one with custom_mask_type 2, end the diagonal
+/// at the last key: with equal lengths that is is_causal, and one query sees all keys.
+void read_diagonal(Call& call, std::string_view op, const std::string& causal) {
+    const bool of_flash = contains(op, "flash");
+    if (call.is_causal != true || call.packed || !(of_flash || causal == "2")) return;
+    if (call.q.shape->size() != 4 || call.k.shape->size() != 4) return;
+    const std::int64_t queries = (*call.q.shape)[2], keys = (*call.k.shape)[2];
+    if (queries == keys) return;
+    call.is_causal = false;
+    call.causal_lower_right = queries > 1;
+}
+
 /// Reads [batch heads, len_q, head_dim] x [batch heads, head_dim, len_kv] as Q and K of one batch.
 std::optional<Call> call_of_gemm(const Json& json) {
     const auto a = sizes_at(json.value("dims", Json()), 0);
@@ -166,6 +178,7 @@ std::optional<Call> call_of_inputs(std::string_view op, const std::string& input
         call.enable_gqa = (*call.q.shape)[1] != (*call.k.shape)[1];
     call.nested = false;
     read_beyond_sdpa(call, *signature, json, scalars);
+    read_diagonal(call, op, text_at(scalars, signature->causal));
     return call;
 }
 
@@ -251,7 +264,8 @@ std::string text_of(const Call& call) {
     if (call.q.element) add(kElements[static_cast<std::size_t>(*call.q.element)]);
     if (call.mask_kind == MaskKind::boolean) add("attn_mask of bool");
     if (call.mask_kind == MaskKind::floating) add("attn_mask of numbers");
-    if (call.is_causal) add(*call.is_causal ? "is_causal" : "not causal");
+    if (call.causal_lower_right) add("causal_lower_right");
+    else if (call.is_causal) add(*call.is_causal ? "is_causal" : "not causal");
     if (call.dropout.value_or(0) > 0) add("dropout");
     if (call.enable_gqa.value_or(false)) add("enable_gqa");
     if (call.packed) add("packed documents");

@@ -244,18 +244,21 @@ void Changes::head_dims() {
 
 /// is_causal aligns the diagonal at the first key; flash only has the one at the last key.
 void Changes::diagonal() {
+    if (call_.causal_lower_right) {
+        if (call_.is_causal == true)
+            add("not-causal", kArgument, "leave is_causal out", "", [](Call& c) { c.is_causal = false; });
+        return;
+    }
     if (call_.is_causal != true || (*call_.q.shape)[2] == (*call_.k.shape)[2]) return;
     if ((*call_.q.shape)[2] == 1)
         return add("not-causal", kContext, "leave is_causal out",
                    "the one query then sees all keys; with is_causal it sees the first key only",
                    [](Call& c) { c.is_causal = false; });
     if (wanted_ != flash && wanted_ != fa3 && wanted_ != fa4) return;
-    // Its class asks flash before any order of backends (torch/nn/attention/bias.py).
     add("lower-right", kOtherMask, "give torch.nn.attention.bias.causal_lower_right(len_q, len_kv) as attn_mask",
         "the last query then sees all keys; with is_causal the first one sees the first key only", [](Call& c) {
             c.is_causal = false;
             c.causal_lower_right = true;
-            c.enabled = Enabled{.flash = true, .efficient = false, .math = false, .cudnn = false};
         });
 }
 

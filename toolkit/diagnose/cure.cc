@@ -55,7 +55,7 @@ bool removes_one(const Verdict& before, const Verdict& after) {
 bool may_reorder(const Change& change) {
     const std::string_view kind = kind_of(change);
     return kind == "leave" || kind == "select" || kind == "activate" || kind == "restore" || kind == "cudnn" ||
-           kind == "torch" || kind == "enable" || kind == "cast";
+           kind == "torch" || kind == "enable" || kind == "cast" || kind == "not";
 }
 
 std::string key_of(const Path& path) {

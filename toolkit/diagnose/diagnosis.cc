@@ -306,7 +306,10 @@ class Sorter {
             const bool fits = kind.reading.role == Role::attention && kind.reading.family == helper.family &&
                               kind.reading.pass == helper.pass &&
                               (helper.head_dim == 0 || kind.reading.head_dim == helper.head_dim);
-            if (fits && (best == diagnosis_.kinds.size() || kind.us > diagnosis_.kinds[best].us)) best = i;
+            const auto rank = [&](const AttentionKind& k) {  // of the same library, then the longest
+                return std::pair(k.reading.library == helper.library, k.us);
+            };
+            if (fits && (best == diagnosis_.kinds.size() || rank(kind) > rank(diagnosis_.kinds[best]))) best = i;
         }
         return best < diagnosis_.kinds.size() ? best : kind_with(helper, OpTree::kNone, {});
     }
@@ -319,6 +322,7 @@ class Sorter {
         d.torch = trace_.torch;
         d.timed = trace_.timed;
         d.notes = trace_.notes;
+        d.backends_of_operators = trace_.backends_of_operators;
         for (std::size_t i = 0; i < d.kinds.size(); ++i) finish(d.kinds[i], i);
         std::stable_sort(d.kinds.begin(), d.kinds.end(),
                          [](const AttentionKind& a, const AttentionKind& b) { return a.us > b.us; });

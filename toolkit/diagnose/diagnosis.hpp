@@ -72,6 +72,8 @@ struct Diagnosis {
     MarkedSteps steps{};
     StepShares shares{};
     std::vector<std::string> cpu_ops{};  ///< attention operators in a trace without kernels
+    /// Backends that operators in a profiler's table name: "PyTorch's math path ran (10 calls of ...)".
+    std::vector<std::string> backends_of_operators{};
     std::vector<std::string> notes{};
 
     /// The fraction of runs whose operator is known, 0 to 1; 0 if there are none.

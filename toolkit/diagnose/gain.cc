@@ -136,7 +136,8 @@ struct Answer {
     Device device{};
 };
 
-Answer ask_model(const Call& call, SdpBackend backend, Pass pass) {
+Answer ask_model(const Call& given, SdpBackend backend, Pass pass) {
+    const Call call = as_computed(given, backend);
     Answer answer{.device = device_of(call.gpu)};
     if (!answer.device.machine) {
         answer.missing = answer.device.missing;
@@ -283,7 +284,8 @@ Baseline baseline_of(const Call& call, SdpBackend ran, Pass pass, const Measured
         baseline.source = "predicted as " + answer.kernel;
         baseline.not_modelled = answer.not_modelled;
     } else if (ran == SdpBackend::math) {
-        if (!predict_math(call, pass, baseline)) bound_math(call, pass, baseline);
+        const Call masked = as_computed(call, ran);
+        if (!predict_math(masked, pass, baseline)) bound_math(masked, pass, baseline);
     }
     if (measured.call_ms <= 0) {
         if (baseline.ms <= 0) baseline.source = "not predicted: " + answer.missing;
@@ -311,8 +313,11 @@ Gain gain(const Call& call, SdpBackend backend, Pass pass, const Baseline& basel
     compare(result, baseline, measured);
     if (!answer.device.caveat.empty()) result.caveats.push_back(answer.device.caveat);
     std::string missing;
-    if (const auto problem = problem_of(call, missing))
-        add_caveats(result, call, *problem, *answer.prediction, *answer.device.machine);
+    const Call computed = as_computed(call, backend);
+    if (call.causal_lower_right && takes_mask(computed))
+        result.caveats.emplace_back("causal_lower_right becomes a bool tensor of all pairs there");
+    if (const auto problem = problem_of(computed, missing))
+        add_caveats(result, computed, *problem, *answer.prediction, *answer.device.machine);
     return result;
 }
 

@@ -53,6 +53,8 @@ const LookAlike kLookAlikes[] = {
       "chunk_delta",
       "linear_attn",
       "linear_attention",
+      "linearattention",
+      "linearattn",
       "lightning_attn",
       "lightning_attention",
       "gated_linear",

@@ -122,15 +122,24 @@ MaybeReading read_aiter(std::string_view name) {
     const bool assembly =  // a tool dropped the namespace
         begins_any(name, {"fmha_fwd_hd", "fmha_bwd_hd", "fmha_bwd_dq_shuffle"});
     const bool named = begins_any(name, {"kn_"}) && contains_any(name, {"mla_", "pa_", "fmha_"});  // "kn_get_mla_..."
-    const bool decodes = contains(name, "mla_dec_stage1") || contains(name, "mla_pfl_");
+    const bool by_widths =  // "mla_a8w8_qh32_qseqlen1_gqaratio32_ps"
+        begins_any(name, {"mla_a8w8_qh", "mla_a16w8_qh", "mla_a16w16_qh"});
+    const bool by_hipkittens = begins_any(name, {"mi35x_v", "mi3xx_v"}) && contains(name, "_fwd_decode_");
+    const bool decodes = contains(name, "mla_dec_stage1") || contains(name, "mla_pfl_") || by_widths || by_hipkittens;
     if (!qualified && !reduces && !decodes && !named && !assembly) return std::nullopt;
-    NameReading reading = attention(Family::aiter, qualified ? Confidence::certain : Confidence::likely,
-                                    qualified  ? "aiter::"
-                                    : reduces  ? "mla_reduce"
-                                    : named    ? "kn_...mla_ / kn_...pa_ / kn_...fmha_"
-                                    : assembly ? "fmha_fwd_hd / fmha_bwd_hd / fmha_bwd_dq_shuffle"
-                                               : "mla_dec_stage1 / mla_pfl");
+    NameReading reading = attention(
+        Family::aiter, qualified ? Confidence::certain : Confidence::likely,
+        qualified  ? "aiter::"
+        : reduces  ? "mla_reduce"
+        : named    ? "kn_...mla_ / kn_...pa_ / kn_...fmha_"
+        : assembly ? "fmha_fwd_hd / fmha_bwd_hd / fmha_bwd_dq_shuffle"
+                   : "mla_dec_stage1 / mla_pfl / mla_a8w8_qh / mla_a16w8_qh / mla_a16w16_qh / mi35x_v / mi3xx_v");
     reading.library = "AITER";
+    if (by_widths || by_hipkittens) {
+        reading.pass = KernelPass::forward;
+        if (by_hipkittens) reading.features.emplace_back("latent attention");
+        if (by_hipkittens && contains(name, "fp8")) reading.exactness = Exactness::unknown;
+    }
     if (named && !reduces && !qualified && !begins_any(name, {"kn_mi", "kn_mla_", "kn_get_mla_"}))
         reading.confidence = Confidence::unsure;  // the evidence is words, in any order
     if (reduces || contains_any(name, {"_odo_", "dq_convert", "dq_shuffle", "metadata"})) reading.role = Role::helper;
@@ -189,7 +198,7 @@ MaybeReading read_triton(std::string_view name) {
     if (written_in_triton && words.pass == KernelPass::unknown) reading->pass = KernelPass::forward;
     if (of_python && !written_in_triton)
         reading->evidence.emplace_back("it is named like a Python function, as Triton kernels are");
-    if (contains(function, "sparse")) reading->exactness = Exactness::unknown;
+    if (contains_any(function, {"sparse", "gather", "dequant"})) reading->exactness = Exactness::unknown;
     return reading;
 }
 

@@ -34,6 +34,18 @@ std::optional<Raise> dtypes_differ(const Call& c) {
         "q, k and v differ in dtype"};
 }
 
+const char* python_type(Element element) {
+    switch (element) {
+        case Element::fp16: return "torch.float16";
+        case Element::bf16: return "torch.bfloat16";
+        case Element::fp32: return "torch.float32";
+        case Element::fp64: return "torch.float64";
+        case Element::fp8_e4m3: return "torch.float8_e4m3fn";
+        case Element::other: return "another";
+    }
+    return "?";
+}
+
 /// The math path multiplies with at::matmul, which broadcasts the dimensions before the last two.
 std::optional<Raise> do_not_broadcast(const Sizes& a, const Sizes& b) {
     if (a.size() != b.size()) return {};
@@ -85,6 +97,20 @@ std::optional<Raise> math_fails(const Call& c) {
 }
 
 }  // namespace
+
+std::optional<Raise> raise_of_bias(const Call& c) {
+    if (c.is_causal == true)
+        return Raise{"bias-and-is-causal", "CausalBias should not be used with causal=True",
+                     "causal_lower_right and is_causal exclude each other", "ValueError"};
+    if (!c.q.element || !c.k.element || !c.v.element) return {};
+    if (c.q.element == c.k.element && c.q.element == c.v.element) return {};
+    return Raise{
+        "dtypes-differ",
+        fmt::format("Expected query, key, and value to have the same dtype, but got query.dtype: {}, key.dtype: {}, "
+                    "and value.dtype: {} instead.",
+                    python_type(*c.q.element), python_type(*c.k.element), python_type(*c.v.element)),
+        "q, k and v differ in dtype", "ValueError"};
+}
 
 std::optional<Raise> raise_of(const Call& call, bool by_math) {
     if (auto raise = dtypes_differ(call)) return raise;

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "diagnose/causal_bias.hpp"
 #include "diagnose/rules_tables.hpp"
 #include "tessera/error.hpp"
 
@@ -98,6 +99,23 @@ Verdict verdict_in_all_releases(const Call& call, SdpBackend backend) {
     return *newest;
 }
 
+Verdict verdict_in(const Call& call, SdpBackend backend) {
+    return call.torch ? verdict_in_release(call, backend) : verdict_in_all_releases(call, backend);
+}
+
+bool refuses(const Call& call, SdpBackend backend) { return verdict_in(call, backend).standing == Standing::refused; }
+
+/// The call of which PyTorch asks a backend: causal_lower_right asks flash and the memory-efficient kernels without a
+/// mask, and all others, and the memory-efficient ones once more, with a bool tensor.
+Call as_asked(const Call& given, SdpBackend backend) {
+    const Call call = without_square_bias(given);
+    if (!call.causal_lower_right) return with_batch(call);
+    if (backend == kCudnn || backend == kMath) return with_batch(with_bias_as_mask(call));
+    if (backend != kEfficient || !refuses(call, kEfficient)) return call;
+    const Call masked = with_batch(with_bias_as_mask(call));
+    return refuses(masked, kEfficient) ? call : masked;
+}
+
 struct Ordered {
     Order order;  ///< empty: not known
     std::string because;
@@ -119,6 +137,21 @@ Ordered order_of(const Call& call) {
     if (v < Version{2, 10, 0}) return {cudnn_last, "2.5.1 to 2.9 try cuDNN after math, so it is never reached"};
     if (first.is_true()) return {cudnn_first, "cuDNN after 9.15 comes first on compute capability 9.x and 10.x"};
     return {cudnn_last, "cuDNN comes first only after 9.15 and on compute capability 9.x and 10.x; else after math"};
+}
+
+/// The order of causal_lower_right, `usual` being that of its last step.
+Ordered order_of_bias(const Call& call, const Ordered& usual) {
+    const bool asks_on = refuses(call, kFlash) && refuses(call, kEfficient);
+    if (asks_on && usual.order.empty()) return usual;
+    Order order = {kFlash};
+    if (!asks_on) order.push_back(kEfficient);
+    const Order rest = usual.order.empty() ? Order{kMath, kCudnn} : usual.order;
+    for (const SdpBackend backend : rest) {
+        if (std::find(order.begin(), order.end(), backend) == order.end()) order.push_back(backend);
+    }
+    return {order,
+            "causal_lower_right asks flash, then the memory-efficient kernels; if both refuse, it makes a bool "
+            "tensor of [len_q, len_kv], and the usual order holds"};
 }
 
 /// Marks the first backend that runs, if all before it are known to refuse.
@@ -169,10 +202,17 @@ void add_remarks(const Call& call, Explanation& explanation) {
             "In this order cuDNN comes after math, which takes every call: only "
             "sdpa_kernel([SDPBackend.CUDNN_ATTENTION]) selects it.");
     }
-    if (explanation.taken == kCudnn) {
+    const bool of_bias = without_square_bias(call).causal_lower_right;
+    if (of_bias && explanation.taken && as_asked(call, *explanation.taken).mask_kind == MaskKind::boolean) {
+        explanation.remarks.emplace_back(
+            "causal_lower_right becomes a bool tensor of [len_q, len_kv] here: hidden pairs are computed too.");
+    }
+    if (explanation.taken == kCudnn && !of_bias) {
         explanation.remarks.emplace_back(
             "PyTorch tries FA3 or FA4 only after cuDNN: sdpa_kernel([SDPBackend.FLASH_ATTENTION]) selects them.");
-        for (std::string& fault : cudnn_faults(call)) explanation.remarks.push_back(std::move(fault));
+    }
+    if (explanation.taken == kCudnn) {
+        for (std::string& fault : cudnn_faults(as_asked(call, kCudnn))) explanation.remarks.push_back(std::move(fault));
     }
 }
 
@@ -222,9 +262,15 @@ Fact prefers_cudnn(const Call& c) {
 }
 
 Verdict verdict_of(const Call& given, SdpBackend backend) {
-    const Call call = with_batch(given);
-    return call.torch ? verdict_in_release(call, backend) : verdict_in_all_releases(call, backend);
+    if (given.causal_lower_right && (!knows_lengths(given) || given.nested != false)) {
+        const char* field =
+            knows_lengths(given) ? "what causal_lower_right does with nested tensors" : "q's and k's lengths";
+        return {.backend = backend, .standing = Standing::unknown, .missing_fields = {field}};
+    }
+    return verdict_in(as_asked(given, backend), backend);
 }
+
+Call as_computed(const Call& call, SdpBackend backend) { return as_asked(call, backend); }
 
 bool takes(const Call& call, SdpBackend backend) {
     const Explanation explanation = explain(call);
@@ -240,8 +286,9 @@ bool takes(const Call& call, SdpBackend backend) {
 
 Explanation explain(const Call& given) {
     require_in_table(given);
-    const Call call = with_batch(given);
-    const Ordered ordered = order_of(call);
+    const Call call = without_square_bias(given);
+    const bool of_bias = call.causal_lower_right;
+    const Ordered ordered = of_bias ? order_of_bias(call, order_of(call)) : order_of(call);
     Explanation explanation{.order = ordered.order, .order_because = ordered.because};
     Order sequence = ordered.order;
     if (sequence.empty()) sequence = {kFlash, kEfficient, kMath, kCudnn};
@@ -249,7 +296,8 @@ Explanation explain(const Call& given) {
     ordered.order.empty() ? choose_without_order(explanation) : choose_first(explanation);
     for (const SdpBackend backend : {SdpBackend::fa3, SdpBackend::fa4})
         explanation.verdicts.push_back(verdict_of(call, backend));
-    explanation.raises = raise_of(call, explanation.taken == kMath);
+    if (of_bias) explanation.raises = raise_of_bias(call);
+    if (!explanation.raises) explanation.raises = raise_of(as_asked(call, kMath), explanation.taken == kMath);
     add_remarks(call, explanation);
     return explanation;
 }

@@ -40,13 +40,16 @@ struct Rule {
 /// one.
 struct Raise {
     const char* name;     ///< "heads-do-not-broadcast"
-    std::string error;    ///< the text of PyTorch's RuntimeError
+    std::string error;    ///< the text of PyTorch's error
     const char* meaning;  ///< in plain words
+    const char* type = "RuntimeError";
 };
 
 /// PyTorch's error for this call, if the math path computes it (or, before any backend, if dtypes differ); nothing if
 /// there is none or it can't be known.
 std::optional<Raise> raise_of(const Call& call, bool by_math);
+/// The error of CausalBias' own checks, if the call has causal_lower_right with lengths that differ, or is_causal too.
+std::optional<Raise> raise_of_bias(const Call& call);
 
 /// All rules; those of a backend are in the order in which PyTorch checks.
 std::span<const Rule> rules();
@@ -85,6 +88,9 @@ struct Explanation {
 
 /// The verdict on one backend alone, which is never `taken`.
 Verdict verdict_of(const Call& call, SdpBackend backend);
+
+/// The call as this backend's kernel gets it: of causal_lower_right either the diagonal, or a bool tensor.
+Call as_computed(const Call& call, SdpBackend backend);
 
 /// True if PyTorch computes the call by this backend: by fa3 or fa4 if that implementation is active and flash is
 /// taken.

@@ -12,7 +12,8 @@ namespace {
 
 /// The part that a kernel of no matrix product belongs to, by its name in lower case.
 double& part_named(StepShares& shares, const std::string& lower) {
-    if (contains_any(lower, {"nccl", "rccl", "allreduce", "all_reduce", "allgather", "reduce_scatter"}))
+    if (contains_any(lower,
+                     {"nccl", "rccl", "allreduce", "all_reduce", "allgather", "reduce_scatter", "cross_device_reduce"}))
         return shares.communication_us;
     if (contains_any(lower, {"multi_tensor_apply", "adam"})) return shares.optimizer_us;
     if (contains_any(lower, {"norm", "triton_poi", "triton_red", "triton_per"})) return shares.pointwise_us;

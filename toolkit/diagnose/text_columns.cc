@@ -102,6 +102,17 @@ std::optional<LooseRow> row_of_nvprof(std::string_view line, const std::vector<s
     return LooseRow{from_word(line, words[first + 6]), *total, *count};
 }
 
+/// "TotalDurationNs" as "total_duration_ns".
+std::string with_words_apart(std::string_view title) {
+    std::string text;
+    for (std::size_t at = 0; at < title.size(); ++at) {
+        const auto small = [](char c) { return c >= 'a' && c <= 'z'; };
+        if (at > 0 && title[at] >= 'A' && title[at] <= 'Z' && small(title[at - 1])) text += '_';
+        text += title[at];
+    }
+    return lower_case(text);
+}
+
 bool is_name_title(const std::string& title) {
     for (const char* known : {"kernel name", "name", "demangled name", "kernel", "operation", "kernel_name",
                               "gpu kernel", "function name", "kernels", "cuda kernel"}) {
@@ -156,7 +167,7 @@ bool is_statistic(const std::vector<std::string>& words) {
 bool is_total_title(const std::vector<std::string>& words) {
     if (words[0] == "total") return !has_title_word(words, {"dur"});  // nsys: with the time on the host
     const bool alone = words.size() == 1 && has_title_word(words, {"ms", "us", "ns"});
-    const bool of_gpu = words.size() > 1 && has_title_word({words[0]}, {"gpu", "self"}) && words[1] == "time";
+    const bool of_gpu = words.size() > 1 && has_title_word({words[0]}, {"gpu", "self", "cuda"}) && words[1] == "time";
     return words[0] == "time" || alone || of_gpu;
 }
 
@@ -211,11 +222,16 @@ std::optional<Columns> columns_of(const std::vector<std::string>& titles) {
     Columns columns;
     for (std::size_t i = 0; i < titles.size(); ++i) {
         const std::string title = with_ascii_micro(lower_case(trimmed_cell(titles[i])));
+        const std::string apart = with_ascii_micro(with_words_apart(trimmed_cell(titles[i])));
         const int at = static_cast<int>(i);
         const auto begins = [&](std::string_view with) { return title.compare(0, with.size(), with) == 0; };
-        const std::vector<std::string> words = words_of_title(title);
-        const double unit = microseconds_in(title);
-        if (is_name_title(title)) columns.name = at;
+        const std::vector<std::string> words = words_of_title(apart);
+        const double unit = microseconds_in(apart);
+        if (is_name_title(title) || is_name_title(apart)) columns.name = at;
+        else if (apart == "total_duration_ns") columns.total = at, columns.total_us = unit, columns.rocprof = true;
+        else if (apart == "start_timestamp") columns.start = at, columns.start_us = 1e-3;
+        else if (apart == "end_timestamp") columns.end = at, columns.rocprof = true;
+        else if (title == "cuda_time_us") columns.total = at, columns.total_us = 1, columns.tree = true;
         else if (title == "metric name") columns.metric = at;
         else if (title == "metric unit") columns.unit = at;
         else if (title == "metric value") columns.value = at;
@@ -229,8 +245,9 @@ std::optional<Columns> columns_of(const std::vector<std::string>& titles) {
         else if (is_average_title(words)) columns.average = at, columns.average_us = unit;
         else if (begins("start")) columns.start = at, columns.start_us = unit;
         else if (begins("duration") || begins("kernel dur")) columns.duration = at, columns.duration_us = unit;
-        else if (begins("total time") || title == "self cuda" || title == "self xpu" || title == "self device")
-            columns.total = at, columns.total_us = unit;
+        else if (title == "self cuda" || title == "self xpu" || title == "self device")
+            columns.total = at, columns.total_us = unit, columns.self_time = true;
+        else if (begins("total time")) columns.total = at, columns.total_us = unit;
         else if (columns.total < 0 && is_total_title(words)) columns.total = at, columns.total_us = unit;
     }
     return columns.known() ? std::optional(columns) : std::nullopt;
@@ -268,6 +285,53 @@ std::optional<LooseRow> loose_row(std::string_view line) {
     if (auto row = row_of_pytorch(line, words)) return row;
     if (auto row = row_of_nsys(line, words)) return row;
     return row_of_nvprof(line, words);
+}
+
+std::string plain_line(std::string_view line) {
+    constexpr std::size_t kLongestRank = 16;
+    if (line.substr(0, 5) == "[rank" || line.substr(0, 8) == "[default") {
+        const std::size_t end = line.substr(0, kLongestRank).find("]:");
+        if (end != std::string_view::npos) line.remove_prefix(end + 2);
+        line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
+    }
+    std::string text;
+    for (std::size_t at = 0; at < line.size(); ++at) {
+        const std::string_view three = line.substr(at, 3);
+        const bool bar =
+            three == "\xE2\x94\x82" || three == "\xE2\x94\x83" || three == "\xE2\x95\x91";  // of one or two lines
+        text += bar ? '|' : line[at];
+        if (bar) at += 2;
+    }
+    return text;
+}
+
+bool is_ruling(std::string_view line) {
+    const bool blank = line.find_first_not_of(" \t-") == std::string_view::npos;
+    const bool any = std::any_of(line.begin(), line.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    });
+    const bool markdown = line.find("|-") != std::string_view::npos || line.find("| -") != std::string_view::npos ||
+                          line.find("|:") != std::string_view::npos || line.find("| :") != std::string_view::npos;
+    return !blank && !any && !markdown;
+}
+
+std::vector<std::string> tree_cells(std::string_view line) {
+    constexpr std::string_view kBar = " | ";
+    std::vector<std::string> cells;
+    std::size_t begin = 0;
+    for (std::size_t at = line.find(kBar); at != std::string_view::npos; at = line.find(kBar, begin)) {
+        cells.push_back(trimmed_cell(line.substr(begin, at - begin)));
+        begin = at + kBar.size();
+    }
+    if (!cells.empty()) cells.push_back(trimmed_cell(line.substr(begin)));
+    return cells;
+}
+
+std::string autotuned_name(std::string_view line) {
+    const std::vector<std::string_view> words = words_of_line(line);
+    if (words.size() < 4 || words[2] != "ms" || !number_of_cell(std::string(words[1])) || !is_percent(words[3]))
+        return "";
+    return std::string(words[0]);
 }
 
 std::vector<std::string> fields_of(std::string_view line, char separator) {

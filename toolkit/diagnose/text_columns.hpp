@@ -13,7 +13,9 @@ namespace tessera::diagnose {
 /// The index of each column of a table; -1 if it is missing.
 struct Columns {
     int name = -1, total = -1, average = -1, duration = -1, count = -1, start = -1, metric = -1, unit = -1, value = -1,
-        id = -1, capability = -1, gpu_time = -1, cpu_total = -1;
+        id = -1, capability = -1, gpu_time = -1, cpu_total = -1, end = -1;
+    bool self_time = false;  ///< PyTorch's "Self CUDA"
+    bool rocprof = false, tree = false;
     // Units in microseconds; 0: the title names none.
     double total_us = 0, average_us = 0, duration_us = 0, start_us = 0;
     double gpu_time_us = 1e-3;  ///< Nsight Compute's base unit; a line under the titles may name another
@@ -26,7 +28,7 @@ struct Columns {
         return total >= 0 ? total_us : average >= 0 ? average_us : duration >= 0 ? duration_us : gpu_time_us;
     }
     bool of_one_run() const { return total < 0 && average < 0 && duration >= 0; }
-    bool known() const { return name >= 0 && (timed() || count >= 0); }
+    bool known() const { return name >= 0 && (timed() || count >= 0 || (start >= 0 && end >= 0)); }
 };
 
 /// Finds the columns by their titles: those of nsys stats (all reports of kernels), ncu, nvprof, PyTorch's profiler,
@@ -60,6 +62,19 @@ struct LooseRow {
 /// Reads a row of PyTorch's profiler (the name, then ten numbers with units), of nsys stats (per cent, nanoseconds,
 /// instances, more numbers, the name) or of nvprof. None for any other line.
 std::optional<LooseRow> loose_row(std::string_view line);
+
+/// The line without the rank in front of it, "[rank0]: ", and with "|" for the lines of a drawn table.
+std::string plain_line(std::string_view line);
+
+/// True if a line has marks, but no letter and no digit: "+-----+", "=====". A line of dashes and spaces is none.
+bool is_ruling(std::string_view line);
+
+/// The cells of "a | b | c"; the bars of a tree in front of a name, "|-- ", belong to the first. None without " | ".
+std::vector<std::string> tree_cells(std::string_view line);
+
+/// The name of a candidate in a line of Inductor's autotuning, "triton_mm_3 0.0123 ms 98.1% BLOCK_K=32, ..."; "" for
+/// any other line.
+std::string autotuned_name(std::string_view line);
 
 /// Splits a line of csv at `separator` into fields; quotes within quotes are doubled.
 std::vector<std::string> fields_of(std::string_view line, char separator);

@@ -93,15 +93,18 @@ class TextReader {
             take(line, previous);
             previous = line;
         }
+        end_tree();
         refuse_prose();
         const bool compute = table_ && (columns_.per_metric() || columns_.gpu_time >= 0);
-        const bool of_pytorch = columns_.cpu_total >= 0;
-        trace_.tool = loose_         ? "rows of a profiler's table"
-                      : !table_      ? kNamesAlone
-                      : in_markdown_ ? "a table in Markdown"
-                      : compute      ? "Nsight Compute"
-                      : of_pytorch   ? "PyTorch profiler's table"
-                                     : "Nsight Systems";
+        const bool of_pytorch = columns_.cpu_total >= 0 || columns_.self_time;
+        trace_.tool = loose_             ? "rows of a profiler's table"
+                      : !table_          ? kNamesAlone
+                      : in_markdown_     ? "a table in Markdown"
+                      : compute          ? "Nsight Compute"
+                      : of_pytorch       ? "PyTorch profiler's table"
+                      : columns_.rocprof ? "rocprof"
+                      : columns_.tree    ? "vLLM's layerwise profile"
+                                         : "Nsight Systems";
         if (!table_ && prose_ > 0 && !trace_.runs.empty())
             trace_.notes.push_back(
                 fmt::format("lines left out, because they are sentences and not kernel names: {}", prose_));
@@ -119,6 +122,11 @@ class TextReader {
         if (sums_of_durations_ && timed_)
             trace_.notes.emplace_back(
                 "the table has durations beside counts: they were read as the sum of a row's runs");
+        if (candidates_ > 0)
+            trace_.notes.push_back(
+                fmt::format("lines of Inductor's autotuning: {}; they are candidates, timed one by one, and the first "
+                            "of each list runs: their times were not read",
+                            candidates_));
         if (sums_apart_)
             trace_.notes.emplace_back("rows without titles: a whole number was read as runs, a time as their sum");
         trace_.timed = timed_;
@@ -150,7 +158,10 @@ class TextReader {
                                 prose_, prose_ + names));
     }
 
-    void take(const std::string& line, const std::string& previous) {
+    void take(const std::string& whole, const std::string& previous) {
+        const std::string line = plain_line(whole);
+        if (begins_any(line, {"==PROF==", "==WARNING==", "==ERROR=="})) return;
+        if (is_ruling(line)) return drop_titles();
         if (const std::vector<Span> spans = spans_of(line); !spans.empty()) {
             const auto columns = columns_of(fields_under(spans, previous));
             spans_ = columns ? spans : std::vector<Span>{};  // a rule without titles above it ends the table
@@ -168,8 +179,19 @@ class TextReader {
             stated_us_ = duration_us(line.substr(kTotal.size()), 0).value_or(0);
             return;
         }
+        if (tree_) {
+            if (const std::vector<std::string> cells = tree_cells(line); cells.size() == titles_) return branch(cells);
+            end_tree();
+        }
         if (const std::vector<std::string> cells = markdown_cells(line); cells.size() > 1) return markdown(cells);
         markdown_ = false;
+        if (const std::vector<std::string> titles = tree_cells(line); titles.size() > 2) {
+            if (const auto columns = columns_of(titles)) {
+                begin_table(*columns, titles.size());
+                tree_ = true;
+                return;
+            }
+        }
         for (const char separator : {',', '\t', ';'}) {
             const std::vector<std::string> titles = fields_of(line, separator);
             const auto columns = titles.size() > 2 ? columns_of(titles) : std::nullopt;
@@ -187,7 +209,7 @@ class TextReader {
         } else if (const auto apart = table_ ? std::nullopt : separated_row(line); apart && !is_prose(apart->name)) {
             add_loose(*apart);
             sums_apart_ = sums_apart_ || apart->us > 0;
-        } else if (!table_ && is_prose(line)) {
+        } else if (!table_ && is_prose(line) && autotuned_name(line).empty()) {
             ++prose_;
         } else if (!table_ && not_blank(line)) {
             name(line);
@@ -207,9 +229,35 @@ class TextReader {
         return named && reading.role == Role::attention && reading.confidence != Confidence::unsure;
     }
 
+    /// Reads a row of a tree of modules and kernels, such as "|-- name | 59.20 | 0.18 | 1.00". Modules repeat the time
+    /// of the rows under them, so a row counts if the next one is no deeper.
+    void branch(const std::vector<std::string>& cells) {
+        const std::size_t depth = cells[0].find_first_not_of("|- ");
+        if (!waiting_.empty() && depth <= depth_) row(waiting_);
+        depth_ = depth;
+        waiting_ = cells;
+        waiting_[0].erase(0, std::min(depth, waiting_[0].size()));
+    }
+
+    void end_tree() {
+        if (!waiting_.empty()) row(waiting_);
+        waiting_.clear();
+        tree_ = false;
+    }
+
+    /// Takes back the line above a rule, which was read as a name and is the titles.
+    void drop_titles() {
+        if (!table_ && titles_taken_ && !trace_.runs.empty()) {
+            trace_.runs.pop_back();
+            --unread_;
+        }
+        titles_taken_ = false;
+    }
+
     /// Reads a line of a Markdown table: its titles, the rule under them, or a row.
     void markdown(const std::vector<std::string>& cells) {
-        if (is_markdown_rule(cells)) return;
+        if (is_markdown_rule(cells)) return drop_titles();
+        titles_taken_ = false;
         if (const auto columns = columns_of(cells)) {
             begin_table(*columns, cells.size());
             markdown_ = in_markdown_ = true;
@@ -221,9 +269,10 @@ class TextReader {
             const auto longest =
                 std::max_element(cells.begin(), cells.end(),
                                  [](const std::string& a, const std::string& b) { return a.size() < b.size(); });
-            if (!longest->empty() && !is_prose(*longest)) {
+            if (has_letter(*longest) && !is_prose(*longest)) {
                 name(*longest);
                 ++unread_;
+                titles_taken_ = true;
             }
         }
     }
@@ -265,8 +314,19 @@ class TextReader {
         return fields;
     }
 
+    static bool has_letter(const std::string& text) {
+        return std::any_of(text.begin(), text.end(),
+                           [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); });
+    }
+
     void name(const std::string& line) {
+        titles_taken_ = false;
         KernelRun run;
+        if (const std::string candidate = autotuned_name(line); !candidate.empty()) {
+            run.name = trace_.kernels.number_of(std::string_view(candidate).substr(0, kLongestName));
+            ++candidates_;
+            return trace_.add(run);
+        }
         const std::size_t first = line.find_first_not_of(" \t");
         run.name = trace_.kernels.number_of(std::string_view(line).substr(first, kLongestName));
         if (has_numbers_beside(line)) ++unread_;
@@ -281,6 +341,7 @@ class TextReader {
         const std::string kernel = field(fields, columns_.name);
         if (kernel.empty()) return units(fields);
         if (is_no_kernel(kernel)) return;
+        note_backend(kernel, number_of_cell(field(fields, columns_.count)).value_or(1));
         // PyTorch's table also has operators with the time of their kernels, which have rows of their own.
         if (columns_.cpu_total >= 0 && duration_us(field(fields, columns_.cpu_total), 1).value_or(0) > 0) return;
         if (columns_.capability >= 0 && trace_.gpus.empty()) {
@@ -294,8 +355,9 @@ class TextReader {
         const double count = number_of_cell(field(fields, columns_.count)).value_or(1);
         if (columns_.count >= 0 && columns_.of_one_run()) sums_of_durations_ = true;
         run.count = static_cast<std::int64_t>(std::clamp(count, 1.0, kMostInARow));
-        const auto us = time_of(fields, count);
-        if (columns_.timed() && !us) ++(without_unit(fields) ? unitless_ : unread_);
+        auto us = time_of(fields, count);
+        if (!us && columns_.end >= 0) us = time_between(fields);
+        if ((columns_.timed() || columns_.end >= 0) && !us) ++(without_unit(fields) ? unitless_ : unread_);
         run.us = std::min(us.value_or(0), kLongestRun);
         timed_ = timed_ || us.has_value();
         // Nsight Compute runs kernels one by one and lists them in that order.
@@ -305,10 +367,34 @@ class TextReader {
         trace_.add(run);
     }
 
+    /// Notes the backend of scaled_dot_product_attention that an operator of PyTorch's table stands for.
+    void note_backend(const std::string& op, double calls) {
+        constexpr std::pair<std::string_view, const char*> kBackends[] = {
+            {"aten::_scaled_dot_product_attention_math",
+             "math path ran, the slow way: matrix products and a softmax in kernels of their own"},
+            {"aten::_scaled_dot_product_flash_attention", "flash backend ran"},
+            {"aten::_scaled_dot_product_efficient_attention", "memory-efficient backend ran"},
+            {"aten::_scaled_dot_product_cudnn_attention", "cuDNN backend ran"}};
+        for (const auto& [name, what] : kBackends) {
+            if (op != name) continue;
+            const auto times = static_cast<std::int64_t>(std::clamp(calls, 1.0, kMostInARow));
+            trace_.backends_of_operators.push_back(fmt::format("PyTorch's {} ({} of the operator {})", what,
+                                                               times == 1 ? "one call" : fmt::format("{} calls", times),
+                                                               op));
+        }
+    }
+
     /// The time of all runs of a row: a total, an average times their number, or a duration.
     std::optional<double> time_of(const std::vector<std::string>& fields, double count) const {
         const auto us = duration_us(field(fields, columns_.time()), columns_.time_us());
         return us && columns_.total < 0 && columns_.average >= 0 ? std::optional(*us * count) : us;
+    }
+
+    /// The time from a start to an end, in nanoseconds.
+    std::optional<double> time_between(const std::vector<std::string>& fields) const {
+        const auto start = number_of_cell(field(fields, columns_.start)),
+                   end = number_of_cell(field(fields, columns_.end));
+        return start && end && *end >= *start ? std::optional((*end - *start) / 1000) : std::nullopt;
     }
 
     /// True if the time is a number whose unit neither the title nor the cell names.
@@ -347,15 +433,20 @@ class TextReader {
     Trace& trace_;
     Lines lines_;
     Columns columns_;
-    bool table_ = false;              // a table has begun
-    bool csv_ = false;                // the table is csv
-    char separator_ = ',';            // of csv
-    bool markdown_ = false;           // a table in Markdown goes on
-    bool in_markdown_ = false;        // the last table is or was one
-    bool timed_ = false;              // a time was read
-    bool loose_ = false;              // rows came without titles
-    bool sums_of_durations_ = false;  // durations stood beside counts
-    bool sums_apart_ = false;         // rows without titles had a time of all runs, or of one
+    bool table_ = false;                // a table has begun
+    bool csv_ = false;                  // the table is csv
+    char separator_ = ',';              // of csv
+    bool markdown_ = false;             // a table in Markdown goes on
+    bool in_markdown_ = false;          // the last table is or was one
+    bool timed_ = false;                // a time was read
+    bool loose_ = false;                // rows came without titles
+    bool sums_of_durations_ = false;    // durations stood beside counts
+    bool sums_apart_ = false;           // rows without titles had a time of all runs, or of one
+    bool titles_taken_ = false;         // the last line of Markdown was read as a name
+    bool tree_ = false;                 // a table of modules and kernels goes on
+    std::vector<std::string> waiting_;  // its last row
+    std::size_t depth_ = 0;             // of that row
+    std::int64_t candidates_ = 0;       // of autotuning
     std::int64_t unread_ = 0;
     std::int64_t unitless_ = 0;  // rows whose time has no unit
     double stated_us_ = 0;       // the sum that the table states; 0: none

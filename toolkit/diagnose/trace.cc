@@ -57,6 +57,17 @@ std::string other_file(std::string_view head, const std::string& origin) {
     return what;
 }
 
+/// True for an object or a list; "[rank0]: ..." and "[12:04:33] ..." are lines of a log.
+bool begins_json(std::string_view text) {
+    if (text[0] == '{') return true;
+    if (text[0] != '[') return false;
+    const std::size_t next = text.find_first_not_of(" \t\r\n", 1);
+    if (next == std::string_view::npos || text[next] == '{' || text[next] == '[') return true;
+    const std::size_t end = text.find(']');
+    const std::size_t after = end == std::string_view::npos ? end : text.find_first_not_of(" \t\r", end + 1);
+    return after == std::string_view::npos || std::string_view(",]}\n").find(text[after]) != std::string_view::npos;
+}
+
 Trace read_sniffed(Sniffed& sniffed, const std::string& origin) {
     const std::string_view head = sniffed.head();
     if (head.empty()) throw_no_trace(origin, "an empty file");
@@ -64,7 +75,7 @@ Trace read_sniffed(Sniffed& sniffed, const std::string& origin) {
         throw_no_trace(origin,
                        "text in UTF-16, as PowerShell's > writes it; save it as UTF-8 (| Out-File -Encoding utf8)");
     const std::size_t first = head.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
-    const bool json = first != std::string_view::npos && (head[first] == '{' || head[first] == '[');
+    const bool json = first != std::string_view::npos && begins_json(head.substr(first));
     const std::string other = other_file(head, origin);
     if (json) {
         try {

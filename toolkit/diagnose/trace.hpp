@@ -96,10 +96,11 @@ struct Trace {
     std::vector<Gpu> gpus;          ///< the one on which kernels ran longest comes first
     std::unordered_map<std::uint32_t, std::uint32_t> device_of_stream;  ///< KernelRun::stream -> a number of its device
     std::optional<Version> torch;
-    std::optional<int> cuda;         ///< run time: 12080
-    bool timed = false;              ///< runs have a time
-    bool ordered = false;            ///< runs are single ones with a start
-    std::vector<std::string> notes;  ///< problems with the file, for the reader
+    std::optional<int> cuda;                         ///< run time: 12080
+    bool timed = false;                              ///< runs have a time
+    bool ordered = false;                            ///< runs are single ones with a start
+    std::vector<std::string> notes;                  ///< problems with the file, for the reader
+    std::vector<std::string> backends_of_operators;  ///< Diagnosis::backends_of_operators
 
     /// Adds a run; beyond a limit it is added to the sum of its kernel only.
     void add(const KernelRun& run);

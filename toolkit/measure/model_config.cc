@@ -239,7 +239,7 @@ ModelConfig model_config_from_json(const ConfigJson& json) {
     if (!parameters_were_compared(config.name))
         config.assumed.push_back(
             fmt::format("a {} has the layers that its fields say: its parameters were not compared "
-                        "with those of transformers",
+                        "with those of transformers, or differ by more than 5 %",
                         config.name));
     return config;
 }
