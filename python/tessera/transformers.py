@@ -80,6 +80,10 @@ def _check(unsupported, tensors):
     for name, tensor in tensors.items():
         if tensor is not None:
             expect_tensor(name, tensor)
+    mask = tensors["attention_mask"]
+    if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise ValueError("attention_mask: expected bool, True where the key takes part, or floating numbers that are added "
+                         f"to the scores, got {str(mask.dtype).removeprefix('torch.')}")
     missing = [name for name in ("cu_seq_lens_q", "cu_seq_lens_k") if tensors[name] is None]
     if len(missing) == 1:
         raise ValueError(f"{missing[0]}: expected a tensor, since the other one is given, got None")
@@ -109,7 +113,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     """Called by transformers for each layer: query [batch, heads, len_q, head_dim], key, value [batch, kv_heads, ..].
 
     attention_mask: a LayerMask, which says all of causal, window, padding, documents and chunks; or bool
-        [batch, 1, len_q, len_kv], as sdpa_mask makes it; numbers are added. Without one a causal layer is causal, and
+        [batch, 1, len_q, len_kv], as sdpa_mask makes it; floating numbers are added. Without one a causal layer is causal, and
         sliding_window w lets a query see w keys, itself included: window (w - 1, 0).
     cu_seq_lens_q, cu_seq_lens_k: int [sequences + 1] over the rows of the whole batch: packed sequences, which do not
         see each other. max_length_q, max_length_k: bounds of their lengths. position_ids that begin anew mean packed
@@ -205,4 +209,4 @@ def register_context_parallel(group: Any = None, *, order: Any = "zigzag", name:
 
     from . import _context_parallel_layer
     AttentionInterface.register(name, _context_parallel_layer.Layer(group, order))
-    AttentionMaskInterface.register(name, _context_parallel_layer.no_mask)
+    AttentionMaskInterface.register(name, _context_parallel_layer.masks_of(group))

@@ -336,3 +336,11 @@ def test_compile_of_a_whole_model(device):
         loss.backward()
         results.append((loss.detach(), network.model.layers[0].self_attn.q_proj.weight.grad))
     torch.testing.assert_close(results[0], results[1])
+
+
+def test_numbers_of_a_mask_of_pairs_are_floating():
+    from tessera.transformers import attention_forward
+    q = torch.randn(1, 2, 5, 8)
+    for mask in (torch.ones(1, 1, 5, 5, dtype=torch.int64), torch.ones(1, 1, 1, 5, dtype=torch.uint8)):
+        with pytest.raises(ValueError, match="^attention_mask: expected bool, True where .* got u?int"):
+            attention_forward(torch.nn.Identity(), q, q, q, mask)
