@@ -53,8 +53,7 @@ def dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, bi
     of a call without them, so that in 16 bits O is rounded twice.
 
     Returns [B, T, N, H], or (that, LSE) with return_residual. Raises ValueError naming the argument, and
-    NotImplementedError for forward mode and second derivatives. Under a jit inside of jax.jvp JAX raises its own
-    TypeError ("can't apply forward-mode autodiff"), which names no function.
+    NotImplementedError for forward mode and second derivatives; under jit it comes when the graph is traced or lowered.
     """
     if implementation not in _IMPLEMENTATIONS:
         expect("implementation", f"one of {', '.join(map(repr, _IMPLEMENTATIONS))}", repr(implementation))
