@@ -42,7 +42,7 @@ def _bias(attention_mask, position_bias, query, len_kv):
     """The additive bias of both, [batch or 1, heads or 1, len_q or 1, len_kv or 1]; None for none."""
     if attention_mask is not None and attention_mask.dtype not in (torch.bool, query.dtype, torch.float32):
         attention_mask = attention_mask.to(query.dtype)
-    mask = sdpa.bias_of(attention_mask, query.shape, len_kv, query.dtype)
+    mask = sdpa.bias_of(attention_mask, query.shape, len_kv, query.dtype, "attention_mask")
     if position_bias is None or mask is None:
         return mask if position_bias is None else position_bias
     return position_bias + mask
@@ -84,6 +84,9 @@ def _check(unsupported, tensors):
     if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise ValueError("attention_mask: expected bool, True where the key takes part, or floating numbers that are added "
                          f"to the scores, got {str(mask.dtype).removeprefix('torch.')}")
+    if mask is not None and mask.dim() != 4:  # of fewer dimensions, PyTorch's attention takes the last two for lengths
+        raise ValueError("attention_mask: expected [batch, 1, len_q, len_kv], any size also 1, got "
+                         f"{list(mask.shape)}; the model takes a mask of padding, [batch, len_kv]")
     missing = [name for name in ("cu_seq_lens_q", "cu_seq_lens_k") if tensors[name] is None]
     if len(missing) == 1:
         raise ValueError(f"{missing[0]}: expected a tensor, since the other one is given, got None")

@@ -196,6 +196,15 @@ def test_numbers_of_numpy_are_numbers(rng):
     assert (got == want).all() and (pair == want).all()
 
 
+def test_what_is_no_bias_and_what_is_not_static(rng):
+    q, k, v = inputs(rng)
+    with pytest.raises(ValueError, match="^bias: expected numbers .* got bool; mask= takes one"):
+        dot_product_attention(q, k, v, bias=jnp.ones((q.shape[1], k.shape[1]), bool))
+    for name, value in (("scale", 0.5), ("softcap", 2.0), ("is_causal", True)):
+        with pytest.raises(ValueError, match=f"^{name}: expected a .* known when the call is traced, got a traced array"):
+            jax.jit(lambda value: dot_product_attention(q, k, v, **{name: value}))(value)
+
+
 def small(implementation=None):
     def function(q, k, v):
         return dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
