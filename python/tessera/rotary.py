@@ -86,6 +86,10 @@ def _checked(x, cos, sin, seqlen_offsets, cu_seqlens=None):
                list(x.shape))
     if not x.is_floating_point():
         expect("x", "floating numbers", x.dtype)
+    if cu_seqlens is not None and not (isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1
+                                       and cu_seqlens.dtype in (torch.int32, torch.int64)):
+        expect("cu_seqlens", "a tensor int32 (batch + 1,)", f"{cu_seqlens.dtype} {list(cu_seqlens.shape)}"
+               if isinstance(cu_seqlens, Tensor) else f"a {type(cu_seqlens).__name__}")
     _expect_width(x, cos)
     _expect_offsets(seqlen_offsets, len(x) if cu_seqlens is None else len(cu_seqlens) - 1)
     if cu_seqlens is None and not isinstance(seqlen_offsets, torch.Tensor) and x.shape[1] + seqlen_offsets > len(cos):

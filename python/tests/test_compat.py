@@ -251,6 +251,9 @@ def test_wrong_arguments_of_rotary_are_named():
             ("^cos: expected at least 6 rows", lambda: rotary.apply_rotary_emb(x, cos, cos, seqlen_offsets=2)),
             ("^cos: expected at most 4 columns", lambda: rotary.apply_rotary_emb(x, *[cos.repeat(1, 2)] * 2)),
             ("^x: expected shape", lambda: rotary.apply_rotary_emb(x[0], cos, cos)),
+            ("^cu_seqlens: expected .* got torch.float32", lambda: rotary.apply_rotary_emb(
+                x[0], cos, cos, cu_seqlens=torch.tensor([0.0, 4.0]))),
+            ("^cu_seqlens: expected .* got a list", lambda: rotary.apply_rotary_emb(x[0], cos, cos, cu_seqlens=[0, 4])),
             ("^num_heads_q: expected", lambda: rotary.apply_rotary_emb_qkv_(x, cos, cos)),
             ("^kv: expected shape", lambda: rotary.apply_rotary_emb_kv_(x, cos, cos))):
         with pytest.raises(ValueError, match=words):
