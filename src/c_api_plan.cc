@@ -6,10 +6,13 @@
 #include <cstring>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "c_api.hpp"
 #include "tessera/predict.hpp"
+#include "tessera/predict_context_parallel.hpp"
+#include "tessera/predict_ranks.h"
 
 namespace tessera {
 namespace {
@@ -118,11 +121,53 @@ void write_prediction(const Prediction& from, const Machine& on, tessera_predict
     if (to->struct_size >= sizeof(*to)) to->error = from.error;
 }
 
-void expect_prediction(const tessera_prediction* prediction, std::int32_t pass) {
+template <class T>
+void expect_prediction(const T* prediction, std::int32_t pass) {
     expect_address("prediction", prediction);
-    expect_struct_size<tessera_prediction>("prediction", prediction->struct_size);
+    expect_struct_size<T>("prediction", prediction->struct_size);
     if (pass != TESSERA_FORWARD && pass != TESSERA_BACKWARD)
         invalid("pass", fmt::format("expected 0..1, got {}", pass));
+}
+
+PredictContextParallelOptions read_ranks(const tessera_ranks* from, const Problem& problem) {
+    expect_address("ranks", from);
+    expect_struct_size<tessera_ranks>("ranks", from->struct_size);
+    for (const auto& [name, flag] : {std::pair{"nccl", from->nccl}, std::pair{"o_residual", from->o_residual}})
+        if (flag != 0 && flag != 1) invalid(name, fmt::format("expected 0..1, got {}", flag));
+    if (problem.ragged != (from->lengths != nullptr))
+        invalid("lengths", problem.ragged ? "expected those of the documents of a ragged problem, got null"
+                                          : "expected null, since the problem is not ragged");
+    if (from->documents < 0 || (from->documents > 0 && from->lengths == nullptr))
+        invalid("documents", fmt::format("expected the number of lengths, got {}", from->documents));
+    PredictContextParallelOptions to{.ranks = from->ranks, .link = *find_link("nvlink"), .steps = from->steps};
+    to.copies = from->nccl == 0;
+    to.kernels.by = "tessera";
+    to.kernels.o_residual = from->o_residual == 1;
+    for (std::int64_t i = 0; i < from->documents; ++i)
+        to.kernels.sequences.emplace_back(from->lengths[i], from->lengths[i]);
+    return to;
+}
+
+/// The newest schedule that the machine has for both passes, as `tessera roofline --gpus` takes it.
+Schedule schedule_on_ranks(const Problem& problem, const Machine& machine) {
+    const PredictOptions by_tessera{.by = "tessera"};
+    for (const Pass pass : {Pass::forward, Pass::backward})
+        if (refusal(problem, Schedule::fa3, pass, machine, by_tessera)) return Schedule::fa2;
+    return Schedule::fa3;
+}
+
+void write_ranks_prediction(const ContextParallelPrediction& from, Schedule schedule, tessera_ranks_prediction* to) {
+    clear_struct("prediction", to);
+    to->schedule = static_cast<std::int32_t>(schedule) + 1;
+    to->steps = from.steps;
+    to->ms = from.ms;
+    to->error = from.error;
+    to->one_gpu_ms = from.one_gpu_ms;
+    to->kernel_ms = from.kernel_ms;
+    to->exchange_ms = from.exchange_ms;
+    to->hidden_ms = from.hidden_ms;
+    to->bytes_received = from.bytes_received;
+    to->memory = from.memory;
 }
 
 }  // namespace
@@ -183,6 +228,21 @@ tessera_status tessera_predict_on(const tessera_problem* problem, const tessera_
         const Machine on = read_machine(machine);
         write_prediction(fastest(problem_of(problem), read_options(options), static_cast<Pass>(pass), on), on,
                          prediction);
+    });
+}
+
+tessera_status tessera_predict_ranks(const tessera_problem* problem, const tessera_ranks* ranks, int32_t pass,
+                                     const char* machine, tessera_ranks_prediction* prediction) {
+    return guarded([&] {
+        expect_prediction(prediction, pass);
+        expect_address("machine", machine);
+        const Machine& on = machine_named(machine);
+        const Problem whole = problem_of(problem);
+        whole.validate();
+        const PredictContextParallelOptions options = read_ranks(ranks, whole);
+        const Schedule schedule = schedule_on_ranks(whole, on);
+        write_ranks_prediction(predict_context_parallel(whole, schedule, static_cast<Pass>(pass), on, options),
+                               schedule, prediction);
     });
 }
 

@@ -255,7 +255,7 @@ BUGS = [
      "heads = slice(step.first * share, step.last * share)\n            for index",
      "heads = slice(step.first, step.first + (step.last - step.first) * share)\n            for index", RANKS),
     ("ranks_sinks_of_no_document", P + "torch/_context_parallel/__init__.py",
-     "if given is not None and offsets is not None:", "if False:", RANKS),
+     "if sinks is not None and offsets is not None:", "if False:", RANKS),
     ("ranks_lse_rows_of_the_first_member", P + "torch/_context_parallel/_operators.py",
      "lse = lse.reshape(heads_q, batch, rows).transpose(0, 1).contiguous()",
      "lse = lse.reshape(batch, heads_q, rows).contiguous()", RANKS),

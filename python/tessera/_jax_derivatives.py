@@ -4,6 +4,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from ._arrays import expect
 from ._jax_calls import varying
@@ -11,6 +13,26 @@ from ._jax_sharding import Shapes, with_automatic_axes
 
 _NOT_DIFFERENTIABLE = ('tessera.jax.dot_product_attention: this derivative is not there. The kernels have reverse '
                        'mode, once; implementation="xla" has every derivative, and takes the memory of all weights')
+
+
+def _refuse(*_, **__):
+    raise NotImplementedError(_NOT_DIFFERENTIABLE)
+
+
+# An argument of a call passes _argument, which leaves it as it is, and its tangent passes _tangent. Reverse mode
+# transposes that, and nothing of it is left. Forward mode computes it, under jit when the graph is lowered, where the
+# error of JAX's own would name nobody.
+_argument, _tangent = Primitive("tessera_argument"), Primitive("tessera_tangent")
+for _primitive in (_argument, _tangent):
+    _primitive.def_abstract_eval(lambda array: array)
+_argument.def_impl(lambda array: array)
+mlir.register_lowering(_argument, lambda context, array: [array])
+batching.primitive_batchers[_argument] = lambda arrays, dims: (_argument.bind(*arrays), *dims)
+ad.primitive_jvps[_argument] = lambda primals, tangents: (_argument.bind(*primals), _tangent.bind(*tangents))
+_tangent.def_impl(_refuse)
+mlir.register_lowering(_tangent, _refuse)
+batching.primitive_batchers[_tangent] = _refuse
+ad.deflinear(_tangent, lambda cotangent: [cotangent])
 
 
 def same_axes(arrays):
@@ -39,11 +61,7 @@ def _batched(scores, backward, with_bias, o_residual=False):
         return results, (True,) * len(results)
 
     function = jax.custom_jvp(call)
-
-    @function.defjvp
-    def refuse(primals, tangents):
-        raise NotImplementedError(_NOT_DIFFERENTIABLE)
-
+    function.defjvp(_refuse)
     return function
 
 
@@ -68,14 +86,7 @@ def differentiable(scores, with_bias, o_residual):
 
     function.defvjp(forward_rule, backward_rule)
 
-    def explained(*arrays):
-        try:
-            return function(*arrays)
-        except TypeError as error:  # JAX's own names nobody
-            if "forward-mode" in str(error):
-                raise NotImplementedError(_NOT_DIFFERENTIABLE) from None
-            raise
-    return explained
+    return lambda *arrays: function(*map(_argument.bind, arrays))
 
 
 def expect_numbers(name, shape):

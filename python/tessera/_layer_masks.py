@@ -15,6 +15,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def padding(name, mask, may_read=True):
+    """A mask of padding as bool: True where it is True or 1, False where it is False or 0. Other numbers are refused: in
+    a mask that is added to scores 0 is a row that counts. may_read: whether the host may wait for the numbers; if not,
+    their device stops the program. A bool mask is not read. Raises ValueError."""
+    if mask.dtype == torch.bool:
+        return mask
+    kept = mask == 1
+    odd = ~(kept | (mask == 0))
+    words = f"{name}: expected bool, or numbers that are 1 for a row that counts and 0 for padding, got "
+    if not may_read:
+        torch._assert_async(~odd.any(), words + "others")
+    elif bool(odd.any()):
+        raise ValueError(f"{words}{mask[odd][0].item()} in a mask of {str(mask.dtype).removeprefix('torch.')}")
+    return kept
+
+
 class Offsets(NamedTuple):
     """The sequences of a ragged batch: int32 [sequences + 1] each, and a bound of their lengths."""
     cu_seqlens_q: Tensor

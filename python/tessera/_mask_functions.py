@@ -253,7 +253,11 @@ def layer_mask(**keywords):
     """The mask function of "tessera" for AttentionMaskInterface. The keywords are those of sdpa_mask().
 
     Returns a LayerMask, None for a mask that says no more than the layer does (causal or nothing), or what sdpa_mask()
-    gives; for a model that is not written for such masks, what eager_mask() gives."""
+    gives; for a model that is not written for such masks, what eager_mask() gives. Raises ValueError for an attention_mask
+    of 2 dimensions, that of padding, with other numbers than 0 and 1."""
+    mask = keywords.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        keywords["attention_mask"] = _layer_masks.padding("attention_mask", mask, _may_read(mask))
     if not _model_families.take_masks_of_sdpa(type(keywords.get("config")).__module__):
         _warn_once("transformers has no \"sdpa\" for this model")
         return masking_utils.eager_mask(**keywords)
@@ -282,7 +286,6 @@ def _structured(batch_size=None, q_length=None, kv_length=None, q_offset=0, kv_o
     bidirectional = allow_is_bidirectional_skip is not None
     if not bidirectional and (q_length != kv_length or q_offset != kv_offset):
         return NotImplemented  # a cache that has keys already, or room for more
-    attention_mask = None if attention_mask is None else attention_mask.to(torch.bool)
     if torch.compiler.is_dynamo_compiling():
         batch = torch.arange(batch_size, device=device)[:, None]
         query = torch.arange(1, q_length, device=device)[None]

@@ -83,6 +83,19 @@ class Prediction(ctypes.Structure):
                 ("bound", ctypes.c_char * 64), ("machine", ctypes.c_char * 64), ("error", ctypes.c_double)]
 
 
+class Ranks(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("ranks", ctypes.c_int32), ("nccl", ctypes.c_int32),
+                ("steps", ctypes.c_int32), ("o_residual", ctypes.c_int32), ("lengths", ctypes.POINTER(ctypes.c_int64)),
+                ("documents", ctypes.c_int64)]
+
+
+class RanksPrediction(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("schedule", ctypes.c_int32), ("steps", ctypes.c_int32),
+                *((name, ctypes.c_double) for name in ("ms", "error", "one_gpu_ms", "kernel_ms", "exchange_ms",
+                                                       "hidden_ms")),
+                ("bytes_received", ctypes.c_int64), ("memory", ctypes.c_int64)]
+
+
 def library_dir() -> pathlib.Path:
     """The folder of libtessera and its companions: lib/ of the package, or TESSERA_LIBRARY_DIR."""
     folder = os.environ.get("TESSERA_LIBRARY_DIR")
@@ -112,6 +125,8 @@ def library() -> ctypes.CDLL:
     lib.tessera_plan_query.argtypes = planned + [pointer(PlanInfo)]
     lib.tessera_plan_refusal.argtypes = planned + [ctypes.c_int32, pointer(Refusal)]
     lib.tessera_predict.argtypes = planned + [ctypes.c_char_p, pointer(Prediction)]
+    lib.tessera_predict_ranks.argtypes = [problem, pointer(Ranks), ctypes.c_int32, ctypes.c_char_p,
+                                          pointer(RanksPrediction)]
     run = [ctypes.c_void_p, size, ctypes.c_void_p]
     lib.tessera_forward.argtypes = [problem, pointer(Options), forward] + run
     lib.tessera_backward.argtypes = [problem, pointer(Options), backward] + run

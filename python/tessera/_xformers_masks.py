@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Iterable, Sequence
 
 import torch
@@ -71,7 +72,7 @@ class LowerTriangularFromBottomRightMask(AttentionBias):
         return LowerTriangularFromBottomRightLocalAttentionMask(window_size)
 
 
-def _window_size(name, size, least):
+def _from(name, size, least):
     """`size` as an integer. Raises ValueError unless it is one, from `least` on."""
     number = _attention._integer(size)
     if number is None or number < least:
@@ -85,7 +86,7 @@ class LowerTriangularFromBottomRightLocalAttentionMask(LowerTriangularFromBottom
     _window_size: int
 
     def __post_init__(self):
-        self._window_size = _window_size("window_size", self._window_size, 1)
+        self._window_size = _from("window_size", self._window_size, 1)
 
     def _window(self, len_q, len_kv):
         return self._window_size - 1, None
@@ -98,18 +99,16 @@ class LocalAttentionFromBottomRightMask(AttentionBias):
     window_right: int
 
     def __post_init__(self):
-        self.window_left = _window_size("window_left", self.window_left, 0)
-        self.window_right = _window_size("window_right", self.window_right, 0)
+        self.window_left = _from("window_left", self.window_left, 0)
+        self.window_right = _from("window_right", self.window_right, 0)
 
     def _window(self, len_q, len_kv):
         return self.window_left, self.window_right
 
 
-def _starts(lengths):
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + int(length))
-    return starts
+def _lengths(name, lengths):
+    """The lengths as integers. Raises ValueError unless they are integers from 0 on."""
+    return [_from(f"{name}[{i}]", length, 0) for i, length in enumerate(lengths)]
 
 
 @dataclasses.dataclass
@@ -124,9 +123,10 @@ class _SeqLenInfo:
     seqlen_py: list[int] | None = None
 
     @classmethod
-    def from_seqlens(cls, seqlens: Iterable[int], device: torch.device | str | None = None) -> _SeqLenInfo:
-        lengths = [int(length) for length in seqlens]
-        return cls._of(_starts(lengths), lengths, None, device)
+    def from_seqlens(cls, seqlens: Iterable[int], device: torch.device | str | None = None,
+                     name: str = "seqlens") -> _SeqLenInfo:
+        lengths = _lengths(name, seqlens)
+        return cls._of(list(itertools.accumulate(lengths, initial=0)), lengths, None, device)
 
     @classmethod
     def _of(cls, starts, lengths, used, device):
@@ -172,9 +172,9 @@ class BlockDiagonalMask(AttentionBias):
         """For sequences of these lengths; kv_seqlen: default q_seqlen."""
         if kv_seqlen is not None and len(kv_seqlen) != len(q_seqlen):
             expect("kv_seqlen", f"{len(q_seqlen)} lengths, as q_seqlen has", len(kv_seqlen))
-        of_q = _SeqLenInfo.from_seqlens(q_seqlen, device)
+        of_q = _SeqLenInfo.from_seqlens(q_seqlen, device, "q_seqlen")
         same = kv_seqlen is None or list(kv_seqlen) == list(q_seqlen)
-        return cls(of_q, of_q if same else _SeqLenInfo.from_seqlens(kv_seqlen, device))
+        return cls(of_q, of_q if same else _SeqLenInfo.from_seqlens(kv_seqlen, device, "kv_seqlen"))
 
     @classmethod
     def from_tensor_list(cls, tensors: Sequence[Tensor]) -> tuple[BlockDiagonalMask, Tensor]:
@@ -274,7 +274,7 @@ class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
     _window_size: int = 0
 
     def __post_init__(self):
-        self._window_size = _window_size("window_size", self._window_size, 1)
+        self._window_size = _from("window_size", self._window_size, 1)
 
     def _window(self, len_q, len_kv):
         return self._window_size - 1 + len_kv - len_q, None  # from the top-left diagonal
@@ -298,7 +298,7 @@ class BlockDiagonalCausalLocalAttentionFromBottomRightMask(BlockDiagonalCausalFr
 
     def __post_init__(self):
         super().__post_init__()
-        self._window_size = _window_size("window_size", self._window_size, 1)
+        self._window_size = _from("window_size", self._window_size, 1)
 
     def _window(self, len_q, len_kv):
         return self._window_size - 1, None
@@ -312,15 +312,14 @@ class BlockDiagonalGappyKeysMask(BlockDiagonalMask):
     def from_seqlens(cls, q_seqlen: Sequence[int], kv_seqstarts: Sequence[int], kv_seqlen: Sequence[int], *,
                      device: torch.device | str | None = None) -> BlockDiagonalGappyKeysMask:
         """kv_seqstarts: one more than there are sequences, the last is the number of keys."""
-        lengths = [int(length) for length in kv_seqlen]
-        starts = [int(start) for start in kv_seqstarts]
+        lengths, starts = _lengths("kv_seqlen", kv_seqlen), _lengths("kv_seqstarts", kv_seqstarts)
         if len(lengths) != len(q_seqlen) or len(starts) != len(lengths) + 1:
             expect("kv_seqstarts", f"{len(q_seqlen) + 1} starts and as many lengths as q_seqlen has, {len(q_seqlen)}",
                    f"{len(starts)} and {len(lengths)}")
         if any(begin + length > end for begin, length, end in zip(starts, lengths, starts[1:])):
             raise NotImplementedError("kv_seqstarts: expected sequences of keys in ascending order without overlap, "
                                       f"got starts {starts} with lengths {lengths}")
-        return cls(_SeqLenInfo.from_seqlens(q_seqlen, device), _SeqLenInfo._of(starts, lengths, lengths, device))
+        return cls(_SeqLenInfo.from_seqlens(q_seqlen, device, "q_seqlen"), _SeqLenInfo._of(starts, lengths, lengths, device))
 
 
 class BlockDiagonalCausalWithOffsetGappyKeysMask(BlockDiagonalGappyKeysMask):
@@ -337,6 +336,7 @@ class BlockDiagonalPaddedKeysMask(BlockDiagonalGappyKeysMask):
                      ) -> BlockDiagonalPaddedKeysMask:
         if causal_diagonal is not None:
             expect("causal_diagonal", "None", repr(causal_diagonal))
+        kv_padding = _from("kv_padding", kv_padding, 1)
         if any(length > kv_padding for length in kv_seqlen):
             expect("kv_seqlen", f"at most kv_padding, {kv_padding}", max(kv_seqlen))
         return super().from_seqlens(q_seqlen, range(0, kv_padding * (len(kv_seqlen) + 1), kv_padding), kv_seqlen,
@@ -354,7 +354,7 @@ class BlockDiagonalCausalLocalAttentionPaddedKeysMask(BlockDiagonalCausalWithOff
     _window_size: int = 0
 
     def __post_init__(self):
-        self._window_size = _window_size("window_size", self._window_size, 1)
+        self._window_size = _from("window_size", self._window_size, 1)
 
     def _window(self, len_q, len_kv):
         return self._window_size - 1, None
@@ -373,8 +373,8 @@ class BlockDiagonalLocalAttentionPaddedKeysMask(BlockDiagonalPaddedKeysMask):
     window_right: int = 0
 
     def __post_init__(self):
-        self.window_left = _window_size("window_left", self.window_left, 0)
-        self.window_right = _window_size("window_right", self.window_right, 0)
+        self.window_left = _from("window_left", self.window_left, 0)
+        self.window_right = _from("window_right", self.window_right, 0)
 
     def _window(self, len_q, len_kv):
         return self.window_left, self.window_right

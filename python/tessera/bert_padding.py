@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._arrays import expect
+from ._layer_masks import padding
 
 __all__ = ["index_first_axis", "index_first_axis_residual", "index_put_first_axis", "pad_input", "unpad_input",
            "unpad_input_for_concatenated_sequences"]
@@ -35,9 +36,14 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
 
-def _expect_mask(name, mask, hidden_states):
+def _expect_shape(name, mask, hidden_states):
     if mask.shape != hidden_states.shape[:2]:
         expect(name, f"shape {list(hidden_states.shape[:2])}, as hidden_states has", list(mask.shape))
+
+
+def _kept(name, mask, hidden_states):
+    _expect_shape(name, mask, hidden_states)
+    return padding(name, mask)  # the host waits for the number of kept rows, too
 
 
 def _rows(hidden_states, kept, lengths):
@@ -52,15 +58,13 @@ def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tens
                 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
     """The rows of hidden_states (batch, seqlen, ...) where attention_mask (batch, seqlen) is 1 or True.
 
-    unused_mask: likewise, rows that get space and are not used.
+    unused_mask: likewise, rows that get space and are not used. Both are bool, or numbers that are 0 or 1.
     Returns (rows (n, ...), indices (n,), cu_seqlens int32 (batch + 1,), the longest sequence, seqused int32 (batch,)).
     """
-    _expect_mask("attention_mask", attention_mask, hidden_states)
-    kept = attention_mask.bool()
+    kept = _kept("attention_mask", attention_mask, hidden_states)
     used = kept.sum(-1, dtype=torch.int32)
     if unused_mask is not None:
-        _expect_mask("unused_mask", unused_mask, hidden_states)
-        kept = kept | unused_mask.bool()
+        kept = kept | _kept("unused_mask", unused_mask, hidden_states)
     return *_rows(hidden_states, kept, kept.sum(-1, dtype=torch.int32)), used
 
 
@@ -68,9 +72,13 @@ def unpad_input_for_concatenated_sequences(hidden_states: Tensor, attention_mask
                                            ) -> tuple[Tensor, Tensor, Tensor, int]:
     """The rows of hidden_states (batch, seqlen, ...), each row of which is several sequences one after another.
 
-    attention_mask_in_length: (batch, seqlen), the lengths of the sequences of each row, from its begin on, then zeros.
+    attention_mask_in_length: integers (batch, seqlen), the lengths of the sequences of each row, from its begin on,
+        then zeros.
     Returns (rows (n, ...), indices (n,), cu_seqlens int32 (sequences + 1,), the longest sequence)."""
-    _expect_mask("attention_mask_in_length", attention_mask_in_length, hidden_states)
+    _expect_shape("attention_mask_in_length", attention_mask_in_length, hidden_states)
+    if attention_mask_in_length.dtype == torch.bool or attention_mask_in_length.is_floating_point():
+        expect("attention_mask_in_length", "integers, the lengths of sequences",
+               str(attention_mask_in_length.dtype).removeprefix("torch."))
     totals = attention_mask_in_length.sum(-1, keepdim=True)
     kept = torch.arange(hidden_states.shape[1], device=hidden_states.device) < totals
     if bool(((attention_mask_in_length < 0) | (totals > hidden_states.shape[1])).any()):

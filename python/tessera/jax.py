@@ -53,8 +53,7 @@ def dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, bi
     of a call without them, so that in 16 bits O is rounded twice.
 
     Returns [B, T, N, H], or (that, LSE) with return_residual. Raises ValueError naming the argument, and
-    NotImplementedError for forward mode and second derivatives. Under a jit inside of jax.jvp JAX raises its own
-    TypeError ("can't apply forward-mode autodiff"), which names no function.
+    NotImplementedError for forward mode and second derivatives; under jit it comes when the graph is traced or lowered.
     """
     if implementation not in _IMPLEMENTATIONS:
         expect("implementation", f"one of {', '.join(map(repr, _IMPLEMENTATIONS))}", repr(implementation))
@@ -75,6 +74,8 @@ def dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, bi
     arrays = dict(q=q, k=k, v=v)
     if bias is not None:
         arrays["bias"] = _broadcastable("bias", bias, shape)
+        if arrays["bias"].dtype == jnp.bool_:
+            expect("bias", "numbers that are added to the scores", "bool; mask= takes one, True where the key is seen")
     if mask is not None:
         arrays["mask"] = _mask(mask, shape)
     for name, lengths in (("query_seq_lengths", query_seq_lengths), ("key_value_seq_lengths", key_value_seq_lengths)):
@@ -82,9 +83,10 @@ def dot_product_attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, bi
             arrays[name] = _lengths(name, lengths, shape[0])
     if sinks is not None:
         arrays["sinks"] = _sinks(sinks, shape[1])
-    scale = None if scale is None else float(scale)
-    run = functools.partial(_attention, is_causal=bool(is_causal), window=_window(local_window_size), scale=scale,
-                            softcap=float(softcap), by_xla=implementation == "xla")
+    scale = None if scale is None else _static("scale", scale, float)
+    run = functools.partial(_attention, is_causal=_static("is_causal", is_causal, bool),
+                            window=_window(local_window_size), scale=scale, softcap=_static("softcap", softcap, float),
+                            by_xla=implementation == "xla")
     if implementation == "xla":
         run = _with_automatic_axes(run, q, k, v)
     o, lse = run(arrays)
@@ -196,6 +198,14 @@ def _check(q, k, v):
             expect(name, f"shape {['any' if e is None else e for e in expected]}", list(array.shape))
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         expect("query", f"a multiple of key's {k.shape[2]} heads", q.shape[2])
+
+
+def _static(name, value, kind):
+    """kind(value), where kind is float or bool. Raises ValueError for a traced value."""
+    try:
+        return kind(value)
+    except jax.errors.ConcretizationTypeError:
+        expect(name, f"a {kind.__name__} that is known when the call is traced", "a traced array")
 
 
 def _window(size):

@@ -11,11 +11,12 @@ ring_flash_attn does not have, is (left, right) with a negative side for no limi
 and max_seqlen_k are bounds of the lengths on a rank: smaller ones are refused, larger ones change nothing. group: None
 is the default group. With return_attn_probs the functions return (out, lse, None), lse [batch, heads, rows] or
 [heads, rows].
-They raise ValueError that names the argument. The functions stripe_* are left out: their rows are never consecutive."""
+They raise ValueError that names the argument, on every rank when one refuses. The functions stripe_* are left out: their rows are never consecutive."""
 from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import itertools
 import math
 import operator
@@ -26,31 +27,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .torch import _attention
-from .torch._context_parallel import _groups, _order, context_parallel_attention
+from .torch._context_parallel import _groups, _order, _setup, context_parallel_attention
 
+_LIMIT = 300.0  # seconds, the default timeout of context_parallel_attention()
 _PREPARED_AT_MOST = 256
 _OFFSETS = "_tessera_offsets"  # the attribute of cu_seqlens_q that has the offsets of all ranks
 # The cache of llama3_*: the offsets that one rank passes -> those of all ranks, for every sequence with that part.
 _prepared: collections.OrderedDict = collections.OrderedDict()
 
 
-def _attend(q, k, v, group, order, cu_seqlens, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
-            return_attn_probs):
-    if dropout_p:
-        raise ValueError(f"dropout_p: expected 0, got {dropout_p}")
-    if alibi_slopes is not None:
-        raise ValueError(f"alibi_slopes: expected None, got a {type(alibi_slopes).__name__}")
-    try:
-        left, right = window_size
-        window = tuple(None if operator.index(side) < 0 else operator.index(side) for side in (left, right))
-    except (TypeError, ValueError):
-        raise ValueError(f"window_size: expected two integers, negative for no limit, got {window_size!r}") from None
-    softmax_scale = _attention.number("softmax_scale", softmax_scale)
-    if softmax_scale is not None and not math.isfinite(softmax_scale):
-        raise ValueError(f"softmax_scale: expected None or a finite number, got {softmax_scale}")
-    o, lse = context_parallel_attention(q, k, v, group, order=order, cu_seqlens=cu_seqlens, scale=softmax_scale,
-                                        causal=bool(causal), window=None if window == (None, None) else window,
-                                        return_lse=True)
+def _attend(q, k, v, group, placed, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_attn_probs):
+    """placed(): (order, cu_seqlens of the whole sequence). Its refusals and those here are raised on every rank."""
+    def check():
+        if dropout_p:
+            raise ValueError(f"dropout_p: expected 0, got {dropout_p}")
+        if alibi_slopes is not None:
+            raise ValueError(f"alibi_slopes: expected None, got a {type(alibi_slopes).__name__}")
+        try:
+            left, right = window_size
+            window = tuple(None if operator.index(side) < 0 else operator.index(side) for side in (left, right))
+        except (TypeError, ValueError):
+            raise ValueError(f"window_size: expected two integers, negative for no limit, got {window_size!r}") from None
+        scale = _attention.number("softmax_scale", softmax_scale)
+        if scale is not None and not math.isfinite(scale):
+            raise ValueError(f"softmax_scale: expected None or a finite number, got {scale}")
+        return *placed(), scale, None if window == (None, None) else window
+    order, cu_seqlens, scale, window = _groups.checked(group, _LIMIT, _setup.FUNCTION, check)
+    o, lse = context_parallel_attention(q, k, v, group, order=order, cu_seqlens=cu_seqlens, scale=scale,
+                                        causal=bool(causal), window=window, return_lse=True)
     return (o, lse, None) if return_attn_probs else o
 
 
@@ -59,7 +63,7 @@ def _dense(order):
                  causal: bool = False, window_size: tuple[int, int] = (-1, -1), alibi_slopes: None = None,
                  deterministic: bool = False, return_attn_probs: bool = False,
                  group: dist.ProcessGroup | None = None) -> Any:
-        return _attend(q, k, v, group, order, None, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
+        return _attend(q, k, v, group, lambda: (order, None), dropout_p, softmax_scale, causal, window_size, alibi_slopes,
                        return_attn_probs)
     return function
 
@@ -78,18 +82,19 @@ def _varlen(order):
                  softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
                  alibi_slopes: None = None, deterministic: bool = False, return_attn_probs: bool = False,
                  group: dist.ProcessGroup | None = None) -> Any:
-        ranks = dist.get_world_size(_groups.resolved(group))
-        local = _order.offsets_of(cu_seqlens)
-        if local[-1] != q.shape[0]:
-            raise ValueError(f"cu_seqlens: expected offsets of this rank's rows whose last one is {q.shape[0]}, the rows of q, "
-                             f"got {local[-1]} as the last one")
-        odd = next((b - a for a, b in zip(local, local[1:]) if (b - a) % 2), None)
-        if order == "zigzag" and odd:
-            raise ValueError(f"cu_seqlens: expected documents of an even number of rows on each rank, got one of {odd}")
-        _expect_bound("max_seqlen", max_seqlen, max((b - a for a, b in zip(local, local[1:])), default=0))
-        offsets = tuple(offset * ranks for offset in local)
-        own = _order.of_documents(order, offsets, ranks)
-        return _attend(q, k, v, group, own, offsets, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
+        def placed():
+            ranks = dist.get_world_size(_groups.resolved(group))
+            local = _order.offsets_of(cu_seqlens)
+            if local[-1] != q.shape[0]:
+                raise ValueError(f"cu_seqlens: expected offsets of this rank's rows whose last one is {q.shape[0]}, the "
+                                 f"rows of q, got {local[-1]} as the last one")
+            odd = next((b - a for a, b in zip(local, local[1:]) if (b - a) % 2), None)
+            if order == "zigzag" and odd:
+                raise ValueError(f"cu_seqlens: expected documents of an even number of rows on each rank, got one of {odd}")
+            _expect_bound("max_seqlen", max_seqlen, max((b - a for a, b in zip(local, local[1:])), default=0))
+            offsets = tuple(offset * ranks for offset in local)
+            return _order.of_documents(order, offsets, ranks), offsets
+        return _attend(q, k, v, group, placed, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
                        return_attn_probs)
     return function
 
@@ -143,6 +148,15 @@ def llama3_flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q:
     """Attention over packed documents that are cut into consecutive parts. The lengths and local_k_slice are those of
     llama3_flash_attn_prepare_cu_seqlens() with the same causal, and others are refused; cu_seqlens_k is not read on a
     GPU. heads_k_stride changes no result. Raises ValueError."""
+    def placed():
+        return "contiguous", _offsets_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, local_k_slice, causal,
+                                         group)
+    return _attend(q, k, v, group, placed, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
+                   return_attn_probs)
+
+
+def _offsets_of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, local_k_slice, causal, group):
+    """The offsets of the whole sequence that llama3_flash_attn_prepare_cu_seqlens() gave these for. Raises ValueError."""
     resolved = _groups.resolved(group)
     rank, ranks = dist.get_rank(resolved), dist.get_world_size(resolved)
     offsets = getattr(cu_seqlens_q, _OFFSETS, None)
@@ -165,8 +179,7 @@ def llama3_flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q:
                          f"{cu_seqlens_k!r}")
     _expect_bound("max_seqlen_q", max_seqlen_q, longest_q)
     _expect_bound("max_seqlen_k", max_seqlen_k, longest_k)
-    return _attend(q, k, v, group, "contiguous", offsets, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
-                   return_attn_probs)
+    return offsets
 
 
 def _named(name, function, text):
@@ -184,15 +197,26 @@ def _unpacked(name, packed, parts):
     return packed.unbind(-3)
 
 
+def _parts_of(name, packed, parts, function, rest, options):
+    """_unpacked(), which refuses on every rank. rest, options: the arguments of `function` after q, k and v."""
+    try:
+        return _unpacked(name, packed, parts)
+    except ValueError as error:
+        group = inspect.signature(function).bind_partial(None, None, None, *rest, **options).arguments.get("group")
+        _groups.tell(group, _LIMIT, _setup.FUNCTION, error)
+        raise
+
+
 def _with_kv(function, name):
     def of_packed(q: Tensor, kv: Tensor, *rest: Any, **options: Any) -> Any:
-        return function(q, *_unpacked("kv", kv, 2), *rest, **options)
+        k, v = _parts_of("kv", kv, 2, function, rest, options)
+        return function(q, k, v, *rest, **options)
     return _named(name, of_packed, f"{function.__name__}() with k and v in one tensor, and its other arguments.")
 
 
 def _with_qkv(function, name):
     def of_packed(qkv: Tensor, *rest: Any, **options: Any) -> Any:
-        return function(*_unpacked("qkv", qkv, 3), *rest, **options)
+        return function(*_parts_of("qkv", qkv, 3, function, rest, options), *rest, **options)
     return _named(name, of_packed, f"{function.__name__}() with q, k and v in one tensor, and its other arguments.")
 
 

@@ -24,11 +24,14 @@ def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
     return torch.cat((-x[..., half:], x[..., :half]), -1)
 
 
+def _expect_width(x, cos):
+    if 2 * cos.shape[-1] > x.shape[-1]:
+        expect("cos", f"at most {x.shape[-1] // 2} columns, half of head_dim", cos.shape[-1])
+
+
 def _rotated(x, cos, sin, interleaved):
     """x with its first dimensions rotated by cos and sin [..., 1, rotary_dim / 2]."""
     dim = 2 * cos.shape[-1]
-    if dim > x.shape[-1]:
-        expect("cos", f"at most {x.shape[-1] // 2} columns, half of head_dim", cos.shape[-1])
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = (t.detach().to(dtype) for t in (cos, sin))
     cos, sin = (t.repeat_interleave(2, -1) if interleaved else torch.cat((t, t), -1) for t in (cos, sin))
@@ -69,6 +72,41 @@ def _positions(x, offsets, cu_seqlens):
     return torch.where(behind, 0, rows - cu_seqlens[sequence] + offsets)
 
 
+def _checked(x, cos, sin, seqlen_offsets, cu_seqlens=None):
+    """_positions() of a call of apply_rotary_emb(), all of whose arguments have been checked."""
+    if cos.shape != sin.shape or cos.dim() != 2:
+        expect("cos", "the shape of sin, (seqlen_rotary, rotary_dim / 2)", f"{list(cos.shape)} and {list(sin.shape)}")
+    for name, table in (("cos", cos), ("sin", sin)):
+        if not table.is_floating_point():
+            expect(name, "floating numbers", table.dtype)
+        if table.device != x.device:
+            expect(name, f"a tensor on {x.device}, where x is", f"one on {table.device}")
+    if x.dim() != (4 if cu_seqlens is None else 3):
+        expect("x", "shape (batch, seqlen, nheads, headdim), or (total_seqlen, nheads, headdim) with cu_seqlens",
+               list(x.shape))
+    if not x.is_floating_point():
+        expect("x", "floating numbers", x.dtype)
+    if cu_seqlens is not None and not (isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1
+                                       and cu_seqlens.dtype in (torch.int32, torch.int64)):
+        expect("cu_seqlens", "a tensor int32 (batch + 1,)", f"{cu_seqlens.dtype} {list(cu_seqlens.shape)}"
+               if isinstance(cu_seqlens, Tensor) else f"a {type(cu_seqlens).__name__}")
+    _expect_width(x, cos)
+    _expect_offsets(seqlen_offsets, len(x) if cu_seqlens is None else len(cu_seqlens) - 1)
+    if cu_seqlens is None and not isinstance(seqlen_offsets, torch.Tensor) and x.shape[1] + seqlen_offsets > len(cos):
+        expect("cos", f"at least {x.shape[1] + seqlen_offsets} rows, one for each position", len(cos))
+    positions = _positions(x, seqlen_offsets, cu_seqlens)
+    _expect_rows(positions, len(cos))
+    return positions
+
+
+def _rotate_in_place(calls, interleaved, seqlen_offsets):
+    """Rotates each x of `calls`, (x, cos, sin), in place, after all of them have been checked: a call that is refused
+    writes nothing."""
+    checked = [_checked(*call, seqlen_offsets) for call in calls]
+    for (x, cos, sin), positions in zip(calls, checked):
+        x.copy_(_rotated(x, cos[positions].unsqueeze(-2), sin[positions].unsqueeze(-2), interleaved))
+
+
 def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False,
                      seqlen_offsets: int | Tensor = 0, cu_seqlens: Tensor | None = None,
                      max_seqlen: int | None = None) -> Tensor:
@@ -79,16 +117,7 @@ def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
     seqlen_offsets: an integer or (batch,), the position of the first row of each sequence. cu_seqlens: (batch + 1,);
     rows past the last offset are rotated as position 0. Positions on a GPU are not checked. max_seqlen changes nothing.
     Raises ValueError that names the argument."""
-    if cos.shape != sin.shape or cos.dim() != 2:
-        expect("cos", "the shape of sin, (seqlen_rotary, rotary_dim / 2)", f"{list(cos.shape)} and {list(sin.shape)}")
-    if x.dim() != (4 if cu_seqlens is None else 3):
-        expect("x", "shape (batch, seqlen, nheads, headdim), or (total_seqlen, nheads, headdim) with cu_seqlens",
-               list(x.shape))
-    if cu_seqlens is None and not isinstance(seqlen_offsets, torch.Tensor) and x.shape[1] + seqlen_offsets > len(cos):
-        expect("cos", f"at least {x.shape[1] + seqlen_offsets} rows, one for each position", len(cos))
-    _expect_offsets(seqlen_offsets, len(x) if cu_seqlens is None else len(cu_seqlens) - 1)
-    positions = _positions(x, seqlen_offsets, cu_seqlens)
-    _expect_rows(positions, len(cos))
+    positions = _checked(x, cos, sin, seqlen_offsets, cu_seqlens)
     rotated = _rotated(x, cos[positions].unsqueeze(-2), sin[positions].unsqueeze(-2), interleaved)
     return x.copy_(rotated) if inplace else rotated
 
@@ -98,6 +127,7 @@ apply_rotary_emb_func = apply_rotary_emb
 
 def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """x (batch, seqlen, nheads, headdim) rotated by cos, sin (seqlen, rotary_dim / 2) or (batch, seqlen, ..)."""
+    _expect_width(x, cos)
     return _rotated(x, cos.unsqueeze(-2), sin.unsqueeze(-2), interleaved)
 
 
@@ -122,18 +152,20 @@ def apply_rotary_emb_qkv_(qkv: Tensor, cos: Tensor, sin: Tensor, cos_k: Tensor |
     (batch, seqlen, num_heads_q + 2 * num_heads_k, headdim). cos_k, sin_k: those of k, if they are others."""
     q, k = _heads_of(qkv, num_heads_q)
     of_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
-    turned = [apply_rotary_emb(x, *tables, interleaved, False, seqlen_offsets) for x, tables in ((q, (cos, sin)), (k, of_k))]
-    for x, rotated in zip((q, k), turned):  # after both: a call that is refused has written nothing
-        x.copy_(rotated)
+    _rotate_in_place([(q, cos, sin), (k, *of_k)], interleaved, seqlen_offsets)
     return qkv
+
+
+def _keys_of(kv):
+    if kv.dim() != 5 or kv.shape[2] != 2:
+        expect("kv", "shape (batch, seqlen, 2, nheads, headdim)", list(kv.shape))
+    return kv[:, :, 0]
 
 
 def apply_rotary_emb_kv_(kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False,
                          seqlen_offsets: int | Tensor = 0) -> Tensor:
     """Rotates k of kv (batch, seqlen, 2, nheads, headdim) in place."""
-    if kv.dim() != 5 or kv.shape[2] != 2:
-        expect("kv", "shape (batch, seqlen, 2, nheads, headdim)", list(kv.shape))
-    apply_rotary_emb(kv[:, :, 0], cos, sin, interleaved, True, seqlen_offsets)
+    _rotate_in_place([(_keys_of(kv), cos, sin)], interleaved, seqlen_offsets)
     return kv
 
 
@@ -180,6 +212,7 @@ class RotaryEmbedding(torch.nn.Module):
 
         seqlen_offset: an integer or (batch,). max_seqlen: a bound of the positions; with
         a tensor and without it the host waits for the tensor."""
+        _expect_offsets(seqlen_offset, len(qkv))
         if not isinstance(seqlen_offset, torch.Tensor):
             length = qkv.shape[1] + seqlen_offset
         else:
@@ -187,5 +220,5 @@ class RotaryEmbedding(torch.nn.Module):
         of_q, of_k = self._tables(max(length, max_seqlen or 0), qkv.device)
         if kv is None:
             return apply_rotary_emb_qkv_(qkv, *of_q, *of_k, self.interleaved, seqlen_offset, num_heads_q)
-        return (apply_rotary_emb(qkv, *of_q, self.interleaved, True, seqlen_offset),
-                apply_rotary_emb_kv_(kv, *of_k, self.interleaved, seqlen_offset))
+        _rotate_in_place([(qkv, *of_q), (_keys_of(kv), *of_k)], self.interleaved, seqlen_offset)
+        return qkv, kv

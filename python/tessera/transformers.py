@@ -42,7 +42,7 @@ def _bias(attention_mask, position_bias, query, len_kv):
     """The additive bias of both, [batch or 1, heads or 1, len_q or 1, len_kv or 1]; None for none."""
     if attention_mask is not None and attention_mask.dtype not in (torch.bool, query.dtype, torch.float32):
         attention_mask = attention_mask.to(query.dtype)
-    mask = sdpa.bias_of(attention_mask, query.shape, len_kv, query.dtype)
+    mask = sdpa.bias_of(attention_mask, query.shape, len_kv, query.dtype, "attention_mask")
     if position_bias is None or mask is None:
         return mask if position_bias is None else position_bias
     return position_bias + mask
@@ -81,6 +81,13 @@ def _check(unsupported, tensors):
     for name, tensor in tensors.items():
         if tensor is not None:
             expect_tensor(name, tensor)
+    mask = tensors["attention_mask"]
+    if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise ValueError("attention_mask: expected bool, True where the key takes part, or floating numbers that are added "
+                         f"to the scores, got {str(mask.dtype).removeprefix('torch.')}")
+    if mask is not None and mask.dim() != 4:  # of fewer dimensions, PyTorch's attention takes the last two for lengths
+        raise ValueError("attention_mask: expected [batch, 1, len_q, len_kv], any size also 1, got "
+                         f"{list(mask.shape)}; the model takes a mask of padding, [batch, len_kv]")
     missing = [name for name in ("cu_seq_lens_q", "cu_seq_lens_k") if tensors[name] is None]
     if len(missing) == 1:
         raise ValueError(f"{missing[0]}: expected a tensor, since the other one is given, got None")
@@ -110,7 +117,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     """Called by transformers for each layer: query [batch, heads, len_q, head_dim], key, value [batch, kv_heads, ..].
 
     attention_mask: a LayerMask, which says all of causal, window, padding, documents and chunks; or bool
-        [batch, 1, len_q, len_kv], as sdpa_mask makes it; numbers are added. Without one a causal layer is causal, and
+        [batch, 1, len_q, len_kv], as sdpa_mask makes it; floating numbers are added. Without one a causal layer is causal, and
         sliding_window w lets a query see w keys, itself included: window (w - 1, 0).
     cu_seq_lens_q, cu_seq_lens_k: int [sequences + 1] over the rows of the whole batch: packed sequences, which do not
         see each other. max_length_q, max_length_k: bounds of their lengths. position_ids that begin anew mean packed
@@ -206,4 +213,4 @@ def register_context_parallel(group: Any = None, *, order: Any = "zigzag", name:
 
     from . import _context_parallel_layer
     AttentionInterface.register(name, _context_parallel_layer.Layer(group, order))
-    AttentionMaskInterface.register(name, _context_parallel_layer.no_mask)
+    AttentionMaskInterface.register(name, _context_parallel_layer.masks_of(group))

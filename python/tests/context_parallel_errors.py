@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of test_context_parallel.py: ranks that differ, that are late, that end. The last case ends a process."""
+import importlib.util
 import os
 import time
 
@@ -8,6 +9,7 @@ import torch.distributed as dist
 
 import tessera.torch as tt
 from context_parallel_support import ENDED, OUTCOMES, PROCESSES, case, inputs, raises, write
+from tessera import ring_flash_attn as ring
 
 
 @case
@@ -48,6 +50,91 @@ def ranks_that_differ(groups):
                                     ("order", q, 1, "contiguous" if odd else "zigzag")):
         raises(ValueError, (key + ": expected the same on all ranks", "rank 2"),
                lambda: tt.unshard_sequence(tensor, group, dim=dim, order=order))
+
+
+def refused_by_rank_2(group, name, wrong, right):
+    """wrong() on rank 2 and right() on the others: all raise at once, and name the argument and the rank."""
+    odd, begin = dist.get_rank() == 2, time.monotonic()
+    raises(ValueError, (name + ": expected",) if odd else ("rank 2 refused the call", name + ": expected"),
+           wrong if odd else right)
+    assert time.monotonic() - begin < 60, name
+
+
+@case
+def one_rank_that_refuses(groups):
+    """Refusals of a rank before ranks exchange anything are raised on all of them."""
+    q, k, v, _ = (t[:, :24] for t in inputs())
+    group = groups[PROCESSES]
+
+    def call(**options):
+        return tt.context_parallel_attention(**{**dict(q=q, k=k, v=v, group=group), **options})
+    for name, value in (("causal", "left"), ("timeout", 0), ("steps", 0), ("window", 3), ("kernel", "cpu.fa9"),
+                        ("sinks", torch.zeros(3)), ("scale", float("inf")), ("softcap", -1.0), ("order", None),
+                        ("cu_seqlens", [0.0, 96.0]), ("q", q.numpy())):
+        refused_by_rank_2(group, name, lambda: call(**{name: value}), call)
+    refused_by_rank_2(group, "dim", lambda: tt.unshard_sequence(q, group, dim=7), lambda: tt.unshard_sequence(q, group))
+    with tt.context_parallel(group):
+        heads = [t.transpose(1, 2) for t in (q, q, q)]
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        refused_by_rank_2(group, "attn_mask", lambda: sdpa(*heads, torch.zeros(1, 1)), lambda: sdpa(*heads))
+    call()
+
+
+@case
+def one_rank_that_refuses_in_ring_flash_attn(groups):
+    group, rank = groups[PROCESSES], dist.get_rank()
+    q, k, v, _ = (t[:, :24] for t in inputs(heads_kv=4))
+    kv, qkv = torch.stack((k, v), 2), torch.stack((q, k, v), 2)
+
+    def dense(**options):
+        return ring.ring_flash_attn_func(q, k, v, **options, group=group)
+    for name, value in (("dropout_p", 0.1), ("window_size", 3), ("softmax_scale", float("nan")), ("alibi_slopes", q)):
+        refused_by_rank_2(group, name, lambda: dense(**{name: value}), dense)
+    refused_by_rank_2(group, "kv", lambda: ring.ring_flash_attn_kvpacked_func(q, k, group=group),
+                      lambda: ring.ring_flash_attn_kvpacked_func(q, kv, group=group))
+    refused_by_rank_2(group, "qkv", lambda: ring.ring_flash_attn_qkvpacked_func(kv, 0.0, None, False, (-1, -1), None,
+                                                                                False, False, group),
+                      lambda: ring.ring_flash_attn_qkvpacked_func(qkv, group=group))
+
+    def varlen(cu_seqlens=(0, 10, 24), max_seqlen=14):
+        return ring.zigzag_ring_flash_attn_varlen_func(q[0], k[0], v[0], torch.tensor(cu_seqlens), max_seqlen, group=group)
+    refused_by_rank_2(group, "cu_seqlens", lambda: varlen((0, 10, 20)), varlen)
+    refused_by_rank_2(group, "cu_seqlens", lambda: varlen((0, 11, 24)), varlen)
+    refused_by_rank_2(group, "max_seqlen", lambda: varlen(max_seqlen=3), varlen)
+    packed = torch.tensor([0, 13, 50, 61, 96], dtype=torch.int32)
+    names = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k local_k_slice".split()
+    prepared = dict(zip(names, ring.llama3_flash_attn_prepare_cu_seqlens(packed, True, rank, PROCESSES)))
+    keys = prepared["local_k_slice"]
+
+    def llama3(**options):
+        return ring.llama3_flash_attn_varlen_func(q[0], k[0], v[0], heads_k_stride=1, causal=True, group=group,
+                                                  **{**prepared, **options})
+    for name, value in (("local_k_slice", slice(keys.start, keys.stop + 1)), ("cu_seqlens_q", torch.tensor([0, 5, 24])),
+                        ("cu_seqlens_k", torch.tensor([0, 1])), ("max_seqlen_q", 1), ("max_seqlen_k", 1)):
+        refused_by_rank_2(group, name, lambda: llama3(**{name: value}), llama3)
+    llama3()
+
+
+@case
+def one_rank_that_refuses_in_transformers(groups):
+    """A rank whose rows have padding, or that has a cache, tells the others."""
+    if importlib.util.find_spec("transformers") is None:
+        return
+    from transformers import masking_utils as masks
+    from tessera._context_parallel_layer import Layer, masks_of
+    group = groups[PROCESSES]
+    q, k, v = (t[:, :24].transpose(1, 2) for t in inputs()[:3])
+    layer, mask, module = Layer(group, "zigzag"), masks_of(group), torch.nn.Identity()
+
+    def call(attention_mask=None, **options):
+        of_layer = mask(mask_function=masks.causal_mask_function, q_length=24, attention_mask=attention_mask)
+        return layer(module, q, k, v, of_layer, **options)
+    padded = torch.ones(1, 24).masked_fill(torch.arange(24) > 20, 0)
+    for wrong in (padded, padded.bool(), torch.zeros(1, 24).masked_fill(padded == 0, float("-inf"))):
+        refused_by_rank_2(group, "attention_mask", lambda: call(wrong), lambda: call(torch.ones(1, 24)))
+    for name, value in (("cache", 3), ("dropout", 0.5)):
+        refused_by_rank_2(group, name, lambda: call(**{name: value}), call)
+    call()
 
 
 @case
@@ -92,6 +179,17 @@ def errors_of_one_rank(groups):
                        ("ranks", lambda: tt.balance_documents([0, 5, 96], 2.0)),
                        ("chunks", lambda: tt.balance_documents([0, 5, 96], 2, chunks=0))):
         raises(ValueError, (name + ": expected",), call)
+
+
+@case
+def a_rank_that_refuses_alone(groups):
+    """The error of a rank whose call the others do not make is its own, and not that they did not come."""
+    group = ENDED["refuses"]
+    if dist.get_rank() == 1:
+        q, k, v, _ = (t[:, :48] for t in inputs())
+        raises(ValueError, ("scale: expected",),
+               lambda: tt.context_parallel_attention(q, k, v, group, scale=float("nan"), timeout=1))
+    dist.barrier()
 
 
 @case

@@ -26,7 +26,7 @@ def work(rank):
     dist.init_process_group("gloo", init_method=f"file://{FOLDER}/store", rank=rank, world_size=PROCESSES)
     groups = {n: dist.new_group(list(range(n))) for n in range(2, PROCESSES + 1)}
     alone = [dist.new_group([r]) for r in range(PROCESSES)][rank]
-    ENDED.update(late=dist.new_group([0, 1]), dies=dist.new_group(list(range(PROCESSES))),
+    ENDED.update(late=dist.new_group([0, 1]), refuses=dist.new_group([0, 1]), dies=dist.new_group(list(range(PROCESSES))),
                  mixed=dist.new_group([0, 1], backend="cpu:gloo,cuda:gloo"))
     for name, function in CASES.items():
         torch.manual_seed(0)

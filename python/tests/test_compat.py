@@ -95,6 +95,25 @@ def test_rows_without_padding_and_back(device):
     assert torch.equal(bert_padding.index_put_first_axis(first, indices, 15).unflatten(0, (3, 5)), back)
 
 
+def test_masks_of_other_numbers_are_refused(device):
+    """In a mask that is added to scores 0 is a row that counts, and numbers of documents are no mask."""
+    x, mask = torch.randn(2, 4, 3, device=device), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]], device=device)
+    want = bert_padding.unpad_input(x, mask)[1].tolist()
+    for dtype in (torch.bool, torch.uint8, torch.int32, torch.float16, torch.float64):
+        assert bert_padding.unpad_input(x, mask.to(dtype))[1].tolist() == want == [0, 1, 2, 4]
+    for dtype in (torch.float32, torch.bfloat16):
+        for hidden in (float("-inf"), torch.finfo(dtype).min):
+            added = torch.zeros(2, 4, dtype=dtype, device=device).masked_fill(mask == 0, hidden)
+            words = f"expected bool, or numbers that are 1 .* got {hidden} in a mask of {str(dtype)[6:]}"
+            with pytest.raises(ValueError, match="^attention_mask: " + words.replace("+", r"\+")):
+                bert_padding.unpad_input(x, added)
+            with pytest.raises(ValueError, match="^unused_mask: " + words.replace("+", r"\+")):
+                bert_padding.unpad_input(x, mask, added)
+    for odd in (mask * 2, mask - 1, mask * float("nan")):
+        with pytest.raises(ValueError, match="^attention_mask: expected bool"):
+            bert_padding.unpad_input(x, odd)
+
+
 def test_rows_that_get_space_and_are_not_used():
     x, mask = torch.randn(2, 4, 3), torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]])
     unused = torch.tensor([[0, 0, 1, 0], [0, 1, 1, 1]])
@@ -185,6 +204,46 @@ def test_rotary_embedding_is_exact_in_a_model_of_bf16():
     assert torch.equal(exact, rounded)
 
 
+def test_a_refused_rotation_writes_nothing():
+    x, cos, short = torch.randn(2, 4, 3, 2, 8), torch.randn(6, 4), torch.randn(3, 4)
+    module = rotary.RotaryEmbedding(8)
+    calls = {"^cos: expected at least 4": lambda t: rotary.apply_rotary_emb_qkv_(t, cos, cos, short, short),
+             "^cos: expected at most 4": lambda t: rotary.apply_rotary_emb_qkv_(t, cos, cos, *[cos.repeat(1, 2)] * 2),
+             "^cos: expected the shape of sin": lambda t: rotary.apply_rotary_emb_qkv_(t, cos, cos, None, short),
+             "^sin: expected floating": lambda t: rotary.apply_rotary_emb_qkv_(t, cos, cos, cos, cos.long()),
+             "^cos: expected a tensor on cpu": lambda t: rotary.apply_rotary_emb_qkv_(t, *[cos.to("meta")] * 2),
+             "^seqlen_offsets: expected positions": lambda t: rotary.apply_rotary_emb_qkv_(
+                 t, cos, cos, seqlen_offsets=torch.tensor([0, -1])),
+             "^cos: expected at least 9": lambda t: rotary.apply_rotary_emb_qkv_(
+                 t, cos, cos, seqlen_offsets=torch.tensor([0, 5])),
+             "^seqlen_offsets: expected an integer": lambda t: module(t[:, :, 0], t[:, :, 1:], seqlen_offset="a"),
+             "^kv: expected shape": lambda t: module(t[:, :, 0], t[:, :, 1]),
+             "^x: expected floating": lambda t: module(t[:, :, 0], t[:, :, 1:].long())}
+    for words, call in calls.items():
+        given = x.clone()
+        with pytest.raises(ValueError, match=words):
+            call(given)
+        assert torch.equal(given, x), words
+
+
+def test_q_is_written_before_k_is_rotated():
+    """The rotated q and k are not in memory at the same time."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    written = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            name = function.overloadpacket.__name__
+            if name == "copy_" or name == "cat" and result.shape == qkv[:, :, 0].shape:
+                written.append(name)
+            return result
+    qkv, cos = torch.randn(2, 4, 3, 2, 10), torch.randn(6, 4)
+    with Mode():
+        rotary.apply_rotary_emb_qkv_(qkv, cos, cos)
+    assert written == ["cat", "copy_"] * 2
+
+
 def test_wrong_arguments_of_rotary_are_named():
     x, cos = torch.zeros(1, 4, 2, 8), torch.zeros(4, 4)
     for words, call in (
@@ -192,6 +251,9 @@ def test_wrong_arguments_of_rotary_are_named():
             ("^cos: expected at least 6 rows", lambda: rotary.apply_rotary_emb(x, cos, cos, seqlen_offsets=2)),
             ("^cos: expected at most 4 columns", lambda: rotary.apply_rotary_emb(x, *[cos.repeat(1, 2)] * 2)),
             ("^x: expected shape", lambda: rotary.apply_rotary_emb(x[0], cos, cos)),
+            ("^cu_seqlens: expected .* got torch.float32", lambda: rotary.apply_rotary_emb(
+                x[0], cos, cos, cu_seqlens=torch.tensor([0.0, 4.0]))),
+            ("^cu_seqlens: expected .* got a list", lambda: rotary.apply_rotary_emb(x[0], cos, cos, cu_seqlens=[0, 4])),
             ("^num_heads_q: expected", lambda: rotary.apply_rotary_emb_qkv_(x, cos, cos)),
             ("^kv: expected shape", lambda: rotary.apply_rotary_emb_kv_(x, cos, cos))):
         with pytest.raises(ValueError, match=words):

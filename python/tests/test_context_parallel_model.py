@@ -55,6 +55,17 @@ def test_times_are_those_of_the_model(copies):
     assert 0 < whole.ms_forward < plan.ms_forward and whole.ms_forward < whole.ms_backward
 
 
+def test_times_need_no_process(monkeypatch):
+    """They come from the library, also where the command is not installed."""
+    monkeypatch.setattr(subprocess, "Popen", None)
+    monkeypatch.setattr(_command, "program", None)
+    plan = tt.context_parallel_plan(16384, 2, 8, 128, heads_q=32, copies=True, device="h200")
+    assert 0 < plan.ms_forward < plan.ms_backward
+    windowed = tt.context_parallel_plan(16384, 2, 8, 128, heads_q=32, order="contiguous", window=(1024, 0), device="h200")
+    assert 0 < windowed.ms_forward < plan.ms_forward
+    assert tt.context_parallel_plan(16384, 2, 8, 320, device="h200").ms_forward is None  # no kernel has this head_dim
+
+
 def test_what_is_not_predicted():
     """Another order than the model's, blocks of gradients, and a name that nobody knows."""
     for kind in (dict(order="contiguous"), dict(gradient_blocks=8), dict(steps=2), dict(cu_seqlens=[0, 100, 4096])):

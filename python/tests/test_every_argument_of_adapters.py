@@ -261,6 +261,7 @@ FUNCTIONS["RotaryEmbedding"] = Function(embedded, dict(qkv=QKV), dict(
 
 
 MASK = torch.tensor([[1, 1, 0, 1, 0], [0, 0, 1, 1, 1]])
+ADDED = torch.zeros(2, 5).masked_fill(MASK == 0, float("-inf"))
 UNUSED = torch.tensor([[0, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
 STATES = reference.random((2, 5, 3), 9)
 WHERE, SPREAD = torch.tensor([0, 1, 3, 7, 8, 9]), reference.random((6, 3), 10)
@@ -301,9 +302,10 @@ FUNCTIONS.update({
         hidden_states=Gives(2 * STATES, equals(2 * flat(STATES)[WHERE])),
         attention_mask=[Gives(MASK, unpadded([0, 1, 3, 7, 8, 9], [0, 3, 6], 3, [3, 3])),
                         Gives(MASK.bool(), unpadded([0, 1, 3, 7, 8, 9], [0, 3, 6], 3, [3, 3])),
-                        Refused(MASK[:, :4], "^attention_mask: ")],
+                        Gives(MASK.float(), unpadded([0, 1, 3, 7, 8, 9], [0, 3, 6], 3, [3, 3])),
+                        Refused(MASK[:, :4], "^attention_mask: "), Refused(ADDED, "^attention_mask: expected bool, or")],
         unused_mask=[Gives(UNUSED, unpadded([0, 1, 2, 3, 7, 8, 9], [0, 4, 7], 4, [3, 3])),
-                     Refused(UNUSED[:1], "^unused_mask: ")])),
+                     Refused(UNUSED[:1], "^unused_mask: "), Refused(ADDED, "^unused_mask: expected bool, or")])),
     "unpad_input_for_concatenated_sequences": Function(
         bert_padding.unpad_input_for_concatenated_sequences, dict(hidden_states=STATES,
                                                                   attention_mask_in_length=IN_LENGTH), dict(
@@ -312,6 +314,8 @@ FUNCTIONS.update({
                 Gives(IN_LENGTH, unpadded([0, 1, 2, 5, 6, 7, 8, 9], [0, 2, 3, 8], 5)),
                 Refused(IN_LENGTH + IN_LENGTH[1], "^attention_mask_in_length: expected lengths from 0 on"),
                 Refused(-IN_LENGTH, "^attention_mask_in_length: "),
+                *(Refused(MASK.to(dtype), "^attention_mask_in_length: expected integers")
+                  for dtype in (torch.bool, torch.float32)),
                 Refused(IN_LENGTH[:, :3], "^attention_mask_in_length: ")])),
 })
 

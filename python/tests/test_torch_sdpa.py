@@ -227,3 +227,11 @@ def test_a_bool_mask_allocates_its_bias_and_nothing_else():
         assert bias.dtype == torch.bfloat16 and bias.numel() == elements
         assert sum(allocated.storages.values()) <= 2 * elements + 8
         assert torch.equal(bias.expand(2, 4, 37, 53) == 0, mask.expand(2, 4, 37, 53))
+
+
+def test_nested_tensors_are_refused_by_name():
+    q = torch.randn(2, 4, 5, 8)
+    nested = torch.nested.nested_tensor([torch.randn(4, 5, 8), torch.randn(4, 3, 8)])
+    for name in ("query", "key", "value"):
+        with pytest.raises(ValueError, match=f"^{name}: expected a strided tensor, got one that is nested"):
+            tt.scaled_dot_product_attention(**{**dict.fromkeys(("query", "key", "value"), q), name: nested})

@@ -336,3 +336,22 @@ def test_compile_of_a_whole_model(device):
         loss.backward()
         results.append((loss.detach(), network.model.layers[0].self_attn.q_proj.weight.grad))
     torch.testing.assert_close(results[0], results[1])
+
+
+def test_numbers_of_a_mask_of_pairs_are_floating():
+    from tessera.transformers import attention_forward
+    q = torch.randn(1, 2, 5, 8)
+    for mask in (torch.ones(1, 1, 5, 5, dtype=torch.int64), torch.ones(1, 1, 1, 5, dtype=torch.uint8)):
+        with pytest.raises(ValueError, match="^attention_mask: expected bool, True where .* got u?int"):
+            attention_forward(torch.nn.Identity(), q, q, q, mask)
+
+
+def test_masks_of_layers_have_four_dimensions():
+    """With as many sequences as queries, a mask of padding would be one of pairs."""
+    from tessera.transformers import attention_forward
+    q, padding = torch.randn(5, 2, 5, 8), torch.ones(5, 5, dtype=torch.bool)
+    for mask in (padding, padding[None], padding.float()):
+        with pytest.raises(ValueError, match=r"^attention_mask: expected \[batch, 1, len_q, len_kv\].*got \[(1, )?5, 5\]"):
+            attention_forward(torch.nn.Identity(), q, q, q, mask)
+    with pytest.raises(ValueError, match="^attention_mask: expected a shape"):
+        attention_forward(torch.nn.Identity(), q, q, q, padding[None, None, :, :3])

@@ -93,7 +93,7 @@ def test_layers_that_call_the_interface_run_tessera(name, monkeypatch):
 
 def test_it_is_said_once(monkeypatch):
     from tessera import _mask_functions
-    monkeypatch.setattr(_mask_functions, "_said", set())
+    monkeypatch.setattr(_mask_functions, "_warned", set())
     tessera.transformers.register()
     with pytest.warns(UserWarning, match='transformers has no "sdpa" for this model'):
         results("MPNetModel", "tessera", True)

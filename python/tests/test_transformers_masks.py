@@ -300,6 +300,20 @@ def structured(**call):
     return layer_mask(**{**dict(batch_size=2, q_length=9, kv_length=9), **call})
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_masks_of_padding_are_0_or_1(compiled):
+    """A mask that is added to scores has 0 where a key counts. A graph does not read it, so that the device checks it."""
+    def made(mask, mask_function=mask_function("causal", None)):
+        return structured(attention_mask=mask, mask_function=mask_function)[6:10:3]  # keys, offsets
+    torch._dynamo.reset()
+    call = torch.compile(made, fullgraph=True, backend="eager") if compiled else made
+    for dtype in (torch.float32, torch.int64, torch.bool):
+        assert torch.equal(call(PADDING.to(dtype))[0], PADDING)
+    for hidden in (float("-inf"), torch.finfo(torch.float32).min):
+        with pytest.raises(RuntimeError if compiled else ValueError, match="attention_mask: expected bool, or numbers"):
+            call(torch.zeros(2, 9).masked_fill(~PADDING, hidden))
+
+
 PADDING = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0, 0]], dtype=torch.bool)
 POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 0], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
 

@@ -228,3 +228,16 @@ def test_a_window_that_lies_differently_in_each_sequence_is_refused():
         memory_efficient_attention(q, k, v, mask)
     with pytest.raises(NotImplementedError, match="^kv_seqstarts: expected sequences of keys in ascending order"):
         X.BlockDiagonalGappyKeysMask.from_seqlens([1, 1], [4, 0, 8], [2, 2])
+
+
+def test_lengths_of_sequences_are_integers_from_0_on():
+    for words, call in (("q_seqlen.1.", lambda: xformers.BlockDiagonalMask.from_seqlens([4, 4.5])),
+                        ("q_seqlen.0.", lambda: xformers.BlockDiagonalMask.from_seqlens([-4, 5])),
+                        ("kv_seqlen.1.", lambda: xformers.BlockDiagonalMask.from_seqlens([4, 5], [4, -5])),
+                        ("kv_seqlen.0.", lambda: xformers.BlockDiagonalGappyKeysMask.from_seqlens([1], [0, 9], [3.5])),
+                        ("kv_seqstarts.0.", lambda: xformers.BlockDiagonalGappyKeysMask.from_seqlens([1], [-1, 9], [3])),
+                        ("kv_padding", lambda: xformers.BlockDiagonalPaddedKeysMask.from_seqlens([1], 0, [0]))):
+        with pytest.raises(ValueError, match=f"^{words}: expected an integer from [01] on, got "):
+            call()
+    mask = xformers.BlockDiagonalMask.from_seqlens(torch.tensor([4, 5]))
+    assert mask.q_seqinfo.seqstart_py == [0, 4, 9]

@@ -2,6 +2,7 @@
  *
  * Checks that the plan as data says what its text says, predictions for machines by name, and every wrong argument. */
 #include "fixture.h"
+#include "tessera/predict_ranks.h"
 
 static Fixture f;
 
@@ -40,6 +41,66 @@ static void test_kernel_asked_for(void) {
     CHECK(tessera_plan_query(&f.problem, &f.options, TESSERA_FORWARD, &info) == TESSERA_UNSUPPORTED);
     CHECK(strcmp(info.kernel, "reference.backward") == 0); /* a call that fails writes nothing */
     f.options.kernel = NULL;
+}
+
+static tessera_problem sequence(int64_t rows) {
+    tessera_problem p;
+    CHECK(tessera_problem_init(&p, sizeof p) == TESSERA_OK);
+    p.dtype = TESSERA_BF16;
+    p.batch = 1;
+    p.len_q = p.len_kv = rows;
+    p.heads_q = 32;
+    p.heads_kv = 8;
+    p.head_dim = p.head_dim_v = 128;
+    p.causal = TESSERA_CAUSAL_BOTTOM_RIGHT;
+    return p;
+}
+
+static void test_ranks(void) {
+    tessera_problem p = sequence(16384);
+    tessera_ranks ranks = {.struct_size = sizeof ranks, .ranks = 2, .o_residual = 1}, nccl = ranks, wrong = ranks;
+    nccl.nccl = 1;
+    tessera_ranks_prediction copied = {.struct_size = sizeof copied}, by_nccl = copied, whole = copied;
+    CHECK(tessera_predict_ranks(&p, &ranks, TESSERA_FORWARD, "h200", &copied) == TESSERA_OK);
+    CHECK(tessera_predict_ranks(&p, &nccl, TESSERA_FORWARD, "h200", &by_nccl) == TESSERA_OK);
+    CHECK(copied.schedule == TESSERA_SCHEDULE_FA3 && copied.ms > 0 && copied.ms < copied.one_gpu_ms);
+    CHECK(copied.bytes_received > 0 && copied.memory > 0 && copied.steps > 0 && copied.error > 0);
+    CHECK(by_nccl.ms > copied.ms && by_nccl.one_gpu_ms == copied.one_gpu_ms && by_nccl.memory != copied.memory);
+    wrong.ranks = 1;
+    CHECK(tessera_predict_ranks(&p, &wrong, TESSERA_FORWARD, "h200", &whole) == TESSERA_OK);
+    CHECK(whole.ms == copied.one_gpu_ms);
+
+    const int64_t lengths[] = {1000, 8000, 7384};
+    tessera_problem packed = p;
+    packed.ragged = 1;
+    packed.batch = 3;
+    packed.len_q = packed.len_kv = 8000;
+    packed.total_q = packed.total_kv = 16384;
+    CHECK(tessera_predict_ranks(&packed, &ranks, TESSERA_BACKWARD, "h200", &whole) == TESSERA_INVALID_ARGUMENT);
+    CHECK(strcmp(tessera_last_error_argument(), "lengths") == 0);
+    ranks.lengths = lengths;
+    ranks.documents = 3;
+    CHECK(tessera_predict_ranks(&packed, &ranks, TESSERA_FORWARD, "h200", &whole) == TESSERA_OK);
+    CHECK(whole.ms > 0 && whole.ms < copied.ms);
+    CHECK(tessera_predict_ranks(&p, &ranks, TESSERA_FORWARD, "h200", &whole) == TESSERA_INVALID_ARGUMENT);
+
+    const struct {
+        const char* argument;
+        int32_t ranks, nccl, steps;
+    } cases[] = {{"ranks", 0, 0, 0}, {"nccl", 2, 2, 0}, {"steps", 2, 0, -1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+        tessera_ranks other = {
+            .struct_size = sizeof other, .ranks = cases[i].ranks, .nccl = cases[i].nccl, .steps = cases[i].steps};
+        CHECK(tessera_predict_ranks(&p, &other, TESSERA_FORWARD, "h200", &whole) == TESSERA_INVALID_ARGUMENT);
+        CHECK(strcmp(tessera_last_error_argument(), cases[i].argument) == 0);
+    }
+    CHECK(tessera_predict_ranks(&p, &nccl, 2, "h200", &whole) == TESSERA_INVALID_ARGUMENT);
+    CHECK(tessera_predict_ranks(&p, &nccl, TESSERA_FORWARD, "h900", &whole) == TESSERA_INVALID_ARGUMENT);
+    CHECK(tessera_predict_ranks(&p, &nccl, TESSERA_FORWARD, NULL, &whole) == TESSERA_INVALID_ARGUMENT);
+    CHECK(tessera_predict_ranks(&p, NULL, TESSERA_FORWARD, "h200", &whole) == TESSERA_INVALID_ARGUMENT);
+    CHECK(tessera_predict_ranks(&p, &nccl, TESSERA_FORWARD, "h200", NULL) == TESSERA_INVALID_ARGUMENT);
+    p.alibi = 1;
+    CHECK(tessera_predict_ranks(&p, &nccl, TESSERA_FORWARD, "h200", &whole) == TESSERA_UNSUPPORTED);
 }
 
 static void test_machines(void) {
@@ -146,6 +207,7 @@ int main(void) {
     test_query();
     test_kernel_asked_for();
     test_predict();
+    test_ranks();
     test_machines();
     test_errors();
     free(f.workspace);

@@ -25,10 +25,12 @@ def expect_tensor(name, tensor):
     A subclass with a __torch_function__ of its own is refused: only that function knows what its objects mean, and it
     does not know tessera's operators. One with a __torch_dispatch__ receives the call of the operator."""
     cls = type(tensor)
-    if cls in _PLAIN and tensor.layout == torch.strided:
+    if cls in _PLAIN and tensor.layout == torch.strided and not tensor.is_nested:
         return
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name}: expected a torch.Tensor, got a {cls.__name__}")
+    if tensor.is_nested:
+        raise ValueError(f"{name}: expected a strided tensor, got one that is nested")
     if tensor.layout != torch.strided:
         raise ValueError(f"{name}: expected a strided tensor, got one of the layout {tensor.layout}")
     if overridden(cls, torch.Tensor, ("__torch_function__",), _NO_OVERRIDE) is not None:

@@ -13,7 +13,7 @@ _NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask"}
 _NONE, _TOP_LEFT = 0, 2
 
 
-def bias_of(mask, q_shape, len_kv, dtype):
+def bias_of(mask, q_shape, len_kv, dtype, name="attn_mask"):
     """The additive bias of 4 dimensions for torch's attn_mask: bool (True: the key takes part) or numbers to add. A
     mask of fewer dimensions gets dimensions of 1 in front. A bool mask that repeats elements (stride 0) gives a bias
     with a dimension of 1 there. None for None."""
@@ -23,11 +23,11 @@ def bias_of(mask, q_shape, len_kv, dtype):
     full = (batch, heads, len_q, len_kv)
     fits = mask.dim() <= 4 and all(size in (1, expected) for size, expected in zip(mask.shape[::-1], full[::-1]))
     if not fits:
-        raise ValueError(f"attn_mask: expected a shape that broadcasts to {list(full)}, got {list(mask.shape)}")
+        raise ValueError(f"{name}: expected a shape that broadcasts to {list(full)}, got {list(mask.shape)}")
     if mask.dtype == torch.bool:
         mask = _masks.as_bias(mask, dtype)
     elif mask.dtype not in (dtype, torch.float32):
-        raise ValueError(f"attn_mask: expected bool, float32 or the dtype of query, {dtype}, got {mask.dtype}")
+        raise ValueError(f"{name}: expected bool, float32 or the dtype of query, {dtype}, got {mask.dtype}")
     return mask[(None,) * (4 - mask.dim())]
 
 

@@ -89,6 +89,28 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
         rows]. docs/context-parallel.md says which bits are those of one process.
     Raises ValueError on every rank when one refuses the call or the arguments differ; it names the argument and the
         ranks. RuntimeError when a rank does not come in time or has ended. tessera.Unsupported."""
+    arguments, added, gradients = _groups.checked(group, timeout, _setup.FUNCTION, lambda: _arguments(
+        q, k, v, group, order, causal, window, scale, softcap, sinks, cu_seqlens, gradient_blocks, steps, kernel, timeout,
+        check))
+    if torch.compiler.is_compiling():
+        o, lse, _ = _operators.forward(*arguments)
+    else:
+        o, lse = _explained(arguments, gradients)
+    if added is not None:
+        o, lse = _sinks.added(o, lse, added, False)
+    offsets = arguments[5]
+    if sinks is not None and offsets is not None:  # rows of no document have no sinks
+        positions = _positions(arguments[0].shape[1] * dist.get_world_size(_groups.resolved(group)), group, order, "q")
+        lse = torch.where((positions < offsets[-1].to(positions.device)).to(lse.device), lse, float("-inf"))
+    if q.dim() != 4:
+        o, lse = o[0], lse[0]
+    return (o, lse) if return_lse else o
+
+
+def _arguments(q, k, v, group, order, causal, window, scale, softcap, sinks, cu_seqlens, gradient_blocks, steps, kernel,
+               timeout, check):
+    """(the arguments of the operator, sinks to add afterwards or None, whether a backward may follow). Raises ValueError
+    for what this rank can check alone."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         expect_tensor(name, tensor)
         if not is_plain(tensor) and not torch.compiler.is_compiling() and hasattr(tensor, "placements"):
@@ -96,8 +118,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
     if not torch.compiler.is_compiling() and _attention._forward_mode():  # the operators would drop tangents
         raise NotImplementedError(_kernels.NO_FORWARD_MODE)
     q, k, v, _ = _attention._cast(q, k, v)
-    several = q.dim() == 4
-    if not several:
+    if q.dim() != 4:
         q, k, v = (t[None] for t in (q, k, v))
     if not isinstance(causal, (str, bool, type(None))) or causal not in _CAUSAL:
         raise ValueError(f"causal: expected None, True, 'bottom-right' or 'top-left', got {causal!r}")
@@ -124,18 +145,7 @@ def context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = N
         q, k, v, sinks, permutation, offsets, name, "" if permutation is not None else order, _CAUSAL[causal], left,
         right, _attention.number("scale", scale), _attention.number("softcap", softcap), kernel, gradient_blocks or 0,
         steps or 0, float(timeout), check, gradients, "" if given is None else f"[{given.shape[0]}] {given.dtype}", keeps)
-    if torch.compiler.is_compiling():
-        o, lse, _ = _operators.forward(*arguments)
-    else:
-        o, lse = _explained(arguments, gradients)
-    if added is not None:
-        o, lse = _sinks.added(o, lse, added, False)
-    if given is not None and offsets is not None:  # rows of no document have no sinks
-        positions = _positions(q.shape[1] * dist.get_world_size(_groups.resolved(group)), group, order, "q")
-        lse = torch.where((positions < offsets[-1].to(positions.device)).to(lse.device), lse, float("-inf"))
-    if not several:
-        o, lse = o[0], lse[0]
-    return (o, lse) if return_lse else o
+    return arguments, added, gradients
 
 
 def _explained(arguments, gradients):
@@ -174,7 +184,6 @@ def shard_sequence(tensor: Tensor, group: Group = None, *, dim: int = 1, order: 
     """This rank's rows of a tensor that every rank has whole; differentiable.
 
     dim: the dimension of the sequence. group, order: as in context_parallel_attention(). Raises ValueError."""
-    expect_tensor("tensor", tensor)
     positions = _positions(tensor.shape[_dim(tensor, dim)], group, order, "tensor")
     return tensor.index_select(dim, positions.to(tensor.device))
 
@@ -184,8 +193,8 @@ def unshard_sequence(tensor: Tensor, group: Group = None, *, dim: int = 1, order
 
     tensor: this rank's rows, of one shape on all ranks. dim, group, order: as in shard_sequence(). The ranks compare all
     of these as they do in context_parallel_attention(), with its default timeout. Raises ValueError."""
-    expect_tensor("tensor", tensor)
-    dim, group = _dim(tensor, dim), _groups.resolved(group)
+    dim = _groups.checked(group, 300.0, "unshard_sequence", lambda: _dim(tensor, dim))
+    group = _groups.resolved(group)
     ranks = dist.get_world_size(group)
     rows = tensor.detach().movedim(dim, 0).contiguous()
     error, positions = None, torch.arange(0)
@@ -205,6 +214,8 @@ def unshard_sequence(tensor: Tensor, group: Group = None, *, dim: int = 1, order
 
 
 def _dim(tensor, dim):
+    """`dim` counted from 0, of a tensor. Raises ValueError naming the wrong one."""
+    expect_tensor("tensor", tensor)
     if isinstance(dim, bool) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
         raise ValueError(f"dim: expected a dimension of a tensor {list(tensor.shape)}, got {dim!r}")
     return dim % tensor.dim()

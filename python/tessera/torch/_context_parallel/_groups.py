@@ -5,8 +5,10 @@ The check is a small message from each rank to each other one over gloo, so the 
 does not come, or whose process has ended, is named."""
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import math
 import time
 import zlib
 
@@ -129,6 +131,28 @@ def _exchanged(name, message, limit, function):
     return [message if r == rank else _unpacked(theirs[r]) for r in range(ranks)]
 
 
+def checked(group, limit, function, check):
+    """check(), which checks arguments before ranks exchange anything. Its error is raised on the other ranks too, as a
+    ValueError with this one's rank, when they come to agree(): they do not wait for this rank until `limit`."""
+    if torch.compiler.is_compiling():
+        return check()
+    try:
+        return check()
+    except (ValueError, TypeError) as error:
+        tell(group, limit, function, error)
+        raise
+
+
+def tell(group, limit, function, error):
+    """Sends the text of an error to the other ranks of the group, if this process belongs to it."""
+    if torch.compiler.is_compiling():
+        return
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
+        limit = 300.0  # `limit` may be what the error is about
+    with contextlib.suppress(ValueError):  # the caller raises the error itself
+        agree(name_of(group), {"error": str(error)}, limit, function, True)
+
+
 def agree(name, message, limit, function, always):
     """Returns when all ranks of the group have sent the same message; all raise if not.
 
@@ -143,14 +167,17 @@ def agree(name, message, limit, function, always):
     known = _agreed.setdefault(name, set())
     if not always and summary in known:
         return
-    messages = _exchanged(name, message, limit, function)
-    rank = dist.get_rank(_groups[name])
+    try:
+        messages = _exchanged(name, message, limit, function)
+    except RuntimeError:
+        if not message["error"]:
+            raise
     if message["error"]:
         raise ValueError(message["error"])
-    for other, found in enumerate(messages):
-        if found.get("error"):
-            raise ValueError(f"{function}: rank {other} refused the call, which this rank ({rank}) could make: "
-                             f"{found['error']}")
+    refusing = [other for other, found in enumerate(messages) if found.get("error")]
+    if refusing:
+        raise ValueError(f"{function}: {_ranks(refusing)} refused the call, which this rank "
+                         f"({dist.get_rank(_groups[name])}) could make: {messages[refusing[0]]['error']}")
     for key in message:
         by_value: dict = {}
         for other, found in enumerate(messages):

@@ -44,7 +44,7 @@ def plan_of(total: int, ranks: int, heads_kv: int, head_dim: int, *, rank: int =
     heads_q: query heads, for the prediction; default: heads_kv. device: the GPU that is predicted, by its name in
         `tessera machine`, such as "h200"; default: the current one, if PyTorch sees one. The prediction is that of
         `tessera roofline --gpus` over NVLink. There is none for a GPU that it does not know, gradient_blocks, steps that
-        are given, orders other than its own, and where the command is not installed.
+        are given, and orders other than its own.
     The other arguments are those of context_parallel_attention() and the sizes of its tensors. Raises ValueError."""
     from .. import _attention
     left, right = _attention.window_sides(window)

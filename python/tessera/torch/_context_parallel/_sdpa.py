@@ -18,10 +18,9 @@ _pytorchs = functional.scaled_dot_product_attention
 
 def _of_shards(mesh):
     """A function with the signature of PyTorch's SDPA, whose tensors are this rank's rows."""
-    from . import context_parallel_attention
+    from . import _groups, _setup, context_parallel_attention
 
-    def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
-                                     enable_gqa=False):
+    def check(query, key, attn_mask, dropout_p, enable_gqa):
         if attn_mask is not None:
             raise ValueError("attn_mask: expected None inside of context_parallel(), where is_causal is the only mask, "
                              f"got a {type(attn_mask).__name__}")
@@ -31,6 +30,11 @@ def _of_shards(mesh):
             raise ValueError(f"query: expected [batch, heads, rows of this rank, head_dim], got {list(query.shape)}")
         if query.shape[1] != key.shape[1] and not enable_gqa:
             raise ValueError(f"key: expected {query.shape[1]} heads, as query has, without enable_gqa, got {key.shape[1]}")
+
+    def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+                                     enable_gqa=False):
+        _groups.checked(mesh, 300.0, _setup.FUNCTION,
+                        lambda: check(query, key, attn_mask, dropout_p, enable_gqa))
         q, k, v = (t.transpose(1, 2) for t in (query, key, value))
         o = context_parallel_attention(q, k, v, mesh, order=ORDER, causal=is_causal or None, scale=scale)
         return o.transpose(1, 2)
