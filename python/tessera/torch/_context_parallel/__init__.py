@@ -184,7 +184,8 @@ def shard_sequence(tensor: Tensor, group: Group = None, *, dim: int = 1, order: 
     """This rank's rows of a tensor that every rank has whole; differentiable.
 
     dim: the dimension of the sequence. group, order: as in context_parallel_attention(). Raises ValueError."""
-    positions = _positions(tensor.shape[_dim(tensor, dim)], group, order, "tensor")
+    dim = _dim(tensor, dim)
+    positions = _positions(tensor.shape[dim], group, order, "tensor")
     return tensor.index_select(dim, positions.to(tensor.device))
 
 
