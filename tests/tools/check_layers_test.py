@@ -44,8 +44,8 @@ VIOLATIONS = [
     ("examples/bad.cc", '#include "core/a.hpp"\n', "examples may not include core"),
     ("src/core/bad.cc", 'void f() { asm("nop"); }\n', "asm is allowed"),
     ("src/core/bad.cc", "// TO" + "DO later\n", "an open point is left"),
-    ("src/core/bad.cc", "\n" * 400, "401 lines"),
-    ("tools/bad.py", "\n" * 401, "401 lines"),
+    ("src/core/bad.cc", "\n" * 600, "601 lines"),
+    ("tools/bad.py", "\n" * 601, "601 lines"),
 ]
 
 
