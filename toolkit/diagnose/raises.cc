@@ -23,9 +23,14 @@ const char* scalar_type(Element element) {
     return "?";
 }
 
+/// Are the dtypes of q, k and v known, and not the same?
+bool has_several_dtypes(const Call& c) {
+    if (!c.q.element || !c.k.element || !c.v.element) return false;
+    return c.q.element != c.k.element || c.q.element != c.v.element;
+}
+
 std::optional<Raise> dtypes_differ(const Call& c) {
-    if (!c.q.element || !c.k.element || !c.v.element) return {};
-    if (c.q.element == c.k.element && c.q.element == c.v.element) return {};
+    if (!has_several_dtypes(c)) return {};
     return Raise{
         "dtypes-differ",
         fmt::format("Expected query, key, and value to have the same dtype, but got query.dtype: {} key.dtype: {} "
@@ -102,8 +107,7 @@ std::optional<Raise> raise_of_bias(const Call& c) {
     if (c.is_causal == true)
         return Raise{"bias-and-is-causal", "CausalBias should not be used with causal=True",
                      "causal_lower_right and is_causal exclude each other", "ValueError"};
-    if (!c.q.element || !c.k.element || !c.v.element) return {};
-    if (c.q.element == c.k.element && c.q.element == c.v.element) return {};
+    if (!has_several_dtypes(c)) return {};
     return Raise{
         "dtypes-differ",
         fmt::format("Expected query, key, and value to have the same dtype, but got query.dtype: {}, key.dtype: {}, "
