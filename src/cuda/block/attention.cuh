@@ -16,7 +16,7 @@ namespace tessera::cuda::block {
 /// of the item find the table in the L1.
 template <class Shape>
 __device__ __forceinline__ int page_ahead(const Block<Shape>& block, int index, int total) {
-    const decode::Cache& cache = block.launch.attention.cache;
+    const Cache& cache = block.launch.attention.cache;
     if (cache.pages == nullptr || index >= total) return 0;
     const Item item = find_item(block, index);
     const SequenceWork& of_sequence = block.shared.sequences[item.sequence];

@@ -37,7 +37,7 @@ template <class Shape>
 __device__ __forceinline__ void find_sequences(const Block<Shape>& block) {
     const Launch& launch = block.launch;
     const decode::Launch& attention = launch.attention;
-    const decode::Cache& cache = attention.cache;
+    const Cache& cache = attention.cache;
     const ForwardParams& p = attention.params;
     const int b = block.lane;
     int items = 0;

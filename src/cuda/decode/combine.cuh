@@ -48,7 +48,7 @@ struct CombineRow {
         const std::int64_t of_all = launch.first_query + index / heads;
         if (of_all >= launch.end_query) return;
         batch = sequence_with(p, of_all);
-        const CachedSequence cached = cached_sequence_of(launch, batch);
+        const CachedSequence cached = cached_sequence_of(p, launch.cache, batch);
         sequence = cached.sequence;
         query = static_cast<int>(of_all - cached.first_query);
         exists = query >= 0 && query < sequence.len_q;

@@ -49,7 +49,8 @@ struct Buffers {
 template <class Shape>
 __device__ __forceinline__ void count_items(int* ends, const Launch& launch, int first, int count) {
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
-        const Items items = items_of(launch, cached_sequence_of(launch, first + i), Shape::kConfig.rows);
+        const Items items =
+            items_of(launch, cached_sequence_of(launch.params, launch.cache, first + i), Shape::kConfig.rows);
         ends[i] = items.tiles * items.splits * launch.params.heads_kv;
     }
     __syncthreads();

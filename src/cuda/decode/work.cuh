@@ -7,50 +7,19 @@
 #include <climits>
 
 #include "cuda/decode/launch.hpp"
+#include "cuda/tile/cache.cuh"
 #include "cuda/tile/fragment.cuh"
-#include "cuda/tile/sequence.cuh"
 #include "cuda/tile/softmax.cuh"
 
 namespace tessera::cuda::decode {
 
-/// A sequence, and the slot of its keys. Without pages, key j is row first_kv + j of the slot; with pages, of the
-/// sequence's own pages.
-struct CachedSequence {
-    Sequence sequence;
-    std::int64_t slot = 0;
-    std::int64_t first_query = 0;  ///< counted over all sequences
-
-    /// Its queries in a launch, begin ... end - 1.
-    __device__ __forceinline__ Span queries(const Launch& launch) const {
-        const auto inside = [&](std::int64_t query) {
-            return static_cast<int>(min(max(query - first_query, std::int64_t{0}), std::int64_t{sequence.len_q}));
-        };
-        return {inside(launch.first_query), inside(launch.end_query)};
-    }
-};
-
-__device__ __forceinline__ CachedSequence cached_sequence_of(const Launch& launch, int batch) {
-    const ForwardParams& p = launch.params;
-    const Cache& cache = launch.cache;
-    if (cache.lengths == nullptr) {
-        const Sequence sequence = sequence_of(p, batch);
-        return {sequence, batch, p.cu_seqlens_q == nullptr ? std::int64_t{batch} * p.len_q : sequence.first_q};
-    }
-    CachedSequence m{{0, 0, p.len_q, 0}, batch, std::int64_t{batch} * p.len_q};
-    if (p.cu_seqlens_q != nullptr) {
-        const std::int64_t begin = cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
-        const std::int64_t end = cu_seqlens_at(p.cu_seqlens_q, (batch + 1) * p.cu_stride_q, p.cu_q_is_64, p.total_q);
-        m.sequence.first_q = m.first_query = begin;
-        m.sequence.len_q = static_cast<int>(min(max(end - begin, std::int64_t{0}), std::int64_t{p.len_q}));
-    }
-    const int end = min(max(cache.lengths[batch * cache.lengths_step], 0), p.len_kv);
-    const int padding = cache.padding == nullptr ? 0 : min(max(cache.padding[batch * cache.padding_step], 0), end);
-    m.sequence.first_kv = padding;
-    m.sequence.len_kv = end - padding;
-    if (cache.slots != nullptr) m.slot = cache.slots[batch * cache.slots_step];
-    const bool exists = cache.pages != nullptr || (m.slot >= 0 && m.slot < cache.count);
-    if (!exists) m.sequence.len_kv = 0;
-    return m;
+/// The queries begin ... end - 1 of a sequence in a launch.
+__device__ __forceinline__ Span queries_of(const Launch& launch, const CachedSequence& cached) {
+    const auto inside = [&](std::int64_t query) {
+        return static_cast<int>(
+            min(max(query - cached.first_query, std::int64_t{0}), std::int64_t{cached.sequence.len_q}));
+    };
+    return {inside(launch.first_query), inside(launch.end_query)};
 }
 
 /// Mask::bind in 32 bits.
@@ -61,7 +30,7 @@ __device__ __forceinline__ Band32 band_of(const Launch& launch, const Sequence& 
 }
 
 __device__ __forceinline__ Items items_of(const Launch& launch, const CachedSequence& cached, int rows_of_tile) {
-    return {band_of(launch, cached.sequence), cached.queries(launch), cached.sequence.len_kv, launch.params.group,
+    return {band_of(launch, cached.sequence), queries_of(launch, cached), cached.sequence.len_kv, launch.params.group,
             rows_of_tile};
 }
 
@@ -94,10 +63,10 @@ struct SplitWork {
 
     __device__ __forceinline__ static SplitWork find(const Launch& launch, int batch, int item, int rows_of_tile) {
         const ForwardParams& p = launch.params;
-        SplitWork w{.cached = cached_sequence_of(launch, batch), .batch = batch};
+        SplitWork w{.cached = cached_sequence_of(launch.params, launch.cache, batch), .batch = batch};
         const Sequence& sequence = w.cached.sequence;
         w.band = band_of(launch, sequence);
-        const Span queries = w.cached.queries(launch);
+        const Span queries = queries_of(launch, w.cached);
         const Items items =
             launch.own_lengths() ? Items(w.band, queries, sequence.len_kv, p.group, rows_of_tile) : launch.items;
         // Neighbouring CTAs have the tiles of the same keys, and the kv heads of the same tokens.

@@ -96,11 +96,15 @@ Refusal refuse_fa3_forward(const Problem& p, const AskedTile& tile, const Limits
     if (auto reason = refuse_capability(limits, kHopper, true)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
     if (p.bias) return "takes no additive bias";
+    if (p.kv_lengths && fa3::scores_of(p) != fa3::Scores::plain)
+        return "takes softcap, ALiBi, dropout and scales of 0 and less without a cache only";
     if (!fa3::shape_of(p)) {
         return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
                            fa3::largest_dim(fa3::scores_of(p)), std::max(p.head_dim, p.head_dim_v));
     }
     if (auto reason = refuse_odd_dims(p)) return reason;
+    if (p.page_size > 0 && p.left_padding) return "takes no left_padding with pages";
+    if (p.page_size % 8 != 0) return fmt::format("takes pages of a multiple of 8 keys, got {}", p.page_size);
     const std::int64_t tiles = query_heads(p) * query_tiles(p, fa3::config_of(p).block_q());
     if (auto reason = refuse_counts(p, "tiles", tiles)) return reason;
     return refuse_tile(tile, fa3::tile_of(p));
@@ -251,6 +255,7 @@ std::span<const KernelEntry> kernel_entries() {
     const auto bf16 = DType::bf16, fp16 = DType::fp16, fp32 = DType::fp32;
     static const std::vector<KernelEntry> list = {
         {"cuda.decode.forward", Schedule::fa2, Pass::forward, {bf16, fp16}, refuse_decode, decode::tile_of, true},
+        // Its shapes for a cache are compiled and have not run on a GPU yet, so it serves none.
         {"cuda.fa3.forward", Schedule::fa3, Pass::forward, {bf16, fp16}, refuse_fa3_forward, fa3::tile_of},
         {"cuda.fa3.backward", Schedule::fa3, Pass::backward, {bf16, fp16}, refuse_fa3_backward, fa3::backward::tile_of},
         {"cuda.fa2.forward", Schedule::fa2, Pass::forward, {bf16, fp16, fp32}, refuse_fa2_forward, fa2::tile_of},

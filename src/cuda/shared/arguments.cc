@@ -158,6 +158,25 @@ int heads_together(const Problem& p, std::int64_t l2_share) {
     return static_cast<int>(std::min(kv_heads * p.group(), query_heads(p)));
 }
 
+Cache cache_of(const Problem& p, const ForwardArgs& a) {
+    if (!p.kv_lengths) return {};
+    const auto integers = [](const TensorView& t) {
+        return t.given() ? static_cast<const std::int32_t*>(t.data) : nullptr;
+    };
+    const auto stride = [](const TensorView& t, std::size_t dimension) { return t.given() ? step(t, dimension) : 0; };
+    return {.lengths = integers(a.kv_lengths),
+            .pages = p.page_size > 0 ? integers(a.page_table) : nullptr,
+            .slots = integers(a.cache_batch_index),
+            .padding = integers(a.left_padding),
+            .lengths_step = stride(a.kv_lengths, 0),
+            .pages_batch = stride(a.page_table, 0),
+            .pages_step = p.page_size > 0 ? stride(a.page_table, 1) : 0,
+            .slots_step = stride(a.cache_batch_index, 0),
+            .padding_step = stride(a.left_padding, 0),
+            .count = a.k.shape[0],
+            .page_size = Divider(static_cast<int>(std::max<std::int64_t>(p.page_size, 1)))};
+}
+
 ForwardParams forward_params(const ForwardCall& call) { return common_params(call); }
 
 BackwardParams backward_params(const BackwardCall& call) {

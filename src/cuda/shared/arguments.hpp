@@ -8,6 +8,7 @@
 
 #include "cuda/host/kernel_table.hpp"
 #include "cuda/host/query_tiles.hpp"
+#include "cuda/tile/cache.hpp"
 #include "cuda/tile/params.hpp"
 #include "kernel/kernel.hpp"
 
@@ -26,6 +27,9 @@ bool takes_byte_vectors(const Rows& rows, int dim);
 /// length, so the longest of several heads go first: as many heads as have K and V in `l2_share` bytes of the L2.
 /// Without a diagonal, one head follows the other. Results don't depend on it.
 int heads_together(const Problem& problem, std::int64_t l2_share);
+
+/// The cache of a forward's keys; without lengths if it has none.
+Cache cache_of(const Problem& problem, const ForwardArgs& args);
 
 /// Parameters of a forward. Checks that every tensor and the workspace are memory of the plan's device, and throws
 /// Error(invalid_argument) naming the first that is not.

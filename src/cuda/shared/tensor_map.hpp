@@ -36,16 +36,18 @@ CUtensorMap tensor_map(const Rows& rows, const RowsShape& shape, DType dtype, in
 /// heads of a row lie together in it (PackGQA).
 CUtensorMap tensor_map_of_heads(const Rows& rows, const RowsShape& shape, DType dtype, int box_heads, int box_rows);
 
-/// Shapes of a call's tensors as TMA sees them; dO has the shape of O.
+/// Shapes of a call's tensors as TMA sees them; dO has the shape of O. `cached`: slots or pages of the cache, if the
+/// keys are in one.
 struct TensorShapes {
     RowsShape q, k, v, o;
-    explicit TensorShapes(const Problem& p) {
+    explicit TensorShapes(const Problem& p, std::int64_t cached = 0) {
         const std::int64_t batch = p.ragged ? 1 : p.batch;
         const std::int64_t len_q = p.ragged ? p.total_q : p.len_q;
-        const std::int64_t len_kv = p.ragged ? p.total_kv : p.len_kv;
+        const std::int64_t batch_kv = p.kv_lengths ? cached : batch;
+        const std::int64_t len_kv = p.page_size > 0 ? p.page_size : p.ragged && !p.kv_lengths ? p.total_kv : p.len_kv;
         q = {batch, len_q, p.heads_q, p.head_dim};
-        k = {batch, len_kv, p.heads_kv, p.head_dim};
-        v = {batch, len_kv, p.heads_kv, p.head_dim_v};
+        k = {batch_kv, len_kv, p.heads_kv, p.head_dim};
+        v = {batch_kv, len_kv, p.heads_kv, p.head_dim_v};
         o = {batch, len_q, p.heads_q, p.head_dim_v};
     }
 };

@@ -160,10 +160,32 @@ struct OutputStage {
             const int last = tile.band().last(query);
 #pragma unroll 1
             for (int key = max(tile.band().first(query), 0); key <= last; ++key) {
-                const float v = static_cast<float>(value[key * p.v.row]);
+                float v = 0;
+                if constexpr (kConfig.cached) v = cached_value<T>(launch, tile, key, column);
+                else v = static_cast<float>(value[key * p.v.row]);
                 if (!isfinite(v)) o = T(static_cast<float>(o) + v);
             }
         }
+    }
+
+    /// An element of V in a cache; 0 where its page does not exist.
+    template <class T>
+    __device__ __forceinline__ static float cached_value(const Launch& launch, const WorkTile& tile, int key,
+                                                         int column) {
+        const Cache& cache = launch.cache;
+        int row = tile.first_kv + key;
+        std::int64_t at = tile.batch;
+        if (cache.pages != nullptr) {
+            const int number = cache.page_size.quotient(row);
+            row -= number * cache.page_size.divisor();
+            at = cache.pages[at * cache.pages_batch + number * cache.pages_step];
+            if (at < 0 || at >= cache.count) return 0;
+        } else if (cache.slots != nullptr) {
+            at = cache.slots[at * cache.slots_step];
+        }
+        const Rows& v = launch.params.v;
+        return static_cast<float>(*reinterpret_cast<const T*>(
+            v.data + 2 * (at * v.batch + tile.kv_head * v.head + row * v.row + column * v.column)));
     }
 
     /// Predicated stores: the rows at the end of a varlen sequence, or an O that TMA can't address.

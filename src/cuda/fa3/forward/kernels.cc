@@ -31,12 +31,15 @@ bool dynamic_scheduling(const Plan& plan) {
 
 std::size_t workspace_bytes(const Plan& plan) { return dynamic_scheduling(plan) ? Plan::kWorkspaceAlignment : 0; }
 
-Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_residual) {
+Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_residual, const Cache& cache) {
     const Problem& p = plan.problem;
     const Config c = config_of(p);
-    const TensorShapes shapes(p);
+    const TensorShapes shapes(p, cache.count);
     Launch launch{};
     launch.params = params;
+    launch.cache = cache;
+    launch.page_rows = page_rows(p, c);
+    if (p.kv_lengths && cache.count == 0) launch.params.len_kv = 0;  // no slots or pages: there are no keys
     const bool scaled = c.scores == Scores::alibi || c.scores == Scores::general;  // ScoreMod scales
     launch.scale_log2 = scaled ? kLog2E : params.scale * kLog2E;
     launch.unscale = 1 / launch.scale_log2;
@@ -45,9 +48,10 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     launch.pack = pack_gqa_of(p);
     const int packed = launch.pack.heads();
     launch.q = tensor_map_of_heads(params.q, shapes.q, p.dtype, packed, 64 / packed);
-    if (p.len_kv > 0 && shapes.k.len > 0) {
-        launch.k = tensor_map(params.k, shapes.k, p.dtype, c.block_kv);
-        launch.v = tensor_map(params.v, shapes.v, p.dtype, c.block_kv);
+    if (launch.params.len_kv > 0 && shapes.k.len > 0) {
+        const int rows = p.page_size > 0 ? launch.page_rows : c.block_kv;
+        launch.k = tensor_map(params.k, shapes.k, p.dtype, rows);
+        launch.v = tensor_map(params.v, shapes.v, p.dtype, rows);
     }
     launch.store_by_tma = !refuse_tma(params.o, shapes.o);
     if (launch.store_by_tma) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, packed, 16 / packed);
@@ -67,7 +71,7 @@ void forward(const ForwardCall& call) {
     const ForwardParams params = forward_params(call);
     if (p.rows_q() == 0 || p.heads_q == 0) return;
     const CurrentDevice current(call.plan.device);
-    Launch launch = make_launch(call.plan, params, rows_of(call.args.o_residual));
+    Launch launch = make_launch(call.plan, params, rows_of(call.args.o_residual), cache_of(p, call.args));
     launch.residual_by_vectors = takes_byte_vectors(launch.o_residual, params.head_dim_v);
     if (dynamic_scheduling(call.plan)) {
         launch.tile_counter = reinterpret_cast<unsigned*>(call.workspace.data());
@@ -84,7 +88,7 @@ void forward(const ForwardCall& call) {
 
 /// TMA needs aligned rows, which only a call shows.
 std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const ForwardArgs& args) {
-    const TensorShapes shapes(problem);
+    const TensorShapes shapes(problem, args.k.shape[0]);
     const struct {
         const char* name;
         const TensorView* view;

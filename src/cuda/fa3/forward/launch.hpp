@@ -8,6 +8,7 @@
 #include "cuda/fa3/host/pack_gqa.hpp"
 #include "cuda/fa3/host/softcap.hpp"
 #include "cuda/fa3/host/tile_order.hpp"
+#include "cuda/tile/cache.hpp"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa3 {
@@ -28,6 +29,8 @@ struct Launch {
     Rows o_residual;         ///< low-order bits that rounding takes off O, one byte an element; null: not wanted
     bool residual_by_vectors;  ///< 8 bytes at a time
     unsigned* tile_counter;    ///< counter of the dynamic tile scheduler (start_counter_reset); null: static
+    Cache cache;               ///< in the cached shapes: where K and V are
+    int page_rows;             ///< with pages: rows of a TMA box, which divide a page and a block of keys
 };
 
 /// Sets the tile counter to 0, in a kernel beside which the forward may start: a memset in front of it costs 5 to 8

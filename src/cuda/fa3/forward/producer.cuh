@@ -19,6 +19,7 @@ struct Producer {
     struct Block {
         bool exists, partial;
         int row, head, batch;
+        int keys;  ///< in the cached shapes: keys from the block's first on
     };
 
     const Launch& launch;
@@ -34,9 +35,14 @@ struct Producer {
             const WorkTile& tile = scheduler.next();
             if (!tile.exists) break;
             const int batch = launch.params.cu_seqlens_q != nullptr ? 0 : tile.batch;
+            const int batch_kv = kConfig.cached ? slot_or_sequence(tile.batch) : batch;
             for (int n = tile.blocks.end - 1; n >= tile.blocks.begin; --n) {
-                const Block block{true, tile.blocks.partial(n), tile.first_kv + n * kConfig.block_kv, tile.kv_head,
-                                  batch};
+                const Block block{true,
+                                  tile.blocks.partial(n),
+                                  tile.first_kv + n * kConfig.block_kv,
+                                  tile.kv_head,
+                                  batch_kv,
+                                  tile.last_key + 1 - n * kConfig.block_kv};
                 const bool first = n == tile.blocks.end - 1;
                 if (n == tile.blocks.begin) scheduler.choose_next();
                 load_k(block);
@@ -100,16 +106,50 @@ struct Producer {
     __device__ __forceinline__ void load_k(const Block& block) {
         shared.k_ring.producer_acquire(k);
         ptx::Mbarrier& full = shared.k_ring.full[k.index()];
-        ptx::mbarrier_arrive_expect(full, sizeof(shared.k[0]));
-        copy_in(shared.k[k.index()], launch.k, block.row, block.head, block.batch, full, ptx::CacheHint::evict_last);
+        load(shared.k[k.index()], launch.k, block, full);
         k.advance();
     }
     __device__ __forceinline__ void load_v(const Block& block) {
         shared.v_ring.producer_acquire(v);
         ptx::Mbarrier& full = block.partial ? shared.v_unsanitized[v.index()] : shared.v_ring.full[v.index()];
-        ptx::mbarrier_arrive_expect(full, sizeof(shared.v[0]));
-        copy_in(shared.v[v.index()], launch.v, block.row, block.head, block.batch, full, ptx::CacheHint::evict_last);
+        load(shared.v[v.index()], launch.v, block, full);
         v.advance();
+    }
+    template <class Panel, int kPanels>
+    __device__ __forceinline__ void load(Panel (&panels)[kPanels], const CUtensorMap& map, const Block& block,
+                                         ptx::Mbarrier& full) {
+        if (kConfig.cached && launch.cache.pages != nullptr) return load_pages(panels, map, block, full);
+        ptx::mbarrier_arrive_expect(full, sizeof(panels));
+        copy_in(panels, map, block.row, block.head, block.batch, full, ptx::CacheHint::evict_last);
+    }
+
+    /// The index by which a sequence's keys are found: its own in the page table, or its slot.
+    __device__ __forceinline__ int slot_or_sequence(int sequence) const {
+        const Cache& cache = launch.cache;
+        return cache.slots == nullptr ? sequence : cache.slots[sequence * cache.slots_step];
+    }
+
+    /// Loads a block of keys from their pages, a box of page_rows rows at a time. Boxes without keys are left out, so
+    /// that no entry of the page table behind the sequence is read: their rows are hidden, and those of V sanitized. A
+    /// page that does not exist is zeros.
+    template <class Panel, int kPanels>
+    __device__ __forceinline__ void load_pages(Panel (&panels)[kPanels], const CUtensorMap& map, const Block& block,
+                                               ptx::Mbarrier& full) {
+        const Cache& cache = launch.cache;
+        const int rows = launch.page_rows;
+        const int end = min(block.keys, kConfig.block_kv);
+        ptx::mbarrier_arrive_expect(full, (end + rows - 1) / rows * rows * kPanels * kPanelRowBytes);
+#pragma unroll 2
+        for (int row = 0; row < end; row += rows) {
+            const int number = cache.page_size.quotient(block.row + row);
+            const int row_of_page = block.row + row - number * cache.page_size.divisor();
+            const int page = cache.pages[block.batch * cache.pages_batch + number * cache.pages_step];
+#pragma unroll
+            for (int s = 0; s < kPanels; ++s) {
+                ptx::tma_load_4d(&panels[s][row], map, s * kPanelColumns, row_of_page, block.head, page, full,
+                                 ptx::CacheHint::evict_last);
+            }
+        }
     }
 };
 

@@ -7,8 +7,8 @@
 
 #include "cuda/fa3/forward/launch.hpp"
 #include "cuda/fa3/host/block_range.hpp"
+#include "cuda/tile/cache.cuh"
 #include "cuda/tile/pipeline.cuh"
-#include "cuda/tile/sequence.cuh"
 
 namespace tessera::cuda::fa3 {
 
@@ -16,7 +16,8 @@ namespace tessera::cuda::fa3 {
 /// registers.
 struct WorkTile {
     int batch, head, kv_head;  ///< head: the first of those that PackGQA put into the tile
-    int first_q, first_kv;     ///< rows of the tensors where a varlen sequence begins; 0 when dense
+    int first_q, first_kv;     ///< rows of the tensors where a varlen sequence begins; 0 when dense. In a cache,
+                               ///< first_kv counts from the slot's first row
     int q_begin, q_end;        ///< queries of the sequence; an empty range past a varlen sequence's end
     int low, high, last_key;   ///< the band: query q sees keys q + low to q + high, up to last_key
     BlockRange blocks;
@@ -39,6 +40,13 @@ struct ThreadRows {
           head{tile.head + pack.head(row), tile.head + pack.head(row + 8)} {}
 };
 
+/// Sets the tile's band to that of its sequence.
+__device__ __forceinline__ void set_band(WorkTile& tile, const Mask& mask, const Sequence& sequence) {
+    const Band band = mask.bind(sequence.len_q, sequence.len_kv);
+    tile.low = static_cast<int>(band.low);
+    tile.high = static_cast<int>(band.high);
+}
+
 /// The tile at an index of the launch order.
 template <Config kConfig>
 __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
@@ -58,10 +66,14 @@ __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
         block = of.block;
         tile.batch = of.batch;
         tile.head = at.head << launch.pack.shift;
-        sequence = sequence_of(p, tile.batch);
-        const Band band = p.mask.bind(sequence.len_q, sequence.len_kv);
-        tile.low = static_cast<int>(band.low);
-        tile.high = static_cast<int>(band.high);
+        if constexpr (!kConfig.cached) {
+            sequence = sequence_of(p, tile.batch);
+            set_band(tile, p.mask, sequence);
+        }
+    }
+    if constexpr (kConfig.cached) {
+        sequence = cached_sequence_of(p, launch.cache, tile.batch).sequence;
+        set_band(tile, p.mask, sequence);
     }
     tile.kv_head = launch.group.quotient(tile.head);
     tile.first_q = static_cast<int>(sequence.first_q);

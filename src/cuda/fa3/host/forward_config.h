@@ -22,6 +22,7 @@ struct Config {
     int short_row = 0;
     int short_even_row = 0;
     bool masked_only = false;  ///< the shape is chosen for calls with a mask only
+    bool cached = false;       ///< K and V are in slots or pages of a cache
 
     /// O has its own shared memory; else the epilogue's O aliases a stage of K and one of V (hand_stages_to_epilogue).
     constexpr bool own_o() const { return q_stages > 1; }
@@ -46,11 +47,13 @@ struct Config {
     constexpr int v_panels() const { return (head_dim_v + 63) / 64; }
     constexpr int block_q() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
+    /// Does the producer need registers for a page table or the general path?
+    constexpr bool large_producer() const { return cached || scores == Scores::general; }
     /// Registers of a thread at launch, and after setmaxnreg moved some from the producer to the consumers; multiples
     /// of 8.
     constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
-    constexpr int producer_registers() const { return consumers == 3 ? 32 : scores == Scores::general ? 56 : 40; }
-    constexpr int consumer_registers() const { return consumers == 3 ? 160 : scores == Scores::general ? 224 : 232; }
+    constexpr int producer_registers() const { return consumers == 3 ? 32 : large_producer() ? 56 : 40; }
+    constexpr int consumer_registers() const { return consumers == 3 ? 160 : large_producer() ? 224 : 232; }
     /// With more registers than the thread block has, setmaxnreg.inc would wait forever.
     constexpr bool registers_fit() const {
         return producer_registers() + consumers * consumer_registers() <= (consumers + 1) * launch_registers();
@@ -151,8 +154,25 @@ struct HeadDim128General {
                                     .q_stages = 1,
                                     .scores = Scores::general};
 };
+/// Returns the shape for keys in a cache, for rows of all lengths. It has the bits of that shape without a cache.
+constexpr Config in_cache(Config config) {
+    config.short_row = config.short_even_row = 0;
+    config.masked_only = false;
+    config.cached = true;
+    return config;
+}
+struct HeadDim64Cached {
+    static constexpr Config kConfig = in_cache(HeadDim64Short::kConfig);
+};
+struct HeadDim128Cached {
+    static constexpr Config kConfig = in_cache(HeadDim128::kConfig);
+};
+struct HeadDim256Cached {
+    static constexpr Config kConfig = in_cache(HeadDim256Masked::kConfig);
+};
 using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256Masked,
                          HeadDim256, HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi,
-                         HeadDim64Dropout, HeadDim128Dropout, HeadDim64General, HeadDim128General>;
+                         HeadDim64Dropout, HeadDim128Dropout, HeadDim64General, HeadDim128General, HeadDim64Cached,
+                         HeadDim128Cached, HeadDim256Cached>;
 
 }  // namespace tessera::cuda::fa3

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "cuda/fa3/host/forward_config.h"
@@ -18,7 +19,7 @@
 namespace tessera::cuda::fa3 {
 
 /// Do the tiles of a call take different times?
-inline bool uneven(const Problem& p) { return p.ragged || !p.mask.trivial(); }
+inline bool uneven(const Problem& p) { return p.ragged || p.kv_lengths || !p.mask.trivial(); }
 
 /// The score modification of a Problem.
 inline Scores scores_of(const Problem& p) {
@@ -70,8 +71,9 @@ inline bool wants_short(const Problem& p) {
 /// end at a smaller head_dim.
 inline std::optional<std::size_t> shape_of(const Problem& p, Scores scores) {
     return Shapes::first([&](const Config& c) {
-        return c.scores == scores && p.head_dim <= c.head_dim && p.head_dim_v <= c.head_dim_v &&
-               (c.short_row == 0 || wants_short(p)) && !(c.masked_only && p.mask.trivial());
+        return c.scores == scores && c.cached == p.kv_lengths && p.head_dim <= c.head_dim &&
+               p.head_dim_v <= c.head_dim_v && (c.short_row == 0 || wants_short(p)) &&
+               !(c.masked_only && p.mask.trivial());
     });
 }
 inline std::optional<std::size_t> shape_of(const Problem& p) { return shape_of(p, scores_of(p)); }
@@ -90,6 +92,11 @@ constexpr std::int64_t largest_dim(Scores scores) {
 inline Config config_of(const Problem& p) {
     const std::optional<std::size_t> own = shape_of(p);
     return Shapes::kConfigs[own ? *own : *shape_of(p, Scores::plain)];
+}
+
+/// Rows of a TMA box that loads keys from pages: the most that divide a page and a block of keys.
+inline int page_rows(const Problem& p, const Config& c) {
+    return static_cast<int>(std::gcd(p.page_size, std::int64_t{c.block_kv}));
 }
 
 inline Tile tile_of(const Problem& p) {
