@@ -12,8 +12,8 @@ run (the sum of 4 GiB of floats) that the bytes of K and V of live keys stand fo
 tokens in random order; "slots" is a contiguous cache with lengths on the device. Peers have the same keys without a
 cache. Before timing, O is compared with fp32 to 5e-3 of its norm, and LSE to 1e-3. --before times another build too.
 
---set prefill times a chunk of a prompt on pages that hold older keys, beside cuda.fa3.forward on the same keys without a
-cache: microseconds, TFLOP/s over visible pairs, and bytes of workspace. --set append times CUDA graphs of a step of
+--set prefill times a chunk of a prompt on pages that hold older keys, by cuda.decode.forward and cuda.fa3.forward, beside
+cuda.fa3.forward on the same keys without a cache: microseconds, TFLOP/s over visible pairs, and bytes of workspace. --set append times CUDA graphs of a step of
 decoding: attention alone, and the append of a token with rotary embedding before it. The share of the probe, and of the
 appending graph the microseconds on top.
 """
@@ -143,31 +143,33 @@ def write(options, lib, rows):
 def prefill(lib, options, dtype, flush):
     """Chunks of a prompt of 32/8 heads of 128, causal, on older keys in pages."""
     heads_q, heads_kv, dim = 32, 8, 128
-    print(f"{'chunk':>6} {'older':>6} {'page':>5}" + "".join(f"{n:>12}{'TFLOP/s':>9}{'workspace':>15}" for n in ("pages", "no cache")))
+    kinds = {"pages": ("cuda.decode.forward", True), "pages, fa3": ("cuda.fa3.forward", True), "no cache, fa3": ("cuda.fa3.forward", False)}
+    print(f"{'chunk':>6} {'older':>6} {'page':>5}" + "".join(f"{n:>14}{'TFLOP/s':>9}{'workspace':>15}" for n in kinds))
     for chunk, older, page in PREFILL:
         torch.cuda.empty_cache()
         keys = older + chunk
         make = lambda heads, rows: torch.randn(1, rows, heads, dim, device=flush.device, dtype=dtype).transpose(1, 2)
         q, k, v = make(heads_q, chunk), make(heads_kv, keys), make(heads_kv, keys)
-        calls, bytes_of, results, names = {}, {}, {}, {}
-        for name, at in (("pages", page), ("no cache", 0)):
-            shape, tensors = our_tensors((heads_q, heads_kv, dim, 1, keys, at, chunk), q, k, v, [keys])
-            own = abi.Options(struct_size=ctypes.sizeof(abi.Options), kernel=None if at else b"cuda.fa3.forward", backend=abi.CUDA)
-            names[name] = lib.plan(shape, own, abi.FORWARD).kernel.decode()
+        calls, bytes_of, results = {}, {}, {}
+        for name, (kernel, cached) in kinds.items():
+            shape, tensors = our_tensors((heads_q, heads_kv, dim, 1, keys, page if cached else 0, chunk), q, k, v, [keys])
+            own = abi.Options(struct_size=ctypes.sizeof(abi.Options), kernel=kernel.encode(), backend=abi.CUDA)
             bytes_of[name] = lib.workspace_bytes(lib.problem(shape), own, abi.FORWARD)
             results[name] = dict(o=torch.full_like(q, math.nan), lse=torch.full((1, heads_q, chunk), math.nan, device=q.device))
             calls[name] = lib.prepare(shape, own, abi.FORWARD, dict(tensors, **results[name]))
             calls[name]()
         times = {name: statistics.median(t) * 1e3 for name, t in torch_cuda.times_of(calls, options.repeat, flush).items()}
         flop = 4 * heads_q * dim * (chunk * older + chunk * (chunk + 1) // 2)
+        wrong = " ".join(differs(*(results[n][t] for t in ("o", "lse") for n in (name, "no cache, fa3"))) for name in kinds)
+        bits = all(torch.equal(results["pages, fa3"][t], results["no cache, fa3"][t]) for t in ("o", "lse"))
         print(f"{chunk:>6} {older:>6} {page:>5}" +
-              "".join(f"{us:12.1f}{flop / us * 1e-6:9.1f}{bytes_of[name]:15,}" for name, us in times.items()) + "  " +
-              differs(*(results[n][t] for t in ("o", "lse") for n in ("pages", "no cache"))), flush=True)
-        write(options, lib, [{"kernel": names[name], "schedule": "fa2" if "decode" in names[name] else "fa3", "batch": 1, "len_q": chunk,
-                              "len_kv": -(-keys // page) * page if name == "pages" else keys, "heads_q": heads_q, "heads_kv": heads_kv,
+              "".join(f"{us:14.1f}{flop / us * 1e-6:9.1f}{bytes_of[name]:15,}" for name, us in times.items()) +
+              f"  {wrong} fa3's bits {'equal' if bits else 'differ'}", flush=True)
+        write(options, lib, [{"kernel": kinds[name][0], "schedule": "fa2" if "decode" in kinds[name][0] else "fa3", "batch": 1, "len_q": chunk,
+                              "len_kv": -(-keys // page) * page if kinds[name][1] else keys, "heads_q": heads_q, "heads_kv": heads_kv,
                               "head_dim": dim, "head_dim_v": dim, "mask": "causal bottom-right", "ms": us * 1e-3,
                               "tflops": flop / us * 1e-6, "workspace_bytes": bytes_of[name], "set": "prefill",
-                              **({"features": f"cache in pages of {page}", "lens_q": [chunk], "lens_kv": [keys]} if name == "pages" else {})}
+                              **({"features": f"cache in pages of {page}", "lens_q": [chunk], "lens_kv": [keys]} if kinds[name][1] else {})}
                              for name, us in times.items()])
 
 

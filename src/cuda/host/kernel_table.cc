@@ -255,8 +255,7 @@ std::span<const KernelEntry> kernel_entries() {
     const auto bf16 = DType::bf16, fp16 = DType::fp16, fp32 = DType::fp32;
     static const std::vector<KernelEntry> list = {
         {"cuda.decode.forward", Schedule::fa2, Pass::forward, {bf16, fp16}, refuse_decode, decode::tile_of, true},
-        // Its shapes for a cache are compiled and have not run on a GPU yet, so it serves none.
-        {"cuda.fa3.forward", Schedule::fa3, Pass::forward, {bf16, fp16}, refuse_fa3_forward, fa3::tile_of},
+        {"cuda.fa3.forward", Schedule::fa3, Pass::forward, {bf16, fp16}, refuse_fa3_forward, fa3::tile_of, true},
         {"cuda.fa3.backward", Schedule::fa3, Pass::backward, {bf16, fp16}, refuse_fa3_backward, fa3::backward::tile_of},
         {"cuda.fa2.forward", Schedule::fa2, Pass::forward, {bf16, fp16, fp32}, refuse_fa2_forward, fa2::tile_of},
         {"cuda.fa2.backward",
