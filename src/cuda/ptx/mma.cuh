@@ -49,6 +49,14 @@ __device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&matrices)[4], 
                  : "memory");
 }
 
+/// "Warp-level Matrix Instructions: movmatrix", .trans: an 8 x 8 matrix of 16-bit numbers, of which a lane has row
+/// lane / 4, columns 2 * (lane % 4) and the next, transposed.
+__device__ __forceinline__ std::uint32_t movmatrix_trans(std::uint32_t matrix) {
+    std::uint32_t transposed;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(matrix));
+    return transposed;
+}
+
 /// "Data Movement and Conversion Instructions: cp.async", .cg, 16 bytes past the L1; zeros, and no read, unless
 /// `valid`.
 __device__ __forceinline__ void cp_async_16(std::uint32_t to, const void* from, bool valid) {

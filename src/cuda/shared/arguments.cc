@@ -147,6 +147,13 @@ bool takes_byte_vectors(const Rows& rows, int dim) {
            rows.batch % kVector == 0 && rows.row % kVector == 0 && rows.head % kVector == 0;
 }
 
+bool takes_bias_pairs(const ForwardParams& params) {
+    const Bias& bias = params.bias;
+    const auto even = [](std::int64_t stride) { return stride % 2 == 0; };
+    return bias.data != nullptr && !bias.fp32 && bias.column == 1 && even(bias.batch) && even(bias.head) &&
+           even(bias.row) && even(params.len_kv) && reinterpret_cast<std::uintptr_t>(bias.data) % 4 == 0;
+}
+
 int heads_together(const Problem& p, std::int64_t l2_share) {
     const bool has_diagonal = p.ragged ? !p.mask.trivial() : p.mask.bind(p.len_q, p.len_kv).high < p.len_kv - 1;
     if (!has_diagonal) return 1;

@@ -118,7 +118,9 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
             backward::ask_schedule(p, [](const auto& schedule) -> backward::SequenceSchedule { return schedule; });
     launch.part_queries = backward::part_queries(p);
     launch.parts = backward::query_parts(p);
-    launch.scale_log2 = c.scores == Scores::general ? kLog2E : params.forward.scale * kLog2E;
+    const bool scaled = c.scores == Scores::general || c.scores == Scores::bias;
+    launch.scale_log2 = scaled ? kLog2E : params.forward.scale * kLog2E;
+    launch.bias_by_pairs = takes_bias_pairs(params.forward);
     if (c.scores == Scores::capped) launch.softcap = softcap_of(p.softcap, params.forward.scale);
     launch.dq_accumulators = backward::dq_accumulators(p);
     launch.blocks_q = static_cast<int>(backward::blocks_q(p));
@@ -155,6 +157,10 @@ cudaError_t launch_all(const Problem& p, const Launch& launch, cudaStream_t stre
         status = backward::launch_sink_gradient<kConfig.block_q>(launch, stream);
     if (status == cudaSuccess && has_keys(p) && !launch.gradients.only_dq) {
         status = launch_main<T, Shape>(launch, stream);
+    }
+    if constexpr (kConfig.scores == Scores::bias) {
+        if (status == cudaSuccess && launch.params.dbias.data != nullptr)
+            status = backward::launch_bias_gradient<T, Shape>(launch, stream);
     }
     if (status != cudaSuccess || !has_queries(p) || launch.params.dq.data == nullptr) return status;
     if constexpr (kConfig.splits_dv_dk()) return backward::launch_dq_kernel<T, Shape>(launch, stream);

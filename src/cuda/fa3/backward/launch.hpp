@@ -91,7 +91,8 @@ struct Launch {
     KeyBlockNumbering key_blocks;
     QueryTileNumbering query_tiles;
     SequenceSchedule schedule;  ///< the schedule of every sequence, unless ragged
-    float scale_log2;           ///< factor from Q K^T to units of log2; in general shapes, of the scores
+    float scale_log2;           ///< factor from Q K^T to units of log2; in shapes with a bias and general ones, of the
+                                ///< scores
     int dq_accumulators;        ///< 0, 1 or 2
     int blocks_q;               ///< query blocks of one head, over all sequences
     int blocks_kv;              ///< key blocks of one head, over all sequences
@@ -101,6 +102,7 @@ struct Launch {
     int parts;         ///< such launches
     int list_items;    ///< ragged: the capacity of the list
     Softcap softcap;   ///< capped shapes
+    bool bias_by_pairs;  ///< takes_bias_pairs
 };
 
 /// The counter from which CTAs of the main kernel draw their numbers.
@@ -141,6 +143,9 @@ cudaError_t launch_dkdv_reduce(const Launch& launch, cudaStream_t stream);
 /// Writes dQ from its accumulators, in shapes whose main kernel adds up dQ.
 template <class T, class Shape>
 cudaError_t launch_dq_convert(const Launch& launch, cudaStream_t stream);
+/// Computes the gradient of the bias, in the shapes with a bias.
+template <class T, class Shape>
+cudaError_t launch_bias_gradient(const Launch& launch, cudaStream_t stream);
 /// Sums the gradient of the sinks.
 template <int kBlockQ>
 cudaError_t launch_sink_gradient(const Launch& launch, cudaStream_t stream);

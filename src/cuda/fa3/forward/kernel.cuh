@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(co
     if (warpgroup == 0) {
         const int thread = static_cast<int>(threadIdx.x);
         ptx::setmaxnreg_dec<kConfig.producer_registers()>();
-        if (thread == 0) Producer<kConfig>{launch, shared}.run();
+        if (thread < kConfig.producer_threads()) Producer<kConfig>{launch, shared}.run();
         else if (thread >= 32) sanitize_v<T, kConfig>(shared, thread - 32);
     } else {
         ptx::setmaxnreg_inc<kConfig.consumer_registers()>();

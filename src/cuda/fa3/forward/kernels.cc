@@ -40,7 +40,9 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     launch.cache = cache;
     launch.page_rows = page_rows(p, c);
     if (p.kv_lengths && cache.count == 0) launch.params.len_kv = 0;  // no slots or pages: there are no keys
-    const bool scaled = c.scores == Scores::alibi || c.scores == Scores::general;  // ScoreMod scales
+    // ScoreMod scales:
+    const bool scaled = c.scores == Scores::alibi || c.scores == Scores::bias || c.scores == Scores::general;
+    launch.bias_by_pairs = takes_bias_pairs(params);
     launch.scale_log2 = scaled ? kLog2E : params.scale * kLog2E;
     launch.unscale = 1 / launch.scale_log2;
     if (c.scores == Scores::capped) launch.softcap = softcap_of(p.softcap, params.scale);
@@ -66,6 +68,12 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     return launch;
 }
 
+/// The shape of a call: a bias in fp32 takes the general one, which has the same tiles.
+std::size_t shape_of_call(const Problem& p, const ForwardParams& params) {
+    const std::size_t own = *shape_of(p);
+    return Shapes::kConfigs[own].scores == Scores::bias && params.bias.fp32 ? *shape_of(p, Scores::general) : own;
+}
+
 void forward(const ForwardCall& call) {
     const Problem& p = call.plan.problem;
     const ForwardParams params = forward_params(call);
@@ -78,7 +86,7 @@ void forward(const ForwardCall& call) {
         check(start_counter_reset(launch.tile_counter, stream_of(call)), "cuda.fa3.forward, tile counter");
     }
     const int blocks = std::min(properties(call.plan.device).multiprocessors, launch.order.tiles());
-    const cudaError_t status = Shapes::call(*shape_of(p), [&](auto shape) {
+    const cudaError_t status = Shapes::call(shape_of_call(p, params), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));
         return start_forward<__half, Shape>(launch, blocks, stream_of(call));

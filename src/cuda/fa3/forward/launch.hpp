@@ -30,6 +30,7 @@ struct Launch {
     bool residual_by_vectors;  ///< 8 bytes at a time
     unsigned* tile_counter;    ///< counter of the dynamic tile scheduler (start_counter_reset); null: static
     Cache cache;               ///< in the cached shapes: where K and V are
+    bool bias_by_pairs;        ///< takes_bias_pairs
     int page_rows;             ///< with pages: rows of a TMA box, which divide a page and a block of keys
 };
 

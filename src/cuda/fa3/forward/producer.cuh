@@ -14,37 +14,40 @@ namespace tessera::cuda::fa3 {
 
 /// One thread: all loads, in the order in which the consumers take them. V is loaded one block behind K, across tiles
 /// too, since the first scores of a tile overlap with the last P V of the previous tile.
+///
+/// In the cached shapes it is a warp: the lanes read the page table together, and lane 0 does all else.
 template <Config kConfig>
 struct Producer {
     struct Block {
         bool exists, partial;
         int row, head, batch;
-        int keys;  ///< in the cached shapes: keys from the block's first on
+        int boxes, box_set;  ///< in pages: TMA boxes with keys of the sequence, and where they are (find_boxes)
     };
 
     const Launch& launch;
     Shared<kConfig>& shared;
+    const int lane = static_cast<int>(threadIdx.x);
+    TileScheduler<kConfig> scheduler{launch, shared.tiles};
+    TileReader tiles{shared.tiles};  ///< cached shapes
     PipelineState<kConfig.q_stages> q{};
     PipelineState<kConfig.kv_stages> k{}, v{};
     Block pending_v{};      ///< the block whose K was loaded and whose V was not yet
     bool had_keys = false;  ///< a tile with keys came
+    int box_set = 0;        ///< in pages: the boxes of the next block
 
     __device__ __forceinline__ void run() {
-        TileScheduler<kConfig> scheduler{launch, shared.tiles};
         while (true) {
-            const WorkTile& tile = scheduler.next();
+            const WorkTile& tile = next_tile();
             if (!tile.exists) break;
             const int batch = launch.params.cu_seqlens_q != nullptr ? 0 : tile.batch;
             const int batch_kv = kConfig.cached ? slot_or_sequence(tile.batch) : batch;
             for (int n = tile.blocks.end - 1; n >= tile.blocks.begin; --n) {
-                const Block block{true,
-                                  tile.blocks.partial(n),
-                                  tile.first_kv + n * kConfig.block_kv,
-                                  tile.kv_head,
-                                  batch_kv,
-                                  tile.last_key + 1 - n * kConfig.block_kv};
+                Block block{true, tile.blocks.partial(n), tile.first_kv + n * kConfig.block_kv, tile.kv_head, batch_kv};
+                if constexpr (kConfig.cached) {
+                    if (in_pages()) find_boxes(block, tile.last_key + 1 - n * kConfig.block_kv);
+                }
                 const bool first = n == tile.blocks.end - 1;
-                if (n == tile.blocks.begin) scheduler.choose_next();
+                if (n == tile.blocks.begin) choose_next();
                 load_k(block);
                 if (pending_v.exists) load_v(pending_v);
                 if (first) load_q(tile, batch);
@@ -59,10 +62,26 @@ struct Producer {
             // Consumers wait for the last V of a tile before they look for the next tile, and more tiles without keys
             // than the ring has slots may follow.
             load_pending_v();
-            scheduler.choose_next();
+            choose_next();
         }
         load_pending_v();
         if (had_keys) hand_stages_to_epilogue();
+    }
+
+    /// Does this thread issue loads and arrive at barriers?
+    __device__ __forceinline__ bool issues() const { return !kConfig.cached || lane == 0; }
+
+    __device__ __forceinline__ const WorkTile& next_tile() {
+        if constexpr (!kConfig.cached) {
+            return scheduler.next();
+        } else {
+            if (lane == 0) scheduler.next();
+            __syncwarp();
+            return tiles[tiles.acquire(true)];
+        }
+    }
+    __device__ __forceinline__ void choose_next() {
+        if (issues()) scheduler.choose_next();
     }
 
     /// Loads the V block that is one behind K, if there is one.
@@ -77,16 +96,20 @@ struct Producer {
     __device__ __forceinline__ void hand_stages_to_epilogue() {
         if constexpr (!kConfig.own_o()) {
             shared.k_ring.producer_acquire(k);
-            ptx::mbarrier_arrive(shared.k_ring.full[k.index()]);
+            if (issues()) ptx::mbarrier_arrive(shared.k_ring.full[k.index()]);
             k.advance();
             shared.v_ring.producer_acquire(v);
-            ptx::mbarrier_arrive(shared.v_ring.full[v.index()]);
+            if (issues()) ptx::mbarrier_arrive(shared.v_ring.full[v.index()]);
             v.advance();
         }
     }
 
     __device__ __forceinline__ void load_q(const WorkTile& tile, int batch) {
         shared.q_ring.producer_acquire(q);
+        if (issues()) issue_q(tile, batch);
+        q.advance();
+    }
+    __device__ __forceinline__ void issue_q(const WorkTile& tile, int batch) {
         ptx::Mbarrier& full = shared.q_ring.full[q.index()];
         const int rows = launch.pack.query(64);
         const int row_blocks = kConfig.skips_blocks()
@@ -101,7 +124,6 @@ struct Producer {
                                  ptx::CacheHint::evict_first);
             }
         }
-        q.advance();
     }
     __device__ __forceinline__ void load_k(const Block& block) {
         shared.k_ring.producer_acquire(k);
@@ -118,35 +140,55 @@ struct Producer {
     template <class Panel, int kPanels>
     __device__ __forceinline__ void load(Panel (&panels)[kPanels], const CUtensorMap& map, const Block& block,
                                          ptx::Mbarrier& full) {
-        if (kConfig.cached && launch.cache.pages != nullptr) return load_pages(panels, map, block, full);
+        if (!issues()) return;
+        if constexpr (kConfig.cached) {
+            if (in_pages()) return load_pages(panels, map, block, full);
+        }
         ptx::mbarrier_arrive_expect(full, sizeof(panels));
         copy_in(panels, map, block.row, block.head, block.batch, full, ptx::CacheHint::evict_last);
     }
 
+    __device__ __forceinline__ bool in_pages() const { return launch.cache.pages != nullptr; }
     /// The index by which a sequence's keys are found: its own in the page table, or its slot.
     __device__ __forceinline__ int slot_or_sequence(int sequence) const {
         const Cache& cache = launch.cache;
         return cache.slots == nullptr ? sequence : cache.slots[sequence * cache.slots_step];
     }
 
-    /// Loads a block of keys from their pages, a box of page_rows rows at a time. Boxes without keys are left out, so
-    /// that no entry of the page table behind the sequence is read: their rows are hidden, and those of V sanitized. A
-    /// page that does not exist is zeros.
+    /// Finds the pages of a block of keys before its stages are free, a lane for each box of page_rows rows. `keys`:
+    /// the sequence's keys from the block's first on. Boxes without keys are left out, so that no entry of the page
+    /// table behind the sequence is read: their rows are hidden, and those of V sanitized.
+    __device__ __forceinline__ void find_boxes(Block& block, int keys) {
+        const Cache& cache = launch.cache;
+        const int rows = launch.page_rows;
+        block.boxes = (min(keys, kConfig.block_kv) + rows - 1) / rows;
+        block.box_set = box_set;
+        box_set ^= 1;
+        __syncwarp();  // lane 0 has loaded the V that was here
+        if (lane < block.boxes) {
+            const int row = block.row + lane * rows;
+            const int number = cache.page_size.quotient(row);
+            shared.boxes.of_block[block.box_set][lane] = {
+                row - number * cache.page_size.divisor(),
+                cache.pages[block.batch * cache.pages_batch + number * cache.pages_step]};
+        }
+        __syncwarp();
+    }
+
+    /// Loads a block of keys from their pages. A page that does not exist is zeros.
     template <class Panel, int kPanels>
     __device__ __forceinline__ void load_pages(Panel (&panels)[kPanels], const CUtensorMap& map, const Block& block,
                                                ptx::Mbarrier& full) {
-        const Cache& cache = launch.cache;
         const int rows = launch.page_rows;
-        const int end = min(block.keys, kConfig.block_kv);
-        ptx::mbarrier_arrive_expect(full, (end + rows - 1) / rows * rows * kPanels * kPanelRowBytes);
-#pragma unroll 2
-        for (int row = 0; row < end; row += rows) {
-            const int number = cache.page_size.quotient(block.row + row);
-            const int row_of_page = block.row + row - number * cache.page_size.divisor();
-            const int page = cache.pages[block.batch * cache.pages_batch + number * cache.pages_step];
+        ptx::mbarrier_arrive_expect(full, block.boxes * rows * kPanels * kPanelRowBytes);
+        const PageBox* box = shared.boxes.of_block[block.box_set];
+        int row = 0;
+#pragma unroll 4
+        for (int i = 0; i < block.boxes; ++i, row += rows) {
+            const PageBox at = box[i];
 #pragma unroll
             for (int s = 0; s < kPanels; ++s) {
-                ptx::tma_load_4d(&panels[s][row], map, s * kPanelColumns, row_of_page, block.head, page, full,
+                ptx::tma_load_4d(&panels[s][row], map, s * kPanelColumns, at.row, block.head, at.page, full,
                                  ptx::CacheHint::evict_last);
             }
         }

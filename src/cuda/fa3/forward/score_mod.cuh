@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ScoreMod: changes of scores and probabilities besides scale, mask and softmax (PyTorch's score_mod). There is one
-// specialisation each for softcap, ALiBi, dropout and the general path, and an empty one for plain shapes. All have
+// specialisation each for softcap, ALiBi, a bias, dropout and the general path, and an empty one for plain shapes. All
+// have
 //
 //     transform(scores, first_key)    elements of Q K^T, [2 rows][kCount / 2 columns], before the softmax
-//     draw(first_key)                 the dropout mask of a block, under a GEMM
+//     draw(first_key)                 the dropout mask or the bias of a block, under a GEMM
 //     drop(probabilities, i)          dropout on two 16-bit probabilities, elements i and i + 1
 #pragma once
 
 #include "cuda/fa3/forward/dropout.cuh"
 #include "cuda/fa3/forward/softmax.cuh"
 #include "cuda/fa3/forward/tile_scheduler.cuh"
+#include "cuda/tile/head_bias.cuh"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/softcap.cuh"
@@ -98,6 +100,58 @@ struct ScoreMod<T, kBlockKv, Scores::alibi> {
     __device__ __forceinline__ std::uint32_t drop(std::uint32_t probabilities, int) const { return probabilities; }
 };
 
+/// An additive bias: a score becomes scale * score + bias. The bias of a block is loaded under the block's GEMMs.
+/// Queries and keys past the end get the bias of others, since the mask hides them.
+template <class T, int kBlockKv>
+struct ScoreMod<T, kBlockKv, Scores::bias> {
+    const Launch& launch;
+    const char* rows[2];  ///< the bias of the thread's queries at key 0
+    int last_key;
+    std::uint32_t pairs[2][kBlockKv / 8];
+
+    __device__ __forceinline__ ScoreMod(const Launch& launch, const WorkTile& tile, int row, int)
+        : launch(launch), last_key(tile.last_key) {
+        for (int r = 0; r < 2; ++r) {
+            const int query = min(tile.q_begin + row + 8 * r, tile.q_end - 1);
+            rows[r] = bias_row(launch.params.bias, tile.batch, tile.head, query);
+        }
+    }
+    /// The thread's first column of a block.
+    __device__ __forceinline__ static int column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
+
+    __device__ __forceinline__ void draw(int first_key) {
+        const int key = first_key + column();
+        if (launch.bias_by_pairs && first_key + kBlockKv - 1 <= last_key) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const char* const row = rows[r] + 2 * std::int64_t{key};
+#pragma unroll
+                for (int j = 0; j < kBlockKv / 8; ++j) pairs[r][j] = bias_pair(row, 8 * j);
+            }
+        } else {
+            const Bias& bias = launch.params.bias;
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+#pragma unroll
+                for (int j = 0; j < kBlockKv / 8; ++j) {
+                    pairs[r][j] = bias_pair_of_elements(bias, rows[r], ptx::opaque(key) + 8 * j, last_key);
+                }
+            }
+        }
+    }
+    template <int kCount>
+    __device__ __forceinline__ void transform(float (&scores)[kCount], int) const {
+        const float scale = launch.params.scale;
+#pragma unroll
+        for (int i = 0; i < kCount; i += 2) {
+            const float2 bias = unpack_bias<T>(pairs[row_of(i)][i / 4]);
+            scores[i] = fmaf(scores[i], scale, bias.x);
+            scores[i + 1] = fmaf(scores[i + 1], scale, bias.y);
+        }
+    }
+    __device__ __forceinline__ std::uint32_t drop(std::uint32_t probabilities, int) const { return probabilities; }
+};
+
 /// Dropout: the mask of a block is drawn under the block's GEMMs.
 template <class T, int kBlockKv>
 struct ScoreMod<T, kBlockKv, Scores::dropout> {
@@ -133,22 +187,17 @@ struct ScoreMod<T, kBlockKv, Scores::general> {
     __device__ __forceinline__ ScoreMod(const Launch& launch, const WorkTile& tile, int row, int own_lane)
         : launch(launch),
           tile(tile),
-          head(launch.params, sequence_of(launch.params, tile.batch), tile.batch, tile.head, inputs_of(launch, tile)),
+          head(launch.params, sequence_of(launch.params, tile.batch), tile.batch, tile.head),
           query(tile.q_begin + row),
           lane(own_lane) {}
-
-    /// The inputs without the bias, which this kernel refuses, so that no code is compiled for it.
-    __device__ __forceinline__ static ScoreInputs inputs_of(const Launch& launch, const WorkTile& tile) {
-        ScoreInputs inputs(launch.params, tile.batch, tile.head);
-        inputs.bias = nullptr;
-        return inputs;
-    }
 
     /// The result is in units of the natural logarithm.
     template <int kCount>
     __device__ __forceinline__ void transform(float (&scores)[kCount], int first_key) const {
         auto& fragments = reinterpret_cast<float(&)[kCount / 4][4]>(scores);
-        head.template transform<false>(fragments, Band32{}, query, first_key + lane % 4 * 2);
+        const int key = first_key + lane % 4 * 2;
+        if (head.bias == nullptr) head.template transform<false>(fragments, Band32{}, query, key);
+        else head.template transform<true>(fragments, tile.band(), query, key);  // hidden keys may have no bias
     }
 
     __device__ __forceinline__ void draw(int first_key) {

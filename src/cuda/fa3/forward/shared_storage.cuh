@@ -29,6 +29,20 @@ struct OutputTiles {
 template <Config kConfig>
 struct OutputTiles<kConfig, false> {};
 
+/// A TMA box of keys in a page: its first row there.
+struct PageBox {
+    int row, page;
+};
+
+/// Cached shapes: the boxes of two blocks of keys, that whose K is loaded and that whose V is.
+template <bool kCached>
+struct PageBoxes {
+    static constexpr int kMost = 16;  ///< of 8 rows
+    PageBox of_block[2][kMost];
+};
+template <>
+struct PageBoxes<false> {};
+
 /// Shared memory of one thread block. Q is kept by warpgroup. The panels come first, since their swizzle needs
 /// addresses at multiples of 1024 bytes.
 template <Config kConfig>
@@ -44,6 +58,7 @@ struct alignas(1024) Shared : OutputTiles<kConfig, kConfig.own_o()> {
     TileRing tiles;
     WorkTile epilogue_tiles[4 * kConfig.consumers];  ///< one per warp: the tile whose epilogue comes next
     ptx::Mbarrier v_unsanitized[kConfig.kv_stages];  ///< V of a partial block has arrived and is to be sanitized
+    [[no_unique_address]] PageBoxes<kConfig.cached> boxes;
 
     __device__ void init_barriers() {
         constexpr int kReaders = 4 * kConfig.consumers;  // one arrival a warp

@@ -97,6 +97,12 @@ struct HeadDim64Dropout {
 struct HeadDim128Dropout {
     static constexpr Config kConfig = with(Scores::dropout, HeadDim128::kConfig);
 };
+struct HeadDim64Bias {
+    static constexpr Config kConfig = with(Scores::bias, HeadDim64::kConfig);
+};
+struct HeadDim128Bias {
+    static constexpr Config kConfig = with(Scores::bias, HeadDim128::kConfig);
+};
 struct HeadDim64General {
     static constexpr Config kConfig{.head_dim = 64, .head_dim_v = 64, .scores = Scores::general};
 };
@@ -105,7 +111,7 @@ struct HeadDim128General {
 };
 using Shapes = ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64Capped,
                          HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi, HeadDim64Dropout, HeadDim128Dropout,
-                         HeadDim64General, HeadDim128General>;
+                         HeadDim64Bias, HeadDim128Bias, HeadDim64General, HeadDim128General>;
 
 /// The shapes whose kernels run before and after the main one: `Delta` computes any score modification, and `Sums`
 /// none.
@@ -124,6 +130,16 @@ struct KernelsBeside<HeadDim64Alibi> : KernelsBeside<HeadDim64Capped> {};
 template <>
 struct KernelsBeside<HeadDim64Dropout> : KernelsBeside<HeadDim64Capped> {};
 template <>
+struct KernelsBeside<HeadDim64Bias> {
+    using Delta = HeadDim64Bias;
+    using Sums = HeadDim64;
+};
+template <>
+struct KernelsBeside<HeadDim128Bias> {
+    using Delta = HeadDim128Bias;
+    using Sums = HeadDim128;
+};
+template <>
 struct KernelsBeside<HeadDim128Capped> {
     using Delta = HeadDim128General;
     using Sums = HeadDim128;
@@ -138,7 +154,7 @@ struct KernelsBeside<HeadDim128General> : KernelsBeside<HeadDim128Capped> {};
 /// The shapes that kernels beside the main one are compiled for: those that compute delta; those that write dQ from its
 /// accumulators; those that sum dK and dV; and those that make dQ, where the main kernel does not add it up.
 using DeltaShapes = ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64Dropout,
-                              HeadDim64General, HeadDim128General>;
+                              HeadDim64Bias, HeadDim128Bias, HeadDim64General, HeadDim128General>;
 using ShapesAddingDq = ShapeList<HeadDim64, HeadDim128, HeadDim64General>;
 using ReduceShapes = ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64General>;
 using ShapesSplitDvDk = ShapeList<HeadDim192V128, HeadDim192, HeadDim256>;

@@ -24,6 +24,7 @@ inline constexpr double kMaxSoftcap = 128;
 /// The score modification of a Problem.
 inline Scores scores_of(const Problem& p) {
     const bool drops = p.dropout.probability > 0;
+    if (p.bias && !p.alibi && p.softcap <= 0 && !drops) return Scores::bias;
     if (!scale_can_wait(p) || p.bias || (p.alibi ? 1 : 0) + (p.softcap > 0 ? 1 : 0) + (drops ? 1 : 0) > 1) {
         return Scores::general;
     }

@@ -47,6 +47,8 @@ struct Config {
     constexpr int v_panels() const { return (head_dim_v + 63) / 64; }
     constexpr int block_q() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
+    /// Threads that issue loads: in the cached shapes a warp, whose lanes read the page table.
+    constexpr int producer_threads() const { return cached ? 32 : 1; }
     /// Does the producer need registers for a page table or the general path?
     constexpr bool large_producer() const { return cached || scores == Scores::general; }
     /// Registers of a thread at launch, and after setmaxnreg moved some from the producer to the consumers; multiples
@@ -135,6 +137,24 @@ struct HeadDim64Dropout {
 struct HeadDim128Dropout {
     static constexpr Config kConfig = with(Scores::dropout, HeadDim128::kConfig);
 };
+struct HeadDim64Bias {
+    static constexpr Config kConfig{.head_dim = 64,
+                                    .head_dim_v = 64,
+                                    .block_kv = 64,
+                                    .consumers = 2,
+                                    .kv_stages = 4,
+                                    .q_stages = 2,
+                                    .scores = Scores::bias};
+};
+struct HeadDim128Bias {
+    static constexpr Config kConfig{.head_dim = 128,
+                                    .head_dim_v = 128,
+                                    .block_kv = 64,
+                                    .consumers = 2,
+                                    .kv_stages = 4,
+                                    .q_stages = 2,
+                                    .scores = Scores::bias};
+};
 /// The general path has shorter blocks, which leaves registers for it.
 struct HeadDim64General {
     static constexpr Config kConfig{.head_dim = 64,
@@ -172,7 +192,7 @@ struct HeadDim256Cached {
 };
 using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256Masked,
                          HeadDim256, HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi,
-                         HeadDim64Dropout, HeadDim128Dropout, HeadDim64General, HeadDim128General, HeadDim64Cached,
-                         HeadDim128Cached, HeadDim256Cached>;
+                         HeadDim64Dropout, HeadDim128Dropout, HeadDim64Bias, HeadDim128Bias, HeadDim64General,
+                         HeadDim128General, HeadDim64Cached, HeadDim128Cached, HeadDim256Cached>;
 
 }  // namespace tessera::cuda::fa3

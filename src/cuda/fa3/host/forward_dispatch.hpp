@@ -24,6 +24,7 @@ inline bool uneven(const Problem& p) { return p.ragged || p.kv_lengths || !p.mas
 /// The score modification of a Problem.
 inline Scores scores_of(const Problem& p) {
     if (p.alibi && !p.bias && p.softcap <= 0 && p.dropout.probability <= 0) return Scores::alibi;
+    if (p.bias && !p.alibi && p.softcap <= 0 && p.dropout.probability <= 0) return Scores::bias;
     if (p.alibi || p.bias || !scale_can_wait(p)) return Scores::general;
     if (p.dropout.probability > 0) return p.softcap > 0 ? Scores::general : Scores::dropout;
     if (p.softcap <= 0) return Scores::plain;

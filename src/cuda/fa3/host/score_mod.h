@@ -11,6 +11,7 @@ enum class Scores {
     capped,   ///< softcap
     alibi,    ///< ALiBi
     dropout,  ///< none; dropout on the probabilities
+    bias,     ///< an additive bias
     general,  ///< several of these, and scales of 0 and less
 };
 

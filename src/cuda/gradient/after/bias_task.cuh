@@ -35,6 +35,7 @@ struct BiasTask {
     Part q_tiles;
     Part key_tiles;
 
+    BiasTask() = default;
     __device__ BiasTask(const ForwardParams& p, const BiasGradient& dbias, unsigned index, int q_count, int key_count) {
         key_tiles = take_part(index, dbias.column, key_count);
         q_tiles = take_part(index, dbias.row, q_count);
@@ -43,12 +44,14 @@ struct BiasTask {
     }
 
     /// Writes a tile of sums, [kRows][pitch] floats in shared memory, summed over dimensions in which the bias has one
-    /// element.
+    /// element. `thread`: of `threads` that store it together.
     template <class T, int kRows, int kColumns>
-    __device__ void store(const ForwardParams& p, const BiasGradient& dbias, const float* sums, int pitch) const {
+    __device__ void store(const ForwardParams& p, const BiasGradient& dbias, const float* sums, int pitch,
+                          int thread = static_cast<int>(threadIdx.x),
+                          int threads = static_cast<int>(blockDim.x)) const {
         const int rows = dbias.row == 0 ? 1 : kRows;
         const int columns = dbias.column == 0 ? 1 : kColumns;
-        for (int i = static_cast<int>(threadIdx.x); i < rows * columns; i += static_cast<int>(blockDim.x)) {
+        for (int i = thread; i < rows * columns; i += threads) {
             const int row = i / columns;
             const int column = i % columns;
             float sum = 0;
@@ -78,7 +81,8 @@ struct BiasTask {
 };
 
 /// CTAs of the gradient of the bias.
-inline std::int64_t bias_tasks(const ForwardParams& p, const BiasGradient& dbias, int q_count, int key_count) {
+TESSERA_HOST_DEVICE inline std::int64_t bias_tasks(const ForwardParams& p, const BiasGradient& dbias, int q_count,
+                                                   int key_count) {
     const auto count = [](std::int64_t stride, std::int64_t size) { return stride == 0 ? 1 : size; };
     return count(dbias.batch, p.batch) * count(dbias.head, p.heads_q) * count(dbias.row, q_count) *
            count(dbias.column, key_count);

@@ -17,6 +17,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/fragment.cuh"
+#include "cuda/tile/head_bias.cuh"
 #include "cuda/tile/score.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/sink.cuh"
@@ -61,6 +62,7 @@ struct DeltaConsumer {
     }
     __device__ __forceinline__ void run();
     __device__ __forceinline__ void apply_mask(float (&values)[kPairs], int first_key, float masked) const;
+    __device__ __forceinline__ void add_bias(int key);
     __device__ __forceinline__ void exponentiate();
     __device__ __forceinline__ void add_p();
     __device__ __forceinline__ void add_p_dp();
@@ -81,6 +83,19 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::apply_mask(float (&va
             if (row_of(i) == r && (column_of(i) < first || column_of(i) > last)) values[i] = masked;
         }
     }
+}
+
+/// Turns elements of Q K^T into scores with a bias, rounded as the main kernel rounds them. `key`: the thread's first.
+template <class T, Config kConfig>
+__device__ __forceinline__ void DeltaConsumer<T, kConfig>::add_bias(int key) {
+    const ForwardParams& p = launch.params.forward;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+        const char* const row = bias_row(p.bias, tile.batch, tile.head, min(query(row_of(i)), p.len_q - 1));
+        dp[i] = bias_element<T>(p.bias, row, min(key + column_of(i), p.len_kv - 1));
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) s[i] = fmaf(s[i], p.scale, dp[i]);
 }
 
 /// Turns scores into P; in large rows into exp(score - the largest score so far), as the forward's online softmax does.
@@ -179,24 +194,31 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
         wait_for(shared.k_ring.full[at.index()], at.phase());
         start_query_scores<T, kConfig, kConfig.head_dim>(s, q, uniform(row_descriptor(shared.k[at.index()])));
         wait_for(shared.v_ring.full[at.index()], at.phase());
-        start_query_scores<T, kConfig, kConfig.head_dim_v>(dp, d_o, uniform(row_descriptor(shared.v[at.index()])));
-        ptx::wgmma_wait<1>();
+        const auto start_dp = [&] {
+            start_query_scores<T, kConfig, kConfig.head_dim_v>(dp, d_o, uniform(row_descriptor(shared.v[at.index()])));
+        };
+        constexpr bool kHasBias = kConfig.scores == Scores::bias;  // it is added in the registers of dP
+        if constexpr (!kHasBias) start_dp();
+        ptx::wgmma_wait<kHasBias ? 0 : 1>();
         ptx::warpgroup_fence_operand(s);
         if (lane() == 0) shared.k_ring.consumer_release(at);
         const int first_key = n * kConfig.block_kv;
         const bool full = tile.schedule.unmasked(tile.query + 64 * warpgroup, 64, first_key, kConfig.block_kv);
         const int first_column = 2 * (lane() % 4);
-        if constexpr (kConfig.scores != Scores::plain) {
+        if constexpr (kHasBias) {
+            add_bias(first_key + first_column);
+        } else if constexpr (kConfig.scores != Scores::plain) {
             auto& fragments = reinterpret_cast<float(&)[kPairs / 4][4]>(s);
             head.template transform<false>(fragments, Band32(Band{}), query(0), first_key + first_column);
         }
         if (!full) apply_mask(s, first_key, -INFINITY);
         exponentiate();
         add_p();
-        if constexpr (kConfig.scores != Scores::plain) {
+        if constexpr (kConfig.scores != Scores::plain && !kHasBias) {
             auto& fragments = reinterpret_cast<float(&)[kPairs / 4][4]>(s);
             if (head.drops()) head.drop(fragments, query(0), first_key + first_column, lane());
         }
+        if constexpr (kHasBias) start_dp();
         ptx::wgmma_wait<0>();
         ptx::warpgroup_fence_operand(dp);
         if (lane() == 0) shared.v_ring.consumer_release(at);

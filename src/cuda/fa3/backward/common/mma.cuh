@@ -43,21 +43,18 @@ __device__ __forceinline__ void start_scores_of_registers(float (&s)[32], const 
     ptx::wgmma_commit();
 }
 
-/// S = Q K^T or dP = dO V^T, with the outer loop over queries: [64 queries][kBlockKv].
-template <class T, Config kConfig, int kDim>
-__device__ __forceinline__ void start_query_scores(float (&s)[kConfig.block_kv / 2], std::uint64_t queries,
-                                                   std::uint64_t keys) {
-    constexpr int kBlockKv = kConfig.block_kv;
+/// S = Q K^T or dP = dO V^T, with the outer loop over queries: [64 queries][kKeys].
+template <class T, Config kConfig, int kDim, int kKeys = kConfig.block_kv>
+__device__ __forceinline__ void start_query_scores(float (&s)[kKeys / 2], std::uint64_t queries, std::uint64_t keys) {
     constexpr int kQueryPanel = kConfig.block_q * kPanelRowBytes >> 4;
-    constexpr int kKeyPanel = kBlockKv * kPanelRowBytes >> 4;
+    constexpr int kKeyPanel = kConfig.block_kv * kPanelRowBytes >> 4;
     ptx::warpgroup_fence_operand(s);
     ptx::wgmma_fence();
 #pragma unroll
     for (int column = 0; column < kDim; column += 16) {
         const int panel = column / kPanelColumns;
         const int step = column % kPanelColumns / 16 * kStepColumns;
-        ptx::wgmma_ss<kBlockKv, T>(s, queries + panel * kQueryPanel + step, keys + panel * kKeyPanel + step,
-                                   column > 0);
+        ptx::wgmma_ss<kKeys, T>(s, queries + panel * kQueryPanel + step, keys + panel * kKeyPanel + step, column > 0);
     }
     ptx::wgmma_commit();
 }

@@ -16,10 +16,12 @@ __device__ __forceinline__ float exponent_beside(float score, float minus_larges
     return __fmul_rn(__fadd_rn(score, minus_largest), kLog2E);
 }
 
-/// P of a score, with the RowStats of its query. In shapes for general scores the score has its scale already.
+/// P of a score, with the RowStats of its query. In shapes with a bias or for general scores the score has its scale
+/// already.
 template <Scores kScores>
 __device__ __forceinline__ float probability(float score, const Launch& launch, float minus_lse, float inverse_sum) {
-    const float scale = kScores == Scores::general ? 1.0F : launch.params.forward.scale;
+    constexpr bool kScaled = kScores == Scores::general || kScores == Scores::bias;
+    const float scale = kScaled ? 1.0F : launch.params.forward.scale;
     const float ordinary = fmaf(score, launch.scale_log2, minus_lse);
     const float beside_most = exponent_beside(__fmul_rn(score, scale), minus_lse);
     return ptx::exp2_approx(inverse_sum == 0 ? ordinary : beside_most) * (inverse_sum == 0 ? 1.0F : inverse_sum);

@@ -158,6 +158,20 @@ struct ConsumerThread : ConsumerState<kConfig> {
         if constexpr (kConfig.scores == Scores::dropout) return ds_factor() * launch.params.forward.keep_scale;
         else return ds_factor();
     }
+    /// Turns S^T, which is complete, into scores.
+    __device__ __forceinline__ void add_bias(float (&s)[kPairs], int half = 0) const {
+        if constexpr (kConfig.scores == Scores::bias) {
+            const ForwardParams& p = launch.params.forward;
+            const char* const head = bias_row(p.bias, block().batch, shared.head[q.index()], 0);
+            const int warp_query = first_query() + Config::kRows * half;
+            const int warp_key = block().n * kConfig.block_kv + first_row() + 16 * warp();
+            if (launch.bias_by_pairs && warp_query + Config::kRows <= p.len_q && warp_key + 16 <= p.len_kv) {
+                add_bias_pairs<T>(s, p, head, warp_query, warp_key, lane());
+            } else {
+                add_bias_elements<T>(s, p, head, query(half), key());
+            }
+        }
+    }
     __device__ __forceinline__ void exponentiate(float (&s)[kPairs], const float4 (&minus_lse)[kChunks],
                                                  const StepMod& mod, int half = 0) const;
     __device__ __forceinline__ void capped_gradients(float (&s)[kPairs], float (&dp)[kPairs], int half) const;

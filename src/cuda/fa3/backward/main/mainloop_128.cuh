@@ -165,7 +165,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_score_mo
         for (int e = 0; e < 2; ++e) {
             float& score = s[i + e];
             const float derivative =
-                score_mod.template transform<kConfig.scores>(score, query + column_of(i + e), key + 8 * row_of(i));
+                score_mod.template transform<T, kConfig.scores>(score, query + column_of(i + e), key + 8 * row_of(i));
             float p_of_pair = probability<kConfig.scores>(score, launch, element_of(minus_lse, i + e),
                                                           element_of(inverse_sum, i + e));
             if (!full && !mask.sees(i + e)) p_of_pair = 0;
@@ -209,6 +209,7 @@ __device__ __forceinline__ void Consumer<T, kConfig>::make_ds() {
     // The mask of dropout is drawn first, in registers that LSE would take.
     constexpr bool kReadsEarly = kConfig.scores != Scores::dropout && !kCapped;
     float4 minus_lse[kChunks], delta[kChunks];
+    Base::add_bias(s);
     if constexpr (kReadsEarly) Base::read_stats(minus_lse, &RowStats::minus_lse);
     Base::wait_for_do();
     start_dp();

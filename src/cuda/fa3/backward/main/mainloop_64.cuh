@@ -98,6 +98,7 @@ __device__ __forceinline__ void KeyConsumer<T, kConfig>::make_ds(int half, int l
     float4 stats[kChunks];  // LSE, then delta
     // The mask of dropout is drawn first, in registers that LSE would take.
     constexpr bool kReadsEarly = kConfig.scores != Scores::dropout && !kCapped;
+    Base::add_bias(s, half);  // before dP^T, whose registers it takes
     if constexpr (kReadsEarly) Base::read_stats(stats, &RowStats::minus_lse, half);
     if (half == 0) Base::wait_for_do();
     start_dp(half);

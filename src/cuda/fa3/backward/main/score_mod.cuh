@@ -14,8 +14,10 @@
 #include "cuda/fa3/host/score_mod.h"
 #include "cuda/fa3/host/softcap.hpp"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mma.cuh"
 #include "cuda/tile/dropout_mask.cuh"
 #include "cuda/tile/fragment.cuh"
+#include "cuda/tile/head_bias.cuh"
 #include "cuda/tile/params.hpp"
 #include "cuda/tile/softcap.cuh"
 
@@ -24,18 +26,20 @@ namespace tessera::cuda::fa3::backward {
 struct ScoreMod {
     const ForwardParams& params;
     int batch, head;
-    float slope = 0;  ///< ALiBi slope of the head
-    int diagonal;     ///< len_kv - len_q
+    float slope = 0;             ///< ALiBi slope of the head
+    int diagonal;                ///< len_kv - len_q
+    const char* bias = nullptr;  ///< at query 0 and key 0 of the head
 
     __device__ __forceinline__ ScoreMod(const ForwardParams& p, const SequenceSchedule& sequence, int own_batch,
                                         int own_head)
         : params(p), batch(own_batch), head(own_head), diagonal(sequence.len_kv() - sequence.len_q) {
         if (p.alibi_slopes) slope = p.alibi_slopes[batch * p.alibi_batch + head * p.alibi_head];
+        if (p.bias.data) bias = bias_row(p.bias, batch, head, 0);
     }
 
     /// Turns q . k into a score in units of the natural logarithm. Returns d(score) / d(scale * q . k). kScores: those
     /// of the shape, which does not compute others.
-    template <Scores kScores>
+    template <class T, Scores kScores>
     __device__ __forceinline__ float transform(float& s, int query, int key) const {
         s = __fmul_rn(s, params.scale);
         float derivative = 1;
@@ -47,6 +51,10 @@ struct ScoreMod {
         }
         if (kScores != Scores::capped && slope != 0)
             s = fmaf(-slope, fabsf(static_cast<float>(query + diagonal - key)), s);
+        if (kScores == Scores::general && bias != nullptr) {  // past the end, of another pair, which the mask hides
+            const std::int64_t row = min(query, params.len_q - 1) * params.bias.row;
+            s += bias_element<T>(params.bias, bias + row * (params.bias.fp32 ? 4 : 2), min(key, params.len_kv - 1));
+        }
         return derivative;
     }
 
@@ -88,6 +96,43 @@ struct StepScoreMod<Scores::dropout> {
     __device__ __forceinline__ static float addend(int /*element*/, float minus_lse) { return minus_lse; }
     __device__ __forceinline__ bool keeps(int element) const { return kept(element / 4, element % 4); }
 };
+
+/// Scores with a bias from elements of Q K^T, of a warp's 16 keys and 64 queries. The bias has pairs, and all of these
+/// queries and keys. `query`, `key`: the warp's first ones.
+template <class T>
+__device__ __forceinline__ void add_bias_pairs(float (&s)[32], const ForwardParams& p, const char* head_bias, int query,
+                                               int key, int lane) {
+    constexpr int kTiles = 8;  // of 8 queries
+    // [8 queries][8 keys] of 16 bits, as the forward reads them: of query lane / 4, keys 2 * (lane % 4) and the next.
+    std::uint32_t pairs[kTiles][2];
+    const char* row = head_bias + 2 * ((query + lane / 4) * p.bias.row + key + lane % 4 * 2);
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j, row += 16 * p.bias.row) {
+        for (int r = 0; r < 2; ++r) pairs[j][r] = bias_pair(row, 8 * r);
+    }
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float2 bias = unpack_bias<T>(ptx::movmatrix_trans(pairs[j][r]));  // rows are keys now
+            s[4 * j + 2 * r] = fmaf(s[4 * j + 2 * r], p.scale, bias.x);
+            s[4 * j + 2 * r + 1] = fmaf(s[4 * j + 2 * r + 1], p.scale, bias.y);
+        }
+    }
+}
+/// The same in any other case. `query`, `key`: those of the thread's element 0. Queries and keys past the end get the
+/// bias of the last one, and the mask hides them.
+template <class T>
+__device__ __forceinline__ void add_bias_elements(float (&s)[32], const ForwardParams& p, const char* head_bias,
+                                                  int query, int key) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+        const std::int64_t row = min(query + column_of(i), p.len_q - 1) * p.bias.row;
+        s[i] = fmaf(
+            s[i], p.scale,
+            bias_element<T>(p.bias, head_bias + row * (p.bias.fp32 ? 4 : 2), min(key + 8 * row_of(i), p.len_kv - 1)));
+    }
+}
 
 /// Applies a softcap to elements of Q K^T, as the forward does: scale * x is the capped score. Scores that are small
 /// beside the cap take a polynomial without the special function unit, which the exponentials keep busy.

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The gradient of a bias: dS = P (dP - delta), summed over the dimensions in which the bias has one element. A thread
+// block owns a tile of 128 x 128 elements of the bias, in registers, and goes over all score tiles that it was added
+// to, in a fixed order: each step computes S and dP of one tile anew. No two thread blocks share a sum.
+//
+//     producer     one thread decides the steps, and loads their Q, dO, K and V
+//     consumers    two warpgroups, 64 queries each
+#pragma once
+
+#include "cuda/fa3/backward/common/fp16_scale.cuh"
+#include "cuda/fa3/backward/common/mma.cuh"
+#include "cuda/fa3/backward/common/pair.cuh"
+#include "cuda/fa3/backward/common/wait.cuh"
+#include "cuda/fa3/backward/launch.hpp"
+#include "cuda/gradient/after/bias_task.cuh"
+#include "cuda/shared/start.cuh"
+#include "cuda/tile/fragment.cuh"
+#include "cuda/tile/head_bias.cuh"
+#include "cuda/tile/pipeline.cuh"
+#include "cuda/tile/sequence.cuh"
+#include "cuda/tile/tma_copy.cuh"
+
+namespace tessera::cuda::fa3::backward {
+
+inline constexpr int kBiasTile = 128;  ///< queries and keys of a tile of the bias
+
+/// A tile of scores that a tile of the bias was added to.
+struct BiasStep {
+    enum Kind { tile, store, end };  ///< store: the tile of the bias is complete; end: there is no other
+    Kind kind = tile;
+    gradient::BiasTask task;  ///< the tile of the bias
+    Sequence sequence;
+    Band32 band;
+    int batch, head, query, key;  ///< query, key: the tile's first ones
+
+    /// Are all pairs of 64 queries visible?
+    __device__ __forceinline__ bool unmasked(int first) const {
+        return first + 64 <= sequence.len_q && band.full(first, first + 64, key, key + kBiasTile);
+    }
+};
+
+template <Config kConfig>
+struct alignas(1024) BiasGradientShared {
+    static constexpr int kStages = kConfig.head_dim <= 64 ? 2 : 1;
+    static constexpr int kBlocks = kBiasTile / kConfig.block_q;
+    static constexpr int kPitch = kBiasTile + 8;  ///< of the sums; no bank conflicts
+    static_assert(kConfig.block_kv == kBiasTile);
+    using PanelQ = std::uint16_t[kConfig.block_q][kPanelColumns];
+    using PanelKv = std::uint16_t[kBiasTile][kPanelColumns];
+
+    PanelQ q[kStages][kBlocks][kConfig.qk_panels()];
+    PanelQ d_o[kStages][kBlocks][kConfig.v_panels()];
+    PanelKv k[kStages][kConfig.qk_panels()];
+    PanelKv v[kStages][kConfig.v_panels()];
+    float sums[kBiasTile][kPitch];
+    Ring<kStages> ring;
+    BiasStep steps[kStages];
+};
+
+template <class T, Config kConfig>
+struct BiasGradientConsumer {
+    using Shared = BiasGradientShared<kConfig>;
+    static constexpr int kKeys = 64;          ///< keys at a time
+    static constexpr int kPairs = kKeys / 2;  ///< a thread's pairs of 64 queries with them
+
+    const Launch& launch;
+    Shared& shared;
+    const int warpgroup;
+    PipelineState<Shared::kStages> at{};
+    float sums[kBiasTile / kKeys][kPairs];
+    int steps;    ///< in sums
+    bool stored;  ///< shared.sums has earlier steps
+
+    /// Opaque: values derived from it are computed anew at each use, since registers are few.
+    __device__ __forceinline__ static unsigned thread() {
+        return static_cast<unsigned>(ptx::opaque(static_cast<int>(threadIdx.x)));
+    }
+    __device__ __forceinline__ static int lane() { return static_cast<int>(thread() % 32); }
+    /// The thread's first row of the warpgroup's 64, and its first column of 64.
+    __device__ __forceinline__ static int row() {
+        const unsigned own = thread();
+        return static_cast<int>(own % 128 / 32 * 16 + own % 32 / 4);
+    }
+    __device__ __forceinline__ static int column() { return static_cast<int>(thread() % 4 * 2); }
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (auto& half : sums) {
+#pragma unroll
+            for (float& sum : half) sum = 0;
+        }
+        steps = 0;
+    }
+
+    /// Moves the sums to shared memory. A thread has the same elements each time.
+    __device__ __forceinline__ void flush() {
+        const int own_row = row(), own_column = column();
+#pragma unroll
+        for (int half = 0; half < kBiasTile / kKeys; ++half) {
+#pragma unroll
+            for (int i = 0; i < kPairs; i += 2) {
+                float2& total = reinterpret_cast<float2&>(
+                    shared.sums[64 * warpgroup + own_row + 8 * row_of(i)][kKeys * half + own_column + column_of(i)]);
+                constexpr float kUnscale = 1 / kPScale<T>;
+                const float2 own = {sums[half][i] * kUnscale, sums[half][i + 1] * kUnscale};
+                total = stored ? make_float2(total.x + own.x, total.y + own.y) : own;
+            }
+        }
+        stored = true;
+        clear();
+    }
+
+    __device__ __forceinline__ void run() {
+        clear();
+        stored = false;
+#pragma unroll 1
+        while (true) {
+            wait_for(shared.ring.full[at.index()], at.phase());
+            const BiasStep& step = shared.steps[at.index()];
+            if (step.kind == BiasStep::end) return;
+            if (step.kind == BiasStep::store) {
+                store(step.task);
+            } else {
+                if (steps++ == gradient::kTilesOfBiasPart) flush();
+                if (step.query + 64 * warpgroup < step.sequence.len_q) add(step);
+            }
+            __syncwarp();
+            if (lane() == 0) shared.ring.consumer_release(at);
+            at.advance();
+        }
+    }
+    /// Writes a tile of the bias.
+    __device__ __forceinline__ void store(const gradient::BiasTask& task) {
+        flush();
+        constexpr int kThreads = 128 * Config::kConsumers;
+        ptx::named_barrier_sync(kConsumersBarrier, kThreads);
+        task.store<T, kBiasTile, kBiasTile>(launch.params.forward, launch.params.dbias, shared.sums[0], Shared::kPitch,
+                                            static_cast<int>(threadIdx.x) - 128, kThreads);
+        ptx::named_barrier_sync(kConsumersBarrier, kThreads);
+        stored = false;
+    }
+
+    /// Adds dS of a step.
+    __device__ __forceinline__ void add(const BiasStep& step) {
+        const ForwardParams& p = launch.params.forward;
+        const int first_query = step.query + 64 * warpgroup;
+        const std::int64_t block = std::int64_t{step.head} * launch.blocks_q +
+                                   first_block_q(p, kConfig.block_q, step.batch, step.sequence.first_q) +
+                                   first_query / kConfig.block_q;
+        const RowStats& stats =
+            launch.workspace.stats[block * kConfig.row_stats() + first_query % kConfig.block_q / Config::kRows];
+        const int own_row = row();
+        float minus_lse[2], delta[2], inverse_sum[2];
+        const char* bias[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int own = own_row + 8 * r;
+            minus_lse[r] = stats.minus_lse[RowStats::slot(own)];
+            delta[r] = stats.delta[RowStats::slot(own)];
+            inverse_sum[r] = stats.inverse_sum[RowStats::slot(own)];
+            bias[r] = bias_row(p.bias, step.batch, step.head, min(first_query + own, p.len_q - 1));
+        }
+        const int stage = at.index(), row_of_block = 64 * warpgroup % kConfig.block_q;
+        auto& q_panels = shared.q[stage][64 * warpgroup / kConfig.block_q];
+        auto& do_panels = shared.d_o[stage][64 * warpgroup / kConfig.block_q];
+        const std::uint64_t q = uniform(row_descriptor(q_panels[0][row_of_block]));
+        const std::uint64_t d_o = uniform(row_descriptor(do_panels[0][row_of_block]));
+        const bool full = step.unmasked(first_query);
+        const int own_column = column();
+#pragma unroll
+        for (int half = 0; half < kBiasTile / kKeys; ++half) {
+            float s[kPairs], dp[kPairs];
+            start_query_scores<T, kConfig, kConfig.head_dim, kKeys>(
+                s, q, uniform(row_descriptor(shared.k[stage][0][kKeys * half])));
+            start_query_scores<T, kConfig, kConfig.head_dim_v, kKeys>(
+                dp, d_o, uniform(row_descriptor(shared.v[stage][0][kKeys * half])));
+            const int key = step.key + kKeys * half + own_column;
+            if (launch.bias_by_pairs && step.key + kBiasTile <= p.len_kv) {
+                std::uint32_t pairs[2][kKeys / 8];
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const char* const from = bias[r] + 2 * std::int64_t{key};
+#pragma unroll
+                    for (int j = 0; j < kKeys / 8; ++j) pairs[r][j] = bias_pair(from, 8 * j);
+                }
+                wait(s, dp);
+#pragma unroll
+                for (int i = 0; i < kPairs; i += 2) {
+                    const float2 own = unpack_bias<T>(pairs[row_of(i)][i / 4]);
+                    s[i] = fmaf(s[i], p.scale, own.x);
+                    s[i + 1] = fmaf(s[i + 1], p.scale, own.y);
+                }
+            } else {
+                wait(s, dp);
+#pragma unroll
+                for (int i = 0; i < kPairs; ++i) {
+                    const float own = bias_element<T>(p.bias, bias[row_of(i)], min(key + column_of(i), p.len_kv - 1));
+                    s[i] = fmaf(s[i], p.scale, own);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) {
+                const int r = row_of(i);
+                const float probability_of_pair = probability<Scores::bias>(s[i], launch, minus_lse[r], inverse_sum[r]);
+                const int query = first_query + own_row + 8 * r;
+                const bool visible = full || (query < step.sequence.len_q && step.band.sees(query, key + column_of(i)));
+                const float gradient = probability_of_pair * (dp[i] - delta[r]);
+                sums[half][i] += visible ? gradient : 0.0F;
+            }
+            ptx::warpgroup_fence_operand(sums[half]);  // both halves at once take more registers than there are
+        }
+    }
+    __device__ __forceinline__ static void wait(float (&s)[kPairs], float (&dp)[kPairs]) {
+        ptx::wgmma_wait<0>();
+        ptx::warpgroup_fence_operand(s);
+        ptx::warpgroup_fence_operand(dp);
+    }
+};
+
+/// One thread: the steps, in a fixed order, and their loads.
+template <Config kConfig>
+struct BiasGradientProducer {
+    using Shared = BiasGradientShared<kConfig>;
+
+    const Launch& launch;
+    Shared& shared;
+    PipelineState<Shared::kStages> at{};
+
+    __device__ __forceinline__ void run() {
+        const ForwardParams& p = launch.params.forward;
+        const int q_count = (p.len_q + kBiasTile - 1) / kBiasTile, key_count = (p.len_kv + kBiasTile - 1) / kBiasTile;
+        const std::int64_t tasks = gradient::bias_tasks(p, launch.params.dbias, q_count, key_count);
+        const bool none = p.cu_seqlens_q != nullptr && launch.workspace.state->cu_seqlens_decreased != 0;
+#pragma unroll 1
+        for (std::int64_t i = blockIdx.x; i < tasks; i += gridDim.x) {
+            BiasStep step{.task =
+                              gradient::BiasTask(p, launch.params.dbias, static_cast<unsigned>(i), q_count, key_count)};
+            if (!none) load_task(step);
+            pass(step, BiasStep::store);
+        }
+        pass(BiasStep{}, BiasStep::end);
+    }
+
+ private:
+    /// The steps of a tile of the bias that have visible pairs.
+    __device__ __forceinline__ void load_task(BiasStep& step) {
+        const ForwardParams& p = launch.params.forward;
+#pragma unroll 1
+        for (step.batch = step.task.batches.begin; step.batch < step.task.batches.end; ++step.batch) {
+            step.sequence = sequence_of(p, step.batch);
+            step.band = Band32(p.mask.bind(step.sequence.len_q, step.sequence.len_kv));
+#pragma unroll 1
+            for (step.head = step.task.heads.begin; step.head < step.task.heads.end; ++step.head) {
+#pragma unroll 1
+                for (int m = step.task.q_tiles.begin; m < step.task.q_tiles.end; ++m) load_query_tile(step, m);
+            }
+        }
+    }
+    __device__ __forceinline__ void load_query_tile(BiasStep& step, int m) {
+        step.query = m * kBiasTile;
+        const int q_end = min(step.query + kBiasTile, step.sequence.len_q);
+        if (step.query >= q_end || !step.band.any(step.query, q_end)) return;
+#pragma unroll 1
+        for (int n = step.task.key_tiles.begin; n < step.task.key_tiles.end; ++n) {
+            step.key = n * kBiasTile;
+            const bool visible =
+                step.key <= step.band.last(q_end - 1) && step.key + kBiasTile > step.band.first(step.query);
+            if (visible) load(step);
+        }
+    }
+
+    __device__ __forceinline__ void pass(const BiasStep& step, BiasStep::Kind kind) {
+        wait_for(shared.ring.empty[at.index()], at.phase() ^ 1);
+        shared.steps[at.index()] = step;
+        shared.steps[at.index()].kind = kind;
+        ptx::mbarrier_arrive(shared.ring.full[at.index()]);
+        at.advance();
+    }
+    __device__ __forceinline__ void load(const BiasStep& step) {
+        wait_for(shared.ring.empty[at.index()], at.phase() ^ 1);
+        shared.steps[at.index()] = step;
+        ptx::Mbarrier& full = shared.ring.full[at.index()];
+        ptx::mbarrier_arrive_expect(
+            full, sizeof(shared.q[0]) + sizeof(shared.d_o[0]) + sizeof(shared.k[0]) + sizeof(shared.v[0]));
+        const ForwardParams& p = launch.params.forward;
+        const int batch = p.cu_seqlens_q != nullptr ? 0 : step.batch;
+        const int kv_head = step.head / p.group;
+        constexpr auto kHint = ptx::CacheHint::evict_last;
+        for (int m = 0; m < Shared::kBlocks; ++m) {
+            const int row = static_cast<int>(step.sequence.first_q) + step.query + m * kConfig.block_q;
+            copy_in(shared.q[at.index()][m], launch.maps.q, row, step.head, batch, full, kHint);
+            copy_in(shared.d_o[at.index()][m], launch.maps.d_o, row, step.head, batch, full, kHint);
+        }
+        const int row = static_cast<int>(step.sequence.first_kv) + step.key;
+        copy_in(shared.k[at.index()], launch.maps.k, row, kv_head, batch, full, kHint);
+        copy_in(shared.v[at.index()], launch.maps.v, row, kv_head, batch, full, kHint);
+        at.advance();
+    }
+};
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Config::kThreads, 1) bias_gradient_kernel(const __grid_constant__ Launch launch) {
+    constexpr Config kConfig = Shape::kConfig;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& shared = *reinterpret_cast<BiasGradientShared<kConfig>*>(memory);
+    if (threadIdx.x == 0) {
+        shared.ring.init(4 * Config::kConsumers);
+        ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
+    if (warpgroup == 0) {
+        ptx::setmaxnreg_dec<56>();
+        if (threadIdx.x == 0) BiasGradientProducer<kConfig>{launch, shared}.run();
+        return;
+    }
+    ptx::setmaxnreg_inc<224>();
+    BiasGradientConsumer<T, kConfig>{launch, shared, warpgroup - 1}.run();
+}
+
+template <class T, class Shape>
+cudaError_t launch_bias_gradient(const Launch& launch, cudaStream_t stream) {
+    static_assert(Shapes::kHas<Shape> && Shape::kConfig.scores == Scores::bias);
+    constexpr int kBytes = sizeof(BiasGradientShared<Shape::kConfig>);
+    static_assert(kBytes <= 227 * 1024);
+    const ForwardParams& p = launch.params.forward;
+    const std::int64_t tasks = gradient::bias_tasks(p, launch.params.dbias, (p.len_q + kBiasTile - 1) / kBiasTile,
+                                                    (p.len_kv + kBiasTile - 1) / kBiasTile);
+    if (tasks == 0) return cudaSuccess;
+    return start(bias_gradient_kernel<T, Shape>, std::min<std::int64_t>(tasks, launch.multiprocessors),
+                 Config::kThreads, kBytes, launch, stream);
+}
+
+}  // namespace tessera::cuda::fa3::backward

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fa3/backward/after/bias_gradient.cuh"
+#include "cuda/fa3/backward/before/delta.cuh"
+#include "cuda/fa3/backward/before/delta_from_output.cuh"
+#include "cuda/fa3/backward/main/kernel.cuh"
+
+namespace tessera::cuda::fa3::backward {
+
+template cudaError_t launch_delta<__half, HeadDim64Bias>(const Launch&, cudaStream_t);
+template cudaError_t launch_delta_from_output<__half, HeadDim64Bias>(const Launch&, cudaStream_t);
+template cudaError_t launch_backward<__half, HeadDim64Bias>(const Launch&, cudaStream_t);
+template cudaError_t launch_bias_gradient<__half, HeadDim64Bias>(const Launch&, cudaStream_t);
+
+template cudaError_t launch_delta<__half, HeadDim128Bias>(const Launch&, cudaStream_t);
+template cudaError_t launch_delta_from_output<__half, HeadDim128Bias>(const Launch&, cudaStream_t);
+template cudaError_t launch_backward<__half, HeadDim128Bias>(const Launch&, cudaStream_t);
+template cudaError_t launch_bias_gradient<__half, HeadDim128Bias>(const Launch&, cudaStream_t);
+
+}  // namespace tessera::cuda::fa3::backward
