@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Predictions of cuda.decode.forward: which kernel a prediction is of, and what its time follows.
+// Predictions of cuda.decode.forward, and of prompts on a cache by cuda.fa3.forward: which kernel a prediction is of, and
+// what its time follows.
 #include <gtest/gtest.h>
 
 #include <numeric>
 
+#include "measure/accuracy.hpp"
 #include "model/gpu.hpp"
 #include "plan_on.hpp"
 #include "registry.hpp"
@@ -158,7 +160,9 @@ TEST(CachedPrompts, are_those_of_the_decode_kernel_unless_fa3_is_named) {
     ASSERT_TRUE(named.predicted.has_value());
     EXPECT_EQ(named.predicted->ms, by_fa3(p).ms);
     EXPECT_EQ(named.tile, (Tile{128, 128}));
-    EXPECT_GE(named.predicted->error, 0.3);
+    EXPECT_EQ(named.predicted->error, 0.3);
+    EXPECT_EQ(measure::error_bar_text(p, *named.predicted, *find_machine("h200")),
+              "+-30 %, for calls on a cache by fa3, of which there are no held-out rows");
 }
 
 TEST(CachedPrompts, refusals_name_what_fa3_does_not_take) {
