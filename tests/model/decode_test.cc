@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Predictions of cuda.decode.forward, and of prompts on a cache by cuda.fa3.forward: which kernel a prediction is of, and
-// what its time follows.
+// Predictions of cuda.decode.forward, and of prompts on a cache by cuda.fa3.forward: which kernel a prediction is of,
+// and what its time follows.
 #include <gtest/gtest.h>
 
 #include <numeric>
