@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "c_api.hpp"
+#include "cuda/host/kernel_table.hpp"
+#include "model/machine.hpp"
 #include "tessera/predict.hpp"
 #include "tessera/predict_context_parallel.hpp"
 #include "tessera/predict_ranks.h"
@@ -85,6 +87,19 @@ std::optional<Schedule> schedule_of_kernel(const tessera_options& options, Pass 
     return found->schedule;
 }
 
+/// The schedule of the kernel that plan() would choose on a GPU for a call on a cache, if the options name no schedule.
+/// cuda.fa3.forward comes after the kernel of caches in that order, and runs where it is named.
+std::optional<Schedule> schedule_of_cache(const Problem& problem, const tessera_options& options, Pass pass,
+                                          const Machine& machine, const PredictOptions& how) {
+    if (!problem.kv_lengths || options.schedule != TESSERA_ANY_SCHEDULE || machine.kind != MachineKind::gpu)
+        return std::nullopt;
+    for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
+        if (entry.pass == pass && !cuda::refusal(entry, problem, how.tile, model::limits_of(machine)))
+            return entry.schedule;
+    }
+    return std::nullopt;
+}
+
 /// The fastest prediction of the schedules asked for.
 Prediction fastest(const Problem& problem, const tessera_options& options, Pass pass, const Machine& machine) {
     problem.validate();
@@ -92,8 +107,9 @@ Prediction fastest(const Problem& problem, const tessera_options& options, Pass 
         invalid("schedule", fmt::format("expected 0..{}, got {}", std::size(kSchedules), options.schedule));
     PredictOptions how{.by = "tessera", .threads = options.threads};
     if (options.block_q != 0 || options.block_kv != 0) how.tile = Tile{options.block_q, options.block_kv};
-    const std::optional<Schedule> of_kernel = schedule_of_kernel(options, pass, machine);
+    std::optional<Schedule> of_kernel = schedule_of_kernel(options, pass, machine);
     if (of_kernel && machine.kind == MachineKind::gpu) how.kernel = options.kernel;
+    if (!of_kernel) of_kernel = schedule_of_cache(problem, options, pass, machine, how);
     std::optional<Prediction> best;
     std::string reasons;
     for (const Schedule schedule : kSchedules) {

@@ -302,9 +302,9 @@ typedef struct tessera_prediction {
 
 /* Predicts by the cost model (docs/model.md) how long a call takes on a machine; nothing is run. `machine` is one that
  * `tessera roofline --help` lists, such as "h200", or null for the one that the problem would run on. If `options`
- * leave several schedules, the fastest one counts; `backend` is that of the machine. TESSERA_UNSUPPORTED when the model
- * does not know the machine or the machine can't run the problem. Sequences of a ragged batch are taken to be as long
- * as their upper bounds. */
+ * leave several schedules, the fastest one counts, and on a cache of a GPU the kernel that plan() would choose;
+ * `backend` is that of the machine. TESSERA_UNSUPPORTED when the model does not know the machine or the machine can't
+ * run the problem. Sequences of a ragged batch are taken to be as long as their upper bounds. */
 tessera_status tessera_predict(const tessera_problem* problem, const tessera_options* options, int32_t pass,
                                const char* machine, tessera_prediction* prediction);
 

@@ -4,6 +4,7 @@ not."""
 import ctypes
 import importlib.metadata
 import importlib.util
+import os
 import pathlib
 import platform
 import shutil
@@ -23,6 +24,8 @@ def report(width: int) -> tuple:
     healthy = _library(rows)
     if healthy:
         healthy = _kernels(rows)
+    if name := os.environ.get("TESSERA_PROMPT_KERNEL"):
+        rows.append(("kernels", f"{name}: prompts on a cache, by TESSERA_PROMPT_KERNEL"))
     rows.append(("command", _command()))
     for name in _PACKAGES:
         rows.append((name, _version(name)))

@@ -4,10 +4,13 @@
 Cache.attend() runs the library on the tensors where they lie, and with_kvcache() also writes new rows into the cache in
 place before, with rotary. There are no gradients: a tensor that requires one is refused, but under torch.no_grad(). On
 CUDA nothing is read on the host, so the calls can be captured in a graph.
+
+The environment variable TESSERA_PROMPT_KERNEL names the kernel of calls with FEWEST_OF_PROMPT queries a sequence and more.
 """
 from __future__ import annotations
 
 import ctypes
+import os
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +23,20 @@ from ._results import Workspace
 from .torch._tensors import expect_tensor
 
 _INT32 = (-2**31, 2**31 - 1)
+PROMPT_KERNEL = "TESSERA_PROMPT_KERNEL"
+FEWEST_OF_PROMPT = 64
+
+
+def prompt_kernel():
+    """The forward kernel that TESSERA_PROMPT_KERNEL names, with or without its pass; None for none."""
+    given = os.environ.get(PROMPT_KERNEL)
+    if not given:
+        return None
+    name = given.removesuffix(".forward") + ".forward"
+    known = [kernel for kernel in _native.kernel_names() if kernel.endswith(".forward")]
+    if name not in known:
+        raise ValueError(f"{PROMPT_KERNEL}: expected one of {', '.join(known)}, or one without its pass, got {given!r}")
+    return name
 
 
 def _expect_on(name, tensor, device):
@@ -138,7 +155,8 @@ class Cache:
         lse_shape = (q.shape[1], q.shape[0]) if ragged else (q.shape[0], q.shape[2], q.shape[1])
         lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         lse = torch.full(lse_shape, float("-inf"), dtype=lse_dtype, device=q.device)
-        return _Call(problem, dict(arrays, o=out, lse=lse), names)
+        kernel = prompt_kernel() if problem.len_q >= FEWEST_OF_PROMPT else None
+        return _Call(problem, dict(arrays, o=out, lse=lse), names, kernel)
 
     def _set_sizes(self, problem, q, cu_seqlens_q, max_seqlen_q):
         if q.dim() != (4 if cu_seqlens_q is None else 3):
@@ -173,15 +191,18 @@ def _names_of(names):
 
 
 class _Call:
-    """A forward of the library. tensors: its arguments by name, of which absent ones are None."""
+    """A forward of the library. tensors: its arguments by name, of which absent ones are None. kernel: its name, or None
+    for plan()'s choice."""
 
-    def __init__(self, problem, tensors, names):
+    def __init__(self, problem, tensors, names, kernel=None):
         self._problem, self._tensors, self._names = problem, tensors, names
         self._args, self._options = _native.sized(_native.ForwardArgs), _native.sized(_native.Options)
         self._borrowed = {}
         self._set(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
         if tensors["q"].is_cuda:
             self._options.backend = _native.BACKENDS["cuda"]
+        if kernel is not None:
+            self._options.kernel = kernel.encode()
         self._planned = ctypes.byref(problem), ctypes.byref(self._options)
 
     def _set(self, **tensors):
@@ -192,18 +213,25 @@ class _Call:
     def check(self, **changed):
         """Makes the checks of run() for these arguments and raises their errors, before the caller writes to a tensor."""
         self._set(**changed)
-        status = _native.library().tessera_check_forward(*self._planned, ctypes.byref(self._args))
-        _native.check(status, self._names)
+        self._check(_native.library().tessera_check_forward(*self._planned, ctypes.byref(self._args)))
+
+    def _check(self, status):
+        try:
+            _native.check(status, self._names)
+        except (_native.Unsupported, _native.DeviceUnavailable) as error:
+            if self._options.kernel is None:
+                raise
+            raise type(error)(f"{PROMPT_KERNEL}: expected a kernel that takes the call, got "
+                              f"{self._options.kernel.decode()}; {error}") from None
 
     def run(self, **changed):
         """(out, softmax_lse). changed: tensors of the shape of others, by name."""
         self._set(**changed)
         library, q, size = _native.library(), self._borrowed["q"], ctypes.c_size_t()
         stream = torch.cuda.current_stream(q.source.device).cuda_stream if q.source.is_cuda else None
-        _native.check(library.tessera_workspace_bytes(*self._planned, _native.FORWARD, ctypes.byref(size)), self._names)
+        self._check(library.tessera_workspace_bytes(*self._planned, _native.FORWARD, ctypes.byref(size)))
         workspace = Workspace(size.value, q, stream)
-        _native.check(library.tessera_forward(*self._planned, ctypes.byref(self._args), workspace.address, size.value,
-                                              stream), self._names)
+        self._check(library.tessera_forward(*self._planned, ctypes.byref(self._args), workspace.address, size.value, stream))
         return self._tensors["o"], self._tensors["lse"]
 
 

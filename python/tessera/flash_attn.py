@@ -105,7 +105,8 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
     cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,), from 0 to the total. On the CPU rows past the last offset belong
         to no sequence: they are not read, and their output is 0. max_seqlen_q, max_seqlen_k: bounds.
     block_table: int32 (batch, pages of a sequence); k and v are then pages (pages, page_size, nheads_k, headdim) in
-        place, the lengths are those of cu_seqlens_k, or seqused_k, and there is neither dropout nor a gradient.
+        place, the lengths are those of cu_seqlens_k, or seqused_k, and there is neither dropout nor a gradient. The
+        environment variable TESSERA_PROMPT_KERNEL names the kernel from max_seqlen_q 64 on (docs/python.md).
     Beyond flash-attn 2.8, as vLLM's fork has them: seqused_k, int32 (batch,), the keys of each sequence that are in
         use. s_aux: (nheads,), sinks: logits that take part in the softmax as keys without a value. out: a tensor of the
         output's shape and dtype that gets it and is returned in its place, without a gradient. num_splits changes
@@ -233,6 +234,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
         length may be anything, and a sequence without keys gets output 0. cache_batch_idx: int32 (batch,), the slot of
         each sequence. cache_leftpad: int32 (batch,), the first row that counts.
     s_aux, beyond flash-attn 2.8: (nheads,), sinks. num_splits changes nothing. On CUDA nothing is read on the host.
+    The environment variable TESSERA_PROMPT_KERNEL names the kernel of calls with 64 queries and more (docs/python.md).
     Returns out, or with return_softmax_lse (out, softmax_lse), fp32 (batch, nheads, seqlen_q). Raises RuntimeError that
     names the argument."""
     _arguments.expect_tensors(q=q)

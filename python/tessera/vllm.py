@@ -2,6 +2,7 @@
 """A plugin for vLLM 0.33: register() gives its attention backend CUSTOM, which the wheel's entry point calls.
 
     vllm serve MODEL --attention-backend CUSTOM
+    TESSERA_PROMPT_KERNEL=cuda.fa3.forward vllm serve ...   # prompts on a kernel of their own (docs/python.md, Servers)
 
 It keeps vLLM's cache, metadata and appending of new keys, and attends with tessera.flash_attn. vLLM has no contract for
 such plugins and changes its classes with each minor version, so register() does nothing for any other but warn. It is

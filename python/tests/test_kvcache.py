@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch_reference as reference  # noqa: E402
 from cache_support import NAN, expected  # noqa: E402
 from seeds import random_seed  # noqa: E402
-from tessera import flash_attn, flash_attn_3, rotary  # noqa: E402
+from tessera import _kvcache, _native, flash_attn, flash_attn_3, rotary  # noqa: E402
 
 class Drawn:
     """A cache with the rows of each sequence, drawn by a seed. Unused rows are NaN, and unused entries junk."""
@@ -373,3 +373,72 @@ def test_compiled():
     call = lambda q, **rest: flash_attn.flash_attn_with_kvcache(q * 2, **rest) + 1  # noqa: E731
     assert torch.equal(torch.compile(call, backend="eager")(**arguments), call(**other))
     assert torch.equal(arguments["k_cache"], other["k_cache"]) and torch.equal(arguments["v_cache"], other["v_cache"])
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The kernels that calls on a cache ask for, None for plan()'s choice; without TESSERA_PROMPT_KERNEL at first."""
+    kernels, run = [], _kvcache._Call.run
+
+    def recorded(call, **changed):
+        kernels.append(call._options.kernel)
+        return run(call, **changed)
+    monkeypatch.setattr(_kvcache._Call, "run", recorded)
+    monkeypatch.delenv("TESSERA_PROMPT_KERNEL", raising=False)
+    return kernels
+
+
+def _prompt(rows):
+    """(flash_attn_with_kvcache of both versions, flash_attn_varlen_func on pages) of a prompt of so many rows in pages,
+    and what fp64 gives."""
+    torch.manual_seed(3)
+    pages, table = torch.randn(9, 16, 2, 2 * 32), torch.tensor([[4, 7, 2, 0, 8, 3]], dtype=torch.int32)
+    k, v = pages.split(32, -1)
+    q, keys = torch.randn(1, rows, 4, 32), torch.tensor([rows + 7], dtype=torch.int32)
+    offsets = torch.tensor([0, rows], dtype=torch.int32)
+    results = [flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=keys, block_table=table, causal=True),
+               flash_attn_3.flash_attn_with_kvcache(q, k, v, cache_seqlens=keys, page_table=table, causal=True),
+               flash_attn.flash_attn_varlen_func(q[0], k, v, offsets, None, rows, rows + 7, causal=True, block_table=table,
+                                                 seqused_k=keys)[None]]
+    rows_k, rows_v = (x[table[0].long()].flatten(0, 1)[:rows + 7] for x in (k, v))
+    return results, expected(q[0], rows_k, rows_v, causal=True)[0]
+
+
+@pytest.mark.parametrize("name", ["cpu.fa1", "cpu.standard.forward", "reference"])
+def test_the_environment_names_the_kernel_of_prompts(asked, monkeypatch, name):
+    """From 64 queries a sequence on; decoding and shorter chunks stay with plan()'s choice."""
+    _prompt(64)
+    assert asked == [None] * 3
+    monkeypatch.setenv("TESSERA_PROMPT_KERNEL", name)
+    _prompt(63)
+    assert asked[3:] == [None] * 3
+    results, want = _prompt(64)
+    assert asked[6:] == [name.removesuffix(".forward").encode() + b".forward"] * 3
+    for result in results:
+        torch.testing.assert_close(result[0].double(), want, rtol=1e-5, atol=1e-5)
+    monkeypatch.setenv("TESSERA_PROMPT_KERNEL", "")
+    _prompt(64)
+    assert asked[9:] == [None] * 3
+
+
+def test_a_prompt_that_its_kernel_refuses_is_an_error_that_names_the_variable(asked, monkeypatch):
+    known = _native.kernel_names()
+    for name in ("cuda.fa9", "cpu.fa2.backward"):
+        monkeypatch.setenv("TESSERA_PROMPT_KERNEL", name)
+        with pytest.raises(RuntimeError, match="^TESSERA_PROMPT_KERNEL: expected one of .*cpu.fa2.forward.*, or one without "
+                                               f"its pass, got '{name}'"):
+            _prompt(64)
+        assert len(_prompt(63)[0]) == 3, "it is not read for fewer queries"
+    monkeypatch.setenv("TESSERA_PROMPT_KERNEL", "cuda.fa3.forward")
+    with pytest.raises(RuntimeError, match="^TESSERA_PROMPT_KERNEL: expected a kernel that takes the call, got cuda.fa3"
+                       if "cuda.fa3.forward" in known else "^TESSERA_PROMPT_KERNEL: expected one of "):
+        _prompt(64)
+    # An fp64 call, which cpu.fa1 does not take, with new rows: they are not written.
+    monkeypatch.setenv("TESSERA_PROMPT_KERNEL", "cpu.fa1")
+    q, new, cache = (torch.randn(1, rows, 2, 8, dtype=torch.float64) for rows in (64, 64, 128))
+    before = cache.clone()
+    with pytest.raises(RuntimeError, match="^TESSERA_PROMPT_KERNEL: expected a kernel that takes the call, got "
+                                           "cpu.fa1.forward; no kernel takes this forward") as error:
+        flash_attn.flash_attn_with_kvcache(q, cache, cache.clone(), new, new, cache_seqlens=0)
+    assert "cpu.fa1.forward: does not take fp64" in str(error.value)
+    assert torch.equal(cache, before)

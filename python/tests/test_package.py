@@ -47,6 +47,9 @@ def test_doctor():
                      "for torch", "for jax"):
         assert expected in said.stdout
     assert max(map(len, said.stdout.splitlines())) <= 110, "a path may be long; nothing else passes 80 columns"
+    assert "TESSERA_PROMPT_KERNEL" not in said.stdout
+    said = python("-m", "tessera", "doctor", TESSERA_PROMPT_KERNEL="cuda.fa3.forward")
+    assert "cuda.fa3.forward: prompts on a cache, by TESSERA_PROMPT_KERNEL" in said.stdout
 
 
 def test_the_doctor_says_what_the_provider_would_run():

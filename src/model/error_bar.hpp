@@ -41,6 +41,9 @@ inline constexpr double kErrorWithoutRows = 0.5;
 /// are prefills in bf16, without dropout or another change of the scores.
 bool like_rows_of_pytorch(const Problem& problem);
 
+/// Is it a call on a cache by cuda.fa3.forward? There are no held-out rows of these.
+bool on_cache_by_fa3(const Problem& problem, const Prediction& prediction);
+
 /// Prediction::error of a GPU's or a CPU's prediction.
 double error_bar(const Problem& problem, const Prediction& prediction, const Machine& machine);
 

@@ -85,8 +85,19 @@ constexpr OurSizes kOurSizes[] = {
     {Schedule::fa3, Pass::backward, sizes_of<cuda::fa3::backward::Shapes>},
 };
 
-std::vector<std::int64_t> our_sizes(const Family& family) {
+/// Padded head_dims of fa3's shapes for keys in a cache, ascending.
+std::vector<std::int64_t> sizes_for_cache() {
+    std::vector<std::int64_t> sizes;
+    for (const auto& config : cuda::fa3::Shapes::kConfigs) {
+        if (config.cached) sizes.push_back(config.head_dim);
+    }
+    std::sort(sizes.begin(), sizes.end());
+    return sizes;
+}
+
+std::vector<std::int64_t> our_sizes(const Family& family, bool cached) {
     if (is_decode(family)) return sizes_of<cuda::decode::Shapes>();
+    if (cached) return sizes_for_cache();
     for (const OurSizes& of : kOurSizes) {
         if (of.schedule == family.schedule && of.pass == family.pass) return of.sizes();
     }
@@ -112,6 +123,12 @@ bool fits_two_blocks_of_256(const Machine& machine) { return machine.shared_kib 
 
 }  // namespace
 
+double pages_factor(double boxes) {
+    const PagesTime *from = std::begin(kPagesInFa3), *to = from + 1;
+    while (to + 1 != std::end(kPagesInFa3) && boxes > to->boxes) from = to++;
+    return from->factor + (boxes - from->boxes) * (to->factor - from->factor) / (to->boxes - from->boxes);
+}
+
 bool has_tcgen05(const Machine& machine) { return machine.capability >= 10 && machine.capability < 12; }
 
 bool is_ours(const Family& family) { return std::string_view(family.by) == "tessera"; }
@@ -129,7 +146,7 @@ const cuda::KernelEntry& our_kernel(const Problem& problem, Schedule schedule, P
     for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
         if (entry.schedule != schedule || entry.pass != pass) continue;
         if (!cuda::refusal(entry, problem, options.tile, limits_of(machine))) return entry;
-        if (entry.serves && problem.kv_lengths) told = &entry;
+        if (entry.takes_cache && problem.kv_lengths) told = &entry;
     }
     return told != nullptr ? *told : cuda::kernel_entry(schedule, pass);
 }
@@ -314,8 +331,8 @@ std::int64_t flash2_splits(const Problem& p, const Machine& machine) {
     return fewest_efficient(std::min({kMost, slots, key_blocks}), efficiency);
 }
 
-std::int64_t padded_dim(const Family& family, std::int64_t head_dim) {
-    const auto sizes = is_ours(family) ? our_sizes(family) : their_sizes(family);
+std::int64_t padded_dim(const Family& family, std::int64_t head_dim, bool cached) {
+    const auto sizes = is_ours(family) ? our_sizes(family, cached) : their_sizes(family);
     const auto size = std::lower_bound(sizes.begin(), sizes.end(), head_dim);
     return size == sizes.end() ? head_dim : *size;
 }

@@ -70,6 +70,19 @@ inline constexpr double kColdStart = 4;
 inline constexpr double kWrittenShare = 0.4;
 inline constexpr double kWrittenOfL2 = 0.9;
 
+/// The time of fa3's main kernel on pages, divided by its time on the same keys without a cache (slots: equal).
+struct PagesTime {
+    double boxes;  ///< TMA boxes that load a block of keys: block_kv / gcd(page_size, block_kv)
+    double factor;
+};
+/// In ascending order; the time is linear between two rows, and beyond the last two. One H200, 32/8 heads of 128,
+/// causal, bf16 (bench/compare/cuda_decode.py --set prefill): pages of 256 took 1.16 to 1.22 times as long as no cache,
+/// pages of 16 took 2.2 to 2.7 times as long.
+inline constexpr PagesTime kPagesInFa3[] = {{1, 1.19}, {8, 2.45}};
+
+/// The factor of kPagesInFa3 for so many boxes.
+double pages_factor(double boxes);
+
 /// The slowdown of kernels that fetch mma.sync operands by ldmatrix if mma.sync is not the native MMA instruction
 /// (Hopper, Blackwell). Fitted on flash-attention's fa2 in bench/results/h200/forward.jsonl and peers.jsonl.
 inline constexpr double kMmaSyncSlowdown = 1.45;
@@ -142,8 +155,8 @@ std::int64_t flash2_splits(const Problem& problem, const Machine& machine);
 /// hopper/flash_api.cpp, by the longest sequence. 1: none.
 std::int64_t flash3_ragged_splits(const Problem& problem, const Machine& machine);
 
-/// head_dim padded with zeros to the next compiled size.
-std::int64_t padded_dim(const Family& family, std::int64_t head_dim);
+/// head_dim padded with zeros to the next compiled size; `cached`: of the shapes for keys in a cache.
+std::int64_t padded_dim(const Family& family, std::int64_t head_dim, bool cached = false);
 
 /// Queries (backward: keys) per reader of shared memory.
 std::int64_t rows_per_reader(const Family& family, std::int64_t head_dim);

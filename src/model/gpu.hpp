@@ -122,6 +122,7 @@ struct Gpu {
     void add_empty_blocks(std::int64_t splits);
     void add_empty_tiles(double clocks_per_ms);
     void add_residual(double clocks_per_ms);
+    void add_pages(double main_ms);
     void add_sequences(double clocks_per_ms);
     bool is_ragged_flash3() const;
     void add_sequences_of_flash3(double clocks_per_ms);

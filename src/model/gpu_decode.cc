@@ -153,7 +153,7 @@ void Gpu::decode(const Question& asked) {
                  last.splits, c.end_cycles, out.clock_ghz, clocks / per_ms);
     note_dram();
     add_stream(clocks / per_ms);
-    if (q.in_pages)
+    if (q.page_size > 0)
         account.part("page numbers", splits * c.page_us * 1e-3, "waited for at each split: {} * {:.3g} us", last.splits,
                      c.page_us);
     splits_ = work.most_of_a_row;

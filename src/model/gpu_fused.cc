@@ -4,6 +4,7 @@
 // their assignment to multiprocessors.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "cuda/backward/host/head_split.hpp"
 #include "cuda/fa3/host/backward_dispatch.hpp"
@@ -262,6 +263,15 @@ void Gpu::add_residual(double clocks_per_ms) {
                  "{:.0f} elements * {:.3g} clk / {:.0f} / {:.4f} GHz", elements, c.residual_cycles, sms, out.clock_ghz);
 }
 
+/// Adds what fa3's producer takes to load blocks of keys from pages, box by box.
+void Gpu::add_pages(double main_ms) {
+    if (!is_ours(family) || q.page_size == 0) return;
+    const double boxes = static_cast<double>(tile.block_kv / std::gcd(q.page_size, tile.block_kv));
+    const double factor = pages_factor(boxes);
+    account.part("pages", (factor - 1) * main_ms, "a block of keys comes in {:.0f} boxes: ({:.4g} - 1) * {:.6g} ms",
+                 boxes, factor, main_ms);
+}
+
 /// Notes the DRAM bytes and their time: tensor by tensor in a forward that moves each tensor once.
 void Gpu::note_dram() {
     const Problem& p = q.problem;
@@ -361,6 +371,7 @@ void Gpu::fused() {
     account.part("idle cores", idle / per_ms, "{} clk / {:.4f} GHz", clocks_text(idle), out.clock_ghz);
     account.note("main kernel", "({} + {}) clk / {:.4f} GHz = {:.4g} ms", clocks_text(share), clocks_text(idle),
                  out.clock_ghz, (share + idle) / per_ms);
+    add_pages((share + idle) / per_ms);
     add_empty_tiles(per_ms);
     add_residual(per_ms);
     if (splits_dv_dk()) add_dq_kernel();

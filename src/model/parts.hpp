@@ -16,8 +16,9 @@ struct Question {
     Pass pass;
     const Machine& machine;
     PredictOptions options;
-    bool in_pages = false;      ///< are the keys in the pages of a cache?
-    bool empty_blocks = false;  ///< does a ragged grid start blocks for keys that sequences lack?
+    bool cached = false;         ///< are the keys in a cache?
+    std::int64_t page_size = 0;  ///< keys of a page of the cache; 0: slots, or no cache
+    bool empty_blocks = false;   ///< does a ragged grid start blocks for keys that sequences lack?
 };
 
 /// The Question of predict(). On a GPU, options.kernel names the kernel of tessera that is meant.

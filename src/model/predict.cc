@@ -145,14 +145,24 @@ static void make_ragged_if_unequal(Problem& p, const std::vector<std::pair<std::
 
 Question question_of(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
                      const PredictOptions& options) {
-    Question q{on_live_keys(problem, options.sequences), schedule, pass, machine, options, problem.page_size > 0};
+    Question q{on_live_keys(problem, options.sequences),
+               schedule,
+               pass,
+               machine,
+               options,
+               problem.kv_lengths,
+               problem.page_size};
     q.options.kernel.clear();
     if (machine.kind == MachineKind::gpu) {
         const Family* family = find_family(schedule, pass, options.by);
         if (family != nullptr && is_ours(*family)) {
-            q.options.kernel = our_kernel(problem, schedule, pass, machine, options).name;
-            const Family& variant = family_for(*family, q.problem, machine, q.options.kernel);
-            if (is_decode(variant) && problem.kv_lengths) make_ragged_if_unequal(q.problem, options.sequences);
+            const cuda::KernelEntry& kernel = our_kernel(problem, schedule, pass, machine, options);
+            q.options.kernel = kernel.name;
+            if (q.cached) {
+                make_ragged_if_unequal(q.problem, options.sequences);
+                // Shapes for a cache have tiles of their own, which the Problem without it does not tell.
+                if (kernel.name != kDecodeKernel && !q.options.tile) q.options.tile = kernel.tile_of(problem);
+            }
         }
     }
     // Other kernels are chosen as for a dense batch, if the sequences of a cache have as many queries each.

@@ -159,6 +159,15 @@ static void test_predict(void) {
     CHECK(tessera_predict(&p, NULL, TESSERA_BACKWARD, "h200", &one) == TESSERA_OK && one.ms > best.ms);
     options.schedule = TESSERA_SCHEDULE_FA3; /* an A100 has no wgmma */
     CHECK(tessera_predict(&p, &options, TESSERA_FORWARD, "a100", &one) == TESSERA_UNSUPPORTED);
+    /* On a cache the kernel that plan() would choose counts, though fa3's, which runs where it is named, is faster. */
+    p.kv_lengths = 1;
+    p.causal = TESSERA_CAUSAL_BOTTOM_RIGHT;
+    tessera_prediction cached = {.struct_size = sizeof cached};
+    CHECK(tessera_predict(&p, NULL, TESSERA_FORWARD, "h200", &cached) == TESSERA_OK);
+    CHECK(tessera_predict(&p, &options, TESSERA_FORWARD, "h200", &one) == TESSERA_OK);
+    CHECK(cached.schedule == TESSERA_SCHEDULE_FA2 && one.schedule == TESSERA_SCHEDULE_FA3 && cached.ms > one.ms);
+    p.kv_lengths = 0;
+    p.causal = 0;
     /* A kernel by its name: the prediction is that of its schedule, on a machine that has such kernels. */
     tessera_options named = {.struct_size = sizeof named, .kernel = "cpu.fa1.forward"};
     CHECK(tessera_predict(&p, &named, TESSERA_FORWARD, "xeon-16", &one) == TESSERA_OK);

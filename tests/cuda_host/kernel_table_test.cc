@@ -7,7 +7,10 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
 
+#include "check/feature_cases.hpp"
+#include "check/limits.hpp"
 #include "tessera/error.hpp"
 
 namespace tessera::kernel_table_test {
@@ -18,9 +21,9 @@ using cuda::kMaxIndex;
 const cuda::Limits kDevice{
     .who = "a device", .capability = 90, .shared_bytes = 227 << 10, .memory_bytes = std::int64_t{1} << 62};
 
-/// The Problem for this kernel: the one that serves takes many queries on a cache alone.
+/// The Problem for this kernel, on a cache if it takes one: without, cuda.decode.forward refuses many queries.
 Problem asked(const cuda::KernelEntry& entry, Problem p) {
-    if (!entry.serves) return p;
+    if (!entry.takes_cache) return p;
     p.kv_lengths = true;
     p.total_kv = 0;
     return p;
@@ -53,10 +56,42 @@ TEST(KernelTable, rows_and_tiles_are_taken_up_to_the_limit_and_no_further) {
     expect_refused(p);
     --p.len_q, --p.len_kv;
     for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
-        if (entry.schedule == Schedule::standard) continue;  // its matrix has 2^60 numbers
-        if (entry.serves) continue;                          // it counts the splits of all tiles, which are 2^45
+        if (entry.schedule == Schedule::standard) continue;                   // its matrix has 2^60 numbers
+        if (entry.name == std::string_view("cuda.decode.forward")) continue;  // it counts splits of tiles: 2^45
         EXPECT_EQ(cuda::refusal(entry, p, {}, kDevice), std::nullopt) << entry.name;
+        EXPECT_EQ(cuda::refusal(entry, asked(entry, p), {}, kDevice), std::nullopt) << entry.name;
     }
+}
+
+/// How many cases of caches cuda.fa3.forward takes, of all.
+struct Taken {
+    int by_fa3 = 0, all = 0;
+};
+
+/// Expects each kernel to refuse the case for the reason in check/limits.hpp, or to take it if that has none.
+void expect_as_in_limits(const check::Case& c, Taken& caches) {
+    const Problem& p = c.problem;
+    if (p.dtype == DType::fp64) return;
+    for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
+        const KernelInfo kernel{entry.name, Backend::cuda, entry.schedule, entry.pass, entry.dtypes};
+        if (p.kv_lengths && entry.pass == Pass::backward) continue;  // plan() refuses it
+        const std::string expected = check::expected_refusal(kernel, p);
+        const std::string reason = cuda::refusal(entry, p, {}, kDevice).value_or("");
+        EXPECT_EQ(reason.empty(), expected.empty()) << entry.name << ": " << c.describe() << "\n" << reason;
+        EXPECT_TRUE(reason.starts_with(expected)) << entry.name << ": " << reason << "; expected " << expected;
+        if (!p.kv_lengths || entry.name != std::string_view("cuda.fa3.forward")) continue;
+        ++caches.all;
+        if (reason.empty()) ++caches.by_fa3;
+    }
+}
+
+TEST(KernelTable, refusals_are_those_of_limits_hpp) {
+    Taken caches;
+    for (const check::Case& c : check::corner_cases()) expect_as_in_limits(c, caches);
+    for (const check::FeatureCase& c : check::feature_cases(20261201)) expect_as_in_limits(c.which, caches);
+    for (std::uint64_t i = 0; i < 2000; ++i) expect_as_in_limits(check::random_case(20261201, i), caches);
+    EXPECT_GT(caches.by_fa3, 50);
+    EXPECT_GT(caches.all, caches.by_fa3 + 50);
 }
 
 TEST(KernelTable, a_kernel_without_a_row_is_an_error_that_names_it) {

@@ -117,7 +117,6 @@ TEST_P(FeatureCounts, no_shape_and_no_feature_goes_without_a_case) {
         }
         print(*kernel, counts);
         for (const std::string& shape : kernel_of(*kernel).shapes) {
-            if (shape.find("Cached") != std::string::npos) continue;  // fa3 refuses caches (kernel_table.cc)
             EXPECT_TRUE(counts.contains(shape)) << kernel->name << ": no case runs on " << shape;
         }
         for (const Feature feature : kFeatures) {
@@ -125,6 +124,7 @@ TEST_P(FeatureCounts, no_shape_and_no_feature_goes_without_a_case) {
             for (const DType dtype : kernel->dtypes) {
                 const bool bias = feature == Feature::bias || feature == Feature::bias_gradient;
                 if ((bias && kernel->schedule == Schedule::fa3) || dtype == DType::fp64) continue;
+                if (in_cache(feature) && !takes_cache(*kernel)) continue;
                 EXPECT_TRUE(seen.contains({feature, dtype}))
                     << kernel->name << ": no case of " << name_of(feature) << " in " << name_of(dtype);
             }
@@ -166,7 +166,6 @@ void expect_all_reached(const char* schedule, const std::vector<Feature>& withou
     };
     const auto has_shapes = [&](const char* part) { return std::any_of(names.begin(), names.end(), named(part)); };
     for (std::size_t i = 0; i < names.size(); ++i) {
-        if (named("Cached")(names[i])) continue;  // no feature case has a cache
         EXPECT_FALSE(reached[i].empty()) << schedule << ": " << names[i];
         if (named("General")(names[i])) {
             for (const Feature feature : {Feature::alibi, Feature::dropout, Feature::all_but_bias}) {
@@ -180,6 +179,8 @@ void expect_all_reached(const char* schedule, const std::vector<Feature>& withou
             EXPECT_TRUE(reached[i].contains(Feature::dropout)) << schedule << ": " << names[i];
         } else if (named("Capped")(names[i])) {
             EXPECT_TRUE(reached[i].contains(Feature::softcap)) << schedule << ": " << names[i];
+        } else if (named("Cached")(names[i])) {
+            EXPECT_EQ(reached[i], (std::set{Feature::slots, Feature::pages})) << schedule << ": " << names[i];
         } else {
             // A head_dim may have one shape for calls with a mask, and another for those without.
             const bool masked = named("Masked")(names[i]);
@@ -197,14 +198,16 @@ void expect_all_reached(const char* schedule, const std::vector<Feature>& withou
 }
 
 TEST(FeatureCasesAlone, reach_every_shape_of_every_cuda_kernel) {
+    constexpr Feature slots = Feature::slots, pages = Feature::pages;
     expect_all_reached<cuda::fa3::Shapes>("fa3", {Feature::bias, Feature::bias_gradient},
                                           [](const Problem& p) { return cuda::fa3::shape_of(p); });
-    expect_all_reached<cuda::fa3::backward::Shapes>("fa3 backward", {Feature::bias, Feature::bias_gradient},
+    expect_all_reached<cuda::fa3::backward::Shapes>("fa3 backward",
+                                                    {Feature::bias, Feature::bias_gradient, slots, pages},
                                                     [](const Problem& p) { return cuda::fa3::backward::shape_of(p); });
     const auto fa2 = [](const Problem& p) { return std::optional(cuda::fa2::shape_of(p)); };
-    expect_all_reached<cuda::fa2::Shapes>("fa2", {}, fa2);
+    expect_all_reached<cuda::fa2::Shapes>("fa2", {slots, pages}, fa2);
     const auto fa1 = [](const Problem& p) { return std::optional(cuda::fa1::shape_of(p)); };
-    expect_all_reached<cuda::fa1::Shapes>("fa1", {}, fa1);
+    expect_all_reached<cuda::fa1::Shapes>("fa1", {slots, pages}, fa1);
 }
 
 /// A 16-bit case whose heads fa3 packs (PackGQA), for every shape that does that.

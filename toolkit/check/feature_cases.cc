@@ -108,6 +108,18 @@ void set_scores(Feature feature, Case& c, const Numbers& numbers) {
     }
 }
 
+/// Puts the keys into a cache whose sequences have all, none and some of its rows.
+void set_cache(Feature feature, Case& c, const Numbers& numbers) {
+    constexpr std::int64_t kPage = 16;
+    Problem& p = c.problem;
+    const bool pages = feature == Feature::pages;
+    if (pages) p.len_kv = (p.len_kv + kPage - 1) / kPage * kPage;
+    p.mask.causal = Causal::bottom_right;
+    const std::vector<std::int64_t> lengths{p.len_kv, 0, numbers.between(60, 1, p.len_kv)};
+    c.set_cache(pages ? kPage : 0, lengths, pages ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{3, 2, 0});
+    c.cache_layout = static_cast<CacheLayout>(numbers.between(61, 0, 4));
+}
+
 Case make_case(Feature feature, DType dtype, Dims dims, Size size, std::uint64_t seed) {
     const Numbers numbers(seed, size, dims);
     Case c{.id = fmt::format("{}/{}/{}x{}/{}", name_of(feature), tessera::name_of(dtype), dims.qk, dims.v,
@@ -128,6 +140,7 @@ Case make_case(Feature feature, DType dtype, Dims dims, Size size, std::uint64_t
     if (feature == Feature::stacked_heads) set_stacked_heads(c, numbers, size != Size::tall);
     if (feature == Feature::ragged || feature == Feature::all_but_bias) set_ragged(c, numbers);
     if (feature == Feature::strided) c.layout = Layout::bhsd, p.batch = 2;
+    if (in_cache(feature)) set_cache(feature, c, numbers);
     c.dlse = feature == Feature::dlse || feature == Feature::sinks;
     c.lse = feature != Feature::no_lse;
     // fa3 does not stack heads (PackGQA) if the residual of O is requested.
@@ -153,14 +166,14 @@ const char* name_of(Feature feature) {
                                       "sinks",           "dropout",       "scale_zero",
                                       "scale_negative",  "all_but_bias",  "bias",
                                       "bias_gradient",   "dlse",          "no_lse",
-                                      "strided"};
+                                      "strided",         "slots",         "pages"};
     static_assert(std::size(kNames) == kFeatures.size());
     return kNames[static_cast<std::size_t>(feature)];
 }
 
 bool applies_to(Feature feature, Pass pass) {
     if (feature == Feature::dlse || feature == Feature::bias_gradient) return pass == Pass::backward;
-    return feature != Feature::no_lse || pass == Pass::forward;
+    return pass == Pass::forward || (feature != Feature::no_lse && !in_cache(feature));
 }
 
 std::vector<FeatureCase> feature_cases(std::uint64_t seed) {
@@ -186,6 +199,7 @@ Support support_of(const KernelInfo& kernel, const Problem& problem) {
     if (std::find(kernel.dtypes.begin(), kernel.dtypes.end(), problem.dtype) == kernel.dtypes.end()) {
         return {.reason = fmt::format("does not take {}", tessera::name_of(problem.dtype))};
     }
+    if (problem.kv_lengths && kernel.pass == Pass::backward) return {.reason = "a cache of keys has no gradient"};
     if (auto reason = row.refuse(problem, {}, device)) return {.reason = std::move(*reason)};
     return {.supported = true, .shape = row.shape_name(problem)};
 }

@@ -39,6 +39,8 @@ enum class Feature : std::uint8_t {
     dlse,           ///< backward: LSE has a gradient
     no_lse,         ///< forward: LSE is not requested
     strided,        ///< [batch, heads, len, head_dim] in memory
+    slots,          ///< forward: keys in slots of a cache, with left padding
+    pages,          ///< forward: keys in pages of a cache
 };
 inline constexpr std::array kFeatures{
     Feature::plain,           Feature::large_logits,  Feature::causal_bottom_right,
@@ -48,13 +50,17 @@ inline constexpr std::array kFeatures{
     Feature::sinks,           Feature::dropout,       Feature::scale_zero,
     Feature::scale_negative,  Feature::all_but_bias,  Feature::bias,
     Feature::bias_gradient,   Feature::dlse,          Feature::no_lse,
-    Feature::strided,
+    Feature::strided,         Feature::slots,         Feature::pages,
 };
 
 /// "causal_top_left", "dlse", ...
 const char* name_of(Feature feature);
 
-/// True if this feature affects a pass. dlse and bias_gradient are inputs of the backward, no_lse of the forward.
+/// True if this feature puts the keys into a cache.
+constexpr bool in_cache(Feature feature) { return feature == Feature::slots || feature == Feature::pages; }
+
+/// True if this feature affects a pass. dlse and bias_gradient are inputs of the backward, no_lse and the caches of the
+/// forward.
 bool applies_to(Feature feature, Pass pass);
 
 struct FeatureCase {

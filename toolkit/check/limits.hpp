@@ -17,6 +17,11 @@ namespace tessera::check {
 /// True for the kernel of few queries and caches, which splits the keys among thread blocks.
 inline bool splits_keys(const KernelInfo& kernel) { return kernel.name == "cuda.decode.forward"; }
 
+/// True for the kernels that read keys in the slots or pages of a cache.
+inline bool takes_cache(const KernelInfo& kernel) {
+    return kernel.backend != Backend::cuda || splits_keys(kernel) || kernel.name == "cuda.fa3.forward";
+}
+
 /// True if this kernel supports the dtype. KernelInfo::dtypes is not read, because a change may shorten it by mistake.
 inline bool takes(const KernelInfo& kernel, DType dtype) {
     if (kernel.backend == Backend::reference) return true;
@@ -40,6 +45,20 @@ inline std::string decode_refusal(const Problem& p) {
     return "";
 }
 
+/// Refusals of fa3's kernels.
+inline std::string fa3_refusal(const Problem& p) {
+    if (p.bias) return "takes no additive bias";
+    if (!plain_scores(p)) {
+        if (p.kv_lengths) return "takes softcap, ALiBi, dropout and scales of 0 and less without a cache only";
+        if (std::max(p.head_dim, p.head_dim_v) > 128)
+            return "takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim 128";
+    }
+    if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) return "takes a head_dim in multiples of 8";
+    if (p.page_size > 0 && p.left_padding) return "takes no left_padding with pages";
+    if (p.page_size % 8 != 0) return "takes pages of a multiple of 8 keys";
+    return "";
+}
+
 /// True for the reason of a CUDA kernel that another GPU would not have.
 inline bool needs_another_gpu(const KernelInfo& kernel, std::string_view reason) {
     const auto says = [&](std::string_view text) { return reason.find(text) != std::string_view::npos; };
@@ -50,21 +69,14 @@ inline bool needs_another_gpu(const KernelInfo& kernel, std::string_view reason)
 inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) {
     if (p.kv_lengths && kernel.pass == Pass::backward) return "a cache of keys has no gradient";
     if (!takes(kernel, p.dtype)) return "does not take " + std::string(name_of(p.dtype));
-    const bool serves = kernel.backend != Backend::cuda || splits_keys(kernel);
-    if (p.kv_lengths && !serves) return "takes no cache of keys";
+    if (p.kv_lengths && !takes_cache(kernel)) return "takes no cache of keys";
     if (kernel.name == "cpu.fa1.forward" && p.len_kv > 65536) return "renormalises O at every K/V block";
     const std::int64_t most_terms = p.dtype == DType::fp16 ? 32'768 : 65'536;
     if (kernel.name == "cuda.standard.backward" && std::max(p.len_q * p.group(), p.len_kv) > most_terms) {
         return "has one accumulator for each sum";
     }
     if (splits_keys(kernel)) return decode_refusal(p);
-    if (kernel.schedule != Schedule::fa3) return "";
-    if (p.bias) return "takes no additive bias";
-    if (!plain_scores(p) && std::max(p.head_dim, p.head_dim_v) > 128) {
-        return "takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim 128";
-    }
-    if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) return "takes a head_dim in multiples of 8";
-    return "";
+    return kernel.schedule == Schedule::fa3 ? fa3_refusal(p) : "";
 }
 
 }  // namespace tessera::check

@@ -19,6 +19,9 @@ std::string error_bar_text(const Problem& problem, const model::Prediction& pred
             "kernels was 13, 18 and 58 %, 159 % at worst",
             measured_kernels(machine).empty() ? "its kernels were" : "such kernels were");
     }
+    if (model::on_cache_by_fa3(problem, prediction))
+        return fmt::format("+-{:.0f} %, for calls on a cache by fa3, of which there are no held-out rows",
+                           100 * prediction.error);
     const auto [kind, is_short] = model::bar_cell_of(problem, prediction);
     const std::string of = fmt::format("such calls ({}, {}{})", kind == "few queries" ? "2 to 16 queries" : kind,
                                        name_of(pass), is_short ? ", short" : "");

@@ -105,7 +105,7 @@ std::vector<Kernel> kernels() {
                   .summary = "few queries and caches: the keys are split among thread blocks, partial results "
                              "are combined in a fixed order; memory O(len)",
                   .limits = "sm_80 or later, with 105 to 217 KiB of shared memory; up to 8 queries a sequence where "
-                            "there is no cache and no sink; no bias, no dropout"},
+                            "there is no cache; no bias, no dropout"},
          .refuse = refuse,
          .default_tile = tile_of,
          .workspace_bytes = workspace_bytes,

@@ -297,7 +297,7 @@ const KernelEntry& kernel_entry(Schedule schedule, Pass pass) {
 Refusal refusal(const KernelEntry& entry, const Problem& problem, const AskedTile& tile, const Limits& limits) {
     if (std::find(entry.dtypes.begin(), entry.dtypes.end(), problem.dtype) == entry.dtypes.end())
         return fmt::format("does not take {}", name_of(problem.dtype));
-    if (problem.kv_lengths && !entry.serves) return "takes no cache of keys";
+    if (problem.kv_lengths && !entry.takes_cache) return "takes no cache of keys";
     return entry.refuse(problem, tile, limits);
 }
 

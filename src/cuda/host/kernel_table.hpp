@@ -36,7 +36,7 @@ struct KernelEntry {
     /// Same contract as Kernel::refuse. The dtype is one of the above.
     std::optional<std::string> (*refuse)(const Problem& problem, const std::optional<Tile>& tile, const Limits& limits);
     Tile (*tile_of)(const Problem& problem);
-    bool serves = false;  ///< takes a cache of keys
+    bool takes_cache = false;  ///< keys in slots or pages (Problem::kv_lengths)
 };
 
 /// All kernels in order of preference, whether or not this build has them.

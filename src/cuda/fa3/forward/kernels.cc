@@ -119,7 +119,7 @@ std::vector<Kernel> kernels() {
                       .dtypes = {DType::bf16, DType::fp16},
                       .summary = "warp-specialized: a TMA producer, ping-pong consumer warpgroups; memory O(len)",
                       .limits = "sm_90; no additive bias; head_dim in multiples of 8, over 128 scale and mask only; "
-                                "16-byte aligned rows"},
+                                "16-byte aligned rows; on a cache scale and mask only, pages in multiples of 8 keys"},
              .refuse = refuse,
              .default_tile = tile_of,
              .workspace_bytes = workspace_bytes,
