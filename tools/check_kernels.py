@@ -28,6 +28,7 @@ NEEDS = [
     (r"fa3::reset_kernel", set()),
     (r"fa3::backward::backward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
     (r"fa3::backward::delta_kernel<.*>", {"HGMMA", "UTMALDG", "USETMAXREG", "MUFU"}),
+    (r"fa3::backward::bias_gradient_kernel<.*>", {"HGMMA", "UTMALDG", "USETMAXREG", "MUFU"}),
     (r"fa3::backward::(dq_convert|dkdv_reduce)_kernel<.*>", set()),
     (r"(fa3::backward::list_kernel<.*>|gradient::list_kernel)", set()),
     (r"fa3::backward::dq_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),

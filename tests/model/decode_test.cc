@@ -173,7 +173,7 @@ TEST(CachedPrompts, refusals_name_what_fa3_does_not_take) {
     EXPECT_EQ(reason(chunk(true, 12)), "takes pages of a multiple of 8 keys, got 12");
     Problem capped = chunk(true);
     capped.softcap = 30;
-    EXPECT_EQ(reason(capped), "takes softcap, ALiBi, dropout and scales of 0 and less without a cache only");
+    EXPECT_EQ(reason(capped), "takes softcap, ALiBi, biases, dropout and scales of 0 and less without a cache only");
     Problem padded = chunk(true, 16);
     padded.left_padding = true;
     EXPECT_EQ(reason(padded), "takes no left_padding with pages");

@@ -46,12 +46,13 @@ inline std::string decode_refusal(const Problem& p) {
 }
 
 /// Refusals of fa3's kernels.
-inline std::string fa3_refusal(const Problem& p) {
-    if (p.bias) return "takes no additive bias";
+inline std::string fa3_refusal(const Problem& p, Pass pass) {
+    if (pass == Pass::backward && p.bias_gradient && (p.softcap != 0 || p.alibi || p.dropout.probability > 0))
+        return "takes the gradient of a bias without softcap, ALiBi and dropout only";
     if (!plain_scores(p)) {
-        if (p.kv_lengths) return "takes softcap, ALiBi, dropout and scales of 0 and less without a cache only";
+        if (p.kv_lengths) return "takes softcap, ALiBi, biases, dropout and scales of 0 and less without a cache only";
         if (std::max(p.head_dim, p.head_dim_v) > 128)
-            return "takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim 128";
+            return "takes softcap, ALiBi, biases, dropout and scales of 0 and less up to head_dim 128";
     }
     if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0) return "takes a head_dim in multiples of 8";
     if (p.page_size > 0 && p.left_padding) return "takes no left_padding with pages";
@@ -76,7 +77,7 @@ inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) 
         return "has one accumulator for each sum";
     }
     if (splits_keys(kernel)) return decode_refusal(p);
-    return kernel.schedule == Schedule::fa3 ? fa3_refusal(p) : "";
+    return kernel.schedule == Schedule::fa3 ? fa3_refusal(p, kernel.pass) : "";
 }
 
 }  // namespace tessera::check

@@ -95,11 +95,10 @@ Refusal refuse_decode(const Problem& p, const AskedTile& tile, const Limits& lim
 Refusal refuse_fa3_forward(const Problem& p, const AskedTile& tile, const Limits& limits) {
     if (auto reason = refuse_capability(limits, kHopper, true)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
-    if (p.bias) return "takes no additive bias";
     if (p.kv_lengths && fa3::scores_of(p) != fa3::Scores::plain)
-        return "takes softcap, ALiBi, dropout and scales of 0 and less without a cache only";
+        return "takes softcap, ALiBi, biases, dropout and scales of 0 and less without a cache only";
     if (!fa3::shape_of(p)) {
-        return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
+        return fmt::format("takes softcap, ALiBi, biases, dropout and scales of 0 and less up to head_dim {}, got {}",
                            fa3::largest_dim(fa3::scores_of(p)), std::max(p.head_dim, p.head_dim_v));
     }
     if (auto reason = refuse_odd_dims(p)) return reason;
@@ -113,9 +112,10 @@ Refusal refuse_fa3_forward(const Problem& p, const AskedTile& tile, const Limits
 Refusal refuse_fa3_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
     if (auto reason = refuse_capability(limits, kHopper, true)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
-    if (p.bias) return "takes no additive bias";
+    if (p.bias_gradient && fa3::backward::scores_of(p) != fa3::Scores::bias)
+        return "takes the gradient of a bias without softcap, ALiBi and dropout only";
     if (!fa3::backward::shape_of(p)) {
-        return fmt::format("takes softcap, ALiBi, dropout and scales of 0 and less up to head_dim {}, got {}",
+        return fmt::format("takes softcap, ALiBi, biases, dropout and scales of 0 and less up to head_dim {}, got {}",
                            fa3::backward::largest_dim(p), std::max(p.head_dim, p.head_dim_v));
     }
     if (auto reason = refuse_odd_dims(p)) return reason;

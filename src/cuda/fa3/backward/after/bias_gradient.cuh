@@ -61,16 +61,14 @@ struct alignas(1024) BiasGradientShared {
 template <class T, Config kConfig>
 struct BiasGradientConsumer {
     using Shared = BiasGradientShared<kConfig>;
-    static constexpr int kKeys = 64;          ///< keys at a time
-    static constexpr int kPairs = kKeys / 2;  ///< a thread's pairs of 64 queries with them
 
     const Launch& launch;
     Shared& shared;
     const int warpgroup;
     PipelineState<Shared::kStages> at{};
-    float sums[kBiasTile / kKeys][kPairs];
-    int steps;    ///< in sums
-    bool stored;  ///< shared.sums has earlier steps
+    float sums[kBiasTile / 2];  ///< a thread's pairs of 64 queries with the keys of the tile
+    int steps;                  ///< in sums
+    bool stored;                ///< shared.sums has earlier steps
 
     /// Opaque: values derived from it are computed anew at each use, since registers are few.
     __device__ __forceinline__ static unsigned thread() {
@@ -86,26 +84,19 @@ struct BiasGradientConsumer {
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (auto& half : sums) {
-#pragma unroll
-            for (float& sum : half) sum = 0;
-        }
+        for (float& sum : sums) sum = 0;
         steps = 0;
     }
 
     /// Moves the sums to shared memory. A thread has the same elements each time.
     __device__ __forceinline__ void flush() {
-        const int own_row = row(), own_column = column();
+        constexpr float kUnscale = 1 / kPScale<T>;
+        const int own_row = 64 * warpgroup + row(), own_column = column();
 #pragma unroll
-        for (int half = 0; half < kBiasTile / kKeys; ++half) {
-#pragma unroll
-            for (int i = 0; i < kPairs; i += 2) {
-                float2& total = reinterpret_cast<float2&>(
-                    shared.sums[64 * warpgroup + own_row + 8 * row_of(i)][kKeys * half + own_column + column_of(i)]);
-                constexpr float kUnscale = 1 / kPScale<T>;
-                const float2 own = {sums[half][i] * kUnscale, sums[half][i + 1] * kUnscale};
-                total = stored ? make_float2(total.x + own.x, total.y + own.y) : own;
-            }
+        for (int i = 0; i < kBiasTile / 2; i += 2) {
+            auto& total = reinterpret_cast<float2&>(shared.sums[own_row + 8 * row_of(i)][own_column + column_of(i)]);
+            const float2 own = {sums[i] * kUnscale, sums[i + 1] * kUnscale};
+            total = stored ? make_float2(total.x + own.x, total.y + own.y) : own;
         }
         stored = true;
         clear();
@@ -141,6 +132,12 @@ struct BiasGradientConsumer {
         stored = false;
     }
 
+    /// One of the thread's two rows in a step: RowStats of its query, and its bias at key 0.
+    struct OwnRow {
+        int query;
+        float minus_lse, delta, inverse_sum;
+        const char* bias;
+    };
     /// Adds dS of a step.
     __device__ __forceinline__ void add(const BiasStep& step) {
         const ForwardParams& p = launch.params.forward;
@@ -150,71 +147,86 @@ struct BiasGradientConsumer {
                                    first_query / kConfig.block_q;
         const RowStats& stats =
             launch.workspace.stats[block * kConfig.row_stats() + first_query % kConfig.block_q / Config::kRows];
-        const int own_row = row();
-        float minus_lse[2], delta[2], inverse_sum[2];
-        const char* bias[2];
+        OwnRow rows[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int own = own_row + 8 * r;
-            minus_lse[r] = stats.minus_lse[RowStats::slot(own)];
-            delta[r] = stats.delta[RowStats::slot(own)];
-            inverse_sum[r] = stats.inverse_sum[RowStats::slot(own)];
-            bias[r] = bias_row(p.bias, step.batch, step.head, min(first_query + own, p.len_q - 1));
+            const int own = row() + 8 * r, slot = RowStats::slot(own), query = first_query + own;
+            rows[r] = {query, stats.minus_lse[slot], stats.delta[slot], stats.inverse_sum[slot],
+                       bias_row(p.bias, step.batch, step.head, min(query, p.len_q - 1))};
         }
         const int stage = at.index(), row_of_block = 64 * warpgroup % kConfig.block_q;
         auto& q_panels = shared.q[stage][64 * warpgroup / kConfig.block_q];
         auto& do_panels = shared.d_o[stage][64 * warpgroup / kConfig.block_q];
-        const std::uint64_t q = uniform(row_descriptor(q_panels[0][row_of_block]));
-        const std::uint64_t d_o = uniform(row_descriptor(do_panels[0][row_of_block]));
-        const bool full = step.unmasked(first_query);
-        const int own_column = column();
+        const Operands operands{uniform(row_descriptor(q_panels[0][row_of_block])),
+                                uniform(row_descriptor(do_panels[0][row_of_block]))};
+        const bool plain =
+            step.unmasked(first_query) && !any_lane(rows[0].inverse_sum != 0 || rows[1].inverse_sum != 0);
+        // Elements take more registers than pairs, and so fewer keys at a time.
+        if (launch.bias_by_pairs && step.key + kBiasTile <= p.len_kv) {
 #pragma unroll
-        for (int half = 0; half < kBiasTile / kKeys; ++half) {
-            float s[kPairs], dp[kPairs];
-            start_query_scores<T, kConfig, kConfig.head_dim, kKeys>(
-                s, q, uniform(row_descriptor(shared.k[stage][0][kKeys * half])));
-            start_query_scores<T, kConfig, kConfig.head_dim_v, kKeys>(
-                dp, d_o, uniform(row_descriptor(shared.v[stage][0][kKeys * half])));
-            const int key = step.key + kKeys * half + own_column;
-            if (launch.bias_by_pairs && step.key + kBiasTile <= p.len_kv) {
-                std::uint32_t pairs[2][kKeys / 8];
+            for (int first = 0; first < kBiasTile; first += 64) add_keys<64, true>(step, operands, rows, first, plain);
+        } else {
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const char* const from = bias[r] + 2 * std::int64_t{key};
-#pragma unroll
-                    for (int j = 0; j < kKeys / 8; ++j) pairs[r][j] = bias_pair(from, 8 * j);
-                }
-                wait(s, dp);
-#pragma unroll
-                for (int i = 0; i < kPairs; i += 2) {
-                    const float2 own = unpack_bias<T>(pairs[row_of(i)][i / 4]);
-                    s[i] = fmaf(s[i], p.scale, own.x);
-                    s[i + 1] = fmaf(s[i + 1], p.scale, own.y);
-                }
-            } else {
-                wait(s, dp);
-#pragma unroll
-                for (int i = 0; i < kPairs; ++i) {
-                    const float own = bias_element<T>(p.bias, bias[row_of(i)], min(key + column_of(i), p.len_kv - 1));
-                    s[i] = fmaf(s[i], p.scale, own);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < kPairs; ++i) {
-                const int r = row_of(i);
-                const float probability_of_pair = probability<Scores::bias>(s[i], launch, minus_lse[r], inverse_sum[r]);
-                const int query = first_query + own_row + 8 * r;
-                const bool visible = full || (query < step.sequence.len_q && step.band.sees(query, key + column_of(i)));
-                const float gradient = probability_of_pair * (dp[i] - delta[r]);
-                sums[half][i] += visible ? gradient : 0.0F;
-            }
-            ptx::warpgroup_fence_operand(sums[half]);  // both halves at once take more registers than there are
+            for (int first = 0; first < kBiasTile; first += 32) add_keys<32, false>(step, operands, rows, first, plain);
         }
     }
-    __device__ __forceinline__ static void wait(float (&s)[kPairs], float (&dp)[kPairs]) {
+    /// Descriptors of the warpgroup's Q and dO.
+    struct Operands {
+        std::uint64_t q, d_o;
+    };
+    /// Adds dS of kKeys keys, from the tile's key `first` on.
+    template <int kKeys, bool kByPairs>
+    __device__ __forceinline__ void add_keys(const BiasStep& step, const Operands& operands, const OwnRow (&rows)[2],
+                                             int first, bool plain) {
+        constexpr int kPairs = kKeys / 2;
+        const ForwardParams& p = launch.params.forward;
+        float s[kPairs], dp[kPairs], bias[kPairs];
+        start_query_scores<T, kConfig, kConfig.head_dim, kKeys>(
+            s, operands.q, uniform(row_descriptor(shared.k[at.index()][0][first])));
+        start_query_scores<T, kConfig, kConfig.head_dim_v, kKeys>(
+            dp, operands.d_o, uniform(row_descriptor(shared.v[at.index()][0][first])));
+        const int key = step.key + first + column();
+        std::uint32_t pairs[kPairs / 2];
+#pragma unroll
+        for (int i = 0; i < kPairs; i += 2) {
+            const char* const row = rows[row_of(i)].bias;
+            if constexpr (kByPairs) {
+                pairs[i / 2] = bias_pair(row + 2 * std::int64_t{key}, column_of(i));
+            } else {
+                bias[i] = bias_element<T>(p.bias, row, min(key + column_of(i), p.len_kv - 1));
+                bias[i + 1] = bias_element<T>(p.bias, row, min(key + column_of(i) + 1, p.len_kv - 1));
+            }
+        }
         ptx::wgmma_wait<0>();
         ptx::warpgroup_fence_operand(s);
         ptx::warpgroup_fence_operand(dp);
+#pragma unroll
+        for (int i = 0; i < kPairs; i += 2) {
+            if constexpr (kByPairs) {
+                const float2 own = unpack_bias<T>(pairs[i / 2]);
+                bias[i] = own.x, bias[i + 1] = own.y;
+            }
+            s[i] = fmaf(s[i], p.scale, bias[i]);
+            s[i + 1] = fmaf(s[i + 1], p.scale, bias[i + 1]);
+        }
+        auto& own_sums = reinterpret_cast<float(&)[kPairs]>(sums[first / 2]);
+        if (plain) {
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) {
+                const OwnRow& row = rows[row_of(i)];
+                const float probability_of_pair = ptx::exp2_approx(fmaf(s[i], kLog2E, row.minus_lse));
+                own_sums[i] = fmaf(probability_of_pair, dp[i] - row.delta, own_sums[i]);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) {
+                const OwnRow& row = rows[row_of(i)];
+                const float probability_of_pair =
+                    probability<Scores::bias>(s[i], launch, row.minus_lse, row.inverse_sum);
+                const bool visible = row.query < step.sequence.len_q && step.band.sees(row.query, key + column_of(i));
+                if (visible) own_sums[i] = fmaf(probability_of_pair, dp[i] - row.delta, own_sums[i]);
+            }
+        }
     }
 };
 
@@ -311,11 +323,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1) bias_gradient_kernel(cons
     __syncthreads();
     const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
     if (warpgroup == 0) {
-        ptx::setmaxnreg_dec<56>();
+        ptx::setmaxnreg_dec<Config::kDeltaProducerRegisters>();
         if (threadIdx.x == 0) BiasGradientProducer<kConfig>{launch, shared}.run();
         return;
     }
-    ptx::setmaxnreg_inc<224>();
+    ptx::setmaxnreg_inc<Config::kDeltaConsumerRegisters>();
     BiasGradientConsumer<T, kConfig>{launch, shared, warpgroup - 1}.run();
 }
 

@@ -163,10 +163,9 @@ struct ConsumerThread : ConsumerState<kConfig> {
         if constexpr (kConfig.scores == Scores::bias) {
             const ForwardParams& p = launch.params.forward;
             const char* const head = bias_row(p.bias, block().batch, shared.head[q.index()], 0);
-            const int warp_query = first_query() + Config::kRows * half;
-            const int warp_key = block().n * kConfig.block_kv + first_row() + 16 * warp();
-            if (launch.bias_by_pairs && warp_query + Config::kRows <= p.len_q && warp_key + 16 <= p.len_kv) {
-                add_bias_pairs<T>(s, p, head, warp_query, warp_key, lane());
+            if (launch.bias_by_pairs) {
+                const int warp_key = block().n * kConfig.block_kv + first_row() + 16 * warp();
+                add_bias_pairs<T>(s, p, head, first_query() + Config::kRows * half, warp_key, lane());
             } else {
                 add_bias_elements<T>(s, p, head, query(half), key());
             }

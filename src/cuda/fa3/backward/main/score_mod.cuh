@@ -97,18 +97,22 @@ struct StepScoreMod<Scores::dropout> {
     __device__ __forceinline__ bool keeps(int element) const { return kept(element / 4, element % 4); }
 };
 
-/// Scores with a bias from elements of Q K^T, of a warp's 16 keys and 64 queries. The bias has pairs, and all of these
-/// queries and keys. `query`, `key`: the warp's first ones.
+/// Scores with a bias from elements of Q K^T, of a warp's 16 keys and 64 queries, where the bias has pairs. `query`,
+/// `key`: the warp's first ones. Queries and keys past the end get the bias of the last one, and the mask hides them.
 template <class T>
 __device__ __forceinline__ void add_bias_pairs(float (&s)[32], const ForwardParams& p, const char* head_bias, int query,
                                                int key, int lane) {
     constexpr int kTiles = 8;  // of 8 queries
     // [8 queries][8 keys] of 16 bits, as the forward reads them: of query lane / 4, keys 2 * (lane % 4) and the next.
     std::uint32_t pairs[kTiles][2];
-    const char* row = head_bias + 2 * ((query + lane / 4) * p.bias.row + key + lane % 4 * 2);
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j, row += 16 * p.bias.row) {
-        for (int r = 0; r < 2; ++r) pairs[j][r] = bias_pair(row, 8 * r);
+    for (int r = 0; r < 2; ++r) {
+        const int own_key = min(key + 8 * r + lane % 4 * 2, p.len_kv - 2);
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+            const std::int64_t row = min(query + 8 * j + lane / 4, p.len_q - 1) * p.bias.row;
+            pairs[j][r] = bias_pair(head_bias + 2 * row, own_key);
+        }
     }
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
@@ -120,8 +124,7 @@ __device__ __forceinline__ void add_bias_pairs(float (&s)[32], const ForwardPara
         }
     }
 }
-/// The same in any other case. `query`, `key`: those of the thread's element 0. Queries and keys past the end get the
-/// bias of the last one, and the mask hides them.
+/// The same in other layouts. `query`, `key`: those of the thread's element 0.
 template <class T>
 __device__ __forceinline__ void add_bias_elements(float (&s)[32], const ForwardParams& p, const char* head_bias,
                                                   int query, int key) {
