@@ -52,7 +52,11 @@ FP32 = {"64 causal 2 x 2k": (2, 2048, 2048, 16, 64, 1), "64 full 8 x 512": (8, 5
 BIASES = {"T5 32 x 512, 12 of 64": ((32, 512, 512, 12, 64, 0), (1, 12, 512, 512)),
           "8 x 1,024, 16 of 64": ((8, 1024, 1024, 16, 64, 0), (1, 16, 1024, 1024)),
           "AlphaFold 64 x 384, 4 of 32": ((64, 384, 384, 4, 32, 0), (1, 4, 384, 384)),
-          "AlphaFold 128 x 256, 8 of 32, a bias for each sequence": ((128, 256, 256, 8, 32, 0), (128, 8, 256, 256))}
+          "AlphaFold 128 x 256, 8 of 32, a bias for each sequence": ((128, 256, 256, 8, 32, 0), (128, 8, 256, 256)),
+          "16 x 777, 16 of 64": ((16, 777, 777, 16, 64, 0), (1, 16, 777, 777)),
+          "16 x 512 on 1,024, 16 of 64": ((16, 512, 1024, 16, 64, 0), (1, 16, 512, 1024)),
+          "8 x 1,024, 16 of 128": ((8, 1024, 1024, 16, 128, 0), (1, 16, 1024, 1024)),
+          "8 x 2,048, 16 of 128, a bias for each sequence": ((8, 2048, 2048, 16, 128, 0), (8, 16, 2048, 2048))}
 
 
 @dataclasses.dataclass
@@ -94,6 +98,9 @@ def cases():
             yield Case(f"fp16 {name}, {feature}", LONG[name], fields, torch.float16)
     for name, (shape, bias) in BIASES.items():
         yield Case(f"bias, {name}", shape, bias=bias)
+    t5, shape = BIASES["T5 32 x 512, 12 of 64"]
+    yield Case("bias, T5 32 x 512, 12 of 64, dropout 0.1", t5, DROPOUT, bias=shape)
+    yield Case("bias, T5 32 x 512, 12 of 64, fp16", t5, dtype=torch.float16, bias=shape)
     for name, shape in FP32.items():
         yield Case(f"fp32 {name}", shape, dtype=torch.float32)
     for name, shape in SHORT.items():

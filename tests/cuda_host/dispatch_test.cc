@@ -88,6 +88,10 @@ TEST(Dispatch, fa3) {
     EXPECT_EQ(fa3_shape(with_alibi(scaled(of_dims(128, 64), -1))), "HeadDim128Alibi") << "it scales before it adds";
     EXPECT_EQ(fa3_shape(with_alibi(capped(of_dims(64, 64)))), "HeadDim64General");
     EXPECT_EQ(fa3_shape(with_alibi(of_dims(192, 64))), "none");
+    EXPECT_EQ(fa3_shape(biased(of_dims(32, 64))), "HeadDim64Bias");
+    EXPECT_EQ(fa3_shape(biased(scaled(of_dims(72, 64), -1))), "HeadDim128Bias") << "it scales before it adds";
+    EXPECT_EQ(fa3_shape(biased(dropped(of_dims(64, 64)))), "HeadDim64General");
+    EXPECT_EQ(fa3_shape(biased(of_dims(192, 64))), "none");
     EXPECT_EQ(fa3_shape(dropped(of_dims(64, 64))), "HeadDim64Dropout");
     EXPECT_EQ(fa3_shape(dropped(of_dims(128, 64))), "HeadDim128Dropout");
     EXPECT_EQ(fa3_shape(dropped(scaled(of_dims(128, 64), -1))), "HeadDim128General");
@@ -162,6 +166,9 @@ TEST(Dispatch, fa3_backward) {
     EXPECT_EQ(shape(with_alibi(scaled(of_dims(64, 64), -1))), "HeadDim64General") << "it scales in the exponential";
     EXPECT_EQ(shape(dropped(of_dims(128, 64))), "HeadDim128Dropout");
     EXPECT_EQ(shape(dropped(with_alibi(of_dims(128, 64)))), "HeadDim128General");
+    EXPECT_EQ(shape(biased(scaled(of_dims(64, 64), 0))), "HeadDim64Bias");
+    EXPECT_EQ(shape(biased(of_dims(128, 64))), "HeadDim128Bias");
+    EXPECT_EQ(shape(biased(with_alibi(of_dims(128, 64)))), "HeadDim128General");
     EXPECT_EQ(shape(scaled(of_dims(64, 64), -1)), "HeadDim64General");
     Problem large = capped(of_dims(64, 64));
     large.softcap = 1000;
@@ -201,11 +208,12 @@ TEST(Dispatch, every_one_runs_something) {
         for (const DType dtype : kernel.info.dtypes) {
             for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
                 for (const std::int64_t dim_v : {64, 128, 192, 256}) {
-                    for (Problem p : {of_dims(dim, dim_v), many(of_dims(dim, dim_v, 4096)),
-                                      causal(of_dims(dim, dim_v, 512)), grouped(causal(of_dims(dim, dim_v, 8192))),
-                                      capped(of_dims(dim, dim_v)), with_alibi(of_dims(dim, dim_v)),
-                                      dropped(of_dims(dim, dim_v)), dropped(capped(of_dims(dim, dim_v))),
-                                      decoding(of_dims(dim, dim_v, 4096)), cached(of_dims(dim, dim_v), 16)}) {
+                    for (Problem p :
+                         {of_dims(dim, dim_v), many(of_dims(dim, dim_v, 4096)), causal(of_dims(dim, dim_v, 512)),
+                          grouped(causal(of_dims(dim, dim_v, 8192))), capped(of_dims(dim, dim_v)),
+                          with_alibi(of_dims(dim, dim_v)), biased(of_dims(dim, dim_v)), dropped(of_dims(dim, dim_v)),
+                          dropped(capped(of_dims(dim, dim_v))), decoding(of_dims(dim, dim_v, 4096)),
+                          cached(of_dims(dim, dim_v), 16)}) {
                         p.dtype = dtype;
                         if (!has_no_shape(kernel, p)) met.insert(kernel.shape_name(p));
                     }

@@ -46,9 +46,7 @@ inline std::string decode_refusal(const Problem& p) {
 }
 
 /// Refusals of fa3's kernels.
-inline std::string fa3_refusal(const Problem& p, Pass pass) {
-    if (pass == Pass::backward && p.bias_gradient && (p.softcap != 0 || p.alibi || p.dropout.probability > 0))
-        return "takes the gradient of a bias without softcap, ALiBi and dropout only";
+inline std::string fa3_refusal(const Problem& p) {
     if (!plain_scores(p)) {
         if (p.kv_lengths) return "takes softcap, ALiBi, biases, dropout and scales of 0 and less without a cache only";
         if (std::max(p.head_dim, p.head_dim_v) > 128)
@@ -68,8 +66,8 @@ inline bool needs_another_gpu(const KernelInfo& kernel, std::string_view reason)
 
 /// Returns the start of this kernel's reason for refusing the Problem on a supported device; "" if it must run it.
 inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) {
-    if (p.kv_lengths && kernel.pass == Pass::backward) return "a cache of keys has no gradient";
     if (!takes(kernel, p.dtype)) return "does not take " + std::string(name_of(p.dtype));
+    if (p.kv_lengths && kernel.pass == Pass::backward) return "a cache of keys has no gradient";
     if (p.kv_lengths && !takes_cache(kernel)) return "takes no cache of keys";
     if (kernel.name == "cpu.fa1.forward" && p.len_kv > 65536) return "renormalises O at every K/V block";
     const std::int64_t most_terms = p.dtype == DType::fp16 ? 32'768 : 65'536;
@@ -77,7 +75,7 @@ inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) 
         return "has one accumulator for each sum";
     }
     if (splits_keys(kernel)) return decode_refusal(p);
-    return kernel.schedule == Schedule::fa3 ? fa3_refusal(p, kernel.pass) : "";
+    return kernel.schedule == Schedule::fa3 ? fa3_refusal(p) : "";
 }
 
 }  // namespace tessera::check

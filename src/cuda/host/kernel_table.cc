@@ -112,8 +112,6 @@ Refusal refuse_fa3_forward(const Problem& p, const AskedTile& tile, const Limits
 Refusal refuse_fa3_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
     if (auto reason = refuse_capability(limits, kHopper, true)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
-    if (p.bias_gradient && fa3::backward::scores_of(p) != fa3::Scores::bias)
-        return "takes the gradient of a bias without softcap, ALiBi and dropout only";
     if (!fa3::backward::shape_of(p)) {
         return fmt::format("takes softcap, ALiBi, biases, dropout and scales of 0 and less up to head_dim {}, got {}",
                            fa3::backward::largest_dim(p), std::max(p.head_dim, p.head_dim_v));

@@ -147,11 +147,13 @@ bool takes_byte_vectors(const Rows& rows, int dim) {
            rows.batch % kVector == 0 && rows.row % kVector == 0 && rows.head % kVector == 0;
 }
 
-bool takes_bias_pairs(const ForwardParams& params) {
-    const Bias& bias = params.bias;
+bool takes_bias_pairs(const Bias& bias, int len_kv) {
     const auto even = [](std::int64_t stride) { return stride % 2 == 0; };
     return bias.data != nullptr && !bias.fp32 && bias.column == 1 && even(bias.batch) && even(bias.head) &&
-           even(bias.row) && even(params.len_kv) && reinterpret_cast<std::uintptr_t>(bias.data) % 4 == 0;
+           even(bias.row) && even(len_kv) && reinterpret_cast<std::uintptr_t>(bias.data) % 4 == 0;
+}
+bool takes_bias_pairs(const BiasGradient& dbias, int len_kv) {
+    return takes_bias_pairs(Bias{dbias.data, dbias.fp32, dbias.batch, dbias.head, dbias.row, dbias.column}, len_kv);
 }
 
 int heads_together(const Problem& p, std::int64_t l2_share) {

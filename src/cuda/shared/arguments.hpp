@@ -22,8 +22,10 @@ bool takes_vectors(const Rows& rows, int dim);
 
 /// Can rows of `dim` bytes be read and written 8 bytes at a time?
 bool takes_byte_vectors(const Rows& rows, int dim);
-/// Can the bias be read two neighbouring keys at a time? They then are 32 aligned bits of every row.
-bool takes_bias_pairs(const ForwardParams& params);
+/// Can a bias or its gradient be read or written two neighbouring keys at a time? They then are 32 aligned bits of
+/// every row.
+bool takes_bias_pairs(const Bias& bias, int len_kv);
+bool takes_bias_pairs(const BiasGradient& dbias, int len_kv);
 
 /// The number of heads, of all sequences or of a varlen call, that alternate in the tile order. Causal tiles differ in
 /// length, so the longest of several heads go first: as many heads as have K and V in `l2_share` bytes of the L2.

@@ -29,7 +29,7 @@ __device__ __forceinline__ const char* bias_row(const Bias& bias, int batch, int
 __device__ __forceinline__ std::uint32_t bias_pair(const char* row, int key) {
     return __ldg(reinterpret_cast<const std::uint32_t*>(row + 2 * std::int64_t{key}));
 }
-/// The same in any other layout of 16-bit elements.
+/// Reads that pair in any other layout of 16-bit elements.
 __device__ __forceinline__ std::uint32_t bias_pair_of_elements(const Bias& bias, const char* row, int key,
                                                                int last_key) {
     const auto* elements = reinterpret_cast<const std::uint16_t*>(row);

@@ -120,7 +120,8 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
     launch.parts = backward::query_parts(p);
     const bool scaled = c.scores == Scores::general || c.scores == Scores::bias;
     launch.scale_log2 = scaled ? kLog2E : params.forward.scale * kLog2E;
-    launch.bias_by_pairs = takes_bias_pairs(params.forward);
+    launch.bias_by_pairs = takes_bias_pairs(params.forward.bias, params.forward.len_kv);
+    launch.dbias_by_pairs = takes_bias_pairs(params.dbias, params.forward.len_kv) && params.dbias.row != 0;
     if (c.scores == Scores::capped) launch.softcap = softcap_of(p.softcap, params.forward.scale);
     launch.dq_accumulators = backward::dq_accumulators(p);
     launch.blocks_q = static_cast<int>(backward::blocks_q(p));
@@ -158,7 +159,7 @@ cudaError_t launch_all(const Problem& p, const Launch& launch, cudaStream_t stre
     if (status == cudaSuccess && has_keys(p) && !launch.gradients.only_dq) {
         status = launch_main<T, Shape>(launch, stream);
     }
-    if constexpr (kConfig.scores == Scores::bias) {
+    if constexpr (kConfig.takes_bias()) {
         if (status == cudaSuccess && launch.params.dbias.data != nullptr)
             status = backward::launch_bias_gradient<T, Shape>(launch, stream);
     }
@@ -204,26 +205,26 @@ std::optional<TensorRefusal> refuse_tensors(const Problem& problem, const Backwa
 }  // namespace
 
 Kernel backward_kernel() {
-    return {.info = {.name = "cuda.fa3.backward",
-                     .backend = Backend::cuda,
-                     .schedule = Schedule::fa3,
-                     .pass = Pass::backward,
-                     .dtypes = {DType::bf16, DType::fp16},
-                     .summary = "K/V blocks outer, dQ added up in a fixed order (at most 4 % dearer) or by its own "
-                                "kernel; memory O(len)",
-                     .limits =
-                         "sm_90; bf16 and fp16; no additive bias; head_dim in multiples of 8, up to 128 with softcap, "
-                         "ALiBi, dropout or a scale of 0 and less; 16-byte aligned rows"},
-            .refuse = refuse,
-            .default_tile = backward::tile_of,
-            .workspace_bytes = workspace_bytes,
-            .target = target,
-            .forward = nullptr,
-            .backward = run,
-            .refuse_backward_tensors = refuse_tensors,
-            .uses_o_residual = uses_o_residual,
-            .shapes = backward::Shapes::names(),
-            .shape_of = [](const Problem& p) { return *backward::shape_of(p); }};
+    return {
+        .info = {.name = "cuda.fa3.backward",
+                 .backend = Backend::cuda,
+                 .schedule = Schedule::fa3,
+                 .pass = Pass::backward,
+                 .dtypes = {DType::bf16, DType::fp16},
+                 .summary = "K/V blocks outer, dQ added up in a fixed order (at most 4 % dearer) or by its own "
+                            "kernel; memory O(len)",
+                 .limits = "sm_90; bf16 and fp16; head_dim in multiples of 8, up to 128 with softcap, ALiBi, a bias, "
+                           "dropout or a scale of 0 and less; 16-byte aligned rows"},
+        .refuse = refuse,
+        .default_tile = backward::tile_of,
+        .workspace_bytes = workspace_bytes,
+        .target = target,
+        .forward = nullptr,
+        .backward = run,
+        .refuse_backward_tensors = refuse_tensors,
+        .uses_o_residual = uses_o_residual,
+        .shapes = backward::Shapes::names(),
+        .shape_of = [](const Problem& p) { return *backward::shape_of(p); }};
 }
 
 }  // namespace tessera::cuda::fa3

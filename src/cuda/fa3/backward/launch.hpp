@@ -103,6 +103,7 @@ struct Launch {
     int list_items;    ///< ragged: the capacity of the list
     Softcap softcap;   ///< capped shapes
     bool bias_by_pairs;  ///< takes_bias_pairs
+    bool dbias_by_pairs;
 };
 
 /// The counter from which CTAs of the main kernel draw their numbers.
@@ -143,7 +144,7 @@ cudaError_t launch_dkdv_reduce(const Launch& launch, cudaStream_t stream);
 /// Writes dQ from its accumulators, in shapes whose main kernel adds up dQ.
 template <class T, class Shape>
 cudaError_t launch_dq_convert(const Launch& launch, cudaStream_t stream);
-/// Computes the gradient of the bias, in the shapes with a bias.
+/// Computes the gradient of the bias, in the shapes that take one.
 template <class T, class Shape>
 cudaError_t launch_bias_gradient(const Launch& launch, cudaStream_t stream);
 /// Sums the gradient of the sinks.

@@ -58,7 +58,7 @@ struct Consumer {
     OutputStage<kConfig> output{};
 
     AttentionGemms<T, kConfig.block_kv, kConfig.head_dim, kConfig.head_dim_v> gemms;
-    OnlineSoftmax<T> rows;
+    OnlineSoftmax<T, kConfig.takes_bias() ? 4 : 1> rows;
     int row_block = warpgroup;    ///< this warpgroup's row block in the tile in progress
     int v_to_skip = 0;            ///< blocks whose K was skipped and whose V was not yet
     bool o_in_kv_stages = false;  ///< the previous tile's O still lies in a stage of K or V

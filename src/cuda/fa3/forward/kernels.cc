@@ -42,7 +42,7 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     if (p.kv_lengths && cache.count == 0) launch.params.len_kv = 0;  // no slots or pages: there are no keys
     // ScoreMod scales:
     const bool scaled = c.scores == Scores::alibi || c.scores == Scores::bias || c.scores == Scores::general;
-    launch.bias_by_pairs = takes_bias_pairs(params);
+    launch.bias_by_pairs = takes_bias_pairs(params.bias, params.len_kv);
     launch.scale_log2 = scaled ? kLog2E : params.scale * kLog2E;
     launch.unscale = 1 / launch.scale_log2;
     if (c.scores == Scores::capped) launch.softcap = softcap_of(p.softcap, params.scale);
@@ -118,7 +118,7 @@ std::vector<Kernel> kernels() {
                       .pass = Pass::forward,
                       .dtypes = {DType::bf16, DType::fp16},
                       .summary = "warp-specialized: a TMA producer, ping-pong consumer warpgroups; memory O(len)",
-                      .limits = "sm_90; no additive bias; head_dim in multiples of 8, over 128 scale and mask only; "
+                      .limits = "sm_90; head_dim in multiples of 8, over 128 scale and mask only; "
                                 "16-byte aligned rows; on a cache scale and mask only, pages in multiples of 8 keys"},
              .refuse = refuse,
              .default_tile = tile_of,

@@ -12,6 +12,7 @@
 // Scores stay elements of Q K^T: the scale is part of the exponent's multiply-add.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
@@ -54,10 +55,12 @@ inline constexpr float kExponentOffset = cuda::kExponentOffset<T, kRescaleThresh
 /// The quad's four threads hold a row's scores in 16 parts; the largest score of each part is known.
 inline constexpr int kPartsOfThread = 4;
 
-/// Maximum m and sum l of two rows. A row's values depend on that row alone.
-template <class T>
+/// Maximum m and sum l of two rows. A row's values depend on that row alone. m is kept in units of kUnit * log2: with
+/// 4, the largest and the lowest float are scores like any others (frameworks mask by a bias of -FLT_MAX), while with 1
+/// those over 2.36e38 overflow. No other bit depends on kUnit, a power of two.
+template <class T, int kUnit>
 struct OnlineSoftmax {
-    float row_max[2] = {-INFINITY, -INFINITY};  ///< m in units of log2; up to kRescaleThreshold under the largest score
+    float row_max[2] = {-INFINITY, -INFINITY};  ///< m; up to kRescaleThreshold under the largest score
     float row_sum[2] = {0, 0};                  ///< l, this thread's part until finish()
     float subtract[2];                          ///< P = exp2(score * scale - subtract)
     /// The largest score that leaves m alone, as bits: scores over 0 have the order of their bits as integers.
@@ -95,7 +98,10 @@ struct OnlineSoftmax {
     }
     /// After finish(): LSE of the row, by the natural logarithm; -inf for a row without keys.
     __device__ __forceinline__ float lse(int r) const {
-        return (row_max[r] + ptx::log2_approx(row_sum[r] * kExponentOffsetFactor<T, kRescaleThreshold>)) * kLn2;
+        const float log2_sum = ptx::log2_approx(row_sum[r] * kExponentOffsetFactor<T, kRescaleThreshold>);
+        const float found = (row_max[r] + log2_sum / kUnit) * (kLn2 * kUnit);
+        // A row of the lowest floats has keys: rounding does not make it one without.
+        return kUnit > 1 && row_max[r] != -INFINITY && found < -FLT_MAX ? -FLT_MAX : found;
     }
     __device__ __forceinline__ float inverse_sum(int r) const {
         return row_sum[r] == 0.0F ? 0.0F : ptx::reciprocal_approx(row_sum[r]);
@@ -105,14 +111,14 @@ struct OnlineSoftmax {
     /// In rows with such large scores the scale is no part of the exponent's multiply-add: rescale() subtracts m,
     /// rounded as m was.
     __device__ __forceinline__ bool large(int r) const {
-        return row_max[r] != -INFINITY && fabsf(row_max[r]) >= kLargeScore;
+        return row_max[r] != -INFINITY && fabsf(row_max[r]) >= kLargeScore / kUnit;
     }
     __device__ __forceinline__ float finite_max(int r) const { return row_max[r] == -INFINITY ? 0.0F : row_max[r]; }
 };
 
-template <class T>
+template <class T, int kUnit>
 template <int kCount>
-__device__ __forceinline__ bool OnlineSoftmax<T>::needs_rescale(const float (&scores)[kCount]) const {
+__device__ __forceinline__ bool OnlineSoftmax<T, kUnit>::needs_rescale(const float (&scores)[kCount]) const {
     constexpr int kChains = 4;  // independent chains of maxima, for latency
     bool over = always_rescale;
 #pragma unroll
@@ -142,18 +148,18 @@ __device__ __forceinline__ void largest_of_parts(const float (&scores)[kCount], 
 
 /// How many scores of a row's first block are near its maximum m. The largest of each part counts, from 1 at m down to
 /// 0 where P is a 16th. (All scores would be a little more exact, at 110 instructions more.)
-__device__ __forceinline__ float count_near_max_of_parts(const float (&largest)[kPartsOfThread], float m,
+__device__ __forceinline__ float count_near_max_of_parts(const float (&largest)[kPartsOfThread], float quarter_of_m,
                                                          float scale_log2) {
     float near = 0;
 #pragma unroll
-    for (const float score : largest) near += __saturatef(fmaf(score, scale_log2 / 4, 1 - m / 4));
+    for (const float score : largest) near += __saturatef(fmaf(score, scale_log2 / 4, 1 - quarter_of_m));
     return near;
 }
 
-template <class T>
+template <class T, int kUnit>
 template <int kCount>
-__device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount], float scale_log2, float unscale,
-                                                          float (&factor)[2]) {
+__device__ __forceinline__ void OnlineSoftmax<T, kUnit>::rescale(float (&scores)[kCount], float scale_log2,
+                                                                 float unscale, float (&factor)[2]) {
     largest_of_parts(scores, largest);
     // Both rows at each step, without branches: a shuffle takes as long as 25 instructions.
     float block_max[2];
@@ -167,14 +173,14 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
         first[r] = previous_max == -INFINITY;
         const bool raise = first[r] | large(r) | (block_max[r] > __int_as_float(threshold[r]));
         // Rounded as the subtraction rounds it, so that O, l and LSE use the same m to the last bit.
-        const float new_max =
-            fmaxf(previous_max, __fmul_rn(block_max[r], scale_log2)) + kExponentOffset<T> - kExponentOffset<T>;
+        const float new_max = fmaxf(previous_max, __fmul_rn(block_max[r], scale_log2 / kUnit)) +
+                              kExponentOffset<T> / kUnit - kExponentOffset<T> / kUnit;
         row_max[r] = raise ? new_max : previous_max;
         threshold[r] = raise ? __float_as_int(block_max[r]) : threshold[r];
         // With no visible key so far, exp2(-inf - 0) gives the right factor, 0.
-        factor[r] = ptx::exp2_approx(previous_max - finite_max(r));
+        factor[r] = ptx::exp2_approx((previous_max - finite_max(r)) * kUnit);
         row_sum[r] = __fmul_rn(row_sum[r], factor[r]);  // never fused with the addition after it
-        subtract[r] = (large(r) ? 0.0F : finite_max(r)) + kExponentOffset<T>;
+        subtract[r] = (large(r) ? 0.0F : finite_max(r) * kUnit) + kExponentOffset<T>;
     }
     threshold_is_due = true;
     if (!any_lane(large(0) | large(1))) return;
@@ -182,9 +188,9 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
     float times[2], minus[2], back[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        times[r] = large(r) ? scale_log2 : 1.0F;
+        times[r] = large(r) ? scale_log2 / kUnit : 1.0F;
         minus[r] = large(r) ? row_max[r] : 0.0F;
-        back[r] = large(r) ? unscale : 1.0F;
+        back[r] = large(r) ? unscale * kUnit : 1.0F;
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -192,29 +198,30 @@ __device__ __forceinline__ void OnlineSoftmax<T>::rescale(float (&scores)[kCount
     }
 }
 
-template <class T>
+template <class T, int kUnit>
 template <int kBlockKv>
-__device__ __forceinline__ void OnlineSoftmax<T>::count_near_max(const WorkTile& tile, const int (&query)[2],
-                                                                 int first_key, float scale_log2) {
+__device__ __forceinline__ void OnlineSoftmax<T, kUnit>::count_near_max(const WorkTile& tile, const int (&query)[2],
+                                                                        int first_key, float scale_log2) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         // Keys that the row doesn't see are counted like those that it sees.
         const int begin = ::max(query[r] + tile.low - first_key, 0);
         const int end = ::min(::min(query[r] + tile.high, tile.last_key) + 1 - first_key, kBlockKv);
         const float more = __fdividef(0.75F * kBlockKv, static_cast<float>(end - begin));
-        near_max[r] = count_near_max_of_parts(largest[r], finite_max(r), scale_log2) * more;
+        near_max[r] = count_near_max_of_parts(largest[r], finite_max(r) * (kUnit / 4.0F), scale_log2) * more;
     }
 }
 
-template <class T>
-__device__ __forceinline__ void OnlineSoftmax<T>::set_rescale_threshold(float unscale) {
+template <class T, int kUnit>
+__device__ __forceinline__ void OnlineSoftmax<T, kUnit>::set_rescale_threshold(float unscale) {
     bool all = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         // log2 of the threshold: 0 for one score near the maximum, more for many.
         const float log2_threshold =
             fminf(fmaxf(__log2f(quad_sum(near_max[r])) * 1.25F, 0.0F), float{kRescaleThreshold});
-        threshold[r] = !first[r] ? threshold[r] : __float_as_int((finite_max(r) + log2_threshold) * unscale);
+        threshold[r] =
+            !first[r] ? threshold[r] : __float_as_int((finite_max(r) + log2_threshold / kUnit) * (unscale * kUnit));
         all |= threshold[r] < 0 || large(r) || row_max[r] == -INFINITY;
     }
     always_rescale = any_lane(all);
@@ -283,9 +290,9 @@ struct Exponentials {
 
 /// Scores [2 rows][kCount / 2 columns] of this thread become probabilities in p, and their sums are added to l. Dropped
 /// probabilities count in the sums only. `beside`() runs in the shadow of the last exponentials.
-template <class T, int kCount, class Mod, class Beside>
+template <class T, int kUnit, int kCount, class Mod, class Beside>
 __device__ __forceinline__ void exponentiate(float (&scores)[kCount], std::uint32_t (&p)[kCount / 8][4],
-                                             OnlineSoftmax<T>& rows, float scale_log2, ptx::IssueOrder order,
+                                             OnlineSoftmax<T, kUnit>& rows, float scale_log2, ptx::IssueOrder order,
                                              const Mod& score_mod, const Beside& beside) {
     Exponentials<T, kCount, Mod> exponentials{scores, p, rows.subtract, scale_log2, order, score_mod};
     exponentials.template run<0>(beside);

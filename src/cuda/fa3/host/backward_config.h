@@ -51,6 +51,7 @@ struct Config {
     constexpr bool has_dq_order_thread() const { return !splits_dv_dk() && !dedicated_dq_warpgroup(); }
     /// May the last key block that adds to dQ write the finished dQ? The other shapes have no registers for it.
     constexpr bool may_write_dq() const { return !splits_dv_dk() && scores != Scores::general; }
+    constexpr bool takes_bias() const { return scores == Scores::bias || scores == Scores::general; }
     /// RowStats of a query block, one after the other.
     constexpr int row_stats() const { return block_q / kRows; }
     /// Stages of K and V in the kernels whose outer loop is over queries. The dQ kernel has two of K in any case.

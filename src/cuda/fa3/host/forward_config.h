@@ -49,6 +49,7 @@ struct Config {
     constexpr int threads() const { return 128 * (consumers + 1); }
     /// Threads that issue loads: in the cached shapes a warp, whose lanes read the page table.
     constexpr int producer_threads() const { return cached ? 32 : 1; }
+    constexpr bool takes_bias() const { return scores == Scores::bias || scores == Scores::general; }
     /// Does the producer need registers for a page table or the general path?
     constexpr bool large_producer() const { return cached || scores == Scores::general; }
     /// Registers of a thread at launch, and after setmaxnreg moved some from the producer to the consumers; multiples

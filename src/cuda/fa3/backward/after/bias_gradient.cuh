@@ -18,6 +18,7 @@
 #include "cuda/tile/fragment.cuh"
 #include "cuda/tile/head_bias.cuh"
 #include "cuda/tile/pipeline.cuh"
+#include "cuda/tile/score.cuh"
 #include "cuda/tile/sequence.cuh"
 #include "cuda/tile/tma_copy.cuh"
 
@@ -61,6 +62,7 @@ struct alignas(1024) BiasGradientShared {
 template <class T, Config kConfig>
 struct BiasGradientConsumer {
     using Shared = BiasGradientShared<kConfig>;
+    static constexpr bool kGeneral = kConfig.scores == Scores::general;
 
     const Launch& launch;
     Shared& shared;
@@ -121,8 +123,16 @@ struct BiasGradientConsumer {
             at.advance();
         }
     }
-    /// Writes a tile of the bias.
+    /// Writes a tile of the bias: from registers if it is whole, has a sum for each element and can be written by pairs
+    /// of neighbouring keys, else through shared memory.
     __device__ __forceinline__ void store(const gradient::BiasTask& task) {
+        const ForwardParams& p = launch.params.forward;
+        const int query = task.q_tiles.begin * kBiasTile, key = task.key_tiles.begin * kBiasTile;
+        if (launch.dbias_by_pairs && !stored && query + kBiasTile <= p.len_q && key + kBiasTile <= p.len_kv) {
+            store_pairs(task, query + 64 * warpgroup + row(), key + column());
+            clear();
+            return;
+        }
         flush();
         constexpr int kThreads = 128 * Config::kConsumers;
         ptx::named_barrier_sync(kConsumersBarrier, kThreads);
@@ -130,6 +140,23 @@ struct BiasGradientConsumer {
                                             static_cast<int>(threadIdx.x) - 128, kThreads);
         ptx::named_barrier_sync(kConsumersBarrier, kThreads);
         stored = false;
+    }
+
+    /// `query`, `key`: those of the thread's first sum.
+    __device__ __forceinline__ void store_pairs(const gradient::BiasTask& task, int query, int key) const {
+        constexpr float kUnscale = 1 / kPScale<T>;
+        const BiasGradient& dbias = launch.params.dbias;
+        char* const first = dbias.data + 2 * (task.batches.begin * dbias.batch + task.heads.begin * dbias.head +
+                                              query * dbias.row + key);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            auto* const row = reinterpret_cast<std::uint32_t*>(first + 16 * r * dbias.row);
+#pragma unroll
+            for (int j = 0; j < kBiasTile / 8; ++j) {
+                const int i = 4 * j + 2 * r;
+                row[4 * j] = ptx::pack<T>(sums[i] * kUnscale, sums[i + 1] * kUnscale);
+            }
+        }
     }
 
     /// One of the thread's two rows in a step: RowStats of its query, and its bias at key 0.
@@ -162,9 +189,11 @@ struct BiasGradientConsumer {
         const bool plain =
             step.unmasked(first_query) && !any_lane(rows[0].inverse_sum != 0 || rows[1].inverse_sum != 0);
         // Elements take more registers than pairs, and so fewer keys at a time.
-        if (launch.bias_by_pairs && step.key + kBiasTile <= p.len_kv) {
+        if (!kGeneral && launch.bias_by_pairs && step.key + kBiasTile <= p.len_kv) {
 #pragma unroll
-            for (int first = 0; first < kBiasTile; first += 64) add_keys<64, true>(step, operands, rows, first, plain);
+            for (int first = 0; first < kBiasTile; first += 64) {
+                add_keys<64, !kGeneral>(step, operands, rows, first, plain);
+            }
         } else {
 #pragma unroll
             for (int first = 0; first < kBiasTile; first += 32) add_keys<32, false>(step, operands, rows, first, plain);
@@ -206,9 +235,12 @@ struct BiasGradientConsumer {
                 const float2 own = unpack_bias<T>(pairs[i / 2]);
                 bias[i] = own.x, bias[i + 1] = own.y;
             }
-            s[i] = fmaf(s[i], p.scale, bias[i]);
-            s[i + 1] = fmaf(s[i + 1], p.scale, bias[i + 1]);
+            if constexpr (!kGeneral) {
+                s[i] = fmaf(s[i], p.scale, bias[i]);
+                s[i + 1] = fmaf(s[i + 1], p.scale, bias[i + 1]);
+            }
         }
+        if constexpr (kGeneral) modify(s, dp, bias, step, rows[0].query, key);
         auto& own_sums = reinterpret_cast<float(&)[kPairs]>(sums[first / 2]);
         if (plain) {
 #pragma unroll
@@ -222,11 +254,28 @@ struct BiasGradientConsumer {
             for (int i = 0; i < kPairs; ++i) {
                 const OwnRow& row = rows[row_of(i)];
                 const float probability_of_pair =
-                    probability<Scores::bias>(s[i], launch, row.minus_lse, row.inverse_sum);
+                    probability<kConfig.scores>(s[i], launch, row.minus_lse, row.inverse_sum);
                 const bool visible = row.query < step.sequence.len_q && step.band.sees(row.query, key + column_of(i));
                 if (visible) own_sums[i] = fmaf(probability_of_pair, dp[i] - row.delta, own_sums[i]);
             }
         }
+    }
+    /// General shapes: the scores with their other modifications, and dP after dropout. `query`, `key`: those of the
+    /// thread's element 0.
+    template <int kPairs>
+    __device__ __forceinline__ void modify(float (&s)[kPairs], float (&dp)[kPairs], const float (&bias)[kPairs],
+                                           const BiasStep& step, int query, int key) const {
+        const ForwardParams& p = launch.params.forward;
+        ScoreInputs others(p, step.batch, step.head);
+        others.bias = nullptr;
+        const HeadScores<T> head(p, step.sequence, step.batch, step.head, others);
+        head.template transform<false>(reinterpret_cast<float(&)[kPairs / 4][4]>(s), Band32{}, query, key);
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) s[i] += bias[i];
+        if (!head.drops()) return;
+        const DropoutBits kept = head.draw(query, key, lane());
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) dp[i] = kept(i / 4, i % 4) ? dp[i] * p.keep_scale : 0.0F;
     }
 };
 
@@ -333,7 +382,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) bias_gradient_kernel(cons
 
 template <class T, class Shape>
 cudaError_t launch_bias_gradient(const Launch& launch, cudaStream_t stream) {
-    static_assert(Shapes::kHas<Shape> && Shape::kConfig.scores == Scores::bias);
+    static_assert(Shapes::kHas<Shape> && Shape::kConfig.takes_bias());
     constexpr int kBytes = sizeof(BiasGradientShared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
     const ForwardParams& p = launch.params.forward;

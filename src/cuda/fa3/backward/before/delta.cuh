@@ -209,7 +209,13 @@ __device__ __forceinline__ void DeltaConsumer<T, kConfig>::run() {
             add_bias(first_key + first_column);
         } else if constexpr (kConfig.scores != Scores::plain) {
             auto& fragments = reinterpret_cast<float(&)[kPairs / 4][4]>(s);
-            head.template transform<false>(fragments, Band32(Band{}), query(0), first_key + first_column);
+            const int first = first_key + first_column;
+            if (kConfig.scores != Scores::general || head.bias == nullptr) {
+                head.template transform<false>(fragments, Band32(Band{}), query(0), first);
+            } else {  // hidden keys may have no bias
+                const Band32 band(tile.schedule.low, tile.schedule.high, tile.schedule.last_key);
+                head.template transform<true>(fragments, band, query(0), first);
+            }
         }
         if (!full) apply_mask(s, first_key, -INFINITY);
         exponentiate();

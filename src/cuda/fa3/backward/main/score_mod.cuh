@@ -124,7 +124,7 @@ __device__ __forceinline__ void add_bias_pairs(float (&s)[32], const ForwardPara
         }
     }
 }
-/// The same in other layouts. `query`, `key`: those of the thread's element 0.
+/// Does so for a bias of another layout or in fp32. `query`, `key`: those of the thread's element 0.
 template <class T>
 __device__ __forceinline__ void add_bias_elements(float (&s)[32], const ForwardParams& p, const char* head_bias,
                                                   int query, int key) {
