@@ -91,10 +91,10 @@ std::vector<Candidate> on_cpu(const Question& q) {
         if (kernel.info.backend != Backend::cpu || kernel.info.pass != q.options.pass) continue;
         Candidate candidate{.kernel = kernel.info.name, .schedule = kernel.info.schedule};
         const auto& dtypes = kernel.info.dtypes;
-        if (std::find(dtypes.begin(), dtypes.end(), q.problem.dtype) == dtypes.end()) {
-            candidate.reason = fmt::format("does not take {}", name_of(q.problem.dtype));
-        } else if (q.problem.kv_lengths && q.options.pass == Pass::backward) {
+        if (q.problem.kv_lengths && q.options.pass == Pass::backward) {
             candidate.reason = "a cache of keys has no gradient";
+        } else if (std::find(dtypes.begin(), dtypes.end(), q.problem.dtype) == dtypes.end()) {
+            candidate.reason = fmt::format("does not take {}", name_of(q.problem.dtype));
         } else if (const auto reason = kernel.refuse(q.problem, q.options.tile, host)) {
             candidate.reason = *reason;
         } else {

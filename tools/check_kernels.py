@@ -62,6 +62,7 @@ COMPILED = [
     ("fa3", "Shapes", "fa3::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "Shapes", "fa3::backward::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "DeltaShapes", "fa3::backward::delta_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa3/backward", "ShapesTakingBias", "fa3::backward::bias_gradient_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "ReduceShapes", "fa3::backward::dkdv_reduce_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "ShapesAddingDq", "fa3::backward::dq_convert_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa3/backward", "ShapesSplitDvDk", "fa3::backward::dq_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
@@ -116,6 +117,7 @@ LOCAL_MEMORY = [
     Allowed(r"gradient::delta_kernel<bf16, RowsHeadDim64>", 8, 6, "8 bytes kept over the tiles of queries of a thread block"),
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim64>", 16, 22, "numbers kept over a step, when compiled for sm_80"),
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim256>", 8, 7, "one value, when compiled for sm_80"),
+    Allowed(r"fa3::backward::delta_kernel<fp16, HeadDim64Bias>", 8, 2, "one value, in a kernel for rows with a large LSE"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 72, 85, "scalars of the tile transition and of the producer; none in the main loop"),
 ]
 

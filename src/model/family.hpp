@@ -76,9 +76,9 @@ struct PagesTime {
     double factor;
 };
 /// In ascending order; the time is linear between two rows, and beyond the last two. One H200, 32/8 heads of 128,
-/// causal, bf16 (bench/compare/cuda_decode.py --set prefill): pages of 256 took 1.16 to 1.22 times as long as no cache,
-/// pages of 16 took 2.2 to 2.7 times as long.
-inline constexpr PagesTime kPagesInFa3[] = {{1, 1.19}, {8, 2.45}};
+/// causal, bf16 (bench/compare/cuda_decode.py --set prefill): pages of 256 took 1.07 to 1.18 times as long as no cache,
+/// pages of 16 took 1.36 to 1.80 times as long.
+inline constexpr PagesTime kPagesInFa3[] = {{1, 1.10}, {8, 1.69}};
 
 /// The factor of kPagesInFa3 for so many boxes.
 double pages_factor(double boxes);

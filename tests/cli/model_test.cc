@@ -173,12 +173,14 @@ TEST_F(ModelCommandsTest, plan_answers_for_a_gpu_that_is_not_here) {
     EXPECT_EQ(plan(usual + "h200").at("chosen").at("kernel"), "cuda.fa3.forward");
     EXPECT_GT(plan(usual + "h200").at("chosen").at("predicted").at("ms").get<double>(), 0);
     EXPECT_EQ(plan(usual + "a100").at("chosen").at("kernel"), "cuda.fa2.forward");
-    // fa3 takes no bias, and the next one does.
-    const auto with_bias = plan(usual + "h200 --bias --dropout 0.1");
+    // fa3 takes a bias up to head_dim 128, and fa2 any.
+    const auto with_bias = plan("--len 4096 --heads 16 --head-dim 192 --dtype bf16 --device h200 --bias --dropout 0.1");
     EXPECT_EQ(with_bias.at("chosen").at("kernel"), "cuda.fa2.forward");
     EXPECT_EQ(with_bias.at("chosen").at("predicted").at("not_modelled"), "bias except its bytes, dropout");
     EXPECT_EQ(with_bias.at("refused").at(0).at("reason"), "takes no bias or dropout");  // of the decode kernel
-    EXPECT_EQ(with_bias.at("refused").at(1).at("reason"), "takes no additive bias");
+    EXPECT_EQ(with_bias.at("refused").at(1).at("reason"),
+              "takes softcap, ALiBi, biases, dropout and scales of 0 and less up to head_dim 128, got 192");
+    EXPECT_EQ(plan(usual + "h200 --bias").at("chosen").at("kernel"), "cuda.fa3.forward");
     expect_error("plan --len 64 --dtype fp16 --device t4", 69, "needs compute capability 8.0, t4 has 7.5");
     expect_error("plan --device h200 --dtype bf16 --schedule standard --len 100000 --heads 16", 69,
                  "GiB for the scores of all pairs, h200 has 140.0 GiB");
@@ -204,7 +206,8 @@ TEST_F(ModelCommandsTest, kernels_that_do_not_exist_are_not_predicted) {
     expect_error("roofline --device t4 --len 1024", 69, "needs compute capability 8.0, t4 has 7.5");
     expect_error("roofline --device h200 --dtype fp32 --len 1024 --schedule fa2", 69, "flash-attention takes 16-bit");
     expect_error("roofline --device h200 --len 1024 --schedule fa3 --bias", 69, "no bias");
-    expect_error("roofline --by tessera --device h200 --len 1024 --schedule fa3 --bias", 69, "no additive bias");
+    expect_error("roofline --by tessera --device h200 --len 1024 --head-dim 256 --schedule fa3 --bias", 69,
+                 "up to head_dim 128, got 256");
     const Outcome text = run_ok("roofline --device h200 --len 1024 --schedule fa2 --softcap 30 --dropout 0.5");
     expect_says(text, "not modelled");
     expect_says(text, "softcap, dropout");

@@ -112,7 +112,7 @@ def add_to_cuda(copy):
     for row in re.findall(r'        \{"cuda\.fa1\.[^"]*".*?[a-z_:]+\},\n', table.read_text(), re.DOTALL):
         own = row.replace("cuda.fa1", "cuda.example").replace("Schedule::fa1", "Schedule::example")
         edit(table, re.escape(row), lambda _: row + own.replace("refuse_fa1", "refuse_example").replace(" fa1::", " example::"))
-    edit(copy / "toolkit/check/limits.hpp", r"(    )(if \(kernel\.schedule != Schedule::fa3\))",
+    edit(copy / "toolkit/check/limits.hpp", r"(    )(return kernel\.schedule == Schedule::fa3)",
          r'\1if (kernel.name.starts_with("cuda.example") && p.bias) return "takes no additive bias";\n\1\2')
     checks = copy / "tools/check_kernels.py"
     for row in re.findall(r'^    \(r?"fa1.*\n', checks.read_text(), re.MULTILINE):

@@ -196,10 +196,10 @@ Support support_of(const KernelInfo& kernel, const Problem& problem) {
     const Kernel& row = kernel_of(kernel);
     const Device device{kernel.backend == Backend::cuda ? DeviceType::cuda : DeviceType::cpu, 0};
     if (const auto reason = unavailable(device)) return {.unavailable = true, .reason = *reason};
+    if (problem.kv_lengths && kernel.pass == Pass::backward) return {.reason = "a cache of keys has no gradient"};
     if (std::find(kernel.dtypes.begin(), kernel.dtypes.end(), problem.dtype) == kernel.dtypes.end()) {
         return {.reason = fmt::format("does not take {}", tessera::name_of(problem.dtype))};
     }
-    if (problem.kv_lengths && kernel.pass == Pass::backward) return {.reason = "a cache of keys has no gradient"};
     if (auto reason = row.refuse(problem, {}, device)) return {.reason = std::move(*reason)};
     return {.supported = true, .shape = row.shape_name(problem)};
 }

@@ -66,8 +66,8 @@ inline bool needs_another_gpu(const KernelInfo& kernel, std::string_view reason)
 
 /// Returns the start of this kernel's reason for refusing the Problem on a supported device; "" if it must run it.
 inline std::string expected_refusal(const KernelInfo& kernel, const Problem& p) {
-    if (!takes(kernel, p.dtype)) return "does not take " + std::string(name_of(p.dtype));
     if (p.kv_lengths && kernel.pass == Pass::backward) return "a cache of keys has no gradient";
+    if (!takes(kernel, p.dtype)) return "does not take " + std::string(name_of(p.dtype));
     if (p.kv_lengths && !takes_cache(kernel)) return "takes no cache of keys";
     if (kernel.name == "cpu.fa1.forward" && p.len_kv > 65536) return "renormalises O at every K/V block";
     const std::int64_t most_terms = p.dtype == DType::fp16 ? 32'768 : 65'536;

@@ -122,6 +122,9 @@ Launch make_launch(const BackwardCall& call, const Memory& memory) {
     launch.scale_log2 = scaled ? kLog2E : params.forward.scale * kLog2E;
     launch.bias_by_pairs = takes_bias_pairs(params.forward.bias, params.forward.len_kv);
     launch.dbias_by_pairs = takes_bias_pairs(params.dbias, params.forward.len_kv) && params.dbias.row != 0;
+    const auto has_own = [](std::int64_t stride, std::int64_t size) { return stride != 0 || size == 1; };
+    launch.one_bias_a_tile = params.forward.bias.batch == 0 && has_own(params.dbias.head, p.heads_q) &&
+                             has_own(params.dbias.row, p.len_q) && has_own(params.dbias.column, p.len_kv);
     if (c.scores == Scores::capped) launch.softcap = softcap_of(p.softcap, params.forward.scale);
     launch.dq_accumulators = backward::dq_accumulators(p);
     launch.blocks_q = static_cast<int>(backward::blocks_q(p));

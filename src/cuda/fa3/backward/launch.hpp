@@ -104,6 +104,7 @@ struct Launch {
     Softcap softcap;   ///< capped shapes
     bool bias_by_pairs;  ///< takes_bias_pairs
     bool dbias_by_pairs;
+    bool one_bias_a_tile;  ///< all scores that a tile of dbias is summed over have the same bias
 };
 
 /// The counter from which CTAs of the main kernel draw their numbers.

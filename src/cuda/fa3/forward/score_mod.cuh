@@ -100,54 +100,70 @@ struct ScoreMod<T, kBlockKv, Scores::alibi> {
     __device__ __forceinline__ std::uint32_t drop(std::uint32_t probabilities, int) const { return probabilities; }
 };
 
-/// An additive bias: a score becomes scale * score + bias. The bias of a block is loaded under the block's GEMMs.
-/// Queries and keys past the end get the bias of others, since the mask hides them.
-template <class T, int kBlockKv>
-struct ScoreMod<T, kBlockKv, Scores::bias> {
-    const Launch& launch;
-    const char* rows[2];  ///< the bias of the thread's queries at key 0
-    int last_key;
-    std::uint32_t pairs[2][kBlockKv / 8];
+/// The bias of a block of keys in 16 bits, for a thread's two rows: pairs of neighbouring keys.
+template <int kBlockKv>
+using BiasPairs = std::uint32_t[2][kBlockKv / 8];
 
-    __device__ __forceinline__ ScoreMod(const Launch& launch, const WorkTile& tile, int row, int)
+/// The addresses of the bias of a thread's two rows. Queries and keys past the end get the bias of others, since the mask hides
+/// them.
+struct BiasOfRows {
+    const Launch& launch;
+    const char* rows[2];  ///< at key 0
+    int last_key;
+
+    __device__ __forceinline__ BiasOfRows(const Launch& launch, const WorkTile& tile, int query)
         : launch(launch), last_key(tile.last_key) {
         for (int r = 0; r < 2; ++r) {
-            const int query = min(tile.q_begin + row + 8 * r, tile.q_end - 1);
-            rows[r] = bias_row(launch.params.bias, tile.batch, tile.head, query);
+            rows[r] = bias_row(launch.params.bias, tile.batch, tile.head, min(query + 8 * r, tile.q_end - 1));
         }
     }
-    /// The thread's first column of a block.
-    __device__ __forceinline__ static int column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
-
-    __device__ __forceinline__ void draw(int first_key) {
-        const int key = first_key + column();
-        if (launch.bias_by_pairs && first_key + kBlockKv - 1 <= last_key) {
+    template <int kCount>
+    __device__ __forceinline__ void load(std::uint32_t (&pairs)[2][kCount], int first_key) const {
+        const int key = first_key + static_cast<int>(threadIdx.x) % 4 * 2;
+        if (launch.bias_by_pairs && first_key + 8 * kCount - 1 <= last_key) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const char* const row = rows[r] + 2 * std::int64_t{key};
 #pragma unroll
-                for (int j = 0; j < kBlockKv / 8; ++j) pairs[r][j] = bias_pair(row, 8 * j);
+                for (int j = 0; j < kCount; ++j) pairs[r][j] = bias_pair(row, 8 * j);
             }
         } else {
             const Bias& bias = launch.params.bias;
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
 #pragma unroll
-                for (int j = 0; j < kBlockKv / 8; ++j) {
+                for (int j = 0; j < kCount; ++j) {
                     pairs[r][j] = bias_pair_of_elements(bias, rows[r], ptx::opaque(key) + 8 * j, last_key);
                 }
             }
         }
     }
+};
+
+/// Scores become factor * score + bias.
+template <class T, int kCount>
+__device__ __forceinline__ void add_bias(float (&scores)[4 * kCount], const std::uint32_t (&pairs)[2][kCount],
+                                         float factor) {
+#pragma unroll
+    for (int i = 0; i < 4 * kCount; i += 2) {
+        const float2 bias = unpack_bias<T>(pairs[row_of(i)][i / 4]);
+        scores[i] = fmaf(scores[i], factor, bias.x);
+        scores[i + 1] = fmaf(scores[i + 1], factor, bias.y);
+    }
+}
+
+/// An additive bias, which is loaded under the block's GEMMs.
+template <class T, int kBlockKv>
+struct ScoreMod<T, kBlockKv, Scores::bias> {
+    BiasOfRows rows;
+    BiasPairs<kBlockKv> pairs;
+
+    __device__ __forceinline__ ScoreMod(const Launch& launch, const WorkTile& tile, int row, int)
+        : rows(launch, tile, tile.q_begin + row) {}
+    __device__ __forceinline__ void draw(int first_key) { rows.load(pairs, first_key); }
     template <int kCount>
     __device__ __forceinline__ void transform(float (&scores)[kCount], int) const {
-        const float scale = launch.params.scale;
-#pragma unroll
-        for (int i = 0; i < kCount; i += 2) {
-            const float2 bias = unpack_bias<T>(pairs[row_of(i)][i / 4]);
-            scores[i] = fmaf(scores[i], scale, bias.x);
-            scores[i + 1] = fmaf(scores[i + 1], scale, bias.y);
-        }
+        add_bias<T>(scores, pairs, rows.launch.params.scale);
     }
     __device__ __forceinline__ std::uint32_t drop(std::uint32_t probabilities, int) const { return probabilities; }
 };
@@ -180,6 +196,7 @@ struct ScoreMod<T, kBlockKv, Scores::general> {
     const Launch& launch;
     const WorkTile& tile;
     HeadScores<T> head;
+    BiasPairs<kBlockKv> bias;  ///< one in 16 bits; head has one in fp32
     DropoutMask<kBlockKv> kept;
     int query;  ///< query of the thread's first row
     int lane;
@@ -187,9 +204,18 @@ struct ScoreMod<T, kBlockKv, Scores::general> {
     __device__ __forceinline__ ScoreMod(const Launch& launch, const WorkTile& tile, int row, int own_lane)
         : launch(launch),
           tile(tile),
-          head(launch.params, sequence_of(launch.params, tile.batch), tile.batch, tile.head),
+          head(launch.params, sequence_of(launch.params, tile.batch), tile.batch, tile.head, inputs_of(launch, tile)),
           query(tile.q_begin + row),
           lane(own_lane) {}
+
+    __device__ __forceinline__ static ScoreInputs inputs_of(const Launch& launch, const WorkTile& tile) {
+        ScoreInputs inputs(launch.params, tile.batch, tile.head);
+        if (!launch.params.bias.fp32) inputs.bias = nullptr;
+        return inputs;
+    }
+    __device__ __forceinline__ bool loads_bias() const {
+        return launch.params.bias.data != nullptr && !launch.params.bias.fp32;
+    }
 
     /// The result is in units of the natural logarithm.
     template <int kCount>
@@ -198,9 +224,11 @@ struct ScoreMod<T, kBlockKv, Scores::general> {
         const int key = first_key + lane % 4 * 2;
         if (head.bias == nullptr) head.template transform<false>(fragments, Band32{}, query, key);
         else head.template transform<true>(fragments, tile.band(), query, key);  // hidden keys may have no bias
+        if (loads_bias()) add_bias<T>(scores, bias, 1);
     }
 
     __device__ __forceinline__ void draw(int first_key) {
+        if (loads_bias()) BiasOfRows(launch, tile, ptx::opaque(query)).load(bias, first_key);
         kept = {};
         if (head.drops()) kept = draw_dropout_mask<kBlockKv>(launch, tile, query, first_key, lane);
     }

@@ -152,10 +152,12 @@ struct KernelsBeside<HeadDim128Dropout> : KernelsBeside<HeadDim128Capped> {};
 template <>
 struct KernelsBeside<HeadDim128General> : KernelsBeside<HeadDim128Capped> {};
 
-/// The shapes that kernels beside the main one are compiled for: those that compute delta; those that write dQ from its
-/// accumulators; those that sum dK and dV; and those that make dQ, where the main kernel does not add it up.
+/// The shapes that kernels beside the main one are compiled for: those that compute delta; those that sum the gradient
+/// of a bias; those that write dQ from its accumulators; those that sum dK and dV; and those that make dQ, where the
+/// main kernel does not add it up.
 using DeltaShapes = ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64Dropout,
                               HeadDim64Bias, HeadDim128Bias, HeadDim64General, HeadDim128General>;
+using ShapesTakingBias = ShapeList<HeadDim64Bias, HeadDim128Bias, HeadDim64General, HeadDim128General>;
 using ShapesAddingDq = ShapeList<HeadDim64, HeadDim128, HeadDim64General>;
 using ReduceShapes = ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256, HeadDim64General>;
 using ShapesSplitDvDk = ShapeList<HeadDim192V128, HeadDim192, HeadDim256>;

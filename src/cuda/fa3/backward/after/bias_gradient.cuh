@@ -68,9 +68,11 @@ struct BiasGradientConsumer {
     Shared& shared;
     const int warpgroup;
     PipelineState<Shared::kStages> at{};
-    float sums[kBiasTile / 2];  ///< a thread's pairs of 64 queries with the keys of the tile
-    int steps;                  ///< in sums
-    bool stored;                ///< shared.sums has earlier steps
+    float sums[kBiasTile / 2];           ///< a thread's pairs of 64 queries with the keys of the tile
+    std::uint32_t pairs[kBiasTile / 4];  ///< by pairs: the bias of these pairs, as long as it is the same
+    bool has_pairs;
+    int steps;    ///< in sums
+    bool stored;  ///< shared.sums has earlier steps
 
     /// Opaque: values derived from it are computed anew at each use, since registers are few.
     __device__ __forceinline__ static unsigned thread() {
@@ -106,7 +108,7 @@ struct BiasGradientConsumer {
 
     __device__ __forceinline__ void run() {
         clear();
-        stored = false;
+        stored = has_pairs = false;
 #pragma unroll 1
         while (true) {
             wait_for(shared.ring.full[at.index()], at.phase());
@@ -123,14 +125,15 @@ struct BiasGradientConsumer {
             at.advance();
         }
     }
-    /// Writes a tile of the bias: from registers if it is whole, has a sum for each element and can be written by pairs
-    /// of neighbouring keys, else through shared memory.
+    /// Writes a tile of the bias, and begins the next one: from registers if it is whole, has a sum for each element
+    /// and can be written by pairs of neighbouring keys, else through shared memory.
     __device__ __forceinline__ void store(const gradient::BiasTask& task) {
         const ForwardParams& p = launch.params.forward;
         const int query = task.q_tiles.begin * kBiasTile, key = task.key_tiles.begin * kBiasTile;
         if (launch.dbias_by_pairs && !stored && query + kBiasTile <= p.len_q && key + kBiasTile <= p.len_kv) {
             store_pairs(task, query + 64 * warpgroup + row(), key + column());
             clear();
+            has_pairs = false;
             return;
         }
         flush();
@@ -139,7 +142,7 @@ struct BiasGradientConsumer {
         task.store<T, kBiasTile, kBiasTile>(launch.params.forward, launch.params.dbias, shared.sums[0], Shared::kPitch,
                                             static_cast<int>(threadIdx.x) - 128, kThreads);
         ptx::named_barrier_sync(kConsumersBarrier, kThreads);
-        stored = false;
+        stored = has_pairs = false;
     }
 
     /// `query`, `key`: those of the thread's first sum.
@@ -189,10 +192,12 @@ struct BiasGradientConsumer {
         const bool plain =
             step.unmasked(first_query) && !any_lane(rows[0].inverse_sum != 0 || rows[1].inverse_sum != 0);
         // Elements take more registers than pairs, and so fewer keys at a time.
-        if (!kGeneral && launch.bias_by_pairs && step.key + kBiasTile <= p.len_kv) {
+        if (launch.bias_by_pairs && step.key + kBiasTile <= p.len_kv) {
+            if (!has_pairs) load_pairs(rows, step.key + column());
+            has_pairs = launch.one_bias_a_tile;
 #pragma unroll
             for (int first = 0; first < kBiasTile; first += 64) {
-                add_keys<64, !kGeneral>(step, operands, rows, first, plain);
+                add_keys<64, true>(step, operands, rows, first, plain);
             }
         } else {
 #pragma unroll
@@ -203,6 +208,15 @@ struct BiasGradientConsumer {
     struct Operands {
         std::uint64_t q, d_o;
     };
+    /// `key`: the thread's first.
+    __device__ __forceinline__ void load_pairs(const OwnRow (&rows)[2], int key) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const char* const from = rows[r].bias + 2 * std::int64_t{key};
+#pragma unroll
+            for (int j = 0; j < kBiasTile / 8; ++j) pairs[2 * j + r] = bias_pair(from, 8 * j);
+        }
+    }
     /// Adds dS of kKeys keys, from the tile's key `first` on.
     template <int kKeys, bool kByPairs>
     __device__ __forceinline__ void add_keys(const BiasStep& step, const Operands& operands, const OwnRow (&rows)[2],
@@ -215,15 +229,10 @@ struct BiasGradientConsumer {
         start_query_scores<T, kConfig, kConfig.head_dim_v, kKeys>(
             dp, operands.d_o, uniform(row_descriptor(shared.v[at.index()][0][first])));
         const int key = step.key + first + column();
-        std::uint32_t pairs[kPairs / 2];
+        if constexpr (!kByPairs) {
 #pragma unroll
-        for (int i = 0; i < kPairs; i += 2) {
-            const char* const row = rows[row_of(i)].bias;
-            if constexpr (kByPairs) {
-                pairs[i / 2] = bias_pair(row + 2 * std::int64_t{key}, column_of(i));
-            } else {
-                bias[i] = bias_element<T>(p.bias, row, min(key + column_of(i), p.len_kv - 1));
-                bias[i + 1] = bias_element<T>(p.bias, row, min(key + column_of(i) + 1, p.len_kv - 1));
+            for (int i = 0; i < kPairs; ++i) {
+                bias[i] = bias_element<T>(p.bias, rows[row_of(i)].bias, min(key + column_of(i), p.len_kv - 1));
             }
         }
         ptx::wgmma_wait<0>();
@@ -232,7 +241,7 @@ struct BiasGradientConsumer {
 #pragma unroll
         for (int i = 0; i < kPairs; i += 2) {
             if constexpr (kByPairs) {
-                const float2 own = unpack_bias<T>(pairs[i / 2]);
+                const float2 own = unpack_bias<T>(pairs[(first / 2 + i) / 2]);
                 bias[i] = own.x, bias[i + 1] = own.y;
             }
             if constexpr (!kGeneral) {
@@ -382,7 +391,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) bias_gradient_kernel(cons
 
 template <class T, class Shape>
 cudaError_t launch_bias_gradient(const Launch& launch, cudaStream_t stream) {
-    static_assert(Shapes::kHas<Shape> && Shape::kConfig.takes_bias());
+    static_assert(ShapesTakingBias::kHas<Shape> && Shape::kConfig.takes_bias());
     constexpr int kBytes = sizeof(BiasGradientShared<Shape::kConfig>);
     static_assert(kBytes <= 227 * 1024);
     const ForwardParams& p = launch.params.forward;

@@ -123,7 +123,9 @@ struct ConsumerThread : ConsumerState<kConfig> {
     }
     __device__ __forceinline__ int key() const { return block().n * kConfig.block_kv + row(); }
     __device__ __forceinline__ ScoreMod score_mod() const {
-        return ScoreMod(launch.params.forward, block().schedule, block().batch, shared.head[q.index()]);
+        constexpr bool kBiasPairs = kConfig.head_dim <= 64;  // over 64 no registers are left for them
+        return ScoreMod(launch.params.forward, block().schedule, block().batch, shared.head[q.index()],
+                        kBiasPairs && launch.bias_by_pairs);
     }
     /// ALiBi and dropout of a step, in their own shapes. All lanes of a warp take part.
     __device__ __forceinline__ StepMod step_score_mod(int half = 0) const {

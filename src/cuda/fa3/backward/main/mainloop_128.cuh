@@ -155,17 +155,27 @@ __device__ __forceinline__ void Consumer<T, kConfig>::exponentiate_with_score_mo
     const bool full = is_unmasked();
     const PairMask mask(Base::block().schedule, key, query);
     kept = score_mod.kept(query, key, lane());
+    BiasPairs bias;
+    if (score_mod.by_pairs) {
+        const int warp_key = Base::block().n * kConfig.block_kv + Base::first_row() + 16 * Base::warp();
+        load_bias_pairs(bias, params, score_mod.bias, first_query(), warp_key, lane());
+    }
     if (any_lane(Base::lacks_keys())) add_nonfinite_keys();
 #pragma unroll
     for (int i = 0; i < kPairs; i += 2) {
         const float4 minus_lse = stats_of_chunk(&RowStats::minus_lse, i / 8, column);
         const float4 inverse_sum = stats_of_chunk(&RowStats::inverse_sum, i / 8, column);
-        float kept_p[2];
+        float kept_p[2], own_bias[2] = {0, 0};
+        if (score_mod.by_pairs) {
+            const float2 pair = bias_of_elements<T>(bias, i);
+            own_bias[0] = pair.x, own_bias[1] = pair.y;
+        }
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             float& score = s[i + e];
             const float derivative =
                 score_mod.template transform<T, kConfig.scores>(score, query + column_of(i + e), key + 8 * row_of(i));
+            score += own_bias[e];
             float p_of_pair = probability<kConfig.scores>(score, launch, element_of(minus_lse, i + e),
                                                           element_of(inverse_sum, i + e));
             if (!full && !mask.sees(i + e)) p_of_pair = 0;

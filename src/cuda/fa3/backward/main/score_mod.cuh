@@ -29,10 +29,15 @@ struct ScoreMod {
     float slope = 0;             ///< ALiBi slope of the head
     int diagonal;                ///< len_kv - len_q
     const char* bias = nullptr;  ///< at query 0 and key 0 of the head
+    bool by_pairs;               ///< the caller adds the bias
 
     __device__ __forceinline__ ScoreMod(const ForwardParams& p, const SequenceSchedule& sequence, int own_batch,
-                                        int own_head)
-        : params(p), batch(own_batch), head(own_head), diagonal(sequence.len_kv() - sequence.len_q) {
+                                        int own_head, bool bias_by_pairs)
+        : params(p),
+          batch(own_batch),
+          head(own_head),
+          diagonal(sequence.len_kv() - sequence.len_q),
+          by_pairs(bias_by_pairs) {
         if (p.alibi_slopes) slope = p.alibi_slopes[batch * p.alibi_batch + head * p.alibi_head];
         if (p.bias.data) bias = bias_row(p.bias, batch, head, 0);
     }
@@ -51,7 +56,8 @@ struct ScoreMod {
         }
         if (kScores != Scores::capped && slope != 0)
             s = fmaf(-slope, fabsf(static_cast<float>(query + diagonal - key)), s);
-        if (kScores == Scores::general && bias != nullptr) {  // past the end, of another pair, which the mask hides
+        if (kScores == Scores::general && bias != nullptr &&
+            !by_pairs) {  // past the end, of another pair, which the mask hides
             const std::int64_t row = min(query, params.len_q - 1) * params.bias.row;
             s += bias_element<T>(params.bias, bias + row * (params.bias.fp32 ? 4 : 2), min(key, params.len_kv - 1));
         }
@@ -97,31 +103,40 @@ struct StepScoreMod<Scores::dropout> {
     __device__ __forceinline__ bool keeps(int element) const { return kept(element / 4, element % 4); }
 };
 
-/// Scores with a bias from elements of Q K^T, of a warp's 16 keys and 64 queries, where the bias has pairs. `query`,
-/// `key`: the warp's first ones. Queries and keys past the end get the bias of the last one, and the mask hides them.
-template <class T>
-__device__ __forceinline__ void add_bias_pairs(float (&s)[32], const ForwardParams& p, const char* head_bias, int query,
-                                               int key, int lane) {
-    constexpr int kTiles = 8;  // of 8 queries
-    // [8 queries][8 keys] of 16 bits, as the forward reads them: of query lane / 4, keys 2 * (lane % 4) and the next.
-    std::uint32_t pairs[kTiles][2];
+/// The bias of a warp's 16 keys and 64 queries in 16 bits, as the forward reads it: [8 queries][8 keys] in each word,
+/// of query lane / 4 and keys 2 * (lane % 4) and the next.
+using BiasPairs = std::uint32_t[8][2];
+
+/// `query`, `key`: the warp's first ones. Queries and keys past the end get the bias of the last one, and the mask
+/// hides them.
+__device__ __forceinline__ void load_bias_pairs(BiasPairs& pairs, const ForwardParams& p, const char* head_bias,
+                                                int query, int key, int lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int own_key = min(key + 8 * r + lane % 4 * 2, p.len_kv - 2);
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
+        for (int j = 0; j < 8; ++j) {
             const std::int64_t row = min(query + 8 * j + lane / 4, p.len_q - 1) * p.bias.row;
             pairs[j][r] = bias_pair(head_bias + 2 * row, own_key);
         }
     }
+}
+/// The bias of a thread's elements i and i + 1, whose rows are keys; i is even. All lanes take part.
+template <class T>
+__device__ __forceinline__ float2 bias_of_elements(const BiasPairs& pairs, int i) {
+    return unpack_bias<T>(ptx::movmatrix_trans(pairs[i / 4][row_of(i)]));
+}
+/// Scores with a bias from elements of Q K^T, of a warp's 16 keys and 64 queries.
+template <class T>
+__device__ __forceinline__ void add_bias_pairs(float (&s)[32], const ForwardParams& p, const char* head_bias, int query,
+                                               int key, int lane) {
+    BiasPairs pairs;
+    load_bias_pairs(pairs, p, head_bias, query, key, lane);
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const float2 bias = unpack_bias<T>(ptx::movmatrix_trans(pairs[j][r]));  // rows are keys now
-            s[4 * j + 2 * r] = fmaf(s[4 * j + 2 * r], p.scale, bias.x);
-            s[4 * j + 2 * r + 1] = fmaf(s[4 * j + 2 * r + 1], p.scale, bias.y);
-        }
+    for (int i = 0; i < 32; i += 2) {
+        const float2 bias = bias_of_elements<T>(pairs, i);
+        s[i] = fmaf(s[i], p.scale, bias.x);
+        s[i + 1] = fmaf(s[i + 1], p.scale, bias.y);
     }
 }
 /// Does so for a bias of another layout or in fp32. `query`, `key`: those of the thread's element 0.
