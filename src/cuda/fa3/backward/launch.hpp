@@ -102,8 +102,8 @@ struct Launch {
     int parts;         ///< such launches
     int list_items;    ///< ragged: the capacity of the list
     Softcap softcap;   ///< capped shapes
-    bool bias_by_pairs;  ///< takes_bias_pairs
-    bool dbias_by_pairs;
+    bool bias_by_pairs;    ///< takes_bias_pairs
+    bool dbias_by_pairs;   ///< likewise for its gradient, which has its own sum for each query
     bool one_bias_a_tile;  ///< all scores that a tile of dbias is summed over have the same bias
 };
 

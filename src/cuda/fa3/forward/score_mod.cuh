@@ -104,8 +104,8 @@ struct ScoreMod<T, kBlockKv, Scores::alibi> {
 template <int kBlockKv>
 using BiasPairs = std::uint32_t[2][kBlockKv / 8];
 
-/// The addresses of the bias of a thread's two rows. Queries and keys past the end get the bias of others, since the mask hides
-/// them.
+/// The addresses of the bias of a thread's two rows. Queries and keys past the end get the bias of others, since the
+/// mask hides them.
 struct BiasOfRows {
     const Launch& launch;
     const char* rows[2];  ///< at key 0

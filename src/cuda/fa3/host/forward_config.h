@@ -138,24 +138,6 @@ struct HeadDim64Dropout {
 struct HeadDim128Dropout {
     static constexpr Config kConfig = with(Scores::dropout, HeadDim128::kConfig);
 };
-struct HeadDim64Bias {
-    static constexpr Config kConfig{.head_dim = 64,
-                                    .head_dim_v = 64,
-                                    .block_kv = 64,
-                                    .consumers = 2,
-                                    .kv_stages = 4,
-                                    .q_stages = 2,
-                                    .scores = Scores::bias};
-};
-struct HeadDim128Bias {
-    static constexpr Config kConfig{.head_dim = 128,
-                                    .head_dim_v = 128,
-                                    .block_kv = 64,
-                                    .consumers = 2,
-                                    .kv_stages = 4,
-                                    .q_stages = 2,
-                                    .scores = Scores::bias};
-};
 /// The general path has shorter blocks, which leaves registers for it.
 struct HeadDim64General {
     static constexpr Config kConfig{.head_dim = 64,
@@ -174,6 +156,19 @@ struct HeadDim128General {
                                     .kv_stages = 4,
                                     .q_stages = 1,
                                     .scores = Scores::general};
+};
+/// Returns the shape with a bias: blocks as in the general path, since the bias of a block takes registers, and a
+/// second stage of Q, so that tiles overlap.
+constexpr Config with_bias(Config config) {
+    config.scores = Scores::bias;
+    config.q_stages = 2;
+    return config;
+}
+struct HeadDim64Bias {
+    static constexpr Config kConfig = with_bias(HeadDim64General::kConfig);
+};
+struct HeadDim128Bias {
+    static constexpr Config kConfig = with_bias(HeadDim128General::kConfig);
 };
 /// Returns the shape for keys in a cache, for rows of all lengths. It has the bits of that shape without a cache.
 constexpr Config in_cache(Config config) {

@@ -56,8 +56,8 @@ struct ScoreMod {
         }
         if (kScores != Scores::capped && slope != 0)
             s = fmaf(-slope, fabsf(static_cast<float>(query + diagonal - key)), s);
-        if (kScores == Scores::general && bias != nullptr &&
-            !by_pairs) {  // past the end, of another pair, which the mask hides
+        // A pair past the end gets the bias of another one, and the mask hides it.
+        if (kScores == Scores::general && bias != nullptr && !by_pairs) {
             const std::int64_t row = min(query, params.len_q - 1) * params.bias.row;
             s += bias_element<T>(params.bias, bias + row * (params.bias.fp32 ? 4 : 2), min(key, params.len_kv - 1));
         }
@@ -139,7 +139,7 @@ __device__ __forceinline__ void add_bias_pairs(float (&s)[32], const ForwardPara
         s[i + 1] = fmaf(s[i + 1], p.scale, bias.y);
     }
 }
-/// Does so for a bias of another layout or in fp32. `query`, `key`: those of the thread's element 0.
+/// add_bias_pairs() for a bias of another layout or in fp32. `query`, `key`: those of the thread's element 0.
 template <class T>
 __device__ __forceinline__ void add_bias_elements(float (&s)[32], const ForwardParams& p, const char* head_bias,
                                                   int query, int key) {
