@@ -199,13 +199,15 @@ MaybeReading read_tessera(std::string_view name) {
     for (const auto& [part, algorithm] : schedules) {
         if (contains(name, part)) reading.algorithm = algorithm;
     }
-    if (contains_any(name, {"backward", "::delta_kernel", "::dq_kernel", "::bias_kernel"}))
-        reading.pass = KernelPass::backward;
-    // A call of standard runs three kernels, its backward up to four; the first one of each counts as the attention.
-    if (contains_any(
-            name, {"::softmax_kernel", "::values_kernel", "::delta_kernel", "::delta_from_output_kernel", "::dq_kernel",
-                   "::dq_convert_kernel", "::dkdv_reduce_kernel", "::dq_product_kernel", "::bias_kernel"}))
-        reading.role = Role::helper;
+    const bool backward_of_standard =
+        contains(name, "::standard::") && !contains_any(name, {"::scores_", "::softmax_", "::values_"});
+    if (backward_of_standard || contains_any(name, {"backward", "::gradient::"})) reading.pass = KernelPass::backward;
+    // One kernel of a call counts as the attention. All others prepare it or finish it.
+    const bool is_attention =
+        contains_any(name, {"::forward_kernel", "::forward_fp32_kernel", "::backward_kernel", "::backward_fp32_kernel",
+                            "::scores_kernel", "::row_gradient_kernel", "::split_kernel", "::block_kernel"});
+    if (!is_attention) reading.role = Role::helper;
+    if (contains(name, "::append_rows::")) reading.role = Role::look_alike;
     if (contains(name, "::fa3::")) reading.arch = 90;
     else if (contains(name, "::cuda::")) reading.features.emplace_back("compiled for sm80 and sm90");
     reading.head_dim = number_after(name, "HeadDim").value_or(0);
