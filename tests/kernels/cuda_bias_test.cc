@@ -21,8 +21,8 @@ constexpr Rows kLayouts[] = {{"pairs", 0, 0}, {"wide pairs", 6, 2}, {"odd rows",
 
 /// [batch, heads, len_q, len_kv] with other rows.
 Tensor with_rows(const Tensor& from, const Rows& rows) {
-    const auto& [batch, heads, len_q, len_kv] =
-        std::tie(from.view.shape[0], from.view.shape[1], from.view.shape[2], from.view.shape[3]);
+    const std::int64_t batch = from.view.shape[0], heads = from.view.shape[1];
+    const std::int64_t len_q = from.view.shape[2], len_kv = from.view.shape[3];
     Tensor to(from.view.dtype, {batch, heads, len_q, len_kv + rows.stride});
     to.view.shape[3] = len_kv;
     to.view.data = to.memory.data() + rows.offset * static_cast<std::int64_t>(size_of(to.view.dtype));
@@ -42,7 +42,8 @@ class CudaBias : public testing::TestWithParam<std::tuple<DType, int>> {
 };
 
 TEST_P(CudaBias, has_the_same_bits_in_every_layout) {
-    const auto [dtype, head_dim] = GetParam();
+    const DType dtype = std::get<0>(GetParam());
+    const int head_dim = std::get<1>(GetParam());
     Problem p = make_problem(2, 200, 270, 4, 2, head_dim, dtype);
     p.bias = p.bias_gradient = true;
     p.mask.causal = Causal::bottom_right;
