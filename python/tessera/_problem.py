@@ -48,7 +48,10 @@ def number(name, value) -> float:
 
 
 def integer(name, value) -> int:
+    """`value` as an int. Raises ValueError for what is none, and for a bool, which Python would take for 0 or 1."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         value = operator.index(value)
     except TypeError:
         expect(name, "an integer", repr(value))

@@ -87,6 +87,7 @@ def test_rows_without_padding_and_back(device):
     assert torch.equal(rows, x[mask.bool()])
     back = bert_padding.pad_input(rows, indices, 3, 5)
     assert torch.equal(back, x * mask[:, :, None, None])
+    assert torch.equal(bert_padding.pad_input(rows, indices.int(), 3, 5), back)
     weights = torch.randn_like(back)
     gradient, = torch.autograd.grad((back * weights).sum(), x)
     assert torch.equal(gradient, weights * mask[:, :, None, None])

@@ -266,6 +266,7 @@ def test_signatures(function, names):
     (dict(k_descale=torch.ones(1)), NotImplementedError, "^k_descale: "),
     (dict(k=torch.zeros(2, 1, 4, 32)), RuntimeError, "^v: expected a tensor"),
     (dict(rotary_cos=torch.zeros(9, 16), rotary_sin=torch.zeros(9, 16)), RuntimeError, "^rotary_cos: .* without new"),
+    (dict(cache_seqlens=True), RuntimeError, "^cache_seqlens: expected an integer, got True"),
     (dict(cache_seqlens=torch.zeros(3, dtype=torch.int32)), RuntimeError, r"^cache_seqlens: expected shape \(2,\)"),
     (dict(cache_batch_idx=torch.tensor([0, 7])), RuntimeError, "^cache_batch_idx: expected slots from 0 to 1, got 7"),
     (dict(cache_batch_idx=torch.tensor([0, 7]), page_table=torch.tensor([[0], [1]])), RuntimeError,
