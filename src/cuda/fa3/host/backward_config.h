@@ -116,35 +116,25 @@ using Shapes = ShapeList<HeadDim64, HeadDim128, HeadDim192V128, HeadDim192, Head
 
 /// The shapes whose kernels run before and after the main one: `Delta` computes any score modification, and `Sums`
 /// none.
+template <class OfDelta, class OfSums>
+struct Beside {
+    using Delta = OfDelta;
+    using Sums = OfSums;
+};
 template <class Shape>
-struct KernelsBeside {
-    using Delta = Shape;
-    using Sums = Shape;
-};
+struct KernelsBeside : Beside<Shape, Shape> {};
 template <>
-struct KernelsBeside<HeadDim64Capped> {
-    using Delta = HeadDim64Dropout;
-    using Sums = HeadDim64;
-};
+struct KernelsBeside<HeadDim64Capped> : Beside<HeadDim64Dropout, HeadDim64> {};
 template <>
 struct KernelsBeside<HeadDim64Alibi> : KernelsBeside<HeadDim64Capped> {};
 template <>
 struct KernelsBeside<HeadDim64Dropout> : KernelsBeside<HeadDim64Capped> {};
 template <>
-struct KernelsBeside<HeadDim64Bias> {
-    using Delta = HeadDim64Bias;
-    using Sums = HeadDim64;
-};
+struct KernelsBeside<HeadDim64Bias> : Beside<HeadDim64Bias, HeadDim64> {};
 template <>
-struct KernelsBeside<HeadDim128Bias> {
-    using Delta = HeadDim128Bias;
-    using Sums = HeadDim128;
-};
+struct KernelsBeside<HeadDim128Bias> : Beside<HeadDim128Bias, HeadDim128> {};
 template <>
-struct KernelsBeside<HeadDim128Capped> {
-    using Delta = HeadDim128General;
-    using Sums = HeadDim128;
-};
+struct KernelsBeside<HeadDim128Capped> : Beside<HeadDim128General, HeadDim128> {};
 template <>
 struct KernelsBeside<HeadDim128Alibi> : KernelsBeside<HeadDim128Capped> {};
 template <>
