@@ -121,7 +121,7 @@ std::size_t physical_memory() {
 /// Fills in how `kernel` would run the Problem. Returns why it can't after all, or nothing.
 std::optional<std::string> complete(Plan& plan, const Kernel& kernel, const PlanOptions& options) {
     plan.kernel = &kernels()[static_cast<std::size_t>(&kernel - registry().data())];
-    plan.tile = options.tile.value_or(kernel.default_tile(plan.problem));
+    plan.tile = options.tile.value_or(kernel.default_tile(plan.problem, plan.device));
     plan.threads = options.threads > 0 ? options.threads : available_threads();
     plan.target = kernel.target(plan.device);
     if (kernel.matrix_unit != nullptr) plan.matrix_unit = kernel.matrix_unit(plan);

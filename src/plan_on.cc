@@ -73,7 +73,7 @@ std::vector<Candidate> on_gpu(const Question& q) {
             candidate.reason = *reason;
         } else {
             candidate.capable = true;
-            candidate.tile = entry.tile_of(q.problem);
+            candidate.tile = entry.tile_of(q.problem, model::limits_of(q.machine));
             predict_candidate(q, candidate);
             if (candidate.kernel == model::kDecodeKernel)
                 candidate.workspace_bytes = model::decode_workspace(q.problem);
@@ -100,7 +100,7 @@ std::vector<Candidate> on_cpu(const Question& q) {
         } else {
             candidate.capable = true;
             Plan plan{.problem = q.problem, .pass = q.options.pass, .device = host, .threads = q.threads};
-            plan.tile = candidate.tile = q.options.tile.value_or(kernel.default_tile(q.problem));
+            plan.tile = candidate.tile = q.options.tile.value_or(kernel.default_tile(q.problem, host));
             candidate.workspace_bytes = static_cast<std::int64_t>(kernel.workspace_bytes(plan));
             predict_candidate(q, candidate);
         }

@@ -33,12 +33,15 @@ NEEDS = [
     (r"(fa3::backward::list_kernel<.*>|gradient::list_kernel)", set()),
     (r"fa3::backward::dq_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
     (r"(fa3::backward|gradient)::delta_(of|from)_output_kernel<.*>", {"FFMA"}),  # no MMA
-    (r"fa2::forward_fp32_kernel<.*>", {"FFMA", "MUFU"}),  # exact fp32 arithmetic: no tensor cores
+    (r"fa2::forward_fp32_kernel<HeadDim256Fp32>", {"HMMA", "LDSM", "MUFU"}),  # registers do not suffice for copies
+    (r"fa2::forward_fp32_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"fa2::forward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
-    (r"fa2::backward_fp32_kernel<.*>", {"FFMA", "MUFU"}),
+    (r"fa2::backward_parts_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
+    (r"fa2::backward_fp32_kernel<.*>", {"FFMA", "MUFU"}),  # no tensor cores
     (r"fa2::backward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"fa1::backward_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"gradient::(delta|bias)_fp32_kernel<.*>", {"FFMA", "MUFU"}),
+    (r"gradient::delta_from_output_fp32_kernel<.*>", {"FFMA"}),
     (r"gradient::(delta|bias)_kernel<.*>", {"HMMA", "LDGSTS", "LDSM", "MUFU"}),
     (r"gradient::dq_(fp32_)?kernel<.*>", set()),
     (r"gradient::(dkdv_reduce|fp16_scale)_kernel<.*>", set()),
@@ -70,6 +73,7 @@ COMPILED = [
     ("fa2", "Shapes", "fa2::forward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("fa2", "ShapesFp32", "fa2::forward_fp32_kernel<{shape}>", ("fp32",)),
     ("fa2", "BackwardShapes", "fa2::backward_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
+    ("fa2", "BackwardShapesParts", "fa2::backward_parts_kernel<{shape}>", ("fp32",)),
     ("fa2", "BackwardShapesFp32", "fa2::backward_fp32_kernel<{shape}>", ("fp32",)),
     ("gradient", "RowShapes", "gradient::delta_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
     ("gradient", "BiasShapes", "gradient::bias_kernel<{dtype}, {shape}>", ("bf16", "fp16")),
@@ -90,7 +94,8 @@ COMPILED = [
 WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax", "row_gradient", "bias_gradient")
                   for dtype in ("bf16", "fp16")} | {
     "fa3::reset_kernel", "gradient::list_kernel", "gradient::fp16_scale_kernel<fp16>",
-    "gradient::sink_gradient_kernel", "standard::sink_gradient_kernel"} | {
+    "gradient::sink_gradient_kernel", "standard::sink_gradient_kernel",
+    "gradient::delta_from_output_fp32_kernel<256>"} | {
     f"fa3::backward::sink_gradient_kernel<{block_q}>" for block_q in (64, 128)} | {
     f"fa3::backward::list_kernel<{block_q}, {block_kv}>" for block_q, block_kv in ((64, 64), (64, 128), (128, 128))} | {
     f"gradient::dkdv_reduce_kernel<{dtype}>" for dtype in ("bf16", "fp16")} | {
@@ -117,6 +122,7 @@ LOCAL_MEMORY = [
     Allowed(r"gradient::delta_kernel<bf16, RowsHeadDim64>", 8, 6, "8 bytes kept over the tiles of queries of a thread block"),
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim64>", 16, 22, "numbers kept over a step, when compiled for sm_80"),
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim256>", 8, 7, "one value, when compiled for sm_80"),
+    Allowed(r"fa2::backward_parts_kernel<BackwardHeadDim128Fp32>", 32, 60, "numbers kept over a step"),
     Allowed(r"fa3::backward::delta_kernel<fp16, HeadDim64Bias>", 8, 2, "one value, in a kernel for rows with a large LSE"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 72, 85, "scalars of the tile transition and of the producer; none in the main loop"),
 ]

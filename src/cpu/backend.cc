@@ -18,15 +18,17 @@ constexpr std::int64_t kMaxBlock = 1024;
 /// keep the scores at 16 KiB, beside Q^T in the L1 cache, and waste the least work on a causal diagonal. Measured on a
 /// 16-core Xeon with AVX-512 (2026-11): 64 x 64 is within 3 % of the best of ten shapes for every length, head_dim and
 /// pass.
-Tile default_tile(const Problem&) { return {64, 64}; }
+constexpr Tile kTile{64, 64};
+
+Tile default_tile(const Problem&, const Device&) { return kTile; }
 
 bool matrix_path(const Problem& problem) { return matrix::packing_pays(problem.dtype); }
 
 /// Default tiles of fa2. On a matrix unit, 32 queries are two lane tiles, which fill the accumulators of AMX; long key
 /// blocks keep merges rare.
-Tile fa2_forward_tile(const Problem& problem) { return matrix_path(problem) ? Tile{32, 512} : default_tile(problem); }
-Tile fa2_backward_tile(const Problem& problem) {
-    return matrix_path(problem) && !problem.bias_gradient ? Tile{128, 256} : default_tile(problem);
+Tile fa2_forward_tile(const Problem& problem, const Device&) { return matrix_path(problem) ? Tile{32, 512} : kTile; }
+Tile fa2_backward_tile(const Problem& problem, const Device&) {
+    return matrix_path(problem) && !problem.bias_gradient ? Tile{128, 256} : kTile;
 }
 
 std::string fa2_matrix_unit(const Plan& plan) {

@@ -41,9 +41,9 @@ struct Kernel {
     /// empty if it can. plan() has checked dtype and pass, and that the device exists and belongs to the kernel's
     /// backend.
     std::optional<std::string> (*refuse)(const Problem& problem, const std::optional<Tile>& tile, const Device& device);
-    /// The tile if the caller names none. It depends on head_dim, dtype, the score features and the target. It depends
-    /// on lengths and mask only if that changes no bit of a result (docs/numerics.md).
-    Tile (*default_tile)(const Problem& problem);
+    /// The tile if the caller names none. It depends on head_dim, dtype, the score features, the target, and what the
+    /// device has. It depends on lengths and mask only if that changes no bit of a result (docs/numerics.md).
+    Tile (*default_tile)(const Problem& problem, const Device& device);
     /// Workspace of a Plan whose problem, pass, device, tile and threads are set.
     std::size_t (*workspace_bytes)(const Plan& plan);
     std::string (*target)(const Device& device);
@@ -58,8 +58,8 @@ struct Kernel {
     std::optional<TensorRefusal> (*refuse_backward_tensors)(const Problem& problem, const BackwardArgs& args) = nullptr;
     /// Plan::o_residual for 16-bit Problems that this kernel takes. Null: always false.
     bool (*uses_o_residual)(const Problem& problem) = nullptr;
-    /// The names of the compiled variants (tile, padded head_dim, features). The Problem alone selects one. Tests check
-    /// that each one runs. Most kernels have one.
+    /// The names of the compiled variants (padded head_dim, features). The Problem alone selects one. Tests check that
+    /// each one runs. Most kernels have one.
     std::vector<std::string> shapes = {"one"};
     /// The index in `shapes` of the variant that runs a Problem that refuse() accepts.
     std::size_t (*shape_of)(const Problem& problem) = [](const Problem&) { return std::size_t{0}; };

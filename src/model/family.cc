@@ -239,7 +239,7 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
 Tile tile_of(const Family& family, const Problem& problem, const Machine& machine) {
     const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
     const bool cut = !problem.mask.trivial();
-    if (is_ours(family)) return entry_of(family).tile_of(problem);
+    if (is_ours(family)) return entry_of(family).tile_of(problem, limits_of(machine));
     if (std::string_view(family.by) == kEfficient)
         return family.pass == Pass::forward ? choose(kEfficientTiles, dim, cut) : choose(kEfficientBackward, dim, cut);
     if (family.tcgen05 && family.pass == Pass::backward) return kTcgen05Backward;

@@ -87,6 +87,14 @@ double pages_factor(double boxes);
 /// (Hopper, Blackwell). Fitted on flash-attention's fa2 in bench/results/h200/forward.jsonl and peers.jsonl.
 inline constexpr double kMmaSyncSlowdown = 1.45;
 
+/// The slowdown of tessera's fp32 kernels by six MMAs of bf16 parts (cuda/tile/parts.cuh): numbers are split beside the
+/// MMAs, and no kernel has a warp that only loads. Fitted on bench/results/h200/fp32/fitted.jsonl.
+inline constexpr double kPartsSlowdownForward = 1.82;
+inline constexpr double kPartsSlowdownWide = 6.3;  ///< of the forward over head_dim 128
+inline constexpr double kPartsSlowdownBackward = 2.5;
+/// The slowdown of the fp32 backward by multiply-adds, over head_dim 128.
+inline constexpr double kMultiplyAddSlowdown = 4.6;
+
 struct Family {
     const char* by;
     Schedule schedule;

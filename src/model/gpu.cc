@@ -25,7 +25,8 @@ void add_roofs(Gpu& gpu) {
     const Machine& machine = gpu.q.machine;
     const auto& work = gpu.out.cost.work;
     const double per_ms = gpu.sms * machine.rated_clock_ghz * 1e6;  // clocks of all multiprocessors
-    const double flop = machine.gemm_flop(gpu.q.problem.dtype, gpu.family.warp_wide);
+    const double flop =
+        gpu.in_parts() ? gpu.parts_flop() : machine.gemm_flop(gpu.q.problem.dtype, gpu.family.warp_wide);
     gpu.account.roof("tensor", static_cast<double>(work.flop) / (flop * per_ms));
     gpu.account.roof("exp unit", static_cast<double>(work.exps) / (machine.exp_rate * per_ms));
     // An MMA of tcgen05 has 128 rows where wgmma has 64, so that it reads its second operand half as often.
@@ -104,7 +105,24 @@ double Gpu::exp_exposed() const {
     return c.exp_exposed + (whole ? 0 : c.uneven_exposed) + (pads_head_dim() ? c.padded_exposed : 0);
 }
 
+bool Gpu::in_parts() const {
+    constexpr std::int64_t kMostBackward = 128;
+    return is_ours(family) && q.problem.dtype == DType::fp32 &&
+           (q.pass == Pass::forward || std::max(q.problem.head_dim, q.problem.head_dim_v) <= kMostBackward);
+}
+
+double Gpu::parts_flop() const { return q.machine.gemm_flop(DType::bf16, family.warp_wide) / kMmasPerFp32; }
+
+double Gpu::parts_slowdown() const {
+    if (q.pass == Pass::backward) return kPartsSlowdownBackward;
+    constexpr std::int64_t kMostWithCopies = 128;
+    return std::max(q.problem.head_dim, q.problem.head_dim_v) <= kMostWithCopies ? kPartsSlowdownForward
+                                                                                 : kPartsSlowdownWide;
+}
+
 double Gpu::gemm_rate() const {
+    if (in_parts()) return parts_flop() / parts_slowdown();
+    if (q.problem.dtype == DType::fp32) return q.machine.gemm_flop(DType::fp32, false) / kMultiplyAddSlowdown;
     const bool stretched = family.warp_wide && q.machine.warp_matrix_share < 1 && size_of(q.problem.dtype) <= 2;
     return q.machine.gemm_flop(q.problem.dtype, family.warp_wide) / (stretched ? kMmaSyncSlowdown : 1);
 }
@@ -158,6 +176,10 @@ void Gpu::note_tile() {
     const Machine& machine = q.machine;
     account.note("tile", "{} queries x {} keys, head_dim {:.0f} and {:.0f} as computed", tile.block_q, tile.block_kv, d,
                  dv);
+    if (in_parts())
+        account.note("FLOP of mma.sync in parts", "{:.0f} * {:.4g} / {:.0f} / {:.4g} = {:.5g} FLOP/clk",
+                     machine.matrix_flop.value, machine.warp_matrix_share.value, kMmasPerFp32, parts_slowdown(),
+                     gemm_rate());
     if (family.warp_wide && machine.warp_matrix_share < 1 && e <= 2)
         account.note("FLOP of mma.sync", "{:.0f} * {:.4g} / {:.4g} = {:.5g} FLOP/clk", machine.matrix_flop.value,
                      machine.warp_matrix_share.value, kMmaSyncSlowdown, gemm_rate());
@@ -215,11 +237,12 @@ void Gpu::note_tile() {
 /// time).
 double Gpu::set_clock(double tiles, double cycles) {
     const Machine& machine = q.machine;
-    const double most = machine.gemm_flop(q.problem.dtype, false);
+    const double most =
+        in_parts() ? machine.gemm_flop(DType::bf16, false) / kMmasPerFp32 : machine.gemm_flop(q.problem.dtype, false);
     const double load = cycles > 0 ? std::min(1.0, tiles * m * n * flop_per_pair() / (cycles * sms * most)) : 0;
     out.clock_ghz = machine.clock_ghz - (machine.clock_ghz - machine.loaded_clock_ghz) * load;
     account.note("load of the tensor cores",
-                 "{:.0f} * {:.0f} * {:.0f} * {:.0f} FLOP / ({} clk * {:.0f} * {:.0f}) = {:.4g}", tiles, m, n,
+                 "{:.0f} * {:.0f} * {:.0f} * {:.0f} FLOP / ({} clk * {:.0f} * {:.5g}) = {:.4g}", tiles, m, n,
                  flop_per_pair(), clocks_text(cycles), sms, most, load);
     account.note("clock under it", "{:.4g} - ({:.4g} - {:.4g}) * {:.4g} = {:.4f} GHz", machine.clock_ghz.value,
                  machine.clock_ghz.value, machine.loaded_clock_ghz.value, load, out.clock_ghz);

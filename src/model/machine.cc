@@ -28,7 +28,9 @@ double Machine::gemm_flop(DType dtype, bool warp_wide) const {
 
 double Machine::peak_tflops(DType dtype) const {
     double flop = gemm_flop(dtype, false);
-    if (kind == MachineKind::cpu && dtype == DType::fp32) flop = std::max(flop, matrix_flop / model::kMmasPerFp32);
+    // fp32 as three bf16 parts.
+    if (dtype == DType::fp32 && (kind == MachineKind::cpu || supports(DType::bf16)))
+        flop = std::max(flop, matrix_flop / model::kMmasPerFp32);
     return flop * cores * rated_clock_ghz * 1e-3;
 }
 

@@ -18,7 +18,7 @@ using tessera::machines;
 using tessera::Quantity;
 using tessera::validate;
 
-/// bf16 MMAs per fp32 MMA on a CPU's matrix unit (cpu/matrix/units.hpp).
+/// bf16 MMAs per fp32 MMA in parts, on a CPU's matrix unit (cpu/matrix/units.hpp) and on a GPU (cuda/tile/parts.cuh).
 inline constexpr double kMmasPerFp32 = 6;
 
 /// Registers of a multiprocessor: 65,536 of 4 bytes from compute capability 3.0 on (CUDA C++ Programming Guide).

@@ -161,7 +161,8 @@ Question question_of(const Problem& problem, Schedule schedule, Pass pass, const
             if (q.cached) {
                 make_ragged_if_unequal(q.problem, options.sequences);
                 // Shapes for a cache have tiles of their own, which the Problem without it does not tell.
-                if (kernel.name != kDecodeKernel && !q.options.tile) q.options.tile = kernel.tile_of(problem);
+                if (kernel.name != kDecodeKernel && !q.options.tile)
+                    q.options.tile = kernel.tile_of(problem, limits_of(machine));
             }
         }
     }

@@ -21,7 +21,7 @@ Kernel row(Pass pass) {
                  .limits = "none"},
         .refuse = refuse,
         .default_tile =
-            [](const Problem&) {
+            [](const Problem&, const Device&) {
                 return Tile{1, 1};
             },
         .workspace_bytes = is_forward ? forward_workspace : backward_workspace,

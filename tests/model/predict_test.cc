@@ -347,7 +347,7 @@ TEST(Families, tiles_are_those_of_the_kernels) {
                     for (const double softcap : {0.0, 30.0}) {
                         p.softcap = softcap;
                         const Family* family = &family_for(*found, p, *find_machine("h200"), kernel.info.name);
-                        EXPECT_EQ(tile_of(*family, p, *find_machine("h200")), kernel.default_tile(p))
+                        EXPECT_EQ(tile_of(*family, p, *find_machine("h200")), kernel.default_tile(p, Device{}))
                             << kernel.info.name << " " << p.describe();
                     }
                 }

@@ -107,7 +107,7 @@ std::vector<Kernel> kernels() {
                   .limits = "sm_80 or later, with 105 to 217 KiB of shared memory; up to 8 queries a sequence where "
                             "there is no cache; no bias, no dropout"},
          .refuse = refuse,
-         .default_tile = tile_of,
+         .default_tile = [](const Problem& p, const Device&) { return tile_of(p); },
          .workspace_bytes = workspace_bytes,
          .target = target,
          .forward = forward,

@@ -52,7 +52,7 @@ Kernel backward_kernel() {
                      .summary = "K/V blocks outer, one thread block a head; dQ rewritten in memory; memory O(len)",
                      .limits = "sm_80 or later, with 219 KiB of shared memory for head_dim over 128"},
             .refuse = refuse,
-            .default_tile = tile_of,
+            .default_tile = [](const Problem& p, const Device&) { return tile_of(p); },
             .workspace_bytes = workspace_bytes,
             .target = target,
             .forward = nullptr,

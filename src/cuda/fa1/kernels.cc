@@ -83,7 +83,7 @@ std::vector<Kernel> kernels() {
                       .summary = "K/V blocks outer; O, m and l rewritten in memory for every block; memory O(len)",
                       .limits = "sm_80 or later, with 193 KiB of shared memory for head_dim over 128"},
              .refuse = refuse,
-             .default_tile = tile_of,
+             .default_tile = [](const Problem& p, const Device&) { return tile_of(p); },
              .workspace_bytes = workspace_bytes,
              .target = target,
              .forward = forward,

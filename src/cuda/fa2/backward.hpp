@@ -11,7 +11,9 @@ namespace tessera::cuda::fa2 {
 template <class T, class Shape>
 cudaError_t start_backward(const gradient::Launch& launch, cudaStream_t stream);
 
-/// The fp32 form.
+/// The fp32 forms, by three bf16 parts and by multiply-adds.
+template <class Shape>
+cudaError_t start_backward_parts(const gradient::Launch& launch, cudaStream_t stream);
 template <class Shape>
 cudaError_t start_backward_fp32(const gradient::Launch& launch, cudaStream_t stream);
 

@@ -12,31 +12,30 @@
 namespace tessera::cuda::fa2 {
 namespace {
 
-gradient::Extents extents_of(const Problem& p) {
+/// `tile`: that of the plan, which tells the shapes of fp32 apart.
+gradient::Extents extents_of(const Problem& p, const Tile& tile) {
     if (p.dtype == DType::fp32) {
-        const gradient::ConfigFp32 c =
-            BackwardShapesFp32::kConfigs[gradient::shape_index_by_dim<BackwardShapesFp32>(p)];
-        return {c.head_dim, c.block_kv, c.shared_bytes(), true, false, true};
+        const BackwardExtentsFp32 fp32 = backward_extents_fp32(p, tile).value();
+        return {fp32.head_dim, fp32.block_kv, fp32.shared_bytes, true, false, true};
     }
     const gradient::Config c = backward_config_of(p);
     return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general, true, true};
 }
 
-/// Names of the 16-bit shapes, then of the fp32 shapes.
+/// Names of the 16-bit shapes, then of the fp32 shapes by parts, of which one has the tile that a device takes, and by
+/// multiply-adds.
 std::vector<std::string> shape_names() {
     std::vector<std::string> names = BackwardShapes::names();
+    for (const char* name : {"BackwardHeadDim64Fp32", "BackwardHeadDim128Fp32"}) names.emplace_back(name);
     for (std::string& name : BackwardShapesFp32::names()) names.push_back(std::move(name));
     return names;
 }
 
 std::size_t shape_index(const Problem& p) {
     if (p.dtype != DType::fp32) return gradient::shape_index<BackwardShapes>(p);
-    return BackwardShapes::kConfigs.size() + gradient::shape_index_by_dim<BackwardShapesFp32>(p);
-}
-
-Tile backward_tile_of(const Problem& p) {
-    const int query_tiles = p.dtype == DType::fp32 ? 1 : backward_config_of(p).query_tiles;
-    return {query_tiles * gradient::kBlockQ, extents_of(p).block_kv};
+    const std::size_t fp32 = BackwardShapes::kConfigs.size();
+    if (!backward_by_parts(p)) return fp32 + 2 + gradient::shape_index_by_dim<BackwardShapesFp32>(p);
+    return fp32 + (gradient::padded_dim<BackwardShapesParts>(p) > 64 ? 1 : 0);
 }
 
 std::optional<std::string> refuse(const Problem& p, const std::optional<Tile>& tile, const Device& device) {
@@ -56,12 +55,23 @@ cudaError_t start(const Problem& p, const gradient::Launch& launch, cudaStream_t
     });
 }
 
+template <class Shape>
+cudaError_t start_parts(const Problem&, const gradient::Launch& launch, cudaStream_t stream) {
+    return start_backward_parts<Shape>(launch, stream);
+}
+
 void backward(const BackwardCall& call) {
-    gradient::run(call, extents_of(call.plan.problem), start, "cuda.fa2.backward");
+    const Problem& p = call.plan.problem;
+    auto* starts = start;
+    if (p.dtype == DType::fp32 && backward_by_parts(p)) {
+        starts = BackwardShapesParts::call(parts_shape_of(p, call.plan.tile.block_kv).value(),
+                                           [](auto shape) { return start_parts<decltype(shape)>; });
+    }
+    gradient::run(call, extents_of(p, call.plan.tile), starts, "cuda.fa2.backward");
 }
 
 std::size_t workspace_bytes(const Plan& plan) {
-    return gradient::workspace_bytes(plan.problem, extents_of(plan.problem));
+    return gradient::workspace_bytes(plan.problem, extents_of(plan.problem, plan.tile));
 }
 
 }  // namespace
@@ -75,7 +85,10 @@ Kernel backward_kernel() {
                      .summary = "K/V blocks outer, dK and dV in registers, dQ added up in a fixed order; memory O(len)",
                      .limits = "sm_80 or later"},
             .refuse = refuse,
-            .default_tile = backward_tile_of,
+            .default_tile =
+                [](const Problem& p, const Device& device) {
+                    return backward_tile_of(p, p.dtype == DType::fp32 ? limits(device).shared_bytes : 0);
+                },
             .workspace_bytes = workspace_bytes,
             .target = target,
             .forward = nullptr,

@@ -77,7 +77,7 @@ std::vector<Kernel> kernels() {
                       .summary = "Q blocks outer, O in registers until it is done; memory O(len)",
                       .limits = "sm_80 or later"},
              .refuse = refuse,
-             .default_tile = tile_of,
+             .default_tile = [](const Problem& p, const Device&) { return tile_of(p); },
              .workspace_bytes = [](const Plan&) { return std::size_t{0}; },
              .target = target,
              .forward = forward,

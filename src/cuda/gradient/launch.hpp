@@ -28,6 +28,9 @@ struct RowTile {
     float max[kBlockQ];
 };
 
+/// RowTile::norm of a row that delta_from_output_kernel has left to delta_kernel.
+inline constexpr float kRowLeft = -1;
+
 /// Numbers of tiles and blocks that all kernels of a call share.
 struct Counts {
     int block_kv = 0;
@@ -164,6 +167,7 @@ struct Launch {
     // Dividers to decode the number of a CTA: by the key blocks of a segment; the splits of all heads; the splits of a
     // head; the kv heads.
     Divider block_divider, segment_divider, split_divider, kv_head_divider;
+    bool delta_from_output = false;  // fp32: delta = dO . O - dLSE
 
     TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }
     TESSERA_HOST_DEVICE std::int64_t kv_heads() const { return params.forward.batch * params.forward.heads_kv; }

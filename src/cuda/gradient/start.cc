@@ -69,9 +69,10 @@ Launch make_launch(const BackwardCall& call, const Extents& extents) {
     launch.next_cta = launch.list != nullptr ? workspace.next_numbers : &workspace.counters->next_cta;
     launch.set_dividers();
     if (uses_o_residual(p)) launch.o_residual = rows_of(call.args.o_residual);
+    launch.delta_from_output = p.dtype == DType::fp32 && p.dropout.probability == 0;
     launch.vector_residual = takes_vectors(inputs.o, inputs.head_dim_v) &&
                              takes_vectors(params.d_o, inputs.head_dim_v) &&
-                             takes_byte_vectors(launch.o_residual, inputs.head_dim_v);
+                             (p.dtype == DType::fp32 || takes_byte_vectors(launch.o_residual, inputs.head_dim_v));
     launch.vector_q = takes_vectors(inputs.q, inputs.head_dim);
     launch.vector_k = takes_vectors(inputs.k, inputs.head_dim);
     launch.vector_v = takes_vectors(inputs.v, inputs.head_dim_v);
@@ -99,6 +100,7 @@ void start_before(const Problem& p, const Launch& launch, const Extents& extents
         const auto start = bf16 ? start_delta_from_output<__nv_bfloat16> : start_delta_from_output<__half>;
         check(start(launch, stream), "delta");
     }
+    if (launch.delta_from_output) check(start_delta_from_output_fp32(launch, stream), "delta");
     if (p.dtype == DType::fp32) check(delta_fp32(p, launch, stream), "delta");
     else if (p.dtype == DType::bf16) check(delta<__nv_bfloat16>(p, launch, extents.general, stream), "delta");
     else check(delta<__half>(p, launch, extents.general, stream), "delta");

@@ -45,6 +45,7 @@ cudaError_t start_bias(const Launch& launch, cudaStream_t stream);
 cudaError_t start_sink_gradient(const Launch& launch, cudaStream_t stream);
 
 /// The fp32 forms.
+cudaError_t start_delta_from_output_fp32(const Launch& launch, cudaStream_t stream);
 template <class Shape>
 cudaError_t start_delta_fp32(const Launch& launch, cudaStream_t stream);
 template <int kHeadDim>

@@ -130,6 +130,7 @@ Refusal refuse_fa3_backward(const Problem& p, const AskedTile& tile, const Limit
 Refusal refuse_fa2_forward(const Problem& p, const AskedTile& tile, const Limits& limits) {
     if (auto reason = refuse_capability(limits, kAmpere)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
+    if (auto reason = refuse_shared(p, fa2::shared_bytes(p), limits)) return reason;
     const Tile own = fa2::tile_of(p);
     if (auto reason = refuse_counts(p, "tiles", query_heads(p) * query_tiles(p, own.block_q))) return reason;
     return refuse_tile(tile, own);
@@ -159,8 +160,7 @@ Refusal refuse_gradient(const Problem& p, const AskedTile& tile, const Limits& l
                                           : tiles_of(p.batch, p.heads_kv, p.len_kv, own.block_kv);
     const std::int64_t tiles = std::max(saturating_product(p.heads_q, tiles_of_head), of_keys);
     if (auto reason = refuse_counts(p, "tiles", tiles)) return reason;
-    constexpr int kDeclared = 6144;  // bytes: a bound on a kernel's static shared memory
-    if (auto reason = refuse_shared(p, shared_bytes + kDeclared, limits)) return reason;
+    if (auto reason = refuse_shared(p, shared_bytes + gradient::kDeclaredShared, limits)) return reason;
     return refuse_tile(tile, own);
 }
 
@@ -174,20 +174,14 @@ Refusal refuse_fa1_backward(const Problem& p, const AskedTile& tile, const Limit
     return refuse_gradient(p, tile, limits, fa1_backward_tile(p), fa1_backward_config(p).shared_bytes());
 }
 
-gradient::ConfigFp32 fa2_backward_config_fp32(const Problem& p) {
-    return fa2::BackwardShapesFp32::kConfigs[gradient::shape_index_by_dim<fa2::BackwardShapesFp32>(p)];
-}
-
-Tile fa2_backward_tile(const Problem& p) {
-    if (p.dtype == DType::fp32) return {gradient::kBlockQ, fa2_backward_config_fp32(p).block_kv};
-    const gradient::Config c = fa2::backward_config_of(p);
-    return {c.query_tiles * gradient::kBlockQ, c.block_kv()};
-}
-
 Refusal refuse_fa2_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
-    const int shared_bytes =
-        p.dtype == DType::fp32 ? fa2_backward_config_fp32(p).shared_bytes() : fa2::backward_config_of(p).shared_bytes();
-    return refuse_gradient(p, tile, limits, fa2_backward_tile(p), shared_bytes);
+    const Tile own = fa2::backward_tile_of(p, limits.shared_bytes);
+    if (p.dtype == DType::fp32 && tile && fa2::backward_extents_fp32(p, *tile)) {
+        return refuse_gradient(p, tile, limits, *tile, fa2::backward_extents_fp32(p, *tile)->shared_bytes);
+    }
+    const int shared_bytes = p.dtype == DType::fp32 ? fa2::backward_extents_fp32(p, own)->shared_bytes
+                                                    : fa2::backward_config_of(p).shared_bytes();
+    return refuse_gradient(p, tile, limits, own, shared_bytes);
 }
 
 /// Checks of the kernels that keep `matrices` fp32 matrices of all pairs, and one factor for each row.
@@ -235,6 +229,12 @@ Refusal refuse_standard_backward(const Problem& p, const AskedTile& tile, const 
     return refuse_long_sums(p);
 }
 
+/// A tile that depends on the Problem alone.
+template <Tile (*kTileOf)(const Problem&)>
+Tile on_any(const Problem& p, const Limits&) {
+    return kTileOf(p);
+}
+
 }  // namespace
 
 Refusal refuse_sizes(const Problem& p) {
@@ -252,30 +252,57 @@ Refusal refuse_sizes(const Problem& p) {
 std::span<const KernelEntry> kernel_entries() {
     const auto bf16 = DType::bf16, fp16 = DType::fp16, fp32 = DType::fp32;
     static const std::vector<KernelEntry> list = {
-        {"cuda.decode.forward", Schedule::fa2, Pass::forward, {bf16, fp16}, refuse_decode, decode::tile_of, true},
-        {"cuda.fa3.forward", Schedule::fa3, Pass::forward, {bf16, fp16}, refuse_fa3_forward, fa3::tile_of, true},
-        {"cuda.fa3.backward", Schedule::fa3, Pass::backward, {bf16, fp16}, refuse_fa3_backward, fa3::backward::tile_of},
-        {"cuda.fa2.forward", Schedule::fa2, Pass::forward, {bf16, fp16, fp32}, refuse_fa2_forward, fa2::tile_of},
+        {"cuda.decode.forward",
+         Schedule::fa2,
+         Pass::forward,
+         {bf16, fp16},
+         refuse_decode,
+         on_any<decode::tile_of>,
+         true},
+        {"cuda.fa3.forward",
+         Schedule::fa3,
+         Pass::forward,
+         {bf16, fp16},
+         refuse_fa3_forward,
+         on_any<fa3::tile_of>,
+         true},
+        {"cuda.fa3.backward",
+         Schedule::fa3,
+         Pass::backward,
+         {bf16, fp16},
+         refuse_fa3_backward,
+         on_any<fa3::backward::tile_of>},
+        {"cuda.fa2.forward",
+         Schedule::fa2,
+         Pass::forward,
+         {bf16, fp16, fp32},
+         refuse_fa2_forward,
+         on_any<fa2::tile_of>},
         {"cuda.fa2.backward",
          Schedule::fa2,
          Pass::backward,
          {bf16, fp16, fp32},
          refuse_fa2_backward,
-         fa2_backward_tile},
-        {"cuda.fa1.forward", Schedule::fa1, Pass::forward, {bf16, fp16}, refuse_fa1_forward, fa1::tile_of},
-        {"cuda.fa1.backward", Schedule::fa1, Pass::backward, {bf16, fp16}, refuse_fa1_backward, fa1_backward_tile},
+         [](const Problem& p, const Limits& limits) { return fa2::backward_tile_of(p, limits.shared_bytes); }},
+        {"cuda.fa1.forward", Schedule::fa1, Pass::forward, {bf16, fp16}, refuse_fa1_forward, on_any<fa1::tile_of>},
+        {"cuda.fa1.backward",
+         Schedule::fa1,
+         Pass::backward,
+         {bf16, fp16},
+         refuse_fa1_backward,
+         on_any<fa1_backward_tile>},
         {"cuda.standard.forward",
          Schedule::standard,
          Pass::forward,
          {bf16, fp16},
          refuse_standard_forward,
-         standard::tile_of},
+         on_any<standard::tile_of>},
         {"cuda.standard.backward",
          Schedule::standard,
          Pass::backward,
          {bf16, fp16},
          refuse_standard_backward,
-         standard::tile_of},
+         on_any<standard::tile_of>},
     };
     return list;
 }

@@ -35,7 +35,7 @@ struct KernelEntry {
     std::vector<DType> dtypes;
     /// Same contract as Kernel::refuse. The dtype is one of the above.
     std::optional<std::string> (*refuse)(const Problem& problem, const std::optional<Tile>& tile, const Limits& limits);
-    Tile (*tile_of)(const Problem& problem);
+    Tile (*tile_of)(const Problem& problem, const Limits& limits);
     bool takes_cache = false;  ///< keys in slots or pages (Problem::kv_lengths)
 };
 

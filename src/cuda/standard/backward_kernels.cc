@@ -162,7 +162,7 @@ Kernel backward_kernel() {
                      .summary = "P and dS of all pairs in memory, a kernel for each product; memory O(len^2)",
                      .limits = "sm_80 or later; S and dP of all pairs fit the device"},
             .refuse = refuse,
-            .default_tile = tile_of,
+            .default_tile = [](const Problem& p, const Device&) { return tile_of(p); },
             .workspace_bytes = [](const Plan& plan) { return workspace_bytes(plan.problem); },
             .target = target,
             .forward = nullptr,

@@ -67,7 +67,7 @@ std::vector<Kernel> kernels() {
                                    .summary = "S and P of all pairs in memory, three kernels; memory O(len^2)",
                                    .limits = "sm_80 or later; scores of all pairs that fit the device"},
                           .refuse = refuse,
-                          .default_tile = tile_of,
+                          .default_tile = [](const Problem& p, const Device&) { return tile_of(p); },
                           .workspace_bytes = [](const Plan& plan) { return workspace_bytes(plan.problem); },
                           .target = target,
                           .forward = forward,

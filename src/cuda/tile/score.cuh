@@ -120,6 +120,13 @@ struct HeadScores {
  private:
     template <int kTiles>
     __device__ __forceinline__ void cap(float (&s)[kTiles][4]) const {
+        if constexpr (std::is_same_v<T, float>) {
+#pragma unroll
+            for (int i = 0; i < 4 * kTiles; ++i) {
+                s[i / 4][i % 4] = params.softcap * tanhf(s[i / 4][i % 4] / params.softcap);
+            }
+            return;
+        }
         const float inverse = fminf(ptx::reciprocal_approx(params.softcap), FLT_MAX);  // inf if subnormal
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {

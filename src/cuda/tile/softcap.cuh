@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // tanh for a softcap, without a branch: 1 - 2 / (exp(2 |x|) + 1), and near 0, where that cancels, an odd polynomial.
-// The fp32 kernels of fa2 call tanhf, which is more exact.
+// In fp32 the kernels call tanhf, which is more exact.
 #pragma once
 
 #include "cuda/host/constants.hpp"

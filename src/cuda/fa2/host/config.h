@@ -33,7 +33,14 @@ struct Config {
 /// One compiled shape of the kernel in fp32.
 struct ConfigFp32 {
     int head_dim;  ///< 64, 128 or 256: head_dim and head_dim_v are padded with zeros to it
-    int block;     ///< queries and keys of a tile
+    int block_kv;
+    int warps;          ///< each has 16 rows of the query tile
+    int blocks_per_sm;  ///< occupancy that the registers must allow
+
+    constexpr int block_q() const { return 16 * warps; }
+    constexpr int threads() const { return 32 * warps; }
+    /// Q, K and V in three bf16 parts.
+    constexpr int shared_bytes() const { return 6 * head_dim * (block_q() + 2 * block_kv); }
 };
 
 /// The compiled shapes (cuda/host/shape_list.hpp). They are types, since __global__ functions can be templates of
@@ -108,13 +115,13 @@ struct HeadDim256General {
 using Shapes = ShapeList<HeadDim64, HeadDim64General, HeadDim128, HeadDim128General, HeadDim256, HeadDim256General>;
 
 struct HeadDim64Fp32 {
-    static constexpr ConfigFp32 kConfig{.head_dim = 64, .block = 64};
+    static constexpr ConfigFp32 kConfig{.head_dim = 64, .block_kv = 64, .warps = 4, .blocks_per_sm = 2};
 };
 struct HeadDim128Fp32 {
-    static constexpr ConfigFp32 kConfig{.head_dim = 128, .block = 64};
+    static constexpr ConfigFp32 kConfig{.head_dim = 128, .block_kv = 32, .warps = 4, .blocks_per_sm = 2};
 };
 struct HeadDim256Fp32 {
-    static constexpr ConfigFp32 kConfig{.head_dim = 256, .block = 32};
+    static constexpr ConfigFp32 kConfig{.head_dim = 256, .block_kv = 16, .warps = 2, .blocks_per_sm = 2};
 };
 using ShapesFp32 = ShapeList<HeadDim64Fp32, HeadDim128Fp32, HeadDim256Fp32>;
 
@@ -147,15 +154,23 @@ struct BackwardHeadDim256General {
 using BackwardShapes = ShapeList<BackwardHeadDim64, BackwardHeadDim64General, BackwardHeadDim128,
                                  BackwardHeadDim128General, BackwardHeadDim256, BackwardHeadDim256General>;
 
+/// The shapes of the backward in fp32 by parts, up to head_dim 128. The first of a head_dim for which a device has
+/// enough shared memory runs.
 struct BackwardHeadDim64Fp32 {
-    static constexpr gradient::ConfigFp32 kConfig{.head_dim = 64, .block_kv = 64};
+    static constexpr gradient::PartsConfig kConfig{.head_dim = 64, .block_kv = 128, .query_warps = 1};
+};
+struct BackwardHeadDim64Fp32Small {
+    static constexpr gradient::PartsConfig kConfig{.head_dim = 64, .block_kv = 64, .query_warps = 2};
 };
 struct BackwardHeadDim128Fp32 {
-    static constexpr gradient::ConfigFp32 kConfig{.head_dim = 128, .block_kv = 64};
+    static constexpr gradient::PartsConfig kConfig{.head_dim = 128, .block_kv = 64, .query_warps = 2};
 };
+using BackwardShapesParts = ShapeList<BackwardHeadDim64Fp32, BackwardHeadDim64Fp32Small, BackwardHeadDim128Fp32>;
+
+/// By multiply-adds, above.
 struct BackwardHeadDim256Fp32 {
     static constexpr gradient::ConfigFp32 kConfig{.head_dim = 256, .block_kv = 32};
 };
-using BackwardShapesFp32 = ShapeList<BackwardHeadDim64Fp32, BackwardHeadDim128Fp32, BackwardHeadDim256Fp32>;
+using BackwardShapesFp32 = ShapeList<BackwardHeadDim256Fp32>;
 
 }  // namespace tessera::cuda::fa2

@@ -219,7 +219,7 @@ Kernel backward_kernel() {
                  .limits = "sm_90; bf16 and fp16; head_dim in multiples of 8, up to 128 with softcap, ALiBi, a bias, "
                            "dropout or a scale of 0 and less; 16-byte aligned rows"},
         .refuse = refuse,
-        .default_tile = backward::tile_of,
+        .default_tile = [](const Problem& p, const Device&) { return backward::tile_of(p); },
         .workspace_bytes = workspace_bytes,
         .target = target,
         .forward = nullptr,

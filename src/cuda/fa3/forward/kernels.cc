@@ -121,7 +121,7 @@ std::vector<Kernel> kernels() {
                       .limits = "sm_90; head_dim in multiples of 8, over 128 scale and mask only; "
                                 "16-byte aligned rows; on a cache scale and mask only, pages in multiples of 8 keys"},
              .refuse = refuse,
-             .default_tile = tile_of,
+             .default_tile = [](const Problem& p, const Device&) { return tile_of(p); },
              .workspace_bytes = workspace_bytes,
              .target = target,
              .forward = forward,

@@ -18,9 +18,6 @@ namespace tessera::cuda::gradient {
 /// kOrdinaryLse in units of log2.
 inline constexpr float kOrdinaryOffset = kOrdinaryLse * kLog2E;
 
-/// RowTile::norm of a row that delta_from_output_kernel has left to delta_kernel.
-inline constexpr float kRowLeft = -1;
-
 /// m, l and the sum of P dP, for two rows of a thread.
 template <class T>
 struct DeltaSums {

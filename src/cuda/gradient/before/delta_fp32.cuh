@@ -10,6 +10,7 @@
 #include "cuda/gradient/main/tile_fp32.cuh"
 #include "cuda/shared/start.cuh"
 #include "cuda/tile/fragment.cuh"
+#include "cuda/tile/parts.cuh"
 #include "cuda/tile/sink.cuh"
 
 namespace tessera::cuda::gradient {
@@ -90,6 +91,46 @@ struct RowsFp32 {
     }
 };
 
+/// delta = dO . O - dLSE, since O in fp32 is exact enough. P then comes from the LSE of the forward, and the norm is 1.
+/// Rows whose |LSE| is too large for that are left to delta_fp32_kernel. Sixteen threads share a row.
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) delta_from_output_fp32_kernel(const __grid_constant__ Launch launch) {
+    const BackwardParams& p = launch.params;
+    const auto [batch, head, tile] = head_tile_at(p.forward, blockIdx.x, kBlockQ);
+    const Sequence sequence = sequence_of(p.forward, batch);
+    if (tile < 0 || tile * kBlockQ >= sequence.len_q) return;
+    const auto rows_of_head = [&](const Rows& rows) {
+        return reinterpret_cast<const float*>(rows.data + head_offset(rows, batch, sequence.first_q, head, 4));
+    };
+    const SourceFp32 o(p.forward.o, head_offset(p.forward.o, batch, sequence.first_q, head, 4), sequence.len_q,
+                       p.forward.head_dim_v, launch.vector_residual);
+    const SourceFp32 d_o(p.d_o, head_offset(p.d_o, batch, sequence.first_q, head, 4), sequence.len_q,
+                         p.forward.head_dim_v, launch.vector_residual);
+    RowTile& to = launch.rows[first_tile(launch, sequence, batch, head) + tile];
+    constexpr int kLanes = 16;
+    for (int row = static_cast<int>(threadIdx.x) / kLanes; row < kBlockQ; row += kThreads / kLanes) {
+        const int query = tile * kBlockQ + row;
+        float dot = 0;
+        for (int column = static_cast<int>(threadIdx.x) % kLanes * 4; column < o.dim; column += 4 * kLanes) {
+            const float4 a = o.four(query, column);
+            const float4 b = d_o.four(query, column);
+            dot += fmaf(a.x, b.x, a.y * b.y) + fmaf(a.z, b.z, a.w * b.w);
+        }
+#pragma unroll
+        for (int lane = 1; lane < kLanes; lane *= 2) dot += __shfl_xor_sync(kAllLanes, dot, lane);
+        if (threadIdx.x % kLanes != 0) continue;
+        const float lse = query < sequence.len_q ? rows_of_head(p.forward.lse)[query * p.forward.lse.row] : -INFINITY;
+        const bool sees_keys = lse != -INFINITY;
+        const float dlse = sees_keys && p.dlse.data ? rows_of_head(p.dlse)[query * p.dlse.row] : 0.0F;
+        const bool left = sees_keys && !(fabsf(lse) < kOrdinaryLse);
+        to.offset[row] = 0;
+        to.delta[row] = sees_keys ? dot - dlse : 0.0F;
+        to.norm[row] = left ? kRowLeft : sees_keys ? 1.0F : 0.0F;
+        to.max[row] = sees_keys ? lse : 0.0F;
+        if (left) launch.counters->rows_left = 1;
+    }
+}
+
 template <class Shape>
 __global__ void __launch_bounds__(256, 1) delta_fp32_kernel(const __grid_constant__ Launch launch) {
     using Rows32 = RowsFp32<Shape::kConfig>;
@@ -98,12 +139,17 @@ __global__ void __launch_bounds__(256, 1) delta_fp32_kernel(const __grid_constan
     __shared__ alignas(RowWork) char work_memory[sizeof(RowWork)];
     const RowWork& work = *reinterpret_cast<const RowWork*>(work_memory);
     const ForwardParams& p = launch.params.forward;
+    if (launch.delta_from_output && launch.counters->rows_left == 0) return;
     if (threadIdx.x == 0) {
         const HeadTile of = head_tile_at<true>(p, blockIdx.x, kBlockQ);
         new (work_memory) RowWork(p, of.batch, of.head, of.tile * kBlockQ, kBlockQ, Tile::kBlockKv);
     }
     __syncthreads();
     if (!work.exists()) return;
+    RowTile& to = launch.rows[first_tile(launch, work.sequence, work.batch, work.head) + work.q_begin / kBlockQ];
+    // With delta from O only the rows that were left are computed here.
+    const bool left = launch.delta_from_output && threadIdx.x < kBlockQ && to.norm[threadIdx.x] == kRowLeft;
+    if (launch.delta_from_output && !__syncthreads_or(left)) return;
 
     const Rows32 rows{launch, work, Tile(memory)};
     const ScoresFp32 scores(p, work.sequence, work.band, work.batch, work.head);
@@ -132,12 +178,11 @@ __global__ void __launch_bounds__(256, 1) delta_fp32_kernel(const __grid_constan
     });
     const Rows& dlse = launch.params.dlse;
     const char* const from = dlse.data + head_offset(dlse, work.batch, work.sequence.first_q, work.head, 4);
-    RowTile& to = launch.rows[first_tile(launch, work.sequence, work.batch, work.head) + work.q_begin / kBlockQ];
 #pragma unroll
     for (int i = 0; i < Tile::kQueries; ++i) {
         sums[i].finish();
-        if (Tile::column() != 0) continue;
         const int query = rows.query(i);
+        if (Tile::column() != 0 || (launch.delta_from_output && to.norm[query % kBlockQ] != kRowLeft)) continue;
         const bool takes_dlse = dlse.data != nullptr && query < work.sequence.len_q;
         sums[i].store(to, query % kBlockQ,
                       takes_dlse ? *reinterpret_cast<const float*>(from + query * dlse.row * std::int64_t{4}) : 0.0F,

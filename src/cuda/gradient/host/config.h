@@ -8,6 +8,9 @@ namespace tessera::cuda::gradient {
 /// Rows of a query tile in the workspace, for all kernels that write or read it.
 inline constexpr int kBlockQ = 64;
 
+/// A bound on the bytes of shared memory that a main kernel declares beside its tiles.
+inline constexpr int kDeclaredShared = 6144;
+
 /// One compiled shape of the main kernels, whose CTAs own a key block. head_dim and head_dim_v of a Problem are padded
 /// with zeros to `head_dim`.
 struct Config {
@@ -77,6 +80,19 @@ struct ConfigFp32 {
     constexpr int floats() const { return 2 * (kBlockQ + block_kv) * (head_dim + 4); }
     /// All of shared memory: the above, then P and dS.
     constexpr int shared_bytes() const { return 4 * (floats() + 2 * kBlockQ * (block_kv + 4)); }
+};
+
+/// One compiled shape of the main kernel in fp32 by parts (MainloopParts).
+struct PartsConfig {
+    int head_dim;
+    int block_kv;
+    int query_warps;  ///< warps with the same 16 keys, which split the queries of a step
+
+    static constexpr int kThreads = 256;
+    static constexpr int kBytes = 6;  ///< of a number: three bf16 parts
+
+    /// K, V, Q, dO and dS.
+    constexpr int shared_bytes() const { return kBytes * (2 * (block_kv + kBlockQ) * head_dim + block_kv * kBlockQ); }
 };
 
 struct RowsHeadDim64 {
