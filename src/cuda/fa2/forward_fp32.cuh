@@ -185,7 +185,7 @@ struct MainloopFp32 {
         if (repairs) {
             repair_products(
                 s, q(), k(), [&](int i) { return query() + 8 * row_of(i); },
-                [&](int i) { return column + column_of(i); });
+                [&](int i) { return column + column_of(i); }, [](int) { return false; });
         }
         const HeadScores<float> scores{launch.params, work.sequence, work.batch, work.head, work.scores};
         if (full) scores.template transform<false>(s, work.band, query(), column);

@@ -334,11 +334,12 @@ __device__ void add_nonfinite(float (&sum)[kTiles][4], const SourceFp32& source,
     }
 }
 
-/// Computes again, by fp32 multiply-adds, the elements of s = A B^T whose operands parts do not hold. Whether they do
-/// depends on the two rows alone. `row`(i), `other`(i): the rows of a and b of the thread's element i.
-template <int kTiles, class Row, class Other>
+/// Computes again, by fp32 multiply-adds, the elements of s = A B^T whose operands parts do not hold, which depends on
+/// the two rows alone, and those that are `wanted`(i). `row`(i), `other`(i): the rows of a and b of the thread's
+/// element i.
+template <int kTiles, class Row, class Other, class Wanted>
 __device__ __forceinline__ void repair_products(float (&s)[kTiles][4], const SourceFp32& a, const SourceFp32& b,
-                                                const Row& row, const Other& other) {
+                                                const Row& row, const Other& other, const Wanted& wanted) {
 #pragma unroll 1
     for (int i = 0; i < 4 * kTiles; ++i) {
         if (row(i) >= a.rows || other(i) >= b.rows) continue;
@@ -353,8 +354,8 @@ __device__ __forceinline__ void repair_products(float (&s)[kTiles][4], const Sou
             of_b.add(__float_as_uint(y) >> 16);
             sum = fmaf(x, y, sum);
         }
-        const bool fails = of_a.any_nonfinite() || of_b.any_nonfinite() || (of_a.any_huge() && of_b.any_tiny()) ||
-                           (of_a.any_tiny() && of_b.any_huge());
+        const bool fails = wanted(i) || of_a.any_nonfinite() || of_b.any_nonfinite() ||
+                           (of_a.any_huge() && of_b.any_tiny()) || (of_a.any_tiny() && of_b.any_huge());
 #pragma unroll
         for (int j = 0; j < 4 * kTiles; ++j) s[j / 4][j % 4] = fails && j == i ? sum : s[j / 4][j % 4];
     }

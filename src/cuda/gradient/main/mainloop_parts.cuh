@@ -47,7 +47,8 @@ struct MainloopParts {
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
             const Step step(launch, work, i);
-            const bool repairs = split_queries(extremes, [&] {
+            const bool any_large = thread() < kBlockQ && is_large(rows_of(step), thread());
+            const bool repairs = split_queries(extremes, any_large, [&] {
                 if (adds && i > 0) semaphore.release(Step(launch, work, i - 1));
             });
             const int first = first_query(i);
@@ -111,15 +112,17 @@ struct MainloopParts {
     __device__ __forceinline__ int first_query(int index) const { return Step(launch, work, index).tile * kBlockQ; }
 
     /// Splits Q and dO of a step, which lie in fp32 where their parts will be. `between` is called when all threads are
-    /// done with the step before. Returns whether some products need a repair.
+    /// done with the step before. `any_large`: is a row of the thread large? Returns whether some products need a
+    /// repair.
     template <class Between>
-    __device__ __forceinline__ bool split_queries(const TileExtremes (&of_keys)[2], const Between& between) const {
+    __device__ __forceinline__ bool split_queries(const TileExtremes (&of_keys)[2], bool any_large,
+                                                  const Between& between) const {
         Extremes of_q;
         Extremes of_do;
         ptx::cp_async_wait<0>();
         Queries::split_copy(q_tile(), of_q, between);
         Queries::split_copy(do_tile(), of_do, [] {});
-        return __syncthreads_or(of_keys[0].fails_with(of_q) || of_keys[1].fails_with(of_do)) != 0;
+        return __syncthreads_or(any_large || of_keys[0].fails_with(of_q) || of_keys[1].fails_with(of_do)) != 0;
     }
 
     __device__ __forceinline__ SourceFp32 rows_of_queries(const Rows& rows, const Step& step, int dim,
@@ -159,18 +162,19 @@ struct MainloopParts {
         multiply_rows<Keys, Queries, kChain>(s, keys_of(k_tile()), queries_of(q_tile()));
         multiply_rows<Keys, Queries, kChain>(dp, keys_of(v_tile()), queries_of(do_tile()));
         const int column = first_row + lane() % 4 * 2;  // the thread's first query in the tile
+        const RowTile& rows = rows_of(step);
         if (repairs) {
             const auto key_of = [&](int i) { return key() + 8 * row_of(i); };
             const auto query_of = [&](int i) { return first_query + column + column_of(i); };
-            repair_products(s, k(), q(step), key_of, query_of);
-            repair_products(dp, v(), d_o(step), key_of, query_of);
+            repair_products(s, k(), q(step), key_of, query_of,
+                            [&](int i) { return is_large(rows, column + column_of(i)); });
+            repair_products(dp, v(), d_o(step), key_of, query_of, [](int) { return false; });
         }
-        const RowTile& rows = launch.rows[DqSemaphore{launch, work}.tile(step)];
         const ForwardParams& params = launch.params.forward;
         const ScoresFp32 scores(params, work.sequence, work.band32, work.batch, step.head);
         const bool plain =
             params.softcap == 0 && scores.inputs.slope == 0 && scores.inputs.bias == nullptr && !params.drops();
-        if (full && plain) {
+        if (plain) {
 #pragma unroll
             for (int i = 0; i < 4 * kTiles; ++i) {
                 const int row = column + i / 4 * 8 + i % 2;
@@ -179,6 +183,7 @@ struct MainloopParts {
                 prob = probability(rows, row, __fmul_rn(prob, params.scale));
                 gradient = prob * (gradient - rows.delta[row]);
             }
+            if (!full) hide(s, dp, first_query + column);
         } else {
 #pragma unroll
             for (int i = 0; i < 4 * kTiles; ++i) {
@@ -201,9 +206,36 @@ struct MainloopParts {
         }
     }
 
+    __device__ __forceinline__ const RowTile& rows_of(const Step& step) const {
+        return launch.rows[DqSemaphore{launch, work}.tile(step)];
+    }
+    /// Is the row's |maximum| so large that its scores have to be those of the kernel that found it, delta_fp32_kernel?
+    /// Another rounding of them would be another P.
+    __device__ static __forceinline__ bool is_large(const RowTile& rows, int row) {
+        constexpr float kLogOfMostKeys = 22;  // an LSE is above its maximum by this at most
+        return !(fabsf(rows.max[row]) < kOrdinaryLse - kLogOfMostKeys);
+    }
+
     /// P of a visible pair. The difference first: it is exact near 0, where weights are large.
     __device__ static __forceinline__ float probability(const RowTile& rows, int row, float score) {
         return ptx::exp2_approx(__fmul_rn(__fadd_rn(score, -rows.max[row]), kLog2E)) * rows.norm[row];
+    }
+
+    /// P and dS become 0 where a query does not see a key. `first_query`: the thread's first one.
+    __device__ __forceinline__ void hide(Scores& p, Scores& ds, int first_query) const {
+        const Band32 band = work.band32;
+        const int first_of_keys = key();
+        const int last_query = work.sequence.len_q - 1;
+#pragma unroll
+        for (int i = 0; i < 4 * kTiles; ++i) {
+            const int query = first_query + column_of(i);
+            const int key = first_of_keys + 8 * row_of(i);
+            // Without branches.
+            const bool seen = static_cast<int>(query <= last_query) & static_cast<int>(key >= band.first(query)) &
+                              static_cast<int>(key <= band.last(query));
+            p[i / 4][i % 4] = seen ? p[i / 4][i % 4] : 0.0F;
+            ds[i / 4][i % 4] = seen ? ds[i / 4][i % 4] : 0.0F;
+        }
     }
 
     /// From Q K^T and dP to P and dS of one pair.
