@@ -88,7 +88,8 @@ double pages_factor(double boxes);
 inline constexpr double kMmaSyncSlowdown = 1.45;
 
 /// The slowdown of tessera's fp32 kernels by six MMAs of bf16 parts (cuda/tile/parts.cuh): numbers are split beside the
-/// MMAs, and no kernel has a warp that only loads. Fitted on bench/results/h200/fp32/fitted.jsonl.
+/// MMAs, and no kernel has a warp that only loads. Fitted on the
+/// first six cases of bench/results/h200/fp32/features.jsonl and the one of head_dim 256.
 inline constexpr double kPartsSlowdownForward = 1.82;
 inline constexpr double kPartsSlowdownWide = 6.3;  ///< of the forward over head_dim 128
 inline constexpr double kPartsSlowdownBackward = 2.5;

@@ -94,6 +94,38 @@ TEST(KernelTable, refusals_are_those_of_limits_hpp) {
     EXPECT_GT(caches.all, caches.by_fa3 + 50);
 }
 
+/// Shared memory of a thread block: H200, A100 and RTX 4090.
+cuda::Limits with_shared(int capability, std::int64_t kibibytes) {
+    return {.who = "a device", .capability = capability, .shared_bytes = kibibytes << 10, .memory_bytes = 1 << 30};
+}
+const cuda::Limits kHopper = with_shared(90, 227), kAmpere = with_shared(80, 163), kAda = with_shared(89, 99);
+
+TEST(KernelTable, tiles_of_fp32_follow_the_shared_memory) {
+    const cuda::KernelEntry& forward = cuda::kernel_entry("cuda.fa2.forward");
+    const cuda::KernelEntry& backward = cuda::kernel_entry("cuda.fa2.backward");
+    const Problem p = Problem::dense(1, 512, 2, 64, DType::fp32);
+    EXPECT_EQ(backward.tile_of(p, kHopper), (Tile{64, 128}));
+    EXPECT_EQ(backward.tile_of(p, kAmpere), (Tile{64, 64}));
+    EXPECT_EQ(cuda::refusal(backward, p, {}, kAmpere), std::nullopt);
+    for (const std::int64_t block_kv : {64, 128})
+        EXPECT_EQ(cuda::refusal(backward, p, Tile{64, block_kv}, kHopper), std::nullopt) << block_kv;
+    EXPECT_EQ(cuda::refusal(backward, p, Tile{64, 32}, kHopper), "is compiled for tiles of 64 x 128");
+    EXPECT_TRUE(cuda::refusal(backward, p, Tile{64, 128}, kAmpere).has_value());
+    for (const std::int64_t head_dim : {64, 128, 256}) {
+        const Problem wide = Problem::dense(1, 512, 2, head_dim, DType::fp32);
+        EXPECT_EQ(cuda::refusal(forward, wide, {}, kAda), std::nullopt) << head_dim;
+    }
+}
+
+TEST(KernelTable, a_forward_of_fa2_without_room_is_refused) {
+    const cuda::KernelEntry& forward = cuda::kernel_entry("cuda.fa2.forward");
+    const Problem p = Problem::dense(1, 512, 2, 256, DType::bf16);
+    EXPECT_EQ(cuda::refusal(forward, p, {}, kHopper), std::nullopt);
+    EXPECT_EQ(cuda::refusal(forward, p, {}, kAmpere),
+              "needs 197632 bytes of shared memory for head_dim 256, a device has 166912");
+    EXPECT_EQ(cuda::refusal(forward, Problem::dense(1, 512, 2, 64, DType::bf16), {}, kAda), std::nullopt);
+}
+
 TEST(KernelTable, a_kernel_without_a_row_is_an_error_that_names_it) {
     EXPECT_STREQ(cuda::kernel_entry(Schedule::fa2, Pass::backward).name, "cuda.fa2.backward");
     try {
