@@ -109,9 +109,9 @@ def add_to_cuda(copy):
     for header in ("config.h", "dispatch.hpp"):
         edit(table, rf'#include "cuda/fa1/host/{header}"\n', rf'#include "cuda/example/host/{header}"\n\g<0>')
     edit(table, r"\n}  // namespace\n", lambda end: "\n" + "".join(map(REFUSALS.format, ("forward", "backward"))) + end[0][1:])
-    for row in re.findall(r'        \{"cuda\.fa1\.[^"]*".*?[a-z_:]+\},\n', table.read_text(), re.DOTALL):
+    for row in re.findall(r'        \{"cuda\.fa1\.[^"]*".*?>\},\n', table.read_text(), re.DOTALL):
         own = row.replace("cuda.fa1", "cuda.example").replace("Schedule::fa1", "Schedule::example")
-        edit(table, re.escape(row), lambda _: row + own.replace("refuse_fa1", "refuse_example").replace(" fa1::", " example::"))
+        edit(table, re.escape(row), lambda _: row + own.replace("refuse_fa1", "refuse_example").replace("fa1::", "example::"))
     edit(copy / "toolkit/check/limits.hpp", r"(    )(return kernel\.schedule == Schedule::fa3)",
          r'\1if (kernel.name.starts_with("cuda.example") && p.bias) return "takes no additive bias";\n\1\2')
     checks = copy / "tools/check_kernels.py"
