@@ -51,10 +51,14 @@ std::string tensor_text(const SweepRow& row, const model::Machine& machine) {
         else same->second += fmt::format(" and {}", name_of(cell.schedule));
     }
     const double whole = machine.peak_tflops(row.problem.dtype);
+    const double clocks = machine.cores * machine.rated_clock_ghz * 1e-3;
+    const bool has_multiply_adds = row.problem.dtype == DType::fp32;  // and tensor cores for numbers in parts
     std::string text;
     for (const auto& [peak, schedules] : peaks) {
         text += fmt::format("{}% of {:.0f} TFLOP/s", text.empty() ? "" : "; ", peak);
-        if (peak < 0.99 * whole) text += fmt::format(" (mma.sync) in {}", schedules);
+        const bool multiplies = has_multiply_adds && peak == machine.gemm_flop(DType::fp32, false) * clocks;
+        if (peak < 0.99 * whole)
+            text += fmt::format(" ({}) in {}", multiplies ? "multiply-adds" : "mma.sync", schedules);
         else if (peaks.size() > 1) text += fmt::format(" in {}", schedules);
     }
     return text;

@@ -60,7 +60,8 @@ struct Machine {
     bool supports(DType dtype) const;
     /// FLOP/clk/core of matrix products of this dtype; `warp_wide`: by mma.sync.
     double gemm_flop(DType dtype, bool warp_wide) const;
-    /// Peak TFLOP/s of products of this dtype, at the rated clock: of fp32 on a CPU by multiply-adds or in bf16 parts.
+    /// Peak TFLOP/s of products of this dtype, at the rated clock: of fp32 by multiply-adds or in
+    /// three bf16 parts, whichever is faster.
     double peak_tflops(DType dtype) const;
 };
 

@@ -95,6 +95,26 @@ def test_bias_and_its_gradient(shape, dtype, device):
     check(reference.inputs(dtype=dtype, device=device), dict(causal="bottom-right"), *limits, bias)
 
 
+@pytest.mark.parametrize("padding", [(1, 0), (1, 2), (2, 1), (4, 4)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+def test_a_sliced_bias_gives_the_same_bits(dtype, padding, device):
+    """Its rows begin at odd elements, or are odd elements apart, so that pairs of keys are no aligned words."""
+    inputs = [t.detach() for t in reference.inputs(dtype=dtype, device=device)]
+    bias = reference.random((2, 4, 37, 53), 3, device, dtype)
+
+    def call(bias):
+        leaves = [t.clone().requires_grad_() for t in inputs]
+        bias = bias.detach().requires_grad_()
+        o, lse = tt.attention(*leaves, bias=bias, causal="bottom-right", return_lse=True)
+        o.sum().backward()
+        return [o, lse, *(t.grad for t in leaves), bias.grad]
+
+    sliced = torch.nn.functional.pad(bias, padding)[..., padding[0]:padding[0] + bias.shape[-1]]
+    assert torch.equal(sliced, bias) and not sliced.is_contiguous()
+    for what, a, b in zip(("o", "lse", "dq", "dk", "dv", "dbias"), call(sliced), call(bias)):
+        assert torch.equal(a, b), what
+
+
 def test_gradient_through_lse_alone_and_through_one_input(device):
     q, k, v = reference.inputs(device=device)
     _, lse = tt.attention(q, k, v, return_lse=True)

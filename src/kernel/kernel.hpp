@@ -41,8 +41,9 @@ struct Kernel {
     /// empty if it can. plan() has checked dtype and pass, and that the device exists and belongs to the kernel's
     /// backend.
     std::optional<std::string> (*refuse)(const Problem& problem, const std::optional<Tile>& tile, const Device& device);
-    /// The tile if the caller names none. It depends on head_dim, dtype, the score features, the target, and what the
-    /// device has. It depends on lengths and mask only if that changes no bit of a result (docs/numerics.md).
+    /// The tile if the caller names none. It depends on head_dim, dtype, the score features, the target, and the
+    /// shared memory of the device. It depends on lengths and mask only if that changes no bit of a result
+    /// (docs/numerics.md).
     Tile (*default_tile)(const Problem& problem, const Device& device);
     /// Workspace of a Plan whose problem, pass, device, tile and threads are set.
     std::size_t (*workspace_bytes)(const Plan& plan);

@@ -236,6 +236,17 @@ std::optional<std::string> refusal_of(const Family& family, const Problem& probl
     return std::nullopt;
 }
 
+bool computes_in_parts(const Family& family, const Problem& problem) {
+    constexpr std::int64_t kMostBackward = 128;
+    return is_ours(family) && problem.dtype == DType::fp32 &&
+           (family.pass == Pass::forward || std::max(problem.head_dim, problem.head_dim_v) <= kMostBackward);
+}
+
+double gemm_flop(const Family& family, const Problem& problem, const Machine& machine) {
+    if (computes_in_parts(family, problem)) return machine.gemm_flop(DType::bf16, family.warp_wide) / kMmasPerFp32;
+    return machine.gemm_flop(problem.dtype, family.warp_wide);
+}
+
 Tile tile_of(const Family& family, const Problem& problem, const Machine& machine) {
     const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
     const bool cut = !problem.mask.trivial();

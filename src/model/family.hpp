@@ -96,6 +96,14 @@ inline constexpr double kPartsSlowdownBackward = 2.5;
 /// The slowdown of the fp32 backward by multiply-adds, over head_dim 128.
 inline constexpr double kMultiplyAddSlowdown = 4.6;
 
+struct Family;
+
+/// Does the family compute fp32 as three bf16 parts on tensor cores?
+bool computes_in_parts(const Family& family, const Problem& problem);
+
+/// FLOP in a clock of a multiprocessor by the unit that runs the family's GEMMs, at its peak.
+double gemm_flop(const Family& family, const Problem& problem, const Machine& machine);
+
 struct Family {
     const char* by;
     Schedule schedule;

@@ -25,8 +25,7 @@ void add_roofs(Gpu& gpu) {
     const Machine& machine = gpu.q.machine;
     const auto& work = gpu.out.cost.work;
     const double per_ms = gpu.sms * machine.rated_clock_ghz * 1e6;  // clocks of all multiprocessors
-    const double flop =
-        gpu.in_parts() ? gpu.parts_flop() : machine.gemm_flop(gpu.q.problem.dtype, gpu.family.warp_wide);
+    const double flop = gemm_flop(gpu.family, gpu.q.problem, machine);
     gpu.account.roof("tensor", static_cast<double>(work.flop) / (flop * per_ms));
     gpu.account.roof("exp unit", static_cast<double>(work.exps) / (machine.exp_rate * per_ms));
     // An MMA of tcgen05 has 128 rows where wgmma has 64, so that it reads its second operand half as often.
@@ -105,13 +104,7 @@ double Gpu::exp_exposed() const {
     return c.exp_exposed + (whole ? 0 : c.uneven_exposed) + (pads_head_dim() ? c.padded_exposed : 0);
 }
 
-bool Gpu::in_parts() const {
-    constexpr std::int64_t kMostBackward = 128;
-    return is_ours(family) && q.problem.dtype == DType::fp32 &&
-           (q.pass == Pass::forward || std::max(q.problem.head_dim, q.problem.head_dim_v) <= kMostBackward);
-}
-
-double Gpu::parts_flop() const { return q.machine.gemm_flop(DType::bf16, family.warp_wide) / kMmasPerFp32; }
+bool Gpu::in_parts() const { return computes_in_parts(family, q.problem); }
 
 double Gpu::parts_slowdown() const {
     if (q.pass == Pass::backward) return kPartsSlowdownBackward;
@@ -121,7 +114,7 @@ double Gpu::parts_slowdown() const {
 }
 
 double Gpu::gemm_rate() const {
-    if (in_parts()) return parts_flop() / parts_slowdown();
+    if (in_parts()) return gemm_flop(family, q.problem, q.machine) / parts_slowdown();
     if (q.problem.dtype == DType::fp32) return q.machine.gemm_flop(DType::fp32, false) / kMultiplyAddSlowdown;
     const bool stretched = family.warp_wide && q.machine.warp_matrix_share < 1 && size_of(q.problem.dtype) <= 2;
     return q.machine.gemm_flop(q.problem.dtype, family.warp_wide) / (stretched ? kMmaSyncSlowdown : 1);

@@ -64,8 +64,6 @@ struct Gpu {
 
     /// Does the kernel compute fp32 as three bf16 parts?
     bool in_parts() const;
-    /// FLOP/clk of a multiprocessor by MMAs of such parts.
-    double parts_flop() const;
     double parts_slowdown() const;
     /// FLOP/clk of a multiprocessor that the kernel's GEMMs reach.
     double gemm_rate() const;

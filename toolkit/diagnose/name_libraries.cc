@@ -205,7 +205,8 @@ MaybeReading read_tessera(std::string_view name) {
     // One kernel of a call counts as the attention. All others prepare it or finish it.
     const bool is_attention =
         contains_any(name, {"::forward_kernel", "::forward_fp32_kernel", "::backward_kernel", "::backward_fp32_kernel",
-                            "::scores_kernel", "::row_gradient_kernel", "::split_kernel", "::block_kernel"});
+                            "::backward_parts_kernel", "::scores_kernel", "::row_gradient_kernel", "::split_kernel",
+                            "::block_kernel"});
     if (!is_attention) reading.role = Role::helper;
     if (contains(name, "::append_rows::")) reading.role = Role::look_alike;
     if (contains(name, "::fa3::")) reading.arch = 90;

@@ -172,8 +172,9 @@ std::optional<std::vector<Range>> faster_than_standard(const Problem& problem, S
 
 double mma_peak_tflops(const model::Machine& machine, const Problem& problem, const model::Prediction& prediction) {
     const model::Family* family = model::find_family(prediction.schedule, prediction.pass, prediction.by);
-    const bool warp_wide = machine.kind == model::MachineKind::gpu && family != nullptr && family->warp_wide;
-    return machine.gemm_flop(problem.dtype, warp_wide) * machine.cores * machine.rated_clock_ghz * 1e-3;
+    const bool on_gpu = machine.kind == model::MachineKind::gpu && family != nullptr;
+    const double flop = on_gpu ? model::gemm_flop(*family, problem, machine) : machine.gemm_flop(problem.dtype, false);
+    return flop * machine.cores * machine.rated_clock_ghz * 1e-3;
 }
 
 double amdahl_speedup(double fraction, double speedup) { return 1 / (1 - fraction + fraction / speedup); }

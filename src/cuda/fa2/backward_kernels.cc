@@ -22,8 +22,8 @@ gradient::Extents extents_of(const Problem& p, const Tile& tile) {
     return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general, true, true};
 }
 
-/// Names of the 16-bit shapes, then of the fp32 shapes by parts, of which one has the tile that a device takes, and by
-/// multiply-adds.
+/// Names of the 16-bit shapes; of the fp32 shapes by parts, one for each head_dim, since the device decides the tile;
+/// of those by multiply-adds.
 std::vector<std::string> shape_names() {
     std::vector<std::string> names = BackwardShapes::names();
     for (const char* name : {"BackwardHeadDim64Fp32", "BackwardHeadDim128Fp32"}) names.emplace_back(name);
@@ -83,7 +83,7 @@ Kernel backward_kernel() {
                      .pass = Pass::backward,
                      .dtypes = {DType::bf16, DType::fp16, DType::fp32},
                      .summary = "K/V blocks outer, dK and dV in registers, dQ added up in a fixed order; memory O(len)",
-                     .limits = "sm_80 or later"},
+                     .limits = "sm_80 or later, with 120 to 224 KiB of shared memory a thread block"},
             .refuse = refuse,
             .default_tile =
                 [](const Problem& p, const Device& device) {

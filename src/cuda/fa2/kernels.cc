@@ -33,13 +33,13 @@ Launch make_launch(const Problem& p, const ForwardParams& params, const Rows& o_
             .vector_residual = takes_byte_vectors(o_residual, params.head_dim_v)};
 }
 
-cudaError_t start(const Problem& p, const Launch& launch, cudaStream_t stream) {
+cudaError_t start(const Problem& p, const Launch& launch, std::int64_t shared_bytes, cudaStream_t stream) {
     if (p.dtype == DType::fp32) {
         return ShapesFp32::call(shape_of_fp32(p), [&](auto shape) {  //
             return start_forward_fp32<decltype(shape)>(launch, stream);
         });
     }
-    return Shapes::call(shape_of(p), [&](auto shape) {
+    return Shapes::call(shape_of(p, shared_bytes), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, stream);
         return start_forward<__half, Shape>(launch, stream);
@@ -51,8 +51,9 @@ void forward(const ForwardCall& call) {
     const ForwardParams params = forward_params(call);
     if (p.rows_q() == 0 || p.heads_q == 0 || p.len_q == 0) return;
     const CurrentDevice current(call.plan.device);
-    const Launch launch = make_launch(p, params, rows_of(call.args.o_residual), properties(call.plan.device).l2_bytes);
-    check(start(p, launch, stream_of(call)), "cuda.fa2.forward");
+    const DeviceProperties& device = properties(call.plan.device);
+    const Launch launch = make_launch(p, params, rows_of(call.args.o_residual), device.l2_bytes);
+    check(start(p, launch, device.shared_bytes, stream_of(call)), "cuda.fa2.forward");
 }
 
 /// Names of the 16-bit shapes, then of the fp32 shapes.
@@ -75,7 +76,7 @@ std::vector<Kernel> kernels() {
                       .pass = Pass::forward,
                       .dtypes = {DType::bf16, DType::fp16, DType::fp32},
                       .summary = "Q blocks outer, O in registers until it is done; memory O(len)",
-                      .limits = "sm_80 or later"},
+                      .limits = "sm_80 or later, with 49 to 193 KiB of shared memory a thread block"},
              .refuse = refuse,
              .default_tile = [](const Problem& p, const Device&) { return tile_of(p); },
              .workspace_bytes = [](const Plan&) { return std::size_t{0}; },

@@ -21,6 +21,7 @@ namespace tessera::cuda::gradient {
 /// Row data of kBlockQ queries, from the delta kernels. An ordinary row has norm 0, and
 /// P = exp2(scale * log2(e) * (Q K^T) - offset). A row with |LSE| over 256 has P = exp2((S - max) * log2(e)) * norm,
 /// with S and max in units of the natural logarithm. A row without keys has offset +inf, and its other members are 0.
+/// In fp32 offset is 0 and P = exp(S - max) * norm; in an ordinary row max is the LSE and norm 1.
 struct RowTile {
     float offset[kBlockQ];
     float delta[kBlockQ];  // sum of P dP, minus dLSE
@@ -28,7 +29,7 @@ struct RowTile {
     float max[kBlockQ];
 };
 
-/// RowTile::norm of a row that delta_from_output_kernel has left to delta_kernel.
+/// RowTile::norm of a row that a kernel of delta from O has left to the kernel that sums P dP.
 inline constexpr float kRowLeft = -1;
 
 /// Numbers of tiles and blocks that all kernels of a call share.
@@ -51,7 +52,7 @@ struct Counts {
 /// Counters of one call, zeroed before it.
 struct Counters {
     int next_cta = 0;   // dense: key blocks that have been taken, see take_key_block()
-    int rows_left = 0;  // 1: delta_from_output_kernel has left rows to delta_kernel
+    int rows_left = 0;  // 1: a kernel of delta from O has left rows (kRowLeft)
 };
 
 /// Partial dK and dV of the splits of a group's heads (HeadSplit).
@@ -154,8 +155,8 @@ struct Launch {
     bool vector_dq = false;  // rows are written 16 bytes at a time
     bool vector_dk = false;
     bool vector_dv = false;
-    Rows o_residual;                 // low-order bits of O, a byte an element; null: delta is the sum of P dP
-    bool vector_residual = false;    // O, its residual and dO are read eight elements at a time
+    Rows o_residual;                 // low-order bits of O, a byte an element; null: none
+    bool vector_residual = false;    // O, its residual and dO are read eight elements at a time; fp32: O and dO four
     int segments = 1;                // segments of a head's key blocks (host/dq_order.hpp)
     PartialSums partial;             // dK and dV of each split of a group's heads
     int query_parts = 1;             // launches of the main kernel (cuda/host/query_parts.hpp)
@@ -167,7 +168,7 @@ struct Launch {
     // Dividers to decode the number of a CTA: by the key blocks of a segment; the splits of all heads; the splits of a
     // head; the kv heads.
     Divider block_divider, segment_divider, split_divider, kv_head_divider;
-    bool delta_from_output = false;  // fp32: delta = dO . O - dLSE
+    bool delta_from_output = false;  // fp32 without dropout: delta = dO . O - dLSE
 
     TESSERA_HOST_DEVICE std::int64_t all_tiles() const { return params.forward.heads_q * tiles_of_head; }
     TESSERA_HOST_DEVICE std::int64_t kv_heads() const { return params.forward.batch * params.forward.heads_kv; }

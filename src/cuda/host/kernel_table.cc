@@ -130,7 +130,7 @@ Refusal refuse_fa3_backward(const Problem& p, const AskedTile& tile, const Limit
 Refusal refuse_fa2_forward(const Problem& p, const AskedTile& tile, const Limits& limits) {
     if (auto reason = refuse_capability(limits, kAmpere)) return reason;
     if (auto reason = refuse_sizes(p)) return reason;
-    if (auto reason = refuse_shared(p, fa2::shared_bytes(p), limits)) return reason;
+    if (auto reason = refuse_shared(p, fa2::shared_bytes_of(p, limits.shared_bytes), limits)) return reason;
     const Tile own = fa2::tile_of(p);
     if (auto reason = refuse_counts(p, "tiles", query_heads(p) * query_tiles(p, own.block_q))) return reason;
     return refuse_tile(tile, own);

@@ -17,7 +17,8 @@ namespace tessera::cuda {
 
 struct QueryParts {
     /// The most terms of one accumulator, queries times the heads that are summed. The error of such a sum of like
-    /// terms is 4e-4 in bf16 and 2e-4 in fp16. Sums of fp32 tensors are rounded to nearest, once for a tile of queries.
+    /// terms is 4e-4 in bf16 and 2e-4 in fp16. In fp32 the sums of 32 or 64 queries are added up by additions
+    /// that round to nearest.
     static constexpr int kMaxTerms = 65'536;
     static constexpr int kMaxTermsFp16 = 32'768;
     static constexpr int max_terms(DType dtype) { return dtype == DType::fp16 ? kMaxTermsFp16 : kMaxTerms; }

@@ -4,7 +4,8 @@
 //
 //   T            P up to 1   P up to 2^8 (fa3)
 //   bf16, fp32      32          32    P V stays finite for every finite V, whatever the number of keys. Nothing is
-//                                     lost, since bf16 has the exponents of fp32.
+//                                     lost, since bf16 has the exponents of fp32. fp32 in
+//                                     parts loses last digits of P under 2^-78.
 //   fp16           -15           0    V in fp16 can't overflow a sum in fp32. 2^15 is the largest factor that fits; it
 //                                     leaves only P under 2^-29 subnormal. P over 1 has no room for a factor.
 #pragma once

@@ -6,7 +6,7 @@
 // layout of chunks.cuh.
 //
 // Tensor cores truncate what they add, so a sum of like terms comes out too small, the more so the longer it is. A
-// chain of MMAs therefore adds up two to four steps of 16 from 0 on, small products before large ones. Its result is
+// chain of MMAs therefore adds up one to four steps of 16 from 0 on, small products before large ones. Its result is
 // added to the accumulator by fp32 additions, which round to nearest.
 #pragma once
 
@@ -14,6 +14,7 @@
 
 #include <cmath>
 
+#include "cuda/tile/fragment.cuh"
 #include "cuda/tile/warp_gemms.cuh"
 
 namespace tessera::cuda {
@@ -71,7 +72,7 @@ struct Extremes {
     }
 };
 
-/// Extremes of all threads.
+/// The extremes of a tile, over all threads.
 struct TileExtremes {
     bool nonfinite, huge, tiny;
 
@@ -83,7 +84,8 @@ struct TileExtremes {
         tiny = __syncthreads_or(of_thread.any_tiny()) != 0;
     }
 
-    /// Are there products with a tile that parts do not give? `other`: a thread's part of it.
+    /// Does a product of this tile with another one need a repair? `other`: the extremes of the thread's numbers of
+    /// that tile.
     __device__ __forceinline__ bool fails_with(const Extremes& other) const {
         return nonfinite || other.any_nonfinite() || (huge && other.any_tiny()) || (tiny && other.any_huge());
     }
@@ -118,8 +120,8 @@ struct SourceFp32 {
     }
 };
 
-/// kRows rows of kHeadDim fp32 numbers in shared memory, in three parts. `Threads` load a tile together: thread t has
-/// four columns of every kRowsAtOnce-th row.
+/// kRows rows of kHeadDim fp32 numbers in shared memory, in three parts. kThreads threads load a tile together: thread
+/// t has four columns of every kRowsAtOnce-th row.
 template <int kRows, int kHeadDim, int kThreads>
 struct PartTile {
     static constexpr int kPartBytes = kRows * kHeadDim * 2;
@@ -147,7 +149,7 @@ struct PartTile {
         }
     };
 
-    /// Stores the thread's numbers number i.
+    /// Stores `x`, the thread's i-th four numbers, in parts.
     __device__ static __forceinline__ void put(char* tile, const Own& own, int i, const float4& x, Extremes& extremes) {
         uint2 parts[kParts];
         split(x.x, x.y, parts[0].x, parts[1].x, parts[2].x);
@@ -202,8 +204,9 @@ struct PartTile {
         }
         ptx::cp_async_commit();
     }
-    /// Splits what start_copy() has brought. A thread reads what it copied itself. Between two barriers of all threads,
-    /// the first of which is in here, it may overwrite what others have read. `between` is called after that barrier.
+    /// Splits what start_copy() has copied. A thread reads its own copy; after a barrier of all threads, which is in
+    /// here, it writes the parts over the copies of others. `between` is called right after that barrier. A barrier has
+    /// to follow before the parts are read.
     template <class Between>
     __device__ static __forceinline__ void split_copy(char* tile, Extremes& extremes, const Between& between) {
         float4 x[kPerThread];
@@ -314,7 +317,8 @@ __device__ __forceinline__ void add_columns(float (&sum)[kTiles][4], const PartF
 
 /// Adds to a warp's sums the Inf and NaN that clean() has removed. The thread's rows of `sum` are `first_row` and 8
 /// below, its columns those of an accumulator from `first_column` on. `sees`(row, other): does the pair count, `other`
-/// being one of the rows [begin, end) of `source`? The weights of the pairs are taken to be `weight`: 1, or 0 for NaN.
+/// being one of the rows [begin, end) of `source`? An element is multiplied by `weight`: 1, or 0, which makes NaN of
+/// it.
 template <int kTiles, class Sees>
 __device__ void add_nonfinite(float (&sum)[kTiles][4], const SourceFp32& source, int first_row, int first_column,
                               int begin, int end, float weight, const Sees& sees) {

@@ -167,7 +167,7 @@ struct BackwardHeadDim128Fp32 {
 };
 using BackwardShapesParts = ShapeList<BackwardHeadDim64Fp32, BackwardHeadDim64Fp32Small, BackwardHeadDim128Fp32>;
 
-/// By multiply-adds, above.
+/// The shape of the backward in fp32 by multiply-adds, over head_dim 128.
 struct BackwardHeadDim256Fp32 {
     static constexpr gradient::ConfigFp32 kConfig{.head_dim = 256, .block_kv = 32};
 };

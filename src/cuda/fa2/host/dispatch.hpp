@@ -13,11 +13,22 @@
 
 namespace tessera::cuda::fa2 {
 
+/// A bound on the bytes of shared memory that the forward declares beside its tiles.
+inline constexpr int kDeclaredShared = 1024;
+
 /// The index in Shapes, in 16 bits; every legal Problem has a shape.
 inline std::size_t shape_of(const Problem& p) {
     const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
     const bool general = changes_scores(p) || !scale_can_wait(p);
     return *Shapes::first([&](const Config& c) { return c.general == general && dim <= c.head_dim; });
+}
+/// That index on a device whose thread blocks can have so much shared memory. Without room for the plain shape the
+/// general one of that head_dim runs, which has the same tile and may have less.
+inline std::size_t shape_of(const Problem& p, std::int64_t shared_bytes) {
+    const std::size_t shape = shape_of(p);
+    const Config c = Shapes::kConfigs[shape];
+    if (c.general || c.shared_bytes() + kDeclaredShared <= shared_bytes) return shape;
+    return *Shapes::first([&](const Config& other) { return other.general && other.head_dim == c.head_dim; });
 }
 
 /// The index in ShapesFp32.
@@ -35,11 +46,10 @@ inline Tile tile_of(const Problem& p) {
     return {c.block_q(), c.block_kv};
 }
 
-/// Shared memory of a CTA of the forward: the tiles, and what the kernel declares.
-inline int shared_bytes(const Problem& p) {
-    constexpr int kDeclared = 1024;
-    if (p.dtype == DType::fp32) return ShapesFp32::kConfigs[shape_of_fp32(p)].shared_bytes() + kDeclared;
-    return Shapes::kConfigs[shape_of(p)].shared_bytes() + kDeclared;
+/// Shared memory of a CTA of the forward, on such a device.
+inline int shared_bytes_of(const Problem& p, std::int64_t shared_bytes) {
+    if (p.dtype == DType::fp32) return ShapesFp32::kConfigs[shape_of_fp32(p)].shared_bytes() + kDeclaredShared;
+    return Shapes::kConfigs[shape_of(p, shared_bytes)].shared_bytes() + kDeclaredShared;
 }
 
 /// The shape of the backward, in 16 bits.

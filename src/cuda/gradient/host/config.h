@@ -71,7 +71,8 @@ struct RowConfig {
     constexpr int shared_bytes() const { return 2 * q_bytes() + kStages * 2 * kv_bytes(); }
 };
 
-/// One compiled shape of the fp32 kernels: the main kernel, delta and the gradient of the bias have the same tile.
+/// One compiled shape of the kernels of fp32 multiply-adds: the main kernel over head_dim 128, delta, the gradient of
+/// the bias.
 struct ConfigFp32 {
     int head_dim;
     int block_kv;

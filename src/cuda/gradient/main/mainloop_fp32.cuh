@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The mainloop in fp32. A thread owns keys 16 apart of dV and dK and queries 16 apart of dQ, with four columns in every
-// 64 of each.
+// The mainloop in fp32 by multiply-adds, over head_dim 128. A thread owns keys 16 apart of dV and dK and queries 16
+// apart of dQ, with four columns in every 64 of each.
 #pragma once
 
 #include "cuda/gradient/main/cta_work.cuh"

@@ -112,7 +112,8 @@ struct MainloopParts {
     __device__ __forceinline__ int first_query(int index) const { return Step(launch, work, index).tile * kBlockQ; }
 
     /// Splits Q and dO of a step, which lie in fp32 where their parts will be. `between` is called when all threads are
-    /// done with the step before. `any_large`: is a row of the thread large? Returns whether some products need a
+    /// done with the step before. `any_large`: is the maximum of the
+    /// thread's row large? Returns whether some products need a
     /// repair.
     template <class Between>
     __device__ __forceinline__ bool split_queries(const TileExtremes (&of_keys)[2], bool any_large,
@@ -230,7 +231,7 @@ struct MainloopParts {
         for (int i = 0; i < 4 * kTiles; ++i) {
             const int query = first_query + column_of(i);
             const int key = first_of_keys + 8 * row_of(i);
-            // Without branches.
+            // & in place of &&, which would be branches.
             const bool seen = static_cast<int>(query <= last_query) & static_cast<int>(key >= band.first(query)) &
                               static_cast<int>(key <= band.last(query));
             p[i / 4][i % 4] = seen ? p[i / 4][i % 4] : 0.0F;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tiles of the fp32 kernels: every product is an FMA of fp32 numbers, every exponential is accurate. 16 x 16
-// threads; a thread has queries 16 apart and keys 16 apart of a score tile.
+// The tiles of the kernels of fp32 multiply-adds, and the scores of all fp32 kernels: every product is an FMA of fp32
+// numbers, every exponential is accurate. 16 x 16 threads; a thread has queries 16 apart and keys 16 apart of a score
+// tile.
 #pragma once
 
 #include "cuda/gradient/workspace.cuh"
@@ -137,7 +138,7 @@ struct ScoresFp32 {
     }
 };
 
-/// P of a visible pair. In fp32 every row has a norm, since the last bits of the LSE would show.
+/// P of a visible pair. In fp32 every row has a norm: 1 where `max` is the LSE of the forward.
 __device__ __forceinline__ float probability_fp32(const RowTile& rows, int row, float score) {
     return expf(score - rows.max[row]) * rows.norm[row];
 }
