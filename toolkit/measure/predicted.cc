@@ -59,8 +59,9 @@ std::optional<AboveRoof> above_roof(const Record& measured, const Problem& probl
     const bool is_cpu = machine.kind == model::MachineKind::cpu;
     const double cores =
         is_cpu && measured.threads > 0 ? std::min<double>(measured.threads, machine.cores) : machine.cores;
-    const double roof = machine.peak_tflops(problem.dtype) * (cores / machine.cores) *  // TFLOP/s
-                        (machine.clock_ghz / machine.rated_clock_ghz);
+    const double roof = is_cpu  // TFLOP/s
+                            ? machine.gemm_flop(problem.dtype, false) * cores * machine.clock_ghz * 1e-3
+                            : machine.peak_tflops(problem.dtype) * (machine.clock_ghz / machine.rated_clock_ghz);
     // A rate that tessera calibrate timed for less than a second is no datasheet value; shared cores can also speed up.
     constexpr double kDoubtful = 2;
     const bool timed = is_cpu && !measured_kernels(machine).empty();
