@@ -22,8 +22,8 @@ gradient::Extents extents_of(const Problem& p, const Tile& tile) {
     return {c.head_dim, c.block_kv(), c.shared_bytes(), c.general, true, true};
 }
 
-/// Names of the 16-bit shapes; of the fp32 shapes by parts, one for each head_dim, since the device decides the tile;
-/// of those by multiply-adds.
+/// Names of the 16-bit shapes, then of fp32 by parts and by multiply-adds. By parts a head_dim has one name, since the
+/// device decides which of its tiles runs.
 std::vector<std::string> shape_names() {
     std::vector<std::string> names = BackwardShapes::names();
     for (const char* name : {"BackwardHeadDim64Fp32", "BackwardHeadDim128Fp32"}) names.emplace_back(name);

@@ -175,10 +175,8 @@ Refusal refuse_fa1_backward(const Problem& p, const AskedTile& tile, const Limit
 }
 
 Refusal refuse_fa2_backward(const Problem& p, const AskedTile& tile, const Limits& limits) {
-    const Tile own = fa2::backward_tile_of(p, limits.shared_bytes);
-    if (p.dtype == DType::fp32 && tile && fa2::backward_extents_fp32(p, *tile)) {
-        return refuse_gradient(p, tile, limits, *tile, fa2::backward_extents_fp32(p, *tile)->shared_bytes);
-    }
+    const bool has_asked = p.dtype == DType::fp32 && tile && fa2::backward_extents_fp32(p, *tile);
+    const Tile own = has_asked ? *tile : fa2::backward_tile_of(p, limits.shared_bytes);
     const int shared_bytes = p.dtype == DType::fp32 ? fa2::backward_extents_fp32(p, own)->shared_bytes
                                                     : fa2::backward_config_of(p).shared_bytes();
     return refuse_gradient(p, tile, limits, own, shared_bytes);

@@ -112,9 +112,8 @@ struct MainloopParts {
     __device__ __forceinline__ int first_query(int index) const { return Step(launch, work, index).tile * kBlockQ; }
 
     /// Splits Q and dO of a step, which lie in fp32 where their parts will be. `between` is called when all threads are
-    /// done with the step before. `any_large`: is the maximum of the
-    /// thread's row large? Returns whether some products need a
-    /// repair.
+    /// done with the step before. `any_large`: is the maximum of the thread's row large? Returns whether some products
+    /// need a repair.
     template <class Between>
     __device__ __forceinline__ bool split_queries(const TileExtremes (&of_keys)[2], bool any_large,
                                                   const Between& between) const {
