@@ -146,7 +146,7 @@ Sequence sequence_of(const Stage& s, const std::pair<std::int64_t, std::int64_t>
     return sequence;
 }
 
-/// Sequences in the order of a ragged call's list (cuda/backward/host/work_list.hpp).
+/// Sequences in the order of a ragged call's list (cuda/host/work_list.hpp).
 std::vector<std::size_t> listed_order(std::span<const std::pair<std::int64_t, std::int64_t>> lengths) {
     std::vector<std::size_t> order(lengths.size());
     std::iota(order.begin(), order.end(), 0);

@@ -107,7 +107,7 @@ void ask_sequence(const Case& c, std::size_t sequence, const Ask& ask) {
     else of(fa3::BlockSchedule<64, 128>{});
 }
 
-/// The list that list_kernel makes of a ragged call (cuda/backward/work_list.cuh), where sequences of one
+/// The list that list_kernel makes of a ragged call (cuda/tile/work_list.cuh), where sequences of one
 /// class of length keep their order; and the number that its counter begins at.
 struct List {
     std::vector<cuda::ListedSequence> items;

@@ -36,6 +36,23 @@ TEST(Divider, is_a_division) {
     }
 }
 
+TEST(TileOrder, of_a_list_is_that_of_as_many_tiles) {
+    for (const int heads : {1, 3, 16}) {
+        for (const int together : {1, 2, heads}) {
+            if (together > heads) continue;
+            for (const int items : {1, 5, 33}) {
+                const TileOrder capacity(heads, 40, together), exact(heads, items, together);
+                ASSERT_EQ(capacity.listed_tiles(items), exact.tiles());
+                for (int i = 0; i < exact.tiles(); ++i) {
+                    ASSERT_EQ(capacity.listed(i, items).head, exact[i].head);
+                    ASSERT_EQ(capacity.listed(i, items).block, exact[i].block);
+                }
+            }
+        }
+    }
+    EXPECT_EQ(TileOrder(4, 40, 2).listed_tiles(0), 0) << "no sequence has a query";
+}
+
 TEST(TileOrder, has_every_tile_once_and_the_last_queries_of_a_group_of_heads_first) {
     for (const int heads : {1, 2, 3, 7, 16, 40, 129}) {
         for (const int q_blocks : {1, 2, 3, 12, 33}) {

@@ -14,10 +14,4 @@ __device__ __forceinline__ QueryTile ragged_key_tile(const ForwardParams& p, int
     });
 }
 
-/// Do the keys of this sequence begin past their end (cu_seqlens_decrease)?
-__device__ __forceinline__ bool keys_decrease(const ForwardParams& p, std::int64_t batch) {
-    return cu_seqlens_at(p.cu_seqlens_kv, (batch + 1) * p.cu_stride_kv, p.cu_kv_is_64, p.total_kv) <
-           cu_seqlens_at(p.cu_seqlens_kv, batch * p.cu_stride_kv, p.cu_kv_is_64, p.total_kv);
-}
-
 }  // namespace tessera::cuda

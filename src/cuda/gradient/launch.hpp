@@ -8,11 +8,11 @@
 
 #include "core/arena.hpp"
 #include "cuda/backward/host/head_split.hpp"
-#include "cuda/backward/host/work_list.hpp"
 #include "cuda/gradient/host/config.h"
 #include "cuda/gradient/host/dq_order.hpp"
 #include "cuda/host/divider.hpp"
 #include "cuda/host/query_parts.hpp"
+#include "cuda/host/work_list.hpp"
 #include "cuda/tile/params.hpp"
 #include "tessera/problem.hpp"
 
@@ -80,7 +80,7 @@ struct Workspace {
     float* v_squares;   // [batch, heads_kv]: likewise of V
     PartialSums partial;
     int query_parts = 1;  // of any sequence, at most
-    // Ragged calls only (cuda/backward/host/work_list.hpp):
+    // Ragged calls only (cuda/host/work_list.hpp):
     ListedSequence* list = nullptr;  // [list_items]
     std::int64_t list_items = 0;     // its capacity
     int* next_numbers = nullptr;     // [query_parts]: as Counters::next_cta

@@ -22,7 +22,7 @@ struct ListLaunch {
     Launch call;
     int block_kv;
 };
-/// Lists the key blocks of a ragged call (cuda/backward/host/work_list.hpp).
+/// Lists the key blocks of a ragged call (cuda/host/work_list.hpp).
 cudaError_t start_list(const ListLaunch& launch, cudaStream_t stream);
 
 /// fp16: scales of dS from bounds of |dS|.

@@ -32,14 +32,19 @@ struct ResidualTarget {
     int shift = 0;        // log2 of the packed heads
     std::int64_t head = 0;
 
-    __device__ __forceinline__ void store(int at_row, int first, const uint2& chunk) const {
+    /// Address of a row, or null past the last query.
+    __device__ __forceinline__ char* address(int at_row) const {
         const int query = at_row >> shift;
-        if (query >= rows || first >= dim) return;
-        char* to = data + query * row + (at_row - (query << shift)) * head + first * column;
+        return query < rows ? data + query * row + (at_row - (query << shift)) * head : nullptr;
+    }
+    /// Stores eight columns from `first` on of the row at `to`, if there is one.
+    __device__ __forceinline__ void store(char* to, int first, const uint2& chunk) const {
+        if (to == nullptr || first >= dim) return;
         if (vector) {
-            *reinterpret_cast<uint2*>(to) = chunk;
+            *reinterpret_cast<uint2*>(to + first) = chunk;
             return;
         }
+        to += first * column;
         std::uint64_t bytes = chunk.x | static_cast<std::uint64_t>(chunk.y) << 32;
 #pragma unroll 1
         for (int i = first; i < min(first + 8, dim); ++i) {
@@ -61,13 +66,29 @@ __device__ __forceinline__ ResidualTarget residual_target(const Rows& residual, 
             vector};
 }
 
-/// Residuals of two neighbouring elements, in the lower 16 bits.
+/// Residuals of two neighbouring elements, in the upper bytes of the two halves of a word.
 template <class T>
 __device__ __forceinline__ std::uint32_t two_residuals(float low, float high) {
     const std::uint32_t rounded = ptx::pack<T>(low, high);
-    const auto a = static_cast<std::uint32_t>(residual_of<kDTypeOf<T>>(low, ptx::unpack<T>(rounded, 0)));
-    const auto b = static_cast<std::uint32_t>(residual_of<kDTypeOf<T>>(high, ptx::unpack<T>(rounded, 1)));
-    return (a & 0xFF) | (b & 0xFF) << 8;
+    if constexpr (kDTypeOf<T> == DType::bf16) {
+        // residual_of() by halves of 16 bits. The lower half of x, with a sign, counts last places of fp32 where x was
+        // rounded up; where it was not, it has no sign, and is cut so that the residual is at most 127.
+        const auto x = __float_as_uint(low), y = __float_as_uint(high);
+        const std::uint32_t upper = __byte_perm(x, y, 0x7632);
+        const std::uint32_t lower = __byte_perm(x, y, 0x5410);
+        const std::uint32_t most = (rounded - upper) * 0x8080 + 0x7F7F7F7F;  // 0xFFFF where x was rounded up
+        return __viaddmax_s16x2(__vminu2(lower, most), 0x00800080, 0x80008000);
+    } else {
+        const auto a = static_cast<std::uint32_t>(residual_of<kDTypeOf<T>>(low, ptx::unpack<T>(rounded, 0)));
+        const auto b = static_cast<std::uint32_t>(residual_of<kDTypeOf<T>>(high, ptx::unpack<T>(rounded, 1)));
+        return __byte_perm(a, b, 0x4000);
+    }
+}
+/// The residuals of four elements, a byte each.
+template <class T>
+__device__ __forceinline__ std::uint32_t four_residuals(float a, float b, float c, float d) {
+    constexpr unsigned kUpperBytes = 0x7531;
+    return __byte_perm(two_residuals<T>(a, b), two_residuals<T>(c, d), kUpperBytes);
 }
 
 /// Transposes bytes over a quad: each lane has two bytes of a row in each of four chunks of eight bytes, and lane t
@@ -96,14 +117,16 @@ __device__ __forceinline__ void store_residual(const ResidualTarget& target, int
     static_assert(kTiles % 4 == 0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+        char* const to = target.address(row + 8 * r);
+        if (!any_lane(to != nullptr)) continue;
+        const auto two_chunks = [&](int tile) {
+            return four_residuals<T>(value(tile, 2 * r), value(tile, 2 * r + 1), value(tile + 1, 2 * r),
+                                     value(tile + 1, 2 * r + 1));
+        };
 #pragma unroll
         for (int first = 0; first < kTiles; first += 4) {
-            std::uint32_t chunks[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                chunks[i] = two_residuals<T>(value(first + i, 2 * r), value(first + i, 2 * r + 1));
-            const uint2 chunk = gather_chunk(chunks[0] | chunks[1] << 16, chunks[2] | chunks[3] << 16, lane);
-            target.store(row + 8 * r, 8 * (first + lane % 4), chunk);
+            const uint2 chunk = gather_chunk(two_chunks(first), two_chunks(first + 2), lane);
+            target.store(to, 8 * (first + lane % 4), chunk);
         }
     }
 }

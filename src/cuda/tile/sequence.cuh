@@ -37,6 +37,12 @@ __device__ __forceinline__ bool cu_seqlens_decrease(const ForwardParams& p, std:
            cu_seqlens_at(p.cu_seqlens_q, batch * p.cu_stride_q, p.cu_q_is_64, p.total_q);
 }
 
+/// Do the keys of this sequence begin past their end?
+__device__ __forceinline__ bool keys_decrease(const ForwardParams& p, std::int64_t batch) {
+    return cu_seqlens_at(p.cu_seqlens_kv, (batch + 1) * p.cu_stride_kv, p.cu_kv_is_64, p.total_kv) <
+           cu_seqlens_at(p.cu_seqlens_kv, batch * p.cu_stride_kv, p.cu_kv_is_64, p.total_kv);
+}
+
 /// The tile of queries at `index` of a head of all sequences.
 __device__ __forceinline__ QueryTile ragged_tile(const ForwardParams& p, int index, int block_q) {
     return ragged_tile(static_cast<int>(p.batch), index, block_q, [&](int sequence) {

@@ -11,6 +11,7 @@
 #include "cuda/fa3/host/key_block_list.hpp"
 #include "cuda/fa3/host/numbering.hpp"
 #include "cuda/fa3/host/softcap.hpp"
+#include "cuda/host/work_list.hpp"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa3::backward {

@@ -18,7 +18,8 @@
 namespace tessera::cuda::fa3 {
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(Shape::kConfig.threads(), 1) forward_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.ctas)
+    forward_kernel(const __grid_constant__ Launch launch) {
     constexpr Config kConfig = Shape::kConfig;
     static_assert(kConfig.registers_fit() && kConfig.o_fits());
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -44,8 +45,8 @@ template <class T, class Shape>
 cudaError_t start_forward(const Launch& launch, int blocks, cudaStream_t stream) {
     static_assert(Shapes::kHas<Shape>, "not in the list of forward_config.h");
     constexpr int kBytes = sizeof(Shared<Shape::kConfig>);
-    static_assert(kBytes <= 227 * 1024);
-    const Start when = launch.tile_counter == nullptr ? Start::in_order : Start::programmatic;
+    static_assert(Shape::kConfig.ctas * (kBytes + 1024) <= 228 * 1024);
+    const Start when = launch.queue == nullptr ? Start::in_order : Start::programmatic;
     return start(forward_kernel<T, Shape>, blocks, Shape::kConfig.threads(), kBytes, launch, stream, when);
 }
 

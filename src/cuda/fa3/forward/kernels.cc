@@ -29,7 +29,23 @@ bool dynamic_scheduling(const Plan& plan) {
     return fa3::dynamic_scheduling(plan.problem, properties(plan.device).multiprocessors);
 }
 
-std::size_t workspace_bytes(const Plan& plan) { return dynamic_scheduling(plan) ? Plan::kWorkspaceAlignment : 0; }
+/// The workspace of a call with a dynamic tile scheduler.
+struct Workspace {
+    TileQueue* queue = nullptr;
+    ListedSequence* list = nullptr;
+
+    Workspace(Arena& arena, const Plan& plan) {
+        if (!dynamic_scheduling(plan)) return;
+        queue = arena.take<TileQueue>(1);
+        if (has_list(plan.problem)) list = arena.take<ListedSequence>(tiles_of_head(plan.problem));
+    }
+};
+
+std::size_t workspace_bytes(const Plan& plan) {
+    Arena arena;
+    Workspace(arena, plan);
+    return arena.used();
+}
 
 Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_residual, const Cache& cache) {
     const Problem& p = plan.problem;
@@ -57,8 +73,8 @@ Launch make_launch(const Plan& plan, const ForwardParams& params, const Rows& o_
     }
     launch.store_by_tma = !refuse_tma(params.o, shapes.o);
     if (launch.store_by_tma) launch.o = tensor_map_of_heads(params.o, shapes.o, p.dtype, packed, 16 / packed);
-    const std::int64_t tiles = query_tiles(p, c.block_q() / packed);
-    launch.order = TileOrder(static_cast<int>(query_heads(p)) / packed, static_cast<int>(tiles),
+    launch.tile_queries = Divider(c.block_q() / packed);
+    launch.order = TileOrder(static_cast<int>(query_heads(p)) / packed, static_cast<int>(tiles_of_head(p)),
                              std::max(heads_together(p, kL2Share) / packed, 1));
     launch.packed_heads = Divider(params.heads_q / packed);
     launch.group = Divider(params.group);
@@ -81,11 +97,14 @@ void forward(const ForwardCall& call) {
     const CurrentDevice current(call.plan.device);
     Launch launch = make_launch(call.plan, params, rows_of(call.args.o_residual), cache_of(p, call.args));
     launch.residual_by_vectors = takes_byte_vectors(launch.o_residual, params.head_dim_v);
-    if (dynamic_scheduling(call.plan)) {
-        launch.tile_counter = reinterpret_cast<unsigned*>(call.workspace.data());
-        check(start_counter_reset(launch.tile_counter, stream_of(call)), "cuda.fa3.forward, tile counter");
-    }
-    const int blocks = std::min(properties(call.plan.device).multiprocessors, launch.order.tiles());
+    Arena arena(call.workspace);
+    const Workspace workspace(arena, call.plan);
+    launch.queue = workspace.queue;
+    launch.list = workspace.list;
+    if (launch.queue != nullptr) check(start_queue(launch, stream_of(call)), "cuda.fa3.forward, tile queue");
+    const int multiprocessors = properties(call.plan.device).multiprocessors;
+    const int blocks =
+        std::min(Shapes::kConfigs[shape_of_call(p, params)].ctas * multiprocessors, launch.order.tiles());
     const cudaError_t status = Shapes::call(shape_of_call(p, params), [&](auto shape) {
         using Shape = decltype(shape);
         if (p.dtype == DType::bf16) return start_forward<__nv_bfloat16, Shape>(launch, blocks, stream_of(call));

@@ -8,10 +8,18 @@
 #include "cuda/fa3/host/pack_gqa.hpp"
 #include "cuda/fa3/host/softcap.hpp"
 #include "cuda/fa3/host/tile_order.hpp"
+#include "cuda/host/work_list.hpp"
 #include "cuda/tile/cache.hpp"
 #include "cuda/tile/params.hpp"
 
 namespace tessera::cuda::fa3 {
+
+/// State of the dynamic tile scheduler, in the workspace.
+struct TileQueue {
+    unsigned taken;  ///< tiles that were handed out, besides the first one of each thread block (FlashAttention-3's
+                     ///< tile_count_semaphore)
+    int items;       ///< with a list: its length
+};
 
 /// The kernel's argument.
 struct Launch {
@@ -28,15 +36,17 @@ struct Launch {
     int low, high;           ///< the mask's band, in a dense call
     Rows o_residual;         ///< low-order bits that rounding takes off O, one byte an element; null: not wanted
     bool residual_by_vectors;  ///< 8 bytes at a time
-    unsigned* tile_counter;    ///< counter of the dynamic tile scheduler (start_counter_reset); null: static
+    TileQueue* queue;          ///< of the dynamic tile scheduler (start_queue); null: static
+    ListedSequence* list;      ///< the tiles of a head in a ragged call, [order.q_blocks()]; null: found by a search
+    Divider tile_queries;      ///< queries of a tile
     Cache cache;               ///< in the cached shapes: where K and V are
     bool bias_by_pairs;        ///< takes_bias_pairs
     int page_rows;             ///< with pages: rows of a TMA box, which divide a page and a block of keys
 };
 
-/// Sets the tile counter to 0, in a kernel beside which the forward may start: a memset in front of it costs 5 to 8
-/// microseconds (H200).
-cudaError_t start_counter_reset(unsigned* tile_counter, cudaStream_t stream);
+/// Sets up the queue, and makes the list if there is one, in a kernel beside which the forward may start: a memset in
+/// front of it costs 5 to 8 microseconds (H200).
+cudaError_t start_queue(const Launch& launch, cudaStream_t stream);
 
 /// Starts the kernel with `blocks` thread blocks. One instance each in instances/.
 template <class T, class Shape>

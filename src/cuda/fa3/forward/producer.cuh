@@ -36,6 +36,7 @@ struct Producer {
     int box_set = 0;        ///< in pages: the boxes of the next block
 
     __device__ __forceinline__ void run() {
+        if (issues()) scheduler.start();
         while (true) {
             const WorkTile& tile = next_tile();
             if (!tile.exists) break;
@@ -58,11 +59,10 @@ struct Producer {
                 // need not.
                 if (first && !kConfig.own_o()) load_pending_v();
             }
-            if (tile.has_keys()) continue;
             // Consumers wait for the last V of a tile before they look for the next tile, and more tiles without keys
             // than the ring has slots may follow.
-            load_pending_v();
-            choose_next();
+            if (loads_v_early() || !tile.has_keys()) load_pending_v();
+            if (!tile.has_keys()) choose_next();
         }
         load_pending_v();
         if (had_keys) hand_stages_to_epilogue();
@@ -83,6 +83,10 @@ struct Producer {
     __device__ __forceinline__ void choose_next() {
         if (issues()) scheduler.choose_next();
     }
+
+    /// Is the last V of a tile loaded before the next tile is looked up? In a ragged call that takes two reads of
+    /// memory one after the other, as long as a tile of a short sequence.
+    __device__ __forceinline__ bool loads_v_early() const { return !kConfig.cached && launch.list != nullptr; }
 
     /// Loads the V block that is one behind K, if there is one.
     __device__ __forceinline__ void load_pending_v() {

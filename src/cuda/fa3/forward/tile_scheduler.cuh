@@ -47,18 +47,35 @@ __device__ __forceinline__ void set_band(WorkTile& tile, const Mask& mask, const
     tile.high = static_cast<int>(band.high);
 }
 
-/// The tile at an index of the launch order.
+/// An item of the list. Not by the read-only cache: the kernel before this one may still be writing when it starts.
+__device__ __forceinline__ ListedSequence read_item(const ListedSequence* item) {
+    const auto* words = reinterpret_cast<const int4*>(item);
+    const int4 first = __ldcg(words), second = __ldcg(words + 1);
+    return {first.x, first.y, first.z, first.w, second.x, second.y, {}};
+}
+
+/// The tile at an index of the launch order. `items`: tiles of a head, in a call with a list.
 template <Config kConfig>
-__device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index) {
+__device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index, int items) {
     const ForwardParams& p = launch.params;
-    const TileIndex at = launch.order[index];
+    const bool listed = !kConfig.cached && launch.list != nullptr;
+    const TileIndex at = listed ? launch.order.listed(index, items) : launch.order[index];
     WorkTile tile;
     int block = at.block;
     const int queries = launch.pack.query(kConfig.block_q());
     Sequence sequence{0, 0, p.len_q, p.len_kv};
     tile.low = launch.low;
     tile.high = launch.high;
-    if (p.cu_seqlens_q == nullptr) {
+    if (listed) {
+        // The list is in ascending order of its memory where blocks are in descending order.
+        const int item = launch.order.q_blocks() - 1 - at.block;
+        const ListedSequence own = read_item(launch.list + item);
+        sequence = {own.first_q, own.first_kv, own.len_q, own.len_kv};
+        block = launch.tile_queries.quotient(own.len_q + queries - 1) - 1 - (item - own.first_item);
+        tile.batch = own.batch;
+        tile.head = at.head << launch.pack.shift;
+        set_band(tile, p.mask, sequence);
+    } else if (p.cu_seqlens_q == nullptr) {
         tile.batch = launch.packed_heads.quotient(at.head);
         tile.head = (at.head - tile.batch * launch.packed_heads.divisor()) << launch.pack.shift;
     } else {
@@ -95,8 +112,8 @@ struct TileRing {
     WorkTile tiles[kTileStages];
 };
 
-/// The producer's side of the scheduler. Dynamic: a counter in the workspace (FlashAttention-3's tile_count_semaphore)
-/// hands the next tile to whichever thread block is free. Static, without the counter: round-robin.
+/// The producer's side of the scheduler. Dynamic: a counter in the workspace hands the next tile to whichever thread
+/// block is free. Static, without the queue: round-robin.
 template <Config kConfig>
 struct TileScheduler {
     const Launch& launch;
@@ -104,6 +121,14 @@ struct TileScheduler {
     PipelineState<kTileStages> state{};
     int next_index = static_cast<int>(blockIdx.x);
     int rotation = 0;
+    int items = 0;  ///< with a list: its length
+
+    /// Waits for the list, if there is one.
+    __device__ __forceinline__ void start() {
+        if (kConfig.cached || launch.list == nullptr) return;
+        ptx::griddepcontrol_wait();
+        items = __ldcg(&launch.queue->items);
+    }
 
     /// The next tile that has queries; it is passed to the other warps too. The reference stays valid for three more
     /// calls. Every call except the first needs a choose_next() before it.
@@ -111,8 +136,8 @@ struct TileScheduler {
         ring.ring.producer_acquire(state);
         WorkTile& tile = ring.tiles[state.index()];
         tile.exists = false;
-        while (next_index < launch.order.tiles()) {
-            tile = tile_at<kConfig>(launch, next_index);
+        while (next_index < tiles()) {
+            tile = tile_at<kConfig>(launch, next_index, items);
             if (tile.exists) break;
             choose_next();
         }
@@ -125,12 +150,16 @@ struct TileScheduler {
     /// Chooses the next tile. Called as late as its loads allow, when it is better known which thread block is free.
     __device__ __forceinline__ void choose_next() {
         const int blocks = static_cast<int>(gridDim.x);
-        if (launch.tile_counter == nullptr) {
+        if (launch.queue == nullptr) {
             next_index += blocks;
         } else {
             ptx::griddepcontrol_wait();  // the counter was reset
-            next_index = blocks + static_cast<int>(atomicAdd(launch.tile_counter, 1));
+            next_index = blocks + static_cast<int>(atomicAdd(&launch.queue->taken, 1));
         }
+    }
+    __device__ __forceinline__ int tiles() const {
+        if (!kConfig.cached && launch.list != nullptr) return launch.order.listed_tiles(items);
+        return launch.order.tiles();
     }
 };
 

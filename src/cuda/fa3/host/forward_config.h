@@ -21,6 +21,10 @@ struct Config {
     /// Keys up to which the shape is chosen, in calls with uneven tiles and in others; 0: no limit.
     int short_row = 0;
     int short_even_row = 0;
+    /// Rows of a sequence up to which the shape is chosen in a ragged call, in the mean; 0: no limit. With PackGQA the
+    /// rows of all heads of a tile count.
+    int small_rows = 0;
+    int ctas = 1;              ///< thread blocks of a multiprocessor
     bool masked_only = false;  ///< the shape is chosen for calls with a mask only
     bool cached = false;       ///< K and V are in slots or pages of a cache
 
@@ -54,9 +58,11 @@ struct Config {
     constexpr bool large_producer() const { return cached || scores == Scores::general; }
     /// Registers of a thread at launch, and after setmaxnreg moved some from the producer to the consumers; multiples
     /// of 8.
-    constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
+    constexpr int launch_registers() const { return 65536 / (ctas * threads()) / 8 * 8; }
     constexpr int producer_registers() const { return consumers == 3 ? 32 : large_producer() ? 56 : 40; }
-    constexpr int consumer_registers() const { return consumers == 3 ? 160 : large_producer() ? 224 : 232; }
+    constexpr int consumer_registers() const {
+        return consumers == 3 ? 160 : consumers == 1 ? 216 : large_producer() ? 224 : 232;
+    }
     /// With more registers than the thread block has, setmaxnreg.inc would wait forever.
     constexpr bool registers_fit() const {
         return producer_registers() + consumers * consumer_registers() <= (consumers + 1) * launch_registers();
@@ -82,6 +88,19 @@ struct HeadDim64Short {
         .short_row = 1024,       // speed beside HeadDim64, causal: 1,024 keys 1.05, 1,536 0.97
         .short_even_row = 512};  // speed beside HeadDim64: 197 keys 1.18, 512 1.01, 768 0.97
 };
+/// For few rows a sequence (wants_small_tiles): tiles of 64 queries, two thread blocks on a multiprocessor, of which
+/// one computes while the other waits. Same bits as HeadDim64.
+struct HeadDim64Small {
+    static constexpr Config kConfig{
+        .head_dim = 64,
+        .head_dim_v = 64,
+        .block_kv = 128,
+        .consumers = 1,
+        .kv_stages = 2,
+        .q_stages = 2,
+        .small_rows = 320,  // speed beside HeadDim64Short: 64 rows 1.4, 128 1.13, 256 1.04, 512 0.98
+        .ctas = 2};
+};
 struct HeadDim96 {
     static constexpr Config kConfig{
         .head_dim = 96, .head_dim_v = 96, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 2};
@@ -89,6 +108,17 @@ struct HeadDim96 {
 struct HeadDim128 {
     static constexpr Config kConfig{
         .head_dim = 128, .head_dim_v = 128, .block_kv = 128, .consumers = 2, .kv_stages = 2, .q_stages = 2};
+};
+/// Likewise. Same bits as HeadDim128.
+struct HeadDim128Small {
+    static constexpr Config kConfig{.head_dim = 128,
+                                    .head_dim_v = 128,
+                                    .block_kv = 128,
+                                    .consumers = 1,
+                                    .kv_stages = 1,
+                                    .q_stages = 2,
+                                    .small_rows = 160,  // speed beside HeadDim128: 64 rows 1.15, 128 1.00, 256 0.95
+                                    .ctas = 2};
 };
 struct HeadDim192V128 {
     static constexpr Config kConfig{
@@ -117,7 +147,7 @@ struct HeadDim256 {
 /// Returns the shape with another score modification, for rows of all lengths.
 constexpr Config with(Scores scores, Config config) {
     config.scores = scores;
-    config.short_row = config.short_even_row = 0;
+    config.short_row = config.short_even_row = config.small_rows = 0;
     return config;
 }
 struct HeadDim64Capped {
@@ -172,7 +202,7 @@ struct HeadDim128Bias {
 };
 /// Returns the shape for keys in a cache, for rows of all lengths. It has the bits of that shape without a cache.
 constexpr Config in_cache(Config config) {
-    config.short_row = config.short_even_row = 0;
+    config.short_row = config.short_even_row = config.small_rows = 0;
     config.masked_only = false;
     config.cached = true;
     return config;
@@ -186,9 +216,10 @@ struct HeadDim128Cached {
 struct HeadDim256Cached {
     static constexpr Config kConfig = in_cache(HeadDim256Masked::kConfig);
 };
-using Shapes = ShapeList<HeadDim64Short, HeadDim64, HeadDim96, HeadDim128, HeadDim192V128, HeadDim192, HeadDim256Masked,
-                         HeadDim256, HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi, HeadDim128Alibi,
-                         HeadDim64Dropout, HeadDim128Dropout, HeadDim64Bias, HeadDim128Bias, HeadDim64General,
-                         HeadDim128General, HeadDim64Cached, HeadDim128Cached, HeadDim256Cached>;
+using Shapes =
+    ShapeList<HeadDim64Small, HeadDim64Short, HeadDim64, HeadDim96, HeadDim128Small, HeadDim128, HeadDim192V128,
+              HeadDim192, HeadDim256Masked, HeadDim256, HeadDim64Capped, HeadDim128Capped, HeadDim64Alibi,
+              HeadDim128Alibi, HeadDim64Dropout, HeadDim128Dropout, HeadDim64Bias, HeadDim128Bias, HeadDim64General,
+              HeadDim128General, HeadDim64Cached, HeadDim128Cached, HeadDim256Cached>;
 
 }  // namespace tessera::cuda::fa3

@@ -68,13 +68,31 @@ inline bool wants_short(const Problem& p) {
     return makespan_decides(p, kTileOf192) && makespan(p, kTileOf128) < kClearly * makespan(p, kTileOf192);
 }
 
+/// Most heads of a tile: a warp stores 16 rows at a time, which have to be whole queries.
+inline constexpr int kMaxPackedHeads = 16;
+
+/// Query heads of a group that PackGQA can put into a tile: the largest power of two that divides the group.
+inline int most_packed_heads(const Problem& p) {
+    int heads = 1;
+    while (2 * heads <= kMaxPackedHeads && p.group() % (2 * heads) == 0) heads *= 2;
+    return heads;
+}
+
+/// Are the rows of a sequence so few that tiles of 64 are faster? They are in packed documents that are short in the
+/// mean, where tiles of 128 are mostly empty, and in dense calls whose sequences fit into one tile.
+inline bool wants_small_tiles(const Problem& p, const Config& c) {
+    const std::int64_t packed = most_packed_heads(p);
+    if (!p.ragged) return p.len_q * packed <= c.block_q() && p.len_kv <= c.block_kv;
+    return typical_keys(p) * packed <= c.small_rows;
+}
+
 /// Index in Shapes of the first shape that holds a Problem with such scores, or none: shapes with score modifications
 /// end at a smaller head_dim.
 inline std::optional<std::size_t> shape_of(const Problem& p, Scores scores) {
     return Shapes::first([&](const Config& c) {
         return c.scores == scores && c.cached == p.kv_lengths && p.head_dim <= c.head_dim &&
                p.head_dim_v <= c.head_dim_v && (c.short_row == 0 || wants_short(p)) &&
-               !(c.masked_only && p.mask.trivial());
+               (c.small_rows == 0 || wants_small_tiles(p, c)) && !(c.masked_only && p.mask.trivial());
     });
 }
 inline std::optional<std::size_t> shape_of(const Problem& p) { return shape_of(p, scores_of(p)); }
@@ -105,13 +123,16 @@ inline Tile tile_of(const Problem& p) {
     return {c.block_q(), c.block_kv};
 }
 
+/// Does a dynamic tile scheduler take the tiles of a ragged call from a list (cuda/host/work_list.hpp)?
+inline bool has_list(const Problem& p) { return p.ragged && !p.kv_lengths; }
+
 /// Is the persistent tile scheduler dynamic, with a counter in the workspace? That costs a launch. It pays if tiles
 /// take different times and do not all run at once. With skips_blocks() a row's last tile is shorter even without a
 /// mask. PackGQA makes no more tiles than are counted here.
 inline bool dynamic_scheduling(const Problem& p, std::int64_t multiprocessors) {
     const Config c = config_of(p);
     return (uneven(p) || c.skips_blocks()) &&
-           saturating_product(query_heads(p), query_tiles(p, c.block_q())) > multiprocessors;
+           saturating_product(query_heads(p), query_tiles(p, c.block_q())) > c.ctas * multiprocessors;
 }
 
 }  // namespace tessera::cuda::fa3

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The list of a ragged call (cuda/backward/host/work_list.hpp) in fa3's backward: the items of a sequence, and the
+// The list of a ragged call (cuda/host/work_list.hpp) in fa3's backward: the items of a sequence, and the
 // order in which they start. Plain C++.
 #pragma once
 
 #include <algorithm>
 
-#include "cuda/backward/host/work_list.hpp"
+#include "cuda/backward/host/placed_key_block.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/fa3/host/numbering.hpp"
 

@@ -3,6 +3,8 @@
 // PackGQA: query heads of a GQA group as rows of one tile. Plain C++, which the cost model calls too.
 #pragma once
 
+#include <bit>
+
 #include "cuda/fa3/host/forward_dispatch.hpp"
 #include "cuda/host/query_tiles.hpp"
 
@@ -20,9 +22,6 @@ struct PackGqa {
     TESSERA_HOST_DEVICE int head(int row) const { return row & (heads() - 1); }
 };
 
-/// Most heads of a tile: a warp stores 16 rows at a time, which have to be whole queries.
-inline constexpr int kMaxPackedHeads = 16;
-
 /// Tiles of a call.
 inline std::int64_t tiles_of(const Problem& p, int block_q, PackGqa pack) {
     return saturating_product(query_heads(p) / pack.heads(), query_tiles(p, block_q / pack.heads()));
@@ -33,9 +32,13 @@ inline std::int64_t tiles_of(const Problem& p, int block_q, PackGqa pack) {
 inline PackGqa pack_gqa_of(const Problem& p) {
     const Config c = config_of(p);
     if (c.scores != Scores::plain && c.scores != Scores::capped) return {};
-    PackGqa pack;
-    while (2 * pack.heads() <= kMaxPackedHeads && p.group() % (2 * pack.heads()) == 0) ++pack.shift;
+    const PackGqa pack{std::countr_zero(static_cast<unsigned>(most_packed_heads(p)))};
     return 10 * tiles_of(p, c.block_q(), pack) <= 9 * tiles_of(p, c.block_q(), {}) ? pack : PackGqa{};
+}
+
+/// Tiles of a head, of all sequences if the call is ragged: the most that its rows can need.
+inline std::int64_t tiles_of_head(const Problem& p) {
+    return query_tiles(p, config_of(p).block_q() / pack_gqa_of(p).heads());
 }
 
 }  // namespace tessera::cuda::fa3

@@ -28,18 +28,28 @@ class TileOrder {
           together_(heads_together),
           last_group_((heads - 1) % heads_together + 1) {}
 
+    TESSERA_HOST_DEVICE int q_blocks() const { return q_blocks_; }
     TESSERA_HOST_DEVICE int tiles() const { return heads_ * q_blocks_; }
     TESSERA_HOST_DEVICE TileIndex operator[](int index) const {
-        const int group = group_.quotient(index);
-        const int within = index - group * group_.divisor();
-        const int first_head = group * together_.divisor();
-        // The last group may have fewer heads.
-        const Divider& here = heads_ - first_head < together_.divisor() ? last_group_ : together_;
-        const int row = here.quotient(within);
-        return {first_head + within - row * here.divisor(), q_blocks_ - 1 - row};
+        return tile_of(index, group_.quotient(index), q_blocks_);
+    }
+
+    /// Likewise for a list of work (cuda/host/work_list.hpp), whose length only the device knows: `items` tiles a head.
+    TESSERA_HOST_DEVICE int listed_tiles(int items) const { return heads_ * items; }
+    TESSERA_HOST_DEVICE TileIndex listed(int index, int items) const {
+        return tile_of(index, index / (together_.divisor() * items), items);
     }
 
  private:
+    TESSERA_HOST_DEVICE TileIndex tile_of(int index, int group, int q_blocks) const {
+        const int first_head = group * together_.divisor();
+        const int within = index - first_head * q_blocks;
+        // The last group may have fewer heads.
+        const Divider& here = heads_ - first_head < together_.divisor() ? last_group_ : together_;
+        const int row = here.quotient(within);
+        return {first_head + within - row * here.divisor(), q_blocks - 1 - row};
+    }
+
     int heads_ = 0;
     int q_blocks_ = 0;
     Divider group_, together_, last_group_;

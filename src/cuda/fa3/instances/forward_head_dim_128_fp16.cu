@@ -3,3 +3,5 @@
 
 template cudaError_t tessera::cuda::fa3::start_forward<__half, tessera::cuda::fa3::HeadDim128>(
     const tessera::cuda::fa3::Launch&, int, cudaStream_t);
+template cudaError_t tessera::cuda::fa3::start_forward<__half, tessera::cuda::fa3::HeadDim128Small>(
+    const tessera::cuda::fa3::Launch&, int, cudaStream_t);

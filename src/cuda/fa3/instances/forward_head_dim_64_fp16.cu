@@ -5,3 +5,5 @@ template cudaError_t tessera::cuda::fa3::start_forward<__half, tessera::cuda::fa
     const tessera::cuda::fa3::Launch&, int, cudaStream_t);
 template cudaError_t tessera::cuda::fa3::start_forward<__half, tessera::cuda::fa3::HeadDim64Short>(
     const tessera::cuda::fa3::Launch&, int, cudaStream_t);
+template cudaError_t tessera::cuda::fa3::start_forward<__half, tessera::cuda::fa3::HeadDim64Small>(
+    const tessera::cuda::fa3::Launch&, int, cudaStream_t);

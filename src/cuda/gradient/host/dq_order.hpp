@@ -12,7 +12,7 @@
 
 #include "cuda/backward/host/dq_order.hpp"
 #include "cuda/backward/host/head_split.hpp"
-#include "cuda/backward/host/work_list.hpp"
+#include "cuda/backward/host/placed_key_block.hpp"
 #include "tessera/mask.hpp"
 
 namespace tessera::cuda::gradient {
@@ -106,7 +106,7 @@ struct KeyBlockOrder {
     }
 };
 
-/// The key blocks of a sequence of a ragged call, and the order in which they start (cuda/backward/host/work_list.hpp).
+/// The key blocks of a sequence of a ragged call, and the order in which they start (cuda/host/work_list.hpp).
 struct SequenceBlocks {
     int count;       ///< key blocks
     int splits;      ///< head splits of a group

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs first in a ragged call: lists its key blocks on the device (cuda/backward/host/work_list.hpp).
-#include "cuda/backward/work_list.cuh"
+// Runs first in a ragged call: lists its key blocks on the device (cuda/host/work_list.hpp).
+#include "cuda/tile/work_list.cuh"
 #include "cuda/gradient/main/cta_work.cuh"
 #include "cuda/gradient/start.hpp"
 #include "cuda/shared/start.cuh"

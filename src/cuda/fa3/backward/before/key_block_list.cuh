@@ -3,7 +3,7 @@
 // Runs first in a ragged call: lists its work on the device (fa3/host/key_block_list.hpp).
 #pragma once
 
-#include "cuda/backward/work_list.cuh"
+#include "cuda/tile/work_list.cuh"
 #include "cuda/fa3/backward/launch.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/shared/start.cuh"

@@ -39,24 +39,39 @@ __device__ __forceinline__ void set_rows(PanelRows (&rows)[kPanels], Panel (&pan
     for (int i = 0; i < kPanels; ++i) rows[i] = &panels[i][first];
 }
 
+/// Stores the rows of a warp that TMA cannot store: in part past the end of a sequence, or not aligned. They lie in
+/// `panels`. A loop over shared memory, since few warps come here and the same over registers would be most of a
+/// kernel.
+template <class T, int kPanels>
+__device__ __forceinline__ void store_rows_of_panels(const GradientRows& to, const PanelRows (&panels)[kPanels],
+                                                     int lane) {
+    constexpr int kChunks = kPanels * kPanelColumns / 8;  // of 16 bytes in a row
+    const auto* const first = reinterpret_cast<const char*>(panels[0]);
+    const auto step = kPanels > 1 ? reinterpret_cast<const char*>(panels[1]) - first : 0;  // from panel to panel
+    T* const out =
+        reinterpret_cast<T*>(to.rows.data) + to.batch * to.rows.batch + to.head * to.rows.head + to.row * to.rows.row;
+#pragma unroll 1
+    for (int i = lane; i < min(to.count, 16) * kChunks; i += 32) {
+        const int row = i / kChunks;
+        const int chunk = i % kChunks;
+        if (8 * chunk >= to.columns) continue;
+        const auto* const from = first + chunk / 8 * step + swizzled(row, chunk % 8);
+        T* at = out + row * to.rows.row + 8 * chunk * to.rows.column;
+        if (to.by_tma) {
+            *reinterpret_cast<uint4*>(at) = *reinterpret_cast<const uint4*>(from);
+            continue;
+        }
+#pragma unroll 1
+        for (int e = 0; e < min(8, to.columns - 8 * chunk); ++e, at += to.rows.column)
+            *at = reinterpret_cast<const T*>(from)[e];
+    }
+}
+
 /// Stores a warp's accumulators times `factor`, [16][kDim], through `panels`, which no other warp uses.
 template <class T, int kDim, class Factor, int kPanels>
 __device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2], Factor factor, const GradientRows& to,
                                                const PanelRows (&panels)[kPanels], int lane) {
     if (to.rows.data == nullptr || to.count <= 0) return;
-    if (!to.by_tma || to.count < 16) {
-        T* out = reinterpret_cast<T*>(to.rows.data) + to.batch * to.rows.batch + to.head * to.rows.head +
-                 to.row * to.rows.row;
-#pragma unroll
-        for (int i = 0; i < kDim / 2; ++i) {
-            const int row = lane / 4 + 8 * row_of(i);
-            const int column = column_of(i) + 2 * (lane % 4);
-            if (row < to.count && column < to.columns) {
-                out[row * to.rows.row + column * to.rows.column] = T(scaled(gradient[i], factor));
-            }
-        }
-        return;
-    }
     const int matrix_row = lane % 8 + lane / 8 % 2 * 8;
 #pragma unroll
     for (int j = 0; j < kDim / 8; j += 2) {  // 16 columns at a time
@@ -68,6 +83,10 @@ __device__ __forceinline__ void store_gradient(const float (&gradient)[kDim / 2]
         }
         ptx::stmatrix_x4(ptx::shared_address(*panels[j / 8]) + swizzled(matrix_row, j % 8 + lane / 16), packed[0],
                          packed[1], packed[2], packed[3]);
+    }
+    if (!to.by_tma || to.count < 16) {
+        __syncwarp();
+        return store_rows_of_panels<T>(to, panels, lane);
     }
     ptx::fence_proxy_async();
     __syncwarp();

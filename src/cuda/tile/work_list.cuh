@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes the list of a ragged call (host/work_list.hpp). One CTA; a thread has a sequence at a time.
+// Makes the list of a ragged call (cuda/host/work_list.hpp). One CTA; a thread has a sequence at a time.
 #pragma once
 
-#include "cuda/backward/host/work_list.hpp"
-#include "cuda/backward/ragged_keys.cuh"
+#include "cuda/host/work_list.hpp"
 #include "cuda/tile/fragment.cuh"
 #include "cuda/tile/sequence.cuh"
 
