@@ -150,6 +150,35 @@ TEST(Dispatch, fa3_by_the_queue) {
     EXPECT_EQ(fa3_shape(ragged), "HeadDim64") << "lengths are not known";
 }
 
+/// Few rows of a sequence, with the heads that PackGQA puts into a tile, have small tiles.
+TEST(Dispatch, fa3_of_short_sequences) {
+    const auto documents = [](std::int64_t count, std::int64_t mean, std::int64_t heads_kv, std::int64_t dim) {
+        Problem p = causal(Problem::dense(count, 4096, 16, dim, DType::bf16));
+        p.heads_kv = heads_kv;
+        p.ragged = true;
+        p.total_q = p.total_kv = count * mean;
+        return p;
+    };
+    EXPECT_EQ(fa3_shape(documents(512, 64, 16, 64)), "HeadDim64Small");
+    EXPECT_EQ(fa3_shape(documents(512, 320, 16, 64)), "HeadDim64Small");
+    EXPECT_EQ(fa3_shape(documents(512, 321, 16, 64)), "HeadDim64Short");
+    EXPECT_EQ(fa3_shape(documents(512, 80, 4, 64)), "HeadDim64Small");
+    EXPECT_EQ(fa3_shape(documents(512, 81, 4, 64)), "HeadDim64Short") << "four heads are rows of a tile";
+    EXPECT_EQ(fa3_shape(documents(512, 160, 16, 128)), "HeadDim128Small");
+    EXPECT_EQ(fa3_shape(documents(512, 161, 16, 128)), "HeadDim128");
+    EXPECT_EQ(fa3_shape(documents(512, 64, 4, 128)), "HeadDim128");
+    EXPECT_EQ(fa3_shape(documents(512, 64, 16, 96)), "HeadDim96");
+    EXPECT_EQ(fa3_shape(capped(documents(512, 64, 16, 64))), "HeadDim64Capped");
+    const auto rows = [](std::int64_t len_q, std::int64_t len_kv) {
+        Problem p = Problem::dense(64, len_q, 16, 64, DType::bf16);
+        p.len_kv = len_kv;
+        return p;
+    };
+    EXPECT_EQ(fa3_shape(rows(64, 128)), "HeadDim64Small");
+    EXPECT_EQ(fa3_shape(rows(65, 65)), "HeadDim64Short");
+    EXPECT_EQ(fa3_shape(rows(64, 129)), "HeadDim64Short");
+}
+
 TEST(Dispatch, fa3_backward) {
     const auto shape = [](const Problem& p) {
         const auto place = cuda::fa3::backward::shape_of(p);

@@ -159,51 +159,68 @@ TEST_F(CudaInvariance, a_ragged_sequence_has_the_same_bits_among_sequences_of_an
     }
 }
 
-/// At head_dim 64 fa3 chooses between two query tiles by the mean length of a ragged batch. One more sequence, with
-/// many keys, makes the tiles of the others long ones, and changes no bit of them.
-TEST_F(CudaInvariance, short_and_long_tiles_have_the_same_bits) {
-    const std::vector<std::int64_t> of_q{1, 300, 0, 129, 700, 63};
-    const std::vector<std::int64_t> of_kv{700, 301, 5, 64, 900, 0};
+/// Compares the sequences of a ragged batch with the same ones in front of another sequence, whose many keys give the
+/// batch another mean length and so another compiled shape of fa3. No bit of theirs may change.
+void expect_same_bits_in_both_shapes(const std::vector<std::int64_t>& of_q, const std::vector<std::int64_t>& of_kv,
+                                     std::int64_t heads_kv, std::int64_t head_dim, const std::string& short_shape,
+                                     const std::string& long_shape) {
     const Mask masks[] = {{},
                           {.causal = Causal::bottom_right},
                           {.causal = Causal::top_left},
                           {.window_left = 1100, .window_right = 1100}};
+    const auto shape = [](const Attention& a) {
+        return cuda::fa3::Shapes::names().at(cuda::fa3::shape_of(a.problem).value());
+    };
     for (const DType dtype : {DType::bf16, DType::fp16}) {
-        for (const std::int64_t head_dim : {64, 40}) {
-            for (const Mask& mask : masks) {
-                Attention tight(make_ragged(of_q, of_kv, 4, 2, head_dim, dtype), 3, of_q, of_kv);
-                tight.problem.mask = mask;
-                std::vector<std::int64_t> long_q = of_q, long_kv = of_kv;
-                long_q.push_back(2000);  // a mask may let no query see more keys than queries
-                long_kv.push_back(9000);
-                Attention loose(make_ragged(long_q, long_kv, 4, 2, head_dim, dtype), 4, long_q, long_kv);
-                loose.problem.mask = mask;
-                for (auto which : {&Attention::q, &Attention::k, &Attention::v}) {
-                    std::ranges::copy((tight.*which).memory, (loose.*which).memory.begin());
-                }
-                const auto same_lse = [&] {
-                    for (std::int64_t h = 0; h < 4; ++h) {
-                        for (std::int64_t row = 0; row < tight.problem.total_q; ++row) {
-                            if (tight.lse.get(h, row) != loose.lse.get(h, row)) return false;
-                        }
-                    }
-                    return true;
-                };
-                const auto shape = [](const Attention& a) {
-                    return cuda::fa3::Shapes::names().at(cuda::fa3::shape_of(a.problem).value());
-                };
-                ASSERT_EQ(shape(tight), "HeadDim64Short") << tight.problem.describe();
-                ASSERT_EQ(shape(loose), "HeadDim64") << loose.problem.describe();
-                for_each_cuda_kernel([&](const KernelInfo& kernel) {
-                    ASSERT_TRUE(tight.forward(kernel));
-                    ASSERT_TRUE(loose.forward(kernel));
-                    EXPECT_TRUE(
-                        std::ranges::equal(tight.o.memory, std::span(loose.o.memory).subspan(0, tight.o.memory.size())))
-                        << kernel.name << ": " << tight.problem.describe();
-                    EXPECT_TRUE(same_lse()) << kernel.name << ": " << tight.problem.describe();
-                });
+        for (const Mask& mask : masks) {
+            Attention tight(make_ragged(of_q, of_kv, 4, heads_kv, head_dim, dtype), 3, of_q, of_kv);
+            tight.problem.mask = mask;
+            std::vector<std::int64_t> long_q = of_q, long_kv = of_kv;
+            long_q.push_back(2000);  // a mask may let no query see more keys than queries
+            long_kv.push_back(9000);
+            Attention loose(make_ragged(long_q, long_kv, 4, heads_kv, head_dim, dtype), 4, long_q, long_kv);
+            loose.problem.mask = mask;
+            for (auto which : {&Attention::q, &Attention::k, &Attention::v}) {
+                std::ranges::copy((tight.*which).memory, (loose.*which).memory.begin());
             }
+            const auto same_lse = [&] {
+                for (std::int64_t h = 0; h < 4; ++h) {
+                    for (std::int64_t row = 0; row < tight.problem.total_q; ++row) {
+                        if (tight.lse.get(h, row) != loose.lse.get(h, row)) return false;
+                    }
+                }
+                return true;
+            };
+            ASSERT_EQ(shape(tight), short_shape) << tight.problem.describe();
+            ASSERT_EQ(shape(loose), long_shape) << loose.problem.describe();
+            for_each_cuda_kernel([&](const KernelInfo& kernel) {
+                ASSERT_TRUE(tight.forward(kernel));
+                ASSERT_TRUE(loose.forward(kernel));
+                EXPECT_TRUE(
+                    std::ranges::equal(tight.o.memory, std::span(loose.o.memory).subspan(0, tight.o.memory.size())))
+                    << kernel.name << ": " << tight.problem.describe();
+                EXPECT_TRUE(same_lse()) << kernel.name << ": " << tight.problem.describe();
+            });
         }
+    }
+}
+
+TEST_F(CudaInvariance, short_and_long_tiles_have_the_same_bits) {
+    for (const std::int64_t head_dim : {64, 40}) {
+        expect_same_bits_in_both_shapes({1, 300, 0, 129, 700, 63}, {700, 301, 5, 64, 900, 0}, 2, head_dim,
+                                        "HeadDim64Short", "HeadDim64");
+    }
+}
+
+TEST_F(CudaInvariance, small_tiles_have_the_same_bits) {
+    std::vector<std::int64_t> of_q{1, 300, 0, 129, 64, 63, 0, 17}, of_kv{290, 301, 5, 64, 65, 0, 0, 18};
+    for (std::int64_t len = 2; len < 130; len += 9) {
+        of_q.push_back(len);
+        of_kv.push_back(len);
+    }
+    for (const std::int64_t heads_kv : {2, 4}) {
+        expect_same_bits_in_both_shapes(of_q, of_kv, heads_kv, 64, "HeadDim64Small", "HeadDim64Short");
+        expect_same_bits_in_both_shapes(of_q, of_kv, heads_kv, 112, "HeadDim128Small", "HeadDim128");
     }
 }
 
