@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cuda/fa3/host/key_block_list.hpp"
+#include "cuda/host/work_list.hpp"
 #include "model/dq_order.hpp"
 
 namespace tessera::backward_dispatch_test {
