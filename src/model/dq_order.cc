@@ -4,8 +4,8 @@
 // goes through the query tiles from its start to the last one, then from the first one, and adds to each after the key
 // block before it. Blocks of a head with few queries and many keys wait for each other. The launch order is the
 // kernel's: fa3's by its own functions, fa2's as in cuda/gradient/start.cc.
-#include "cuda/host/work_list.hpp"
 #include "model/dq_order.hpp"
+#include "cuda/host/work_list.hpp"
 
 #include <algorithm>
 #include <numeric>
