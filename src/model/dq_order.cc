@@ -5,7 +5,6 @@
 // block before it. Blocks of a head with few queries and many keys wait for each other. The launch order is the
 // kernel's: fa3's by its own functions, fa2's as in cuda/gradient/start.cc.
 #include "model/dq_order.hpp"
-#include "cuda/host/work_list.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -17,6 +16,7 @@
 #include "cuda/fa3/host/key_block_list.hpp"
 #include "cuda/gradient/host/config.h"
 #include "cuda/gradient/host/dq_order.hpp"
+#include "cuda/host/work_list.hpp"
 #include "model/stage.hpp"
 #include "schedule/grid.hpp"
 
