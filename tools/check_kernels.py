@@ -25,7 +25,7 @@ import cubin  # noqa: E402
 # counts.
 NEEDS = [
     (r"fa3::forward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
-    (r"fa3::reset_kernel", set()),
+    (r"fa3::(reset|list)_kernel", set()),
     (r"fa3::backward::backward_kernel<.*>", {"HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG", "MUFU"}),
     (r"fa3::backward::delta_kernel<.*>", {"HGMMA", "UTMALDG", "USETMAXREG", "MUFU"}),
     (r"fa3::backward::bias_gradient_kernel<.*>", {"HGMMA", "UTMALDG", "USETMAXREG", "MUFU"}),
@@ -93,7 +93,7 @@ COMPILED = [
 ]
 WITHOUT_SHAPES = {f"standard::{kernel}_kernel<{dtype}>" for kernel in ("softmax", "row_gradient", "bias_gradient")
                   for dtype in ("bf16", "fp16")} | {
-    "fa3::reset_kernel", "gradient::list_kernel", "gradient::fp16_scale_kernel<fp16>",
+    "fa3::reset_kernel", "fa3::list_kernel", "gradient::list_kernel", "gradient::fp16_scale_kernel<fp16>",
     "gradient::sink_gradient_kernel", "standard::sink_gradient_kernel",
     "gradient::delta_from_output_fp32_kernel<256>"} | {
     f"fa3::backward::sink_gradient_kernel<{block_q}>" for block_q in (64, 128)} | {
