@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the key blocks of a sequence stand in the order in which they start. Plain C++.
+// The order in which the key blocks of a sequence start: from a number to a key block. Plain C++.
 #pragma once
 
 #include <algorithm>
