@@ -139,16 +139,18 @@ BUGS = [
      "bits[i] = swap_with_lane<2, 4>(bits[i], lane);", "bits[i] = swap_with_lane<2, 3>(bits[i], lane);",
      (FEATURES + "dropout",)),
     ("cuda_residual_of_upper_element", P + "tile/residual.cuh",
-     "residual_of<kDTypeOf<T>>(high, ptx::unpack<T>(rounded, 1))",
-     "residual_of<kDTypeOf<T>>(high, ptx::unpack<T>(rounded, 0))",
+     "const std::uint32_t lower = __byte_perm(x, y, 0x5410);", "const std::uint32_t lower = __byte_perm(x, y, 0x1010);",
      ("tests/kernels_test --gtest_filter=*CudaResidual*",)),
 
     # The list of a ragged call.
-    ("list_last_segment_is_full", P + "backward/host/work_list.hpp",
+    ("list_last_segment_is_full", P + "backward/host/placed_key_block.hpp",
      "const int own_size = std::min(size, count - segment * size);", "const int own_size = size;",
      (HOST + "*GradientDqOrder*",)),
-    ("list_items_of_a_class_overlap", P + "backward/work_list.cuh",
+    ("list_items_of_a_class_overlap", P + "tile/work_list.cuh",
      "if (exists) items[first + lane] = begin - sum;", "if (exists) items[first + lane] = begin - sum / 2;", (BOUNDS,)),
+    ("list_lacks_the_last_tile_of_queries", P + "fa3/instances/tile_queue.cu",
+     "launch.tile_queries.quotient(sequence.len_q + queries - 1)", "launch.tile_queries.quotient(sequence.len_q)",
+     (BOUNDS,)),
     ("list_query_blocks_of_the_sequence_before", P + "fa3/backward/before/key_block_list.cuh",
      "begin, begin - first);", "begin, begin - first + 1);", (BOUNDS,)),
 

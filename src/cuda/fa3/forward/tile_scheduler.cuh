@@ -66,27 +66,24 @@ __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index, int
     Sequence sequence{0, 0, p.len_q, p.len_kv};
     tile.low = launch.low;
     tile.high = launch.high;
-    if (listed) {
-        // The list is in ascending order of its memory where blocks are in descending order.
-        const int item = launch.order.q_blocks() - 1 - at.block;
-        const ListedSequence own = read_item(launch.list + item);
-        sequence = {own.first_q, own.first_kv, own.len_q, own.len_kv};
-        block = launch.tile_queries.quotient(own.len_q + queries - 1) - 1 - (item - own.first_item);
-        tile.batch = own.batch;
-        tile.head = at.head << launch.pack.shift;
-        set_band(tile, p.mask, sequence);
-    } else if (p.cu_seqlens_q == nullptr) {
+    if (p.cu_seqlens_q == nullptr) {
         tile.batch = launch.packed_heads.quotient(at.head);
         tile.head = (at.head - tile.batch * launch.packed_heads.divisor()) << launch.pack.shift;
     } else {
-        const QueryTile of = ragged_tile(p, at.block, queries);
-        block = of.block;
-        tile.batch = of.batch;
         tile.head = at.head << launch.pack.shift;
-        if constexpr (!kConfig.cached) {
-            sequence = sequence_of(p, tile.batch);
-            set_band(tile, p.mask, sequence);
+        if (listed) {
+            const int item = launch.order.q_blocks() - 1 - at.block;  // the list ends with the order's block 0
+            const ListedSequence own = read_item(launch.list + item);
+            sequence = {own.first_q, own.first_kv, own.len_q, own.len_kv};
+            block = launch.tile_queries.quotient(own.len_q + queries - 1) - 1 - (item - own.first_item);
+            tile.batch = own.batch;
+        } else {
+            const QueryTile of = ragged_tile(p, at.block, queries);
+            block = of.block;
+            tile.batch = of.batch;
+            if constexpr (!kConfig.cached) sequence = sequence_of(p, tile.batch);
         }
+        if constexpr (!kConfig.cached) set_band(tile, p.mask, sequence);
     }
     if constexpr (kConfig.cached) {
         sequence = cached_sequence_of(p, launch.cache, tile.batch).sequence;
