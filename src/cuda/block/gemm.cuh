@@ -13,7 +13,7 @@ namespace tessera::cuda::block {
 
 /// Loads the weights of the CTA's units, by a producer warp. A stage has some columns of the eight rows of a unit.
 template <class Shape>
-__device__ __forceinline__ void load_units(const Block<Shape>& block, const Matrix& matrix, RingState& at) {
+__device__ __forceinline__ void load_units(const Block<Shape>& block, const Matrix& matrix, BlockPipelineState& at) {
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kBytes = 32 * 16;                               // of a row, by one instruction
     constexpr int kParts = kConfig.stage_columns() * 2 / kBytes;  // of a row of a stage
@@ -54,7 +54,7 @@ __device__ __forceinline__ int stages_of_units(const Matrix& matrix) {
 /// Multiplies the CTA's units with the rows in shared memory, by all consumer warps. `finish` is the epilogue:
 /// finish.begin(row, column) prefetches what finish.end(row, column, sums) needs for results `column` and `column` + 1.
 template <class Shape, class Finish>
-__device__ __forceinline__ void multiply_units(const Block<Shape>& block, const Matrix& matrix, RingState& at,
+__device__ __forceinline__ void multiply_units(const Block<Shape>& block, const Matrix& matrix, BlockPipelineState& at,
                                                Finish& finish) {
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kWarps = kConfig.warps, kChunks = kConfig.stage_columns() / Config::kChunk;

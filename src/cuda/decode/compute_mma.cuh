@@ -153,7 +153,7 @@ __device__ __forceinline__ void write_partials(const Output<kHeadDim>& o, const 
 /// into the cache. With few keys, their fetch would take as long as the data.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_by_mma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                               RingStates<Shape>& at, const Launch& launch, const SplitWork& work,
+                                               PipelineStates<Shape>& at, const Launch& launch, const SplitWork& work,
                                                bool real, int slice, int lane) {
     constexpr int kHeadDim = Shape::kConfig.head_dim, kTiles = Shape::kConfig.rows / 16;
     const int tiles = real ? work.tiles() : 1, first = real ? work.tile : 0;

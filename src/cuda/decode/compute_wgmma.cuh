@@ -120,7 +120,7 @@ __device__ __forceinline__ void write_partials(const float (&o)[kHeadDim / 2], S
 /// cache. With few keys, their fetch would take as long as the data.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_by_wgmma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                                 RingStates<Shape>& at, const Launch& launch, const SplitWork& work,
+                                                 PipelineStates<Shape>& at, const Launch& launch, const SplitWork& work,
                                                  bool real, int warp, int lane) {
     constexpr int kHeadDim = Shape::kConfig.head_dim;
     const int tiles = real ? work.tiles() : 1, first = real ? work.tile : 0, first_row = 16 * warp;

@@ -336,8 +336,8 @@ __device__ __forceinline__ void load(Shared<Shape>& shared, const Buffers<Shape>
                                      int warp, int lane) {
     KeyCopies<Shape> copies(launch, launch.loaded[warp], lane);
     auto& ring = shared.kv[warp];
-    RingState<Shape::kConfig.stages> at;
-    RingState<Shape::kConfig.works> slot;
+    CopyPipelineState<Shape::kConfig.stages> at;
+    CopyPipelineState<Shape::kConfig.works> slot;
     for_each_split(shared, launch, [&](const SplitWork& work) {
         copies.begin(work);
         if (warp == 1) {

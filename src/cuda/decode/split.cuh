@@ -14,7 +14,7 @@ namespace tessera::cuda::decode {
 /// One split, by a consumer warp.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                              RingStates<Shape>& at, const Launch& launch, const SplitWork& work,
+                                              PipelineStates<Shape>& at, const Launch& launch, const SplitWork& work,
                                               bool real, int warp, int lane) {
 #if TESSERA_DECODE_WGMMA
     if constexpr (by_wgmma(Shape::kConfig.rows)) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(Config::threads(), kLeastCtas<Shape>)
         load<T, Shape>(shared, buffers, launch, warp - Config::kWarps, lane);
         return;
     }
-    RingStates<Shape> at;
+    PipelineStates<Shape> at;
     for (bool real = false;; real = true) {
         const SplitWork& work = shared.work[at.work.index];
         if (real) {
