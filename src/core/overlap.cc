@@ -132,10 +132,10 @@ bool is_nested(const TensorView& t) {
     std::size_t size = 0;
     for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
         if (t.shape[d] <= 1) continue;
-        std::size_t place = size++;
+        std::size_t slot = size++;
         const Axis axis{std::abs(t.strides[d]), t.shape[d] - 1};
-        for (; place > 0 && axes[place - 1].stride > axis.stride; --place) axes[place] = axes[place - 1];
-        axes[place] = axis;
+        for (; slot > 0 && axes[slot - 1].stride > axis.stride; --slot) axes[slot] = axes[slot - 1];
+        axes[slot] = axis;
     }
     std::int64_t reached = 0;
     for (const Axis& axis : std::span(axes).first(size)) {

@@ -61,7 +61,7 @@ __device__ __forceinline__ float sum_of_slices(const float (&sums)[Config::kKeys
 template <class Shape>
 struct PipelineStates {
     CopyPipelineState<Shape::kConfig.stages> k, v;
-    CopyPipelineState<Shape::kConfig.works> work;
+    CopyPipelineState<Shape::kConfig.q_stages> q;
 };
 
 }  // namespace tessera::cuda::decode
