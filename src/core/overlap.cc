@@ -125,8 +125,8 @@ void add_axes(Axes& axes, const TensorView& t) {
     }
 }
 
-/// Does each axis step over all that the axes of shorter strides reach? No two indices are then one element. This holds
-/// for every tensor that was allocated as one, in any order of its axes.
+/// Is each stride larger than all axes of smaller strides reach together? Then no two indices name one element. This
+/// holds for every tensor that was allocated as one, in any order of its axes.
 bool is_nested(const TensorView& t) {
     std::array<Axis, TensorView::kMaxRank> axes{};
     std::size_t size = 0;

@@ -80,7 +80,7 @@ __device__ __forceinline__ float maximum_of(const Launch& launch, std::int64_t f
     return warp_max(maximum);
 }
 
-/// Up to kSegmentSplits neighbouring splits of a row, read before they are needed.
+/// Prefetched partial results of up to kSegmentSplits consecutive splits of a row.
 template <int kHeadDim>
 struct Parts {
     static constexpr int kColumns = kHeadDim / 32;
