@@ -32,7 +32,7 @@ struct CalibrateOptions {
 
 /// The measured performance of the CPU's kernels.
 std::string kernels_text(const model::Machine& machine, int width) {
-    const auto is_measured = [](std::string_view name) { return name != "last" && name != "loops"; };
+    const auto is_measured = [](std::string_view name) { return name != "extra_tiles" && name != "loop_starts"; };
     std::vector<Column> columns{{"kernels"}};
     for_each_share(measured_kernels(machine).front().shares, [&](const char* name, const double&) {
         if (is_measured(name)) columns.push_back({name, Align::right});

@@ -111,7 +111,7 @@ std::string schedules_text(const SweepRow& row, const model::Machine& machine, s
     const bool gpu = machine.kind == model::MachineKind::gpu;
     const std::vector<std::pair<std::string, std::string>> roofs =
         gpu ? std::vector<std::pair<std::string, std::string>>{{"tensor", "tensor"},
-                                                               {"exp", "exp unit"},
+                                                               {"exp", "SFU (exp)"},
                                                                {"shared", "shared memory"},
                                                                {"L2", "L2"},
                                                                {"DRAM", "DRAM"}}

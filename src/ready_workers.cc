@@ -44,40 +44,40 @@ class Workers {
         finished_.store(0, std::memory_order_relaxed);
         ++call_;
         // One number says which call it is, how many threads it takes and how many have joined.
-        gate_.store(call_ << kCallShift | static_cast<std::uint64_t>(workers - 1) << kPlacesShift);
+        gate_.store(call_ << kCallShift | static_cast<std::uint64_t>(workers - 1) << kWorkersShift);
         if (sleepers_.load() > 0) gate_.notify_all();
         loop(0);
         const std::uint64_t closed =
-            gate_.fetch_and(~(kMask << kPlacesShift));  // leaves no place, so no thread joins any more
+            gate_.fetch_and(~(kMask << kWorkersShift));  // takes no worker, so no thread joins any more
         spin_until([&] { return finished_.load(std::memory_order_acquire) == (closed & kMask); });
         return true;
     }
 
  private:
-    static constexpr int kPlacesShift = 12;
+    static constexpr int kWorkersShift = 12;
     static constexpr int kCallShift = 24;
     static constexpr std::uint64_t kMask = 0xFFF;
 
     void grow(int threads) {
-        for (; threads_ < threads; ++threads_) std::thread([this, place = threads_ + 1] { work(place); }).detach();
+        for (; threads_ < threads; ++threads_) std::thread([this, worker = threads_ + 1] { work(worker); }).detach();
     }
 
-    /// Joins the call, if it is open and has this place. `call` becomes its number in any case.
-    bool join(int place, std::uint64_t& call) {
+    /// Joins the call, if it is open and takes this worker. `call` becomes its number in any case.
+    bool join(int worker, std::uint64_t& call) {
         std::uint64_t gate = gate_.load();
         do {
             call = gate >> kCallShift;
-            if (static_cast<std::uint64_t>(place) > (gate >> kPlacesShift & kMask)) return false;
+            if (static_cast<std::uint64_t>(worker) > (gate >> kWorkersShift & kMask)) return false;
         } while (!gate_.compare_exchange_weak(gate, gate + 1));
         return true;
     }
 
-    /// A thread has the same place in every call, so it finds its data of the previous call in the cache of its core.
-    void work(int place) {
+    /// A thread is the same worker in every call, so it finds its data of the previous call in the cache of its core.
+    void work(int worker) {
         while (true) {
             std::uint64_t call = 0;
-            if (join(place, call)) {
-                (*loop_)(place);
+            if (join(worker, call)) {
+                (*loop_)(worker);
                 finished_.fetch_add(1, std::memory_order_release);
             }
             wait_for_call_after(call);
@@ -101,7 +101,7 @@ class Workers {
     int threads_ = 0;
     std::uint64_t call_ = 0;
     const std::function<void(int)>* loop_ = nullptr;
-    alignas(64) std::atomic<std::uint64_t> gate_{0};  // call, places, joined
+    alignas(64) std::atomic<std::uint64_t> gate_{0};  // call, workers, joined
     alignas(64) std::atomic<std::uint64_t> finished_{0};
     std::atomic<int> sleepers_{0};
 };

@@ -75,10 +75,10 @@ constexpr Named<Constants> kConstants[] = {
 };
 
 constexpr Named<CpuConstants> kCpuConstants[] = {
-    {"product_share", &CpuConstants::gemm_share},
+    {"gemm_share", &CpuConstants::gemm_share},
     {"exp_share", &CpuConstants::exp_share},
-    {"last", &CpuConstants::extra_tiles},
-    {"loops", &CpuConstants::loop_starts},
+    {"extra_tiles", &CpuConstants::extra_tiles},
+    {"loop_starts", &CpuConstants::loop_starts},
     {"call_us", &CpuConstants::call_us},
     {"pack_ns", &CpuConstants::pack_ns},
     {"contended_speed", &CpuConstants::contended_speed},

@@ -15,7 +15,7 @@ namespace tessera {
 /// the sequence's slot.
 ///
 /// A row is not written if its slot or its position is negative or past the end of the cache or the table, or if the
-/// table names no page there. Rows that are written have places of their own.
+/// table names no page there. No two rows may go to the same row of the cache.
 struct AppendArgs {
     TensorView k;        ///< [batch, len, heads_kv, head_dim]   | [total, heads_kv, head_dim]
     TensorView v;        ///< [batch, len, heads_kv, head_dim_v] | [total, heads_kv, head_dim_v]
@@ -25,7 +25,9 @@ struct AppendArgs {
     TensorView kv_lengths{};         ///< int32 [batch], keys before the call: appends at lengths
     TensorView page_table{};         ///< int32 [batch, pages of a sequence]: at lengths, for a cache in pages
     TensorView cache_batch_index{};  ///< int32 [batch]: at lengths, slots; without it sequence b has slot b
-    TensorView cu_seqlens_k{};       ///< int32 or int64 [batch + 1]: at lengths, if k is [total, heads_kv, head_dim]
+    /// int32 or int64 [batch + 1]: the first row of each sequence in k, if k is [total, heads_kv, head_dim]; appends at
+    /// lengths only.
+    TensorView cu_seqlens_k{};
     // Rotary position embedding of k, and of q, which is not appended.
     TensorView rotary_cos{};  ///< [positions, rotary_dim / 2], fp32 or the dtype of k
     TensorView rotary_sin{};  ///< the same shape and dtype

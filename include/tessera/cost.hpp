@@ -42,8 +42,10 @@ Cost operator*(std::int64_t times, const Cost& cost);
 
 /// Bytes of memory at the peak: the tensors of the call and the workspace of the schedule.
 struct Footprint {
-    std::int64_t tensors = 0;    ///< inputs and outputs
-    std::int64_t workspace = 0;  ///< S and P; O, m, l; dQ, D
+    std::int64_t tensors = 0;  ///< inputs and outputs
+    /// The tensors that a schedule keeps between kernels or passes. Forward: S and P (standard); O, m and l (fa1).
+    /// Backward: P, dS and delta (standard); dQ (fa1); dQ and delta (fa2, fa3).
+    std::int64_t workspace = 0;
     std::int64_t total() const { return tensors + workspace; }
 };
 

@@ -46,8 +46,8 @@ constexpr const char* name_of(Schedule schedule) {
         TESSERA_SCHEDULES(TESSERA_NAME)
 #undef TESSERA_NAME
     };
-    const auto place = static_cast<std::size_t>(schedule);
-    return place < std::size(kNames) ? kNames[place] : "?";
+    const auto index = static_cast<std::size_t>(schedule);
+    return index < std::size(kNames) ? kNames[index] : "?";
 }
 constexpr const char* name_of(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
 constexpr const char* name_of(Backend backend) {

@@ -69,8 +69,8 @@ struct Band {
     TESSERA_HOST_DEVICE constexpr Coverage coverage(std::int64_t q_begin, std::int64_t q_end, std::int64_t kv_begin,
                                                     std::int64_t kv_end) const {
         const Range touched = kv_range(q_begin, q_end);
-        const bool apart = touched.begin >= kv_end || touched.end <= kv_begin;
-        if (apart || touched.empty() || kv_begin >= kv_end) return Coverage::empty;
+        const bool disjoint = touched.begin >= kv_end || touched.end <= kv_begin;
+        if (disjoint || touched.empty() || kv_begin >= kv_end) return Coverage::empty;
         const bool full = kv_begin >= q_end - 1 + low && kv_end - 1 <= q_begin + high && kv_end <= len_kv;
         return full ? Coverage::full : Coverage::partial;
     }

@@ -38,7 +38,7 @@ struct PredictOptions {
 
 /// A roof: the time that one unit would need for the whole problem at the rated clock if nothing else took time.
 struct Roof {
-    std::string name;  ///< "tensor", "exp unit", "shared memory", "L2", "DRAM", "launch"; CPU: "FMA", "exp", ...
+    std::string name;  ///< "tensor", "SFU (exp)", "shared memory", "L2", "DRAM", "launch"; CPU: "FMA", "exp", ...
     double ms = 0;
     double percent = 0;  ///< `ms` in percent of the predicted time
 };

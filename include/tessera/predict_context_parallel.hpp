@@ -56,7 +56,7 @@ struct ContextParallelPrediction {
     int steps = 1;
     /// "zigzag" under a plain causal mask, else "contiguous"; with documents the order of balance_documents().
     std::string order;
-    double ms = 0;                    ///< of the GPU that is done last
+    double ms = 0;                    ///< until the last GPU is done
     double error = 0;                 ///< the error bar, as in Prediction
     bool measured = false;            ///< the rates of the link were measured on at least so many GPUs
     double one_gpu_ms = 0;            ///< the whole sequence on one GPU by the same kernel
@@ -65,9 +65,9 @@ struct ContextParallelPrediction {
     double kernel_ms = 0;             ///< the kernels of all steps, alone
     double exchange_ms = 0;           ///< what crosses GPUs, alone
     double hidden_ms = 0;             ///< the part of exchange_ms in which kernels run
-    std::int64_t bytes_received = 0;  ///< by each GPU
+    std::int64_t bytes_received = 0;  ///< bytes that a GPU receives, at most
     std::int64_t memory = 0;          ///< bytes beside the tensors of the call, at most
-    double ring_ms = 0;               ///< by a ring that passes K and V on, by these formulas: none was measured
+    double ring_ms = 0;               ///< the same call by ring attention, from the same formulas; no ring was measured
     std::int64_t ring_memory = 0;
     std::vector<Part> parts{};  ///< add up to ms
 };

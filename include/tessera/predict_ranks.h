@@ -28,13 +28,13 @@ typedef struct tessera_ranks_prediction {
     size_t struct_size;
     int32_t schedule; /* TESSERA_SCHEDULE_FA3 where the machine and the problem have it in both passes, else fa2 */
     int32_t steps;
-    double ms;              /* of the GPU that is done last */
+    double ms;              /* until the last GPU is done */
     double error;           /* as in tessera_prediction */
     double one_gpu_ms;      /* the whole sequence on one GPU */
     double kernel_ms;       /* the kernels of all steps, alone */
     double exchange_ms;     /* what crosses GPUs, alone */
     double hidden_ms;       /* the part of exchange_ms in which kernels run */
-    int64_t bytes_received; /* by each GPU */
+    int64_t bytes_received; /* bytes that a GPU receives, at most */
     int64_t memory;         /* bytes beside the tensors of the call, at most */
 } tessera_ranks_prediction;
 

@@ -125,17 +125,17 @@ void add_axes(Axes& axes, const TensorView& t) {
     }
 }
 
-/// Does each axis step over all that the axes of shorter strides reach? No two indices are then one element. This holds
-/// for every tensor that was allocated as one, in any order of its axes.
+/// Is each stride larger than all axes of smaller strides reach together? Then no two indices name one element. This
+/// holds for every tensor that was allocated as one, in any order of its axes.
 bool is_nested(const TensorView& t) {
     std::array<Axis, TensorView::kMaxRank> axes{};
     std::size_t size = 0;
     for (std::size_t d = 0; d < static_cast<std::size_t>(t.rank); ++d) {
         if (t.shape[d] <= 1) continue;
-        std::size_t place = size++;
+        std::size_t slot = size++;
         const Axis axis{std::abs(t.strides[d]), t.shape[d] - 1};
-        for (; place > 0 && axes[place - 1].stride > axis.stride; --place) axes[place] = axes[place - 1];
-        axes[place] = axis;
+        for (; slot > 0 && axes[slot - 1].stride > axis.stride; --slot) axes[slot] = axes[slot - 1];
+        axes[slot] = axis;
     }
     std::int64_t reached = 0;
     for (const Axis& axis : std::span(axes).first(size)) {

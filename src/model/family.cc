@@ -142,13 +142,13 @@ const cuda::KernelEntry& entry_of(const Family& family) {
 const cuda::KernelEntry& our_kernel(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
                                     const PredictOptions& options) {
     if (!options.kernel.empty()) return cuda::kernel_entry(options.kernel);
-    const cuda::KernelEntry* told = nullptr;
+    const cuda::KernelEntry* to_report = nullptr;
     for (const cuda::KernelEntry& entry : cuda::kernel_entries()) {
         if (entry.schedule != schedule || entry.pass != pass) continue;
         if (!cuda::refusal(entry, problem, options.tile, limits_of(machine))) return entry;
-        if (entry.takes_cache && problem.kv_lengths) told = &entry;
+        if (entry.takes_cache && problem.kv_lengths) to_report = &entry;
     }
-    return told != nullptr ? *told : cuda::kernel_entry(schedule, pass);
+    return to_report != nullptr ? *to_report : cuda::kernel_entry(schedule, pass);
 }
 
 const Family* find_family(Schedule schedule, Pass pass, const std::string& by) {

@@ -139,7 +139,7 @@ const cuda::KernelEntry& entry_of(const Family& family);
 bool is_decode(const Family& family);
 
 /// The kernel of tessera that runs a Problem by a schedule: options.kernel, or the first one in plan()'s order that
-/// takes the Problem and the tile. If none does: the one whose reason is to be told.
+/// takes the Problem and the tile. If none does: the one whose refusal is reported.
 const cuda::KernelEntry& our_kernel(const Problem& problem, Schedule schedule, Pass pass, const Machine& machine,
                                     const PredictOptions& options);
 

@@ -27,7 +27,7 @@ void add_roofs(Gpu& gpu) {
     const double per_ms = gpu.sms * machine.rated_clock_ghz * 1e6;  // clocks of all multiprocessors
     const double flop = gemm_flop(gpu.family, gpu.q.problem, machine);
     gpu.account.roof("tensor", static_cast<double>(work.flop) / (flop * per_ms));
-    gpu.account.roof("exp unit", static_cast<double>(work.exps) / (machine.exp_rate * per_ms));
+    gpu.account.roof("SFU (exp)", static_cast<double>(work.exps) / (machine.exp_rate * per_ms));
     // An MMA of tcgen05 has 128 rows where wgmma has 64, so that it reads its second operand half as often.
     const double readers = gpu.family.tcgen05 ? 0.5 : 1;
     gpu.account.roof("shared memory",

@@ -189,8 +189,9 @@ bool Gpu::is_ragged_flash3() const {
 }
 
 /// Adds what a ragged forward of flash-attention's fa3 does besides. The heads of a group are rows of one tile, so a
-/// sequence has ends for each kv head. If its rule splits the keys of the longest sequence, a second kernel has a block
-/// for 8 or 16 rows of as long a sequence in each place of the batch; nearly all of them find no splits and end.
+/// sequence has ends for each kv head. If its rule splits the keys of the longest sequence, a combine kernel runs too.
+/// Its grid has blocks of 8 or 16 rows, as if every sequence had the longest length; nearly all find no splits and
+/// exit.
 void Gpu::add_sequences_of_flash3(double clocks_per_ms) {
     const Problem& p = q.problem;
     const std::int64_t heads = p.batch * p.heads_kv;

@@ -36,10 +36,10 @@ struct MeasuredKernels {
 /// Calls f(name, shares.member) for each number, in the order above. The names are the keys of machine files.
 template <class S, class F>
 void for_each_share(S& s, F&& f) {
-    f("product_share", s.gemm_share), f("exp_share", s.exp_share), f("last", s.extra_tiles), f("loops", s.loop_starts);
-    f("call_us", s.call_us), f("pack_ns", s.pack_ns), f("contended_speed", s.contended_speed),
-        f("start_us", s.start_us);
-    f("read_share", s.read_share), f("mask_share", s.mask_share);
+    f("gemm_share", s.gemm_share), f("exp_share", s.exp_share), f("extra_tiles", s.extra_tiles);
+    f("loop_starts", s.loop_starts), f("call_us", s.call_us), f("pack_ns", s.pack_ns);
+    f("contended_speed", s.contended_speed), f("start_us", s.start_us), f("read_share", s.read_share);
+    f("mask_share", s.mask_share);
 }
 
 /// Machine::kernels; empty when there are none.

@@ -148,10 +148,10 @@ ShareRange range_of_share(std::string_view name) {
         ShareRange range;
     };
     // Shares are relative to the host's rates in short runs. Noise may raise them over 1, by a quarter at most.
-    constexpr Known kKnown[] = {{"product_share", {0.01, 1.25}},
+    constexpr Known kKnown[] = {{"gemm_share", {0.01, 1.25}},
                                 {"exp_share", {0.01, 20}},
-                                {"last", {0, 20}},
-                                {"loops", {0, 100}},
+                                {"extra_tiles", {0, 20}},
+                                {"loop_starts", {0, 100}},
                                 {"call_us", {0, 1e5}},
                                 {"pack_ns", {0, 100}},
                                 {"contended_speed", {0.01, 1.25}},

@@ -147,7 +147,7 @@ TEST_F(ModelCommandsTest, roofline_tells_its_accuracy) {
 TEST_F(ModelCommandsTest, calibrate_writes_a_machine_that_commands_take) {
     const Outcome calibrated = run_ok("calibrate --threads 1 --name mine -o m.json");
     expect_fits(calibrated);
-    for (const char* word : {"bf16 forward", "standard backward", "product_share"}) expect_says(calibrated, word);
+    for (const char* word : {"bf16 forward", "standard backward", "gemm_share"}) expect_says(calibrated, word);
     expect_says(run_ok("roofline --device m.json --len 512,1024"), "mine");
     expect_fits(run_ok("plan --device m.json --len 512"));
     const auto plan = run_ok("plan --device ./m.json --len 512 --threads 1 --json").json();

@@ -206,9 +206,10 @@ class TextReader {
             row(joined(fields));
         } else if (const auto loose = loose_row(line)) {
             add_loose(*loose);
-        } else if (const auto apart = table_ ? std::nullopt : separated_row(line); apart && !is_prose(apart->name)) {
-            add_loose(*apart);
-            sums_apart_ = sums_apart_ || apart->us > 0;
+        } else if (const auto separated = table_ ? std::nullopt : separated_row(line);
+                   separated && !is_prose(separated->name)) {
+            add_loose(*separated);
+            sums_apart_ = sums_apart_ || separated->us > 0;
         } else if (!table_ && is_prose(line) && autotuned_name(line).empty()) {
             ++prose_;
         } else if (!table_ && not_blank(line)) {

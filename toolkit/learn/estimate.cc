@@ -337,11 +337,11 @@ std::span<const MeasuredCall> measured_calls() { return kCalls; }
 
 const MeasuredCall& nearest_call(const ModelShape& model) {
     const auto distance = [&](const MeasuredCall& call) {
-        const auto apart = [](std::int64_t a, std::int64_t b) {
+        const auto octaves = [](std::int64_t a, std::int64_t b) {
             return std::abs(std::log2(static_cast<double>(a) / static_cast<double>(b)));
         };
-        return std::tuple(call.causal != model.causal, apart(call.head_dim, model.head_dim), apart(call.len, model.len),
-                          apart(call.heads_q * call.batch, model.heads_q));
+        return std::tuple(call.causal != model.causal, octaves(call.head_dim, model.head_dim),
+                          octaves(call.len, model.len), octaves(call.heads_q * call.batch, model.heads_q));
     };
     return *std::min_element(std::begin(kCalls), std::end(kCalls),
                              [&](const MeasuredCall& a, const MeasuredCall& b) { return distance(a) < distance(b); });

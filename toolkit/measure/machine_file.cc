@@ -60,7 +60,16 @@ model::Quantity quantity_of(const Json& json, const std::string& name, const std
     return {member(value, "value").get<double>(), text_of(value, "source", name + ".source")};
 }
 
-/// Reads "kernels": [{"kernels": "bf16 forward", "product_share": 0.5, ..., "source": "..."}].
+/// The key of older machine files for a number of measured kernels; nullptr if it has one name.
+const char* older_name(std::string_view name) {
+    if (name == "gemm_share") return "product_share";
+    if (name == "extra_tiles") return "last";
+    if (name == "loop_starts") return "loops";
+    if (name == "contended_speed") return "crowd";
+    return nullptr;
+}
+
+/// Reads "kernels": [{"kernels": "bf16 forward", "gemm_share": 0.5, ..., "source": "..."}].
 std::vector<MeasuredKernels> kernels_of(const Json& json) {
     std::vector<MeasuredKernels> result;
     const Json& list = member(json, "kernels");
@@ -76,9 +85,9 @@ std::vector<MeasuredKernels> kernels_of(const Json& json) {
         for_each_share(one.shares, [&](const char* name, double& share) {
             known.insert(name);
             Json value = member(list[i], name);
-            if (value.is_null() && name == std::string_view("contended_speed")) {  // its name in older files
-                known.insert("crowd");
-                value = member(list[i], "crowd");
+            if (const char* older = older_name(name); value.is_null() && older != nullptr) {
+                known.insert(older);
+                value = member(list[i], older);
             }
             if (value.is_null() && std::string_view(name) == "mask_share")  // absent in files of older versions
                 bad(at + "." + name, "a number (an older tessera wrote the file: calibrate again)", value);

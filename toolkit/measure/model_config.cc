@@ -20,16 +20,21 @@
 namespace tessera::measure {
 namespace {
 
-/// The part of a multi-modal config that describes the language model.
+/// The part of a multi-modal config that describes the language model. It may be nested as deep as the file chooses.
 const ConfigJson& text_part(const ConfigJson& json, ModelConfig& config) {
-    for (const char* name : {"text_config", "llm_config", "language_config", "thinker_config"}) {
-        const auto found = json.find(name);
-        if (found == json.end() || !found->is_object()) continue;
-        config.assumed.push_back(
-            fmt::format("the sizes are those of {}; other parts, such as vision, are left out", name));
-        return text_part(*found, config);
-    }
-    return json;
+    const auto inner_of = [&](const ConfigJson& outer) -> const ConfigJson* {
+        for (const char* name : {"text_config", "llm_config", "language_config", "thinker_config"}) {
+            const auto found = outer.find(name);
+            if (found == outer.end() || !found->is_object()) continue;
+            config.assumed.push_back(
+                fmt::format("the sizes are those of {}; other parts, such as vision, are left out", name));
+            return &*found;
+        }
+        return nullptr;
+    };
+    const ConfigJson* part = &json;
+    while (const ConfigJson* inner = inner_of(*part)) part = inner;
+    return *part;
 }
 
 /// Sizes in the objects attn_config and ffn_config, by their usual names: DBRX keeps its key heads and experts there.

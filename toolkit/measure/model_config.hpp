@@ -57,11 +57,11 @@ struct ModelConfig {
     std::vector<std::string> assumed;  ///< sentences on what the file does not say
 };
 
-/// Reads the sizes from a config. Unknown fields are allowed. Throws Error(bad_data) that names the missing or wrong
 /// Parses the text of a config.json; a discarded value if it is no JSON. Infinity and NaN, which Python writes, are
 /// null.
 nlohmann::json parse_config(std::string_view text);
 
+/// Reads the sizes from a config. Unknown fields are allowed. Throws Error(bad_data) that names the missing or wrong
 /// field, Error(unsupported) that names a field of a model that is not such a stack of layers.
 ModelConfig model_config_from_json(const nlohmann::json& json);
 

@@ -137,13 +137,13 @@ plot::Figure roofline_figure(const model::Machine& machine, std::span<const Swee
     const bool one_label = flop_per_exp > 0 && exp_roof < kOneLine * peak && exp_roof * kOneLine > peak;
     figure.guides.push_back({{ridge, peak},
                              {most, peak},
-                             one_label ? fmt::format("GEMMs, exp unit {}", rate_text(std::min(peak, exp_roof)))
+                             one_label ? fmt::format("GEMMs, exp {}", rate_text(std::min(peak, exp_roof)))
                                        : fmt::format("GEMMs {} TFLOP/s", rate_text(peak)),
                              0.7});
     if (flop_per_exp > 0 && exp_roof < peak * 1.5 && exp_roof > 1.02 * lowest) {
         figure.guides.push_back({{exp_roof / slope, exp_roof},
                                  {most, exp_roof},
-                                 one_label ? "" : fmt::format("exp unit {} TFLOP/s", rate_text(exp_roof)),
+                                 one_label ? "" : fmt::format("exp {} TFLOP/s", rate_text(exp_roof)),
                                  0.5});
     }
     double slower = peak;  // the roof of kernels with mma.sync

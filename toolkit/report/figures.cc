@@ -132,12 +132,12 @@ void add_roofs(Figure& figure, const model::Machine& machine, const Row& any, do
     const bool one_label = exps < peak && exps * kOneLine > peak;
     figure.guides.push_back({{ridge, peak},
                              {most_x, peak},
-                             one_label ? fmt::format("GEMMs {:.4g}, exp unit {:.4g}", peak, exps)
+                             one_label ? fmt::format("GEMMs {:.4g}, exp {:.4g}", peak, exps)
                                        : fmt::format("GEMMs {:.4g} {}", peak, unit.name),
                              1.0});
     if (exps < peak)
         figure.guides.push_back(
-            {{exps / slope, exps}, {most_x, exps}, one_label ? "" : fmt::format("exp unit {:.4g}", exps), 1.0});
+            {{exps / slope, exps}, {most_x, exps}, one_label ? "" : fmt::format("exp {:.4g}", exps), 1.0});
 }
 
 }  // namespace

@@ -219,10 +219,10 @@ HWY_EXPORT(ScaleLanes);
 void transform_scores(const ScoreRule& rule, const TilePosition& position, std::int64_t keys, std::int64_t queries,
                       float* s, std::int64_t stride, float* scratch, float* cap_slope) {
     // Without a softcap, the scale is applied together with the distances: one pass over the scores, not two.
-    const bool apart = rule.softcap > 0 || (rule.scale != 1 && rule.alibi == 0);
-    if (apart) HWY_DYNAMIC_DISPATCH(ScaleAndCap)(rule, keys, s, stride, cap_slope);
+    const bool scales_first = rule.softcap > 0 || (rule.scale != 1 && rule.alibi == 0);
+    if (scales_first) HWY_DYNAMIC_DISPATCH(ScaleAndCap)(rule, keys, s, stride, cap_slope);
     if (rule.alibi != 0) {
-        HWY_DYNAMIC_DISPATCH(SubtractDistances)(rule, apart ? 1.0F : rule.scale, position, keys, s, stride);
+        HWY_DYNAMIC_DISPATCH(SubtractDistances)(rule, scales_first ? 1.0F : rule.scale, position, keys, s, stride);
     }
     if (rule.bias.data == nullptr) return;
     HeadRows columns = rule.bias;

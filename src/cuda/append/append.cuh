@@ -125,9 +125,7 @@ __device__ __forceinline__ void transform(const HeadRow<T>& from, const HeadRow<
             const double x = as_double(from.at(c));
             squares += x * x;
         }
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(kAllLanes, squares, step);
-        factor = 1 / sqrt(squares / dim + change.norm_eps);
+        factor = 1 / sqrt(warp_sum(squares) / dim + change.norm_eps);
         __syncwarp();
     }
     const auto element = [&](int c) {

@@ -40,8 +40,7 @@ __device__ __forceinline__ void sum_sink_gradient(const BackwardParams& params, 
             sum -= double{weight} * double{delta_of(batch, sequence, query)};
         }
     }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    sum = warp_sum(sum);
     __shared__ double sums[kSinkWarps];
     if (lane == 0) sums[warp] = sum;
     __syncthreads();

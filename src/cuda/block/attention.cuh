@@ -29,7 +29,7 @@ __device__ __forceinline__ int page_ahead(const Block<Shape>& block, int index, 
 /// Loads the cached keys of the CTA's splits: K (`which` 0) by one producer warp, V (1) by the other. A tile takes a
 /// stage of K, then one of V.
 template <class Shape>
-__device__ __forceinline__ void load_keys(const Block<Shape>& block, RingState& at, int which) {
+__device__ __forceinline__ void load_keys(const Block<Shape>& block, BlockPipelineState& at, int which) {
     const decode::Launch& attention = block.launch.attention;
     const int total = items_of_all(block);
     int ahead = 0;
@@ -211,7 +211,7 @@ __device__ __forceinline__ void send_partials(const decode::Output<kHeadDim>& o,
 /// Computes one split, by a consumer warp: decode's compute_by_mma() for one query, on stages of the ring.
 template <class Shape>
 __device__ __forceinline__ void compute_item(const Block<Shape>& block, Group<Shape::kConfig.head_dim>& group,
-                                             RingState& at, const Item& item, unsigned number) {
+                                             BlockPipelineState& at, const Item& item, unsigned number) {
     using T = Element;
     constexpr int kHeadDim = Shape::kConfig.head_dim, kKeys = decode::Config::kKeys;
     const decode::Launch& launch = block.launch.attention;
@@ -223,11 +223,11 @@ __device__ __forceinline__ void compute_item(const Block<Shape>& block, Group<Sh
     OnlineSoftmax<T> softmax;
     decode::Output<kHeadDim> o = {};
     float s[2][4] = {}, rescale[2] = {};
-    const auto release = [&](RingState& state) {
+    const auto release = [&](BlockPipelineState& state) {
         block.release(state);
         block.next(state);  // past V, or past K of the next tile
     };
-    RingState at_k = at, at_v = at;
+    BlockPipelineState at_k = at, at_v = at;
     block.next(at_v);
 #pragma unroll 1
     for (int i = -2;; ++i) {
@@ -285,7 +285,7 @@ __device__ __forceinline__ void compute_item(const Block<Shape>& block, Group<Sh
 
 /// Computes the items of this CTA, by a consumer warp. The groups take them in turn.
 template <class Shape>
-__device__ __forceinline__ void attend(const Block<Shape>& block, RingState& at, unsigned number) {
+__device__ __forceinline__ void attend(const Block<Shape>& block, BlockPipelineState& at, unsigned number) {
     const Launch& launch = block.launch;
     const int own = block.warp / 4, slice = block.warp % 4, ctas = static_cast<int>(gridDim.x);
     const int groups = launch.layout.groups;

@@ -40,7 +40,7 @@ __device__ __forceinline__ void load_all(const Block<Shape>& block) {
     const auto mark = [&](Mark m) {
         if (block.lane == 0) record(launch, m);
     };
-    RingState at;
+    BlockPipelineState at;
     const int which = block.warp - Shape::kConfig.warps;
     if (which == 0) {
         load_units(block, launch.qkv, at);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void load_all(const Block<Shape>& block) {
         // The other producer has acquired all stages of the first GEMM, so this warp may skip them: its next waits are
         // for the round before.
         wait_for_phase(block.shared.weights_asked, 0, Wait::weights_asked);
-        at = RingState::after(stages_of_units<Shape>(launch.qkv), launch.layout.stages);
+        at = BlockPipelineState::after(stages_of_units<Shape>(launch.qkv), launch.layout.stages);
     }
     wait_for_phase(block.shared.known, 0, Wait::known);
     load_keys(block, at, which);
@@ -81,7 +81,7 @@ __device__ __forceinline__ void compute_all(const Block<Shape>& block) {
     };
     ptx::griddepcontrol_wait();
     mark(Mark::inputs);
-    RingState at;
+    BlockPipelineState at;
     if (static_cast<int>(blockIdx.x) < launch.qkv.rows / Config::kUnitRows) {
         norm_rows(block);
         mark(Mark::normed);

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1) gemm_kernel(const
                              uniform(static_cast<int>(threadIdx.x / 32)), static_cast<int>(threadIdx.x % 32)};
     block.init_barriers();
     __syncthreads();
-    RingState at;
+    BlockPipelineState at;
     if (block.warp >= Shape::kConfig.warps) {
         if (block.warp == Shape::kConfig.warps) load_units(block, kFirst ? launch.qkv : launch.output, at);
         finish_loads();

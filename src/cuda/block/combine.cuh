@@ -91,9 +91,7 @@ __device__ __forceinline__ float wait_for_maximum(const Launch& launch, std::int
         wait_for<1>(launch.ml_partial + 2 * (row + i), 0, words, number, Wait::partials);
         maximum = fmaxf(maximum, float_of(words[0]));
     }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, step));
-    return maximum;
+    return warp_max(maximum);
 }
 
 /// Combines a part of a row of O, and LSE with the first part. By a warp. `index`: query head, counted over the

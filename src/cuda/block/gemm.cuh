@@ -13,7 +13,7 @@ namespace tessera::cuda::block {
 
 /// Loads the weights of the CTA's units, by a producer warp. A stage has some columns of the eight rows of a unit.
 template <class Shape>
-__device__ __forceinline__ void load_units(const Block<Shape>& block, const Matrix& matrix, RingState& at) {
+__device__ __forceinline__ void load_units(const Block<Shape>& block, const Matrix& matrix, BlockPipelineState& at) {
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kBytes = 32 * 16;                               // of a row, by one instruction
     constexpr int kParts = kConfig.stage_columns() * 2 / kBytes;  // of a row of a stage
@@ -54,7 +54,7 @@ __device__ __forceinline__ int stages_of_units(const Matrix& matrix) {
 /// Multiplies the CTA's units with the rows in shared memory, by all consumer warps. `finish` is the epilogue:
 /// finish.begin(row, column) prefetches what finish.end(row, column, sums) needs for results `column` and `column` + 1.
 template <class Shape, class Finish>
-__device__ __forceinline__ void multiply_units(const Block<Shape>& block, const Matrix& matrix, RingState& at,
+__device__ __forceinline__ void multiply_units(const Block<Shape>& block, const Matrix& matrix, BlockPipelineState& at,
                                                Finish& finish) {
     constexpr Config kConfig = Shape::kConfig;
     constexpr int kWarps = kConfig.warps, kChunks = kConfig.stage_columns() / Config::kChunk;
@@ -69,8 +69,8 @@ __device__ __forceinline__ void multiply_units(const Block<Shape>& block, const 
     int number = 0;
     for (int unit = static_cast<int>(blockIdx.x); unit < units; unit += static_cast<int>(gridDim.x), ++number) {
         const int column = unit * Config::kUnitRows + lane % 4 * 2;
-        const bool finishes = warp == number % kWarps && row < block.launch.batch;
-        if (finishes) finish.begin(row, column);
+        const bool runs_epilogue = warp == number % kWarps && row < block.launch.batch;
+        if (runs_epilogue) finish.begin(row, column);
         float sums[2][4] = {};
         int begin = warp;  // the warp's first chunk of the stage
         for (int first = 0; first < matrix.columns; first += kConfig.stage_columns()) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ void multiply_units(const Block<Shape>& block, const 
         auto& of_warps = block.shared.sums[number % 2];
         of_warps[warp][lane] = {__fadd_rn(sums[0][0], sums[1][0]), __fadd_rn(sums[0][1], sums[1][1])};
         block.sync_consumers();
-        if (!finishes) continue;
+        if (!runs_epilogue) continue;
         float2 sum = of_warps[0][lane];
 #pragma unroll
         for (int w = 1; w < kWarps; ++w) {

@@ -64,10 +64,8 @@ __device__ __forceinline__ void norm_rows(const Block<Shape>& block) {
 #pragma unroll
     for (int row = 0; row < kMost; ++row) {
         if (row >= launch.batch) continue;
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2)
-            sums[row] = __fadd_rn(sums[row], __shfl_xor_sync(kAllLanes, sums[row], step));
-        if (block.lane == 0) block.shared.squares[row][block.warp] = sums[row];
+        const float sum = warp_sum(sums[row]);
+        if (block.lane == 0) block.shared.squares[row][block.warp] = sum;
     }
     block.sync_consumers();
     if (block.warp < launch.batch) {  // the factor of a row for each warp

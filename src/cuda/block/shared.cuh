@@ -59,8 +59,9 @@ struct Shared {
 };
 
 /// Position of a warp in the ring (CUTLASS: PipelineState): the index of its stage and the parity of its phase. The
-/// launch chooses the number of stages, which is a template argument of cuda::PipelineState and decode::RingState.
-struct RingState {
+/// launch chooses the number of stages, which cuda::PipelineState and decode::CopyPipelineState have as a template
+/// argument.
+struct BlockPipelineState {
     int index = 0;
     std::uint32_t phase = 0;
 
@@ -71,7 +72,7 @@ struct RingState {
         }
     }
     /// The state after the first `count` stages.
-    __device__ __forceinline__ static RingState after(int count, int stages) {
+    __device__ __forceinline__ static BlockPipelineState after(int count, int stages) {
         const int round = count / stages;
         return {count - round * stages, static_cast<std::uint32_t>(round & 1)};
     }
@@ -125,24 +126,24 @@ struct Block {
     int lane;
 
     __device__ __forceinline__ char* rows() const { return memory + launch.layout.rows; }
-    __device__ __forceinline__ char* stage(const RingState& at) const {
+    __device__ __forceinline__ char* stage(const BlockPipelineState& at) const {
         return memory + launch.layout.ring + at.index * kConfig.stage_bytes();
     }
-    __device__ __forceinline__ void next(RingState& at) const { at.advance(launch.layout.stages); }
-    __device__ __forceinline__ void producer_acquire(const RingState& at) const {
+    __device__ __forceinline__ void next(BlockPipelineState& at) const { at.advance(launch.layout.stages); }
+    __device__ __forceinline__ void producer_acquire(const BlockPipelineState& at) const {
         wait_for_phase(shared.empty[at.index], at.phase ^ 1, Wait::empty_stage, at.index);
     }
-    __device__ __forceinline__ void consumer_wait(const RingState& at) const {
+    __device__ __forceinline__ void consumer_wait(const BlockPipelineState& at) const {
         wait_for_phase(shared.full[at.index], at.phase, Wait::full_stage, at.index);
     }
     /// Releases the stage and advances to the next one, by every consumer warp.
-    __device__ __forceinline__ void release(RingState& at) const {
+    __device__ __forceinline__ void release(BlockPipelineState& at) const {
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(shared.empty[at.index]);
         next(at);
     }
     /// Skips stages that other consumer warps read.
-    __device__ __forceinline__ void pass(RingState& at, int count) const {
+    __device__ __forceinline__ void pass(BlockPipelineState& at, int count) const {
         for (; count > 0; --count) {
             consumer_wait(at);
             release(at);

@@ -8,6 +8,7 @@
 
 #include "cuda/decode/work.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/tile/fragment.cuh"
 #include "cuda/tile/sink.cuh"
 
 namespace tessera::cuda::decode {
@@ -76,12 +77,10 @@ struct CombineRow {
 __device__ __forceinline__ float maximum_of(const Launch& launch, std::int64_t first, int splits, int lane) {
     float maximum = -INFINITY;
     for (int i = lane; i < splits; i += 32) maximum = fmaxf(maximum, launch.ml[first + i].x);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, step));
-    return maximum;
+    return warp_max(maximum);
 }
 
-/// Up to kSegmentSplits neighbouring splits of a row, read before they are needed.
+/// Prefetched partial results of up to kSegmentSplits consecutive splits of a row.
 template <int kHeadDim>
 struct Parts {
     static constexpr int kColumns = kHeadDim / 32;

@@ -153,14 +153,14 @@ __device__ __forceinline__ void write_partials(const Output<kHeadDim>& o, const 
 /// into the cache. With few keys, their fetch would take as long as the data.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_by_mma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                               RingStates<Shape>& at, const Launch& launch, const SplitWork& work,
+                                               PipelineStates<Shape>& at, const Launch& launch, const SplitWork& work,
                                                bool real, int slice, int lane) {
     constexpr int kHeadDim = Shape::kConfig.head_dim, kTiles = Shape::kConfig.rows / 16;
     const int tiles = real ? work.tiles() : 1, first = real ? work.tile : 0;
     const int rows_of_work = real ? work.rows : 16 * kTiles;
     const int full_begin = real ? work.full_begin : 0, full_end = real ? work.full_end : Config::kKeys;
-    const char* queries = real ? buffers.queries(at.work.index) : buffers.memory;
-    const RowInfo* rows = shared.rows[at.work.index];
+    const char* queries = real ? buffers.queries(at.q.index) : buffers.memory;
+    const RowInfo* rows = shared.rows[at.q.index];
     SliceExchange(&exchange)[kTiles][2] = shared.exchange.of_rows;
     const Scale scale = scale_of(launch);
     OnlineSoftmax<T> softmax[kTiles];

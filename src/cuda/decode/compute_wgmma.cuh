@@ -120,15 +120,15 @@ __device__ __forceinline__ void write_partials(const float (&o)[kHeadDim / 2], S
 /// cache. With few keys, their fetch would take as long as the data.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_by_wgmma(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                                 RingStates<Shape>& at, const Launch& launch, const SplitWork& work,
+                                                 PipelineStates<Shape>& at, const Launch& launch, const SplitWork& work,
                                                  bool real, int warp, int lane) {
     constexpr int kHeadDim = Shape::kConfig.head_dim;
     const int tiles = real ? work.tiles() : 1, first = real ? work.tile : 0, first_row = 16 * warp;
     const int count = (real ? work.rows : Shape::kConfig.rows) - first_row;  // rows of this warp
-    const RowInfo* rows = shared.rows[at.work.index] + min(first_row, Shape::kConfig.rows - 16);
+    const RowInfo* rows = shared.rows[at.q.index] + min(first_row, Shape::kConfig.rows - 16);
     const Scale scale = scale_of(launch);
     const auto tile_of = [&](int which, int stage) { return real ? buffers.kv(which, stage) : buffers.memory; };
-    const std::uint64_t queries = row_descriptor(real ? buffers.queries(at.work.index) : buffers.memory);
+    const std::uint64_t queries = row_descriptor(real ? buffers.queries(at.q.index) : buffers.memory);
     AttentionGemms<T, Config::kKeys, kHeadDim, kHeadDim, Shape::kConfig.rows> gemms;
     float(&s)[Config::kKeys / 8][4] = reinterpret_cast<float(&)[Config::kKeys / 8][4]>(gemms.s);
     SlicedSoftmax<T> softmax;

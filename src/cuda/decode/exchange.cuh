@@ -27,13 +27,13 @@ struct SliceExchange {
 /// Are `rows` rows of a CTA computed by wgmma?
 constexpr bool by_wgmma(int rows) { return TESSERA_DECODE_WGMMA && rows > 16; }
 
-/// By mma.sync: [16 rows][tiles with even and odd numbers in their split].
+/// With mma.sync: double-buffered data of each 16 rows, one buffer for the even tiles of a split and one for the odd.
 template <int kRows, bool kByWgmma = by_wgmma(kRows)>
 struct Exchange {
     SliceExchange of_rows[kRows / 16][2];
 };
-/// By wgmma, P goes through shared memory in one case only: a row does not see all keys of the tile, and V of the tile
-/// has NaN or infinity. [row][two keys].
+/// With wgmma, P goes through shared memory in one case only: a row does not see all keys of the tile, and V of the
+/// tile has NaN or infinity. [row][two keys].
 template <int kRows>
 struct Exchange<kRows, true> {
     std::uint32_t p[kRows][Config::kKeys / 2];

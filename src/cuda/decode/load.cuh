@@ -24,9 +24,9 @@ struct RowInfo {
 template <class Shape>
 struct Shared {
     CopyRing<Shape::kConfig.stages> kv[2];
-    CopyRing<Shape::kConfig.works> works;
-    SplitWork work[Shape::kConfig.works];
-    RowInfo rows[Shape::kConfig.works][Shape::kConfig.rows];
+    CopyRing<Shape::kConfig.q_stages> q;
+    SplitWork work[Shape::kConfig.q_stages];
+    RowInfo rows[Shape::kConfig.q_stages][Shape::kConfig.rows];
     Exchange<Shape::kConfig.rows> exchange;
     int ends[kMostSequences];  ///< own_lengths(): numbers of splits up to each sequence of the CTA's group
 };
@@ -41,7 +41,7 @@ struct Buffers {
     __device__ __forceinline__ char* queries(int work) const { return memory + work * kConfig.query_bytes(); }
     /// A tile of K (0) or V (1).
     __device__ __forceinline__ char* kv(int which, int stage) const {
-        return queries(kConfig.works) + (which * kConfig.stages + stage) * kConfig.tile_bytes();
+        return queries(kConfig.q_stages) + (which * kConfig.stages + stage) * kConfig.tile_bytes();
     }
 };
 
@@ -336,18 +336,18 @@ __device__ __forceinline__ void load(Shared<Shape>& shared, const Buffers<Shape>
                                      int warp, int lane) {
     KeyCopies<Shape> copies(launch, launch.loaded[warp], lane);
     auto& ring = shared.kv[warp];
-    RingState<Shape::kConfig.stages> at;
-    RingState<Shape::kConfig.works> slot;
+    CopyPipelineState<Shape::kConfig.stages> at;
+    CopyPipelineState<Shape::kConfig.q_stages> slot;
     for_each_split(shared, launch, [&](const SplitWork& work) {
         copies.begin(work);
         if (warp == 1) {
-            shared.works.producer_acquire(slot);
+            shared.q.producer_acquire(slot);
             load_queries<T, Shape>(buffers.queries(slot.index), launch, work, lane);
             if (lane == 0) shared.work[slot.index] = work;
             describe_rows(shared.rows[slot.index], Shape::kConfig.rows, launch, work, lane);
-            ptx::mbarrier_arrive(shared.works.full[slot.index]);  // for the stores
-            if (launch.vector_q) ptx::cp_async_mbarrier_arrive(shared.works.full[slot.index]);
-            else ptx::mbarrier_arrive(shared.works.full[slot.index]);
+            ptx::mbarrier_arrive(shared.q.full[slot.index]);  // for the stores
+            if (launch.vector_q) ptx::cp_async_mbarrier_arrive(shared.q.full[slot.index]);
+            else ptx::mbarrier_arrive(shared.q.full[slot.index]);
             slot.advance();
         }
         for (int i = work.tiles(); i > 0; --i) {
@@ -357,10 +357,10 @@ __device__ __forceinline__ void load(Shared<Shape>& shared, const Buffers<Shape>
         }
     });
     if (warp == 1) {
-        shared.works.producer_acquire(slot);
+        shared.q.producer_acquire(slot);
         if (lane == 0) shared.work[slot.index].rows = 0;
-        ptx::mbarrier_arrive(shared.works.full[slot.index]);
-        ptx::mbarrier_arrive(shared.works.full[slot.index]);
+        ptx::mbarrier_arrive(shared.q.full[slot.index]);
+        ptx::mbarrier_arrive(shared.q.full[slot.index]);
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();

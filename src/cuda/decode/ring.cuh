@@ -20,11 +20,11 @@ __device__ __forceinline__ void wait(ptx::Mbarrier& barrier, std::uint32_t parit
 #endif
 }
 
-/// Position of one side in a ring: the index of its stage and the parity of its phase (CUTLASS: PipelineState). It is a
-/// type of its own, because with cuda::PipelineState ptxas assigns other registers in the mainloop than in the kernels
-/// that were timed.
+/// Position of one side in a ring: the index of its stage and the parity of its phase (CUTLASS: PipelineState).
+/// cuda::PipelineState computes the same; with it ptxas allocates the registers of this mainloop differently (not
+/// timed).
 template <int kStages>
-struct RingState {
+struct CopyPipelineState {
     int index = 0;
     std::uint32_t phase = 0;
 
@@ -50,15 +50,17 @@ struct CopyRing {
         }
     }
     /// Producer: waits until the stage may be overwritten.
-    __device__ __forceinline__ void producer_acquire(const RingState<kStages>& at) {
+    __device__ __forceinline__ void producer_acquire(const CopyPipelineState<kStages>& at) {
         wait(empty[at.index], at.phase ^ 1);
     }
     /// Consumer: waits until the stage holds its data.
-    __device__ __forceinline__ void consumer_wait(const RingState<kStages>& at) { wait(full[at.index], at.phase); }
+    __device__ __forceinline__ void consumer_wait(const CopyPipelineState<kStages>& at) {
+        wait(full[at.index], at.phase);
+    }
     /// Consumer warp: releases the stage and advances to the next one. The reads of all lanes come before lane 0's
     /// arrive, by __syncwarp(). The arrive releases them to the producer's lanes, which acquire in producer_acquire().
     /// compute-sanitizer's racecheck does not follow this and reports a hazard.
-    __device__ __forceinline__ void consumer_release(RingState<kStages>& at, int lane) {
+    __device__ __forceinline__ void consumer_release(CopyPipelineState<kStages>& at, int lane) {
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(empty[at.index]);
         at.advance();

@@ -59,9 +59,9 @@ __device__ __forceinline__ float sum_of_slices(const float (&sums)[Config::kKeys
 
 /// The states of the rings that a consumer warp has.
 template <class Shape>
-struct RingStates {
-    RingState<Shape::kConfig.stages> k, v;
-    RingState<Shape::kConfig.works> work;
+struct PipelineStates {
+    CopyPipelineState<Shape::kConfig.stages> k, v;
+    CopyPipelineState<Shape::kConfig.q_stages> q;
 };
 
 }  // namespace tessera::cuda::decode

@@ -14,7 +14,7 @@ namespace tessera::cuda::decode {
 /// One split, by a consumer warp.
 template <class T, class Shape>
 __device__ __forceinline__ void compute_split(Shared<Shape>& shared, const Buffers<Shape>& buffers,
-                                              RingStates<Shape>& at, const Launch& launch, const SplitWork& work,
+                                              PipelineStates<Shape>& at, const Launch& launch, const SplitWork& work,
                                               bool real, int warp, int lane) {
 #if TESSERA_DECODE_WGMMA
     if constexpr (by_wgmma(Shape::kConfig.rows)) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Config::threads(), kLeastCtas<Shape>)
     if (threadIdx.x == 0) {
         shared.kv[0].init(32, Config::kWarps);
         shared.kv[1].init(32, Config::kWarps);
-        shared.works.init(64, Config::kWarps);
+        shared.q.init(64, Config::kWarps);
     }
     // Columns past the end of K and V stay 0: no copy writes them.
     const ForwardParams& p = launch.params;
@@ -64,16 +64,16 @@ __global__ void __launch_bounds__(Config::threads(), kLeastCtas<Shape>)
         load<T, Shape>(shared, buffers, launch, warp - Config::kWarps, lane);
         return;
     }
-    RingStates<Shape> at;
+    PipelineStates<Shape> at;
     for (bool real = false;; real = true) {
-        const SplitWork& work = shared.work[at.work.index];
+        const SplitWork& work = shared.work[at.q.index];
         if (real) {
-            shared.works.consumer_wait(at.work);
+            shared.q.consumer_wait(at.q);
             if (work.rows == 0) return;
         }
         compute_split<T, Shape>(shared, buffers, at, launch, work, real, warp, lane);
         if (!real) continue;
-        shared.works.consumer_release(at.work, lane);
+        shared.q.consumer_release(at.q, lane);
     }
 }
 

@@ -30,6 +30,21 @@ __device__ __forceinline__ Number quad_sum(Number x) {
     return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
+/// Maximum over the 32 lanes of a warp.
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
+    return x;
+}
+
+/// Sum over the 32 lanes of a warp, with the same bits in all of them.
+template <class Number>
+__device__ __forceinline__ Number warp_sum(Number x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+    return x;
+}
+
 /// Does `condition` hold in one of the warp's lanes?
 __device__ __forceinline__ bool any_lane(int condition) { return __any_sync(kAllLanes, condition); }
 

@@ -61,7 +61,7 @@ struct HeadMemory {
     float* dq;        // [tiles, rows, k_stride], the sums of single tiles
     float* p;         // [tiles, rows, s_stride], if sums_delta
     float* dp;        // likewise
-    float* sums;      // [tiles, 2, rows], of P and P * dP, if sums_delta
+    float* sums;      // [tiles, 2, rows], sums of P and of P * dP, if sums_delta
 
     HeadMemory(Arena& arena, const FewLayout& layout)
         : q_scaled(arena.take<float>(layout.rows, layout.g.k_stride)),
@@ -86,8 +86,8 @@ struct FewScratch {
     float* o;          // [block_q, v_stride]
     float* p;          // [rows, s_stride]
     float* dp;         // [rows, s_stride]
-    float* weights;    // [rows], sums of a tile
-    float* products;   // [rows]
+    float* weights;    // [rows], sum of P over a tile
+    float* products;   // [rows], sum of P * dP over a tile
     float* dk;         // [kKeysAtOnce, k_stride]
     float* dv;         // [kKeysAtOnce, v_stride]
     float* dq;         // [rows, k_stride]

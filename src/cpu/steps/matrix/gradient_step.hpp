@@ -16,7 +16,7 @@ struct GradientScratch {
     float* factors;              // [32, block_q]: dropout
     float* cap_slope;            // [32, block_q]
     float* visible;              // [32, block_q]
-    double* sums;                // [2, block_q]: of P and P * dP
+    double* sums;                // [2, block_q]: row sums of P and of P * dP
     Bf16* p_rows;                // row tiles [2][block_q / 32]
     Bf16* ds_rows;               // row tiles [2][block_q / 32]
     Bf16* ds_pairs;              // pair tiles [block_kv / 32][block_q / 16]

@@ -25,7 +25,7 @@ struct GradientPanel {
 struct GradientScratch : TileScratch {
     float* ds;         // [block_kv, lanes]: dP, then dS
     float* cap_slope;  // [block_kv, lanes]
-    double* sums;      // [2, lanes]: of a panel's P and P * dP
+    double* sums;      // [2, lanes]: row sums of P and of P * dP
 
     GradientScratch(Arena& arena, const Geometry& g, std::int64_t kv_tiles)
         : TileScratch(arena, g, kv_tiles),

@@ -18,38 +18,38 @@ struct Config {
 
     int head_dim;
     int rows;
-    int stages;  ///< tiles of K in shared memory, and of V
-    int works;   ///< splits whose Q is in shared memory: the producer warps are ahead
-    int ctas;    ///< of a multiprocessor
+    int stages;    ///< tiles of K in shared memory, and of V
+    int q_stages;  ///< splits whose Q is in shared memory, since the producer warps are ahead
+    int ctas;      ///< of a multiprocessor
 
     static constexpr int threads() { return 32 * kWarps + 64; }
     constexpr int tile_bytes() const { return kKeys * head_dim * 2; }
     constexpr int query_bytes() const { return rows * head_dim * 2; }
-    constexpr int shared_bytes() const { return 2 * stages * tile_bytes() + works * query_bytes(); }
+    constexpr int shared_bytes() const { return 2 * stages * tile_bytes() + q_stages * query_bytes(); }
     /// An upper bound of a CTA's static shared memory: lengths, rows of the splits on their way, exchange of the warps.
-    constexpr int static_bytes() const { return (3072 + works * rows * 16 + rows * 320 + 1023) / 1024 * 1024; }
+    constexpr int static_bytes() const { return (3072 + q_stages * rows * 16 + rows * 320 + 1023) / 1024 * 1024; }
 };
 
 struct HeadDim64Rows16 {
-    static constexpr Config kConfig{.head_dim = 64, .rows = 16, .stages = 6, .works = 3, .ctas = 2};
+    static constexpr Config kConfig{.head_dim = 64, .rows = 16, .stages = 6, .q_stages = 3, .ctas = 2};
 };
 struct HeadDim64Rows64 {
-    static constexpr Config kConfig{.head_dim = 64, .rows = 64, .stages = 4, .works = 2, .ctas = 2};
+    static constexpr Config kConfig{.head_dim = 64, .rows = 64, .stages = 4, .q_stages = 2, .ctas = 2};
 };
 struct HeadDim128Rows16 {
-    static constexpr Config kConfig{.head_dim = 128, .rows = 16, .stages = 3, .works = 2, .ctas = 2};
+    static constexpr Config kConfig{.head_dim = 128, .rows = 16, .stages = 3, .q_stages = 2, .ctas = 2};
 };
 struct HeadDim128Rows64 {
-    static constexpr Config kConfig{.head_dim = 128, .rows = 64, .stages = 2, .works = 2, .ctas = 2};
+    static constexpr Config kConfig{.head_dim = 128, .rows = 64, .stages = 2, .q_stages = 2, .ctas = 2};
 };
 struct HeadDim192 {
-    static constexpr Config kConfig{.head_dim = 192, .rows = 32, .stages = 3, .works = 2, .ctas = 1};
+    static constexpr Config kConfig{.head_dim = 192, .rows = 32, .stages = 3, .q_stages = 2, .ctas = 1};
 };
 struct HeadDim256Rows16 {
-    static constexpr Config kConfig{.head_dim = 256, .rows = 16, .stages = 3, .works = 2, .ctas = 1};
+    static constexpr Config kConfig{.head_dim = 256, .rows = 16, .stages = 3, .q_stages = 2, .ctas = 1};
 };
 struct HeadDim256Rows32 {
-    static constexpr Config kConfig{.head_dim = 256, .rows = 32, .stages = 2, .works = 2, .ctas = 1};
+    static constexpr Config kConfig{.head_dim = 256, .rows = 32, .stages = 2, .q_stages = 2, .ctas = 1};
 };
 using Shapes = ShapeList<HeadDim64Rows16, HeadDim64Rows64, HeadDim128Rows16, HeadDim128Rows64, HeadDim192,
                          HeadDim256Rows16, HeadDim256Rows32>;

@@ -58,7 +58,7 @@ struct Workspace {
     SequenceBlock* query_blocks;  // ragged: [query blocks], of one head
     RowStats* stats;              // [heads_q, query blocks, block_q / 64]
     int* dq_semaphores;  // [accumulators, heads_q, query blocks, 2 halves]: key blocks that have added to this half of
-                         // dQ; with an order thread, the first one counts for both
+                         // dQ; with an order thread the semaphore of half 0 counts for both halves
     float* dq;           // [accumulators, heads_q, query blocks, block_q * padded head_dim], in accumulator layout
     float* split_dk;     // with head splits or parts of queries:
                          // [head splits, heads_kv, key blocks, block_kv * padded head_dim], in accumulator layout

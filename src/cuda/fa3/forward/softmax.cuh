@@ -69,7 +69,7 @@ struct OnlineSoftmax {
     bool always_rescale = true;
     // From rescale() to set_rescale_threshold():
     bool threshold_is_due = true;
-    bool first[2];                     ///< the block was the row's first
+    bool first[2];                     ///< this is the row's first key block
     float largest[2][kPartsOfThread];  ///< the largest scores of this thread's parts of the block
     float near_max[2];                 ///< how many scores are near the row's maximum, in this thread's parts
 

@@ -111,7 +111,7 @@ __device__ __forceinline__ void store_rows(const RowGemms<T, kConfig>& gemms, De
             exists && dlse.data ? *reinterpret_cast<const float*>(from + row * dlse.row * std::int64_t{4}) : 0.0F;
         RowTile& to = launch.rows[first_tile(launch, work.sequence, work.batch, work.head) + row / kBlockQ];
         if (!exists) sums.softmax = {};
-        // With o_residual only the rows that were left are computed here.
+        // With o_residual the kernel of delta from O has done all rows but those marked kRowLeft.
         if (launch.o_residual.data != nullptr && to.norm[row % kBlockQ] != kRowLeft) continue;
         sums.store(to, row % kBlockQ, r, scale, gradient, sink_of(launch.params.forward, work.head));
         if (exists) bound = fmaxf(bound, sums.ds_bound(r, gradient));

@@ -66,7 +66,7 @@ struct KeyBlockOrder {
     int block = 0;
     DiagonalVisits own;
     DiagonalVisits next;  // the tiles of block + 1; empty if that block is in another segment
-    int earlier = -1;     // the block that adds first where `next` does not; -1: none
+    int earlier = -1;     // the key block that adds just before this one to tiles that `next` does not visit; -1: none
     TESSERA_HOST_DEVICE void set(const Band& band, int number, int block_kv, int log2_block_q) {
         block = number;
         own = DiagonalVisits(band, number, block_kv, log2_block_q);

@@ -24,7 +24,7 @@ struct KeyBlock {
 
     const CtaTiles<T, kConfig> tiles;
 
-    /// Does all work of the key block; `step`(plan, index, dv, dk, barriers) does that of one step.
+    /// Processes the key block: loads, steps, epilogue. `step`(plan, index, dv, dk, barriers) computes one step.
     /// `mutable_work` is the CTA's own CtaWork.
     template <class OfStep>
     __device__ __forceinline__ void run(CtaWork& mutable_work, const OfStep& step) const {

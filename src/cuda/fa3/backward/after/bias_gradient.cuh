@@ -79,7 +79,7 @@ struct BiasGradientConsumer {
         return static_cast<unsigned>(ptx::opaque(static_cast<int>(threadIdx.x)));
     }
     __device__ __forceinline__ static int lane() { return static_cast<int>(thread() % 32); }
-    /// The thread's first row of the warpgroup's 64, and its first column of 64.
+    /// The thread's first row of its warpgroup's 64. column(): its first column of the tile.
     __device__ __forceinline__ static int row() {
         const unsigned own = thread();
         return static_cast<int>(own % 128 / 32 * 16 + own % 32 / 4);

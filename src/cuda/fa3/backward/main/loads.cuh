@@ -58,8 +58,8 @@ template <Config kConfig, bool kAscending>
 struct Loader {
     const Launch& launch;
     Shared<kConfig>& shared;
-    RingState<kConfig.q_stages> q{};
-    RingState<kConfig.do_stages> d_o{};
+    AnyPipelineState<kConfig.q_stages> q{};
+    AnyPipelineState<kConfig.do_stages> d_o{};
     const KeyBlock<kConfig>& block = shared.block;
     int heads = block.schedule.heads_per_split;
     int batch = launch.params.forward.cu_seqlens_q != nullptr ? 0 : block.batch;

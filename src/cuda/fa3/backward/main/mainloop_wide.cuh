@@ -11,14 +11,14 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// The base of the two warpgroups' consumers.
+/// Base class of the threads of the dV and dK warpgroups.
 template <class T, Config kConfig>
 struct SplitThread : ConsumerThread<T, kConfig> {
     using Base = ConsumerThread<T, kConfig>;
     using Base::launch, Base::shared, Base::q, Base::d_o, Base::kPairs;
 
-    /// Sets the flag for the dQ kernel if K has NaN or infinities. S keeps them, since masked pairs of P and dS are set
-    /// to 0.
+    /// Tells the dQ kernel that K has NaN or infinities. S is computed from them unchanged; apply_mask() sets masked P
+    /// and dS to 0.
     __device__ __forceinline__ void report_nonfinite_keys() const {
         if (any_lane(Base::some_of_keys_nonfinite())) launch.workspace.state->nonfinite_keys = 1;
     }

@@ -12,15 +12,15 @@
 
 namespace tessera::cuda::fa3::backward {
 
-/// The position of one side in a ring of any number of stages.
+/// PipelineState for any number of stages.
 template <int kStages>
-using RingState = PipelineState<kStages, StateStorage::index_and_phase>;
+using AnyPipelineState = PipelineState<kStages, StateStorage::index_and_phase>;
 
 /// The positions of a consumer in its rings.
 template <Config kConfig>
 struct ConsumerState {
-    RingState<kConfig.q_stages> q{};
-    RingState<kConfig.do_stages> d_o{};
+    AnyPipelineState<kConfig.q_stages> q{};
+    AnyPipelineState<kConfig.do_stages> d_o{};
     std::uint32_t steps = 0;  ///< steps done
 };
 
