@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes Records of the figures of cuda_packed.py, with the lengths of their documents, for `tessera roofline --accuracy`.
 
-    cd bench/results/h200/waiting && records="python3 ../../../compare/packed_records.py packed_figures.jsonl --date 2026-11-29"
+    cd bench/results/h200/waiting && records="python3 ../../../compare/packed_records.py packed_figures.jsonl --date 2026-12-01"
     $records --means 64,1024,8192 > fitted_packed.jsonl
     $records --means 256,4096,32768 > packed.jsonl
 

@@ -63,6 +63,7 @@ constexpr Named<Constants> kConstants[] = {
     {"page_us", &Constants::page_us},
     {"call_us", &Constants::call_us},
     {"dropout_exposed", &Constants::dropout_exposed},
+    {"small_end_cycles", &Constants::small_end_cycles},
     {"empty_cycles", &Constants::empty_cycles},
     {"residual_cycles", &Constants::residual_cycles},
     {"list_us", &Constants::list_us},

@@ -38,7 +38,8 @@ struct Constants {
     double dq_add_cycles = 0;       ///< clocks from one key block's addition to a dQ tile to the next one's
     double end_cycles = 0;          ///< prologue and epilogue of a tile of queries (backward: keys)
     double end_cycles_per_dim = 0;  ///< clocks added to end_cycles per head_dim column
-    double empty_cycles = 0;        ///< a tile in a ragged launch order that no sequence has
+    double small_end_cycles = 0;    ///< instead of end_cycles, if a multiprocessor holds two tiles of 64 queries
+    double empty_cycles = 0;        ///< a thread block without keys, which backwards of older Records started
     double list_us = 0;          ///< microseconds in which a ragged backward lists its key blocks, by one thread block
     double sequence_cycles = 0;  ///< clocks of a head of a ragged sequence, whose last tiles are not full
     double combine_cycles = 0;   ///< a block of the kernel that combines splits, in which no row has any

@@ -123,11 +123,11 @@ struct Gpu {
     void add_head_splits(std::int64_t splits);
     int add_group_sums();
     void add_empty_blocks(std::int64_t splits);
-    void add_empty_tiles(double clocks_per_ms);
     void add_residual(double clocks_per_ms);
     void add_pages(double main_ms);
     void add_sequences(double clocks_per_ms);
     bool is_ragged_flash3() const;
+    bool has_small_tiles() const;
     void add_sequences_of_flash3(double clocks_per_ms);
     void add_rows(double elements);
     void add_pass(const MatrixPass& pass, double elements, double gemm_ms);

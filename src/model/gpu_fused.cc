@@ -79,7 +79,7 @@ Stage Gpu::stage() const {
             .splits = splits_,
             .step = t.step,
             .mask = t.mask,
-            .ends = c.end_cycles + c.end_cycles_per_dim * d,
+            .ends = has_small_tiles() ? c.small_end_cycles : c.end_cycles + c.end_cycles_per_dim * d,
             .masks_all = masks_all(),
             .ends_cut = is_ours(family),
             .dq_add = adds_dq_in_order() ? c.dq_add_cycles : 0,
@@ -183,6 +183,12 @@ void Gpu::add_sequences(double clocks_per_ms) {
                  heads, c.sequence_cycles, sms, out.clock_ghz);
 }
 
+/// Does a multiprocessor hold two tiles of 64 queries (cuda::fa3::wants_small_tiles)?
+bool Gpu::has_small_tiles() const {
+    return is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward && c.small_end_cycles > 0 &&
+           cuda::fa3::config_of(q.problem).ctas > 1;
+}
+
 bool Gpu::is_ragged_flash3() const {
     return family.by == std::string_view("flash-attention") && !family.tcgen05 && q.schedule == Schedule::fa3 &&
            q.pass == Pass::forward && q.problem.ragged && c.sequence_cycles > 0;
@@ -244,16 +250,6 @@ void Gpu::add_empty_blocks(std::int64_t splits) {
     account.part("empty blocks", static_cast<double>(all - own) * c.empty_cycles / sms / (out.clock_ghz * 1e6),
                  "({} - {}) blocks that sequences lack * {:.0f} clk / {:.0f} / {:.4f} GHz", all, own, c.empty_cycles,
                  sms, out.clock_ghz);
-}
-
-/// Adds the indices of a ragged launch order at which no sequence has a tile (cuda::query_tiles). The producer of fa3's
-/// forward looks each of them up before it takes the next number from the counter.
-void Gpu::add_empty_tiles(double clocks_per_ms) {
-    if (!is_ours(family) || q.pass != Pass::forward || !q.problem.ragged || c.empty_cycles <= 0) return;
-    const std::int64_t all = cuda::query_heads(q.problem) * cuda::query_tiles(q.problem, tile.block_q);
-    account.part("empty tiles", static_cast<double>(all - units.count) * c.empty_cycles / sms / clocks_per_ms,
-                 "({} - {}) indices without a tile * {:.0f} clk / {:.0f} / {:.4f} GHz", all, units.count,
-                 c.empty_cycles, sms, out.clock_ghz);
 }
 
 /// Adds the residual of O that a forward writes for the backward: one byte of each element, rounded apart.
@@ -357,8 +353,10 @@ void Gpu::fused() {
     if (writes_dq()) --launches;
     if (is_ragged_flash3()) launches += flash3_ragged_splits(q.problem, q.machine) > 1 ? 2 : 1;  // one counts the tiles
     const Stage main = stage();
-    account.note("prologue and epilogue", "{:.0f} + {:.3g} * {:.0f} = {:.6g} clk", c.end_cycles, c.end_cycles_per_dim,
-                 d, main.ends);
+    if (has_small_tiles()) account.note("prologue and epilogue", "of small tiles: {:.6g} clk", main.ends);
+    else
+        account.note("prologue and epilogue", "{:.0f} + {:.3g} * {:.0f} = {:.6g} clk", c.end_cycles,
+                     c.end_cycles_per_dim, d, main.ends);
     const auto [share, idle, cut] = schedule_blocks(main, units);
     const auto count = static_cast<double>(units.count);
     const auto tiles = static_cast<double>(units.tiles);
@@ -373,7 +371,6 @@ void Gpu::fused() {
     account.note("main kernel", "({} + {}) clk / {:.4f} GHz = {:.4g} ms", clocks_text(share), clocks_text(idle),
                  out.clock_ghz, (share + idle) / per_ms);
     add_pages((share + idle) / per_ms);
-    add_empty_tiles(per_ms);
     add_residual(per_ms);
     if (splits_dv_dk()) add_dq_kernel();
     const std::int64_t head_splits = is_ours(family) ? head_splits_of(workload) : 1;

@@ -238,11 +238,11 @@ TEST(Dispatch, every_one_runs_something) {
             for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
                 for (const std::int64_t dim_v : {64, 128, 192, 256}) {
                     for (Problem p :
-                         {of_dims(dim, dim_v), many(of_dims(dim, dim_v, 4096)), causal(of_dims(dim, dim_v, 512)),
-                          grouped(causal(of_dims(dim, dim_v, 8192))), capped(of_dims(dim, dim_v)),
-                          with_alibi(of_dims(dim, dim_v)), biased(of_dims(dim, dim_v)), dropped(of_dims(dim, dim_v)),
-                          dropped(capped(of_dims(dim, dim_v))), decoding(of_dims(dim, dim_v, 4096)),
-                          cached(of_dims(dim, dim_v), 16)}) {
+                         {of_dims(dim, dim_v), of_dims(dim, dim_v, 48), many(of_dims(dim, dim_v, 4096)),
+                          causal(of_dims(dim, dim_v, 512)), grouped(causal(of_dims(dim, dim_v, 8192))),
+                          capped(of_dims(dim, dim_v)), with_alibi(of_dims(dim, dim_v)), biased(of_dims(dim, dim_v)),
+                          dropped(of_dims(dim, dim_v)), dropped(capped(of_dims(dim, dim_v))),
+                          decoding(of_dims(dim, dim_v, 4096)), cached(of_dims(dim, dim_v), 16)}) {
                         p.dtype = dtype;
                         if (!has_no_shape(kernel, p)) met.insert(kernel.shape_name(p));
                     }
