@@ -23,9 +23,12 @@ constexpr Dims kPadded[] = {{24, 24},  {128, 64},  {64, 128},  {40, 88},  {256, 
 
 /// Sizes. `tall` has two tiles of queries of any kernel, and keys for two blocks. `wide` has few queries, and enough
 /// blocks of keys to wrap around any ring of stages. `long_row` exceeds the 2,048 keys up to which fa3 treats a row as
-/// short.
-enum class Size : std::uint8_t { tall, wide, long_row };
-const char* name_of_size(Size size) { return size == Size::tall ? "tall" : size == Size::wide ? "wide" : "long"; }
+/// short. `small` fits into one tile of queries and one block of keys.
+enum class Size : std::uint8_t { tall, wide, long_row, small };
+const char* name_of_size(Size size) {
+    constexpr const char* kNames[] = {"tall", "wide", "long", "small"};
+    return kNames[static_cast<std::size_t>(size)];
+}
 
 /// Numbers that depend on the seed and their purpose, but not on the number of earlier draws.
 class Numbers {
@@ -43,7 +46,7 @@ class Numbers {
 
 void set_ragged(Case& c, const Numbers& numbers) {
     const Problem& p = c.problem;
-    const bool is_long = p.len_kv > 2048;  // in the mean too, by which fa3 takes a tile
+    const bool is_long = p.len_kv > 640;  // in the mean too, by which fa3 takes a tile
     c.set_lengths({1, 0, p.len_q, numbers.between(10, 2, p.len_q)},
                   {numbers.between(11, 1, p.len_kv), 7, p.len_kv, is_long ? 2 * p.len_kv : 0});
     c.cu_seqlens_dtype = numbers.between(12, 0, 1) == 0 ? DType::int32 : DType::int64;
@@ -81,6 +84,7 @@ void set_stacked_heads(Case& c, const Numbers& numbers, bool wide) {
     Problem& p = c.problem;
     p.heads_kv = wide ? 2 : 1;
     p.heads_q = p.heads_kv << numbers.between(50, 1, wide ? 3 : 2);
+    if (p.len_q <= 60 && p.len_kv <= 125) p.heads_q = 2 * p.heads_kv, p.len_q = (p.len_q + 1) / 2;  // still small
     const std::int64_t kind = numbers.between(51, 0, 3);
     if (kind != 0) p.mask.causal = Causal::bottom_right;
     if (kind == 1) p.mask.window_left = p.len_kv - 1 - numbers.between(52, 0, 40);
@@ -129,6 +133,7 @@ Case make_case(Feature feature, DType dtype, Dims dims, Size size, std::uint64_t
     p = {.dtype = dtype, .heads_q = 2, .heads_kv = 2, .head_dim = dims.qk, .head_dim_v = dims.v};
     if (size == Size::tall) p.len_q = numbers.between(0, 194, 250), p.len_kv = numbers.between(1, 130, 190);
     if (size == Size::wide) p.len_q = numbers.between(0, 2, 30), p.len_kv = numbers.between(1, 641, 710);
+    if (size == Size::small) p.len_q = numbers.between(0, 2, 60), p.len_kv = numbers.between(1, 65, 125);
     if (size == Size::long_row) {
         p.len_q = numbers.between(0, 2, 30), p.len_kv = numbers.between(1, 2101, 2200);
         set_long_columns(feature, p);
@@ -185,7 +190,7 @@ std::vector<FeatureCase> feature_cases(std::uint64_t seed) {
             }
         }
     };
-    for (const Size size : {Size::tall, Size::wide, Size::long_row}) {
+    for (const Size size : {Size::tall, Size::wide, Size::long_row, Size::small}) {
         for (const Dims dims : kExact) add(dims, size, false);
         for (const Dims dims : kPadded) add(dims, size, true);
     }

@@ -70,8 +70,8 @@ struct FeatureCase {
 };
 
 /// Returns every combination of feature, dtype, head_dim (with one head_dim_v that differs) and size. The sizes are
-/// several tiles of queries, several blocks of keys, and a row longer than any that counts as short. The numbers of
-/// queries and keys depend on the seed.
+/// several tiles of queries, several blocks of keys, a row longer than any that counts as short, and one tile. The
+/// numbers of queries and keys depend on the seed.
 std::vector<FeatureCase> feature_cases(std::uint64_t seed);
 
 /// The support of a Problem by a kernel on this machine.

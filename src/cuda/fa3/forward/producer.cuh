@@ -86,7 +86,7 @@ struct Producer {
 
     /// Is the last V of a tile loaded before the next tile is looked up? In a ragged call that takes two reads of
     /// memory one after the other, as long as a tile of a short sequence.
-    __device__ __forceinline__ bool loads_v_early() const { return !kConfig.cached && launch.list != nullptr; }
+    __device__ __forceinline__ bool loads_v_early() const { return kConfig.takes_list() && launch.list != nullptr; }
 
     /// Loads the V block that is one behind K, if there is one.
     __device__ __forceinline__ void load_pending_v() {

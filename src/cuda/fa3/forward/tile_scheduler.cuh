@@ -58,7 +58,7 @@ __device__ __forceinline__ ListedSequence read_item(const ListedSequence* item) 
 template <Config kConfig>
 __device__ __forceinline__ WorkTile tile_at(const Launch& launch, int index, int items) {
     const ForwardParams& p = launch.params;
-    const bool listed = !kConfig.cached && launch.list != nullptr;
+    const bool listed = kConfig.takes_list() && launch.list != nullptr;
     const TileIndex at = listed ? launch.order.listed(index, items) : launch.order[index];
     WorkTile tile;
     int block = at.block;
@@ -122,7 +122,7 @@ struct TileScheduler {
 
     /// Waits for the list, if there is one.
     __device__ __forceinline__ void start() {
-        if (kConfig.cached || launch.list == nullptr) return;
+        if (!kConfig.takes_list() || launch.list == nullptr) return;
         ptx::griddepcontrol_wait();
         items = __ldcg(&launch.queue->items);
     }
@@ -155,7 +155,7 @@ struct TileScheduler {
         }
     }
     __device__ __forceinline__ int tiles() const {
-        if (!kConfig.cached && launch.list != nullptr) return launch.order.listed_tiles(items);
+        if (kConfig.takes_list() && launch.list != nullptr) return launch.order.listed_tiles(items);
         return launch.order.tiles();
     }
 };

@@ -53,6 +53,9 @@ struct Config {
     constexpr int threads() const { return 128 * (consumers + 1); }
     /// Threads that issue loads: in the cached shapes a warp, whose lanes read the page table.
     constexpr int producer_threads() const { return cached ? 32 : 1; }
+    /// Does a dynamic tile scheduler take the tiles of a ragged call from a list (cuda/host/work_list.hpp)? With three
+    /// consumers the producer has no registers for it: causal calls would be 2 % slower.
+    constexpr bool takes_list() const { return !cached && consumers < 3; }
     constexpr bool takes_bias() const { return scores == Scores::bias || scores == Scores::general; }
     /// Does the producer need registers for a page table or the general path?
     constexpr bool large_producer() const { return cached || scores == Scores::general; }

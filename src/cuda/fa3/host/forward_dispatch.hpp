@@ -123,8 +123,8 @@ inline Tile tile_of(const Problem& p) {
     return {c.block_q(), c.block_kv};
 }
 
-/// Does a dynamic tile scheduler take the tiles of a ragged call from a list (cuda/host/work_list.hpp)?
-inline bool has_list(const Problem& p) { return p.ragged && !p.kv_lengths; }
+/// Does a dynamic tile scheduler take the tiles of a call from a list?
+inline bool has_list(const Problem& p) { return p.ragged && config_of(p).takes_list(); }
 
 /// Is the persistent tile scheduler dynamic, with a counter in the workspace? That costs a launch. It pays if tiles
 /// take different times and do not all run at once. With skips_blocks() a row's last tile is shorter even without a
