@@ -280,8 +280,9 @@ static Problem with_stacked(const Problem& p, std::int64_t heads) {
 /// Applies PackGQA as the family's kernels do, so that K and V are read once. flash-attention's fa2 packs with one
 /// query per head (csrc/flash_attn/flash_api.cpp), its fa3 while the heads fit a tile (hopper/heuristics.h,
 /// should_pack_gqa), as does tessera's fa3 (cuda/fa3/host/pack_gqa.hpp). cuDNN's rule is not published, but its times
-/// with one query per head fit. Ragged calls, and rows of which a mask hides much, are not packed in the prediction.
-/// Calls of tessera that write the residual of O are not packed here either: no Record of packed ones exists.
+/// with one query per head fit. Rows of which a mask hides much are not packed in the prediction, nor are ragged calls,
+/// but for tessera's, whose sequences have fewer keys in place of the mask (visible_keys). Dense calls of tessera that
+/// write the residual of O are not packed here either: no Record of packed ones exists.
 Problem as_packed(const Problem& p, const Family& family, bool o_residual) {
     if (family.pass != Pass::forward || p.group() == 1) return p;
     const std::string_view by = family.by;
@@ -289,9 +290,10 @@ Problem as_packed(const Problem& p, const Family& family, bool o_residual) {
                             (p.mask.trivial() || p.len_kv >= kNoDiagonal * p.len_q);
     if (is_decode(family)) return whole_rows ? with_stacked(p, p.group()) : p;
     if (is_ours(family)) {
-        const bool packs = family.schedule == Schedule::fa3 && !o_residual;
+        const bool packs = family.schedule == Schedule::fa3 && (!o_residual || p.ragged);
         const int heads = packs ? cuda::fa3::pack_gqa_of(p).heads() : 1;
-        return whole_rows && heads > 1 ? with_stacked(p, heads) : p;
+        const bool ragged = p.ragged && p.mask.window_left == unbounded;
+        return (whole_rows || ragged) && heads > 1 ? with_stacked(p, heads) : p;
     }
     if (stackable(p)) return stacked(p);
     constexpr std::int64_t kTile = 128;  // of queries
@@ -300,11 +302,26 @@ Problem as_packed(const Problem& p, const Family& family, bool o_residual) {
     return few && family.schedule == Schedule::fa3 && by != "cudnn" ? with_stacked(p, p.group()) : p;
 }
 
+/// Keys that a tile of a sequence sees in the mean, under a causal mask over as many queries as keys. `queries`: of the
+/// tile.
+std::int64_t visible_keys(std::int64_t keys, std::int64_t queries) { return (keys + std::min(keys, queries)) / 2; }
+
 void predict_family(const Question& question, const Family& family, Prediction& prediction) {
     const Problem problem = as_packed(question.problem, family, question.options.o_residual);
     Question as_run = question;
     as_run.problem = problem;
     const std::int64_t packed = problem.heads_q > 0 ? question.problem.heads_q / problem.heads_q : 1;
+    if (packed > 1 && is_ours(family) && question.problem.ragged) {
+        const Tile tile = tile_of(family, question.problem, question.machine);
+        if (!as_run.options.tile) as_run.options.tile = tile;
+        if (!question.problem.mask.trivial()) {
+            as_run.problem.total_kv = 0;
+            for (auto& [queries, keys] : as_run.options.sequences) {
+                keys = visible_keys(keys, tile.block_q / packed);
+                as_run.problem.total_kv += keys;
+            }
+        }
+    }
     for (auto& [queries, keys] : as_run.options.sequences) queries *= packed;
     Gpu gpu(as_run, family, prediction);
     if (problem.heads_q != question.problem.heads_q)

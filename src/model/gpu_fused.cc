@@ -184,9 +184,10 @@ void Gpu::add_sequences(double clocks_per_ms) {
 }
 
 /// Does a multiprocessor hold two tiles of 64 queries (cuda::fa3::wants_small_tiles)?
+constexpr int kTileOfTwoWarpgroups = 128;
 bool Gpu::has_small_tiles() const {
     return is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward && c.small_end_cycles > 0 &&
-           cuda::fa3::config_of(q.problem).ctas > 1;
+           tile.block_q < kTileOfTwoWarpgroups;
 }
 
 bool Gpu::is_ragged_flash3() const {
