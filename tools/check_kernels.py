@@ -124,6 +124,7 @@ LOCAL_MEMORY = [
     Allowed(r"fa2::backward_kernel<fp16, BackwardHeadDim256>", 8, 7, "one value, when compiled for sm_80"),
     Allowed(r"fa2::backward_parts_kernel<BackwardHeadDim128Fp32>", 32, 60, "numbers kept over a step"),
     Allowed(r"fa3::backward::delta_kernel<fp16, HeadDim64Bias>", 8, 2, "one value, in a kernel for rows with a large LSE"),
+    Allowed(r"fa3::backward::backward_kernel<.*HeadDim64Alibi>", 8, 2, "one value, kept over a step"),
     Allowed(r"fa3::forward_kernel<.*HeadDim64>", 64, 81, "scalars of the tile transition and of the producer; none in the main loop"),
 ]
 
