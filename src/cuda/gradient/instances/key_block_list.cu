@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs first in a ragged call: lists its key blocks on the device (cuda/host/work_list.hpp).
-#include "cuda/tile/work_list.cuh"
 #include "cuda/gradient/main/cta_work.cuh"
 #include "cuda/gradient/start.hpp"
 #include "cuda/shared/start.cuh"
+#include "cuda/tile/work_list.cuh"
 
 namespace tessera::cuda::gradient {
 

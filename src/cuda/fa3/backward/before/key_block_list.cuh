@@ -3,10 +3,10 @@
 // Runs first in a ragged call: lists its work on the device (fa3/host/key_block_list.hpp).
 #pragma once
 
-#include "cuda/tile/work_list.cuh"
 #include "cuda/fa3/backward/launch.hpp"
 #include "cuda/fa3/host/dq_order.hpp"
 #include "cuda/shared/start.cuh"
+#include "cuda/tile/work_list.cuh"
 
 namespace tessera::cuda::fa3::backward {
 
