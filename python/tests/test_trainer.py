@@ -115,8 +115,9 @@ def test_losses_of_accelerate_alone_are_those_of_sdpa(name):
     got = losses_of_accelerate("tessera", **SETTINGS[name])
     want = losses_of_accelerate("sdpa", **without_compiler(SETTINGS[name]))
     assert len(got) == 7 and not torch.equal(got[:1], got[2:3])
-    exact = name in ("fp32", "compiled")
-    # A norm after two steps shows the rounding of 16-bit GEMMs, which processors do differently: 1.5 % with AMX.
-    for values, tolerance in ((slice(0, None, 2), 5e-3), (slice(1, None, 2), 3e-2)):
-        tolerance = 1e-4 if exact else tolerance
-        torch.testing.assert_close(got[values], want[values], rtol=tolerance, atol=tolerance)
+    tolerance = 1e-4 if name in ("fp32", "compiled") else 5e-3
+    # The gradients of later steps show how processors round 16-bit GEMMs: the third norm is 1.5 % off with AMX.
+    later = [3, 5]
+    near = [i for i in range(len(got)) if i not in later]
+    torch.testing.assert_close(got[near], want[near], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(got[later], want[later], rtol=4 * tolerance, atol=4 * tolerance)

@@ -184,8 +184,8 @@ void Gpu::add_sequences(double clocks_per_ms) {
 }
 
 /// Does a multiprocessor hold two tiles of 64 queries (cuda::fa3::wants_small_tiles)?
-constexpr int kTileOfTwoWarpgroups = 128;
 bool Gpu::has_small_tiles() const {
+    constexpr int kTileOfTwoWarpgroups = 128;
     return is_ours(family) && q.schedule == Schedule::fa3 && q.pass == Pass::forward && c.small_end_cycles > 0 &&
            tile.block_q < kTileOfTwoWarpgroups;
 }
