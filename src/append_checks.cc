@@ -13,14 +13,10 @@
 #include "core/append_tensors.hpp"
 #include "core/batch.hpp"
 #include "core/checks.hpp"
-#include "tessera/error.hpp"
+#include "core/invalid.hpp"
 
 namespace tessera {
 namespace {
-
-[[noreturn]] void invalid(const char* name, const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, name, message);
-}
 
 void expect_given(const char* name, const TensorView& t, const char* why) {
     if (!t.given()) invalid(name, fmt::format("expected a tensor{}, got nothing", why));

@@ -59,13 +59,6 @@ struct LastError {
 };
 thread_local LastError last_error{};
 
-template <std::size_t N>
-void copy_text(char (&to)[N], const char* from) noexcept {
-    const std::size_t length = std::min(std::strlen(from), N - 1);
-    std::memcpy(to, from, length);
-    to[length] = '\0';
-}
-
 Problem read_problem(const tessera_problem* from) {
     const tessera_problem p = read_struct("problem", from);
     Problem problem;

@@ -12,7 +12,9 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
 
+#include "core/invalid.hpp"
 #include "tessera/tessera.h"
 #include "tessera/tessera.hpp"
 
@@ -35,10 +37,6 @@ tessera_status guarded(const Body& body) noexcept {
     } catch (...) {
         return fail(ErrorCode::internal, "an exception of an unknown type", "");
     }
-}
-
-[[noreturn]] inline void invalid(const std::string& argument, const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, argument, message);
 }
 
 inline void expect_address(const char* name, const void* address) {
@@ -101,7 +99,7 @@ void clear_struct(const char* name, T* to) {
 
 /// Cuts the text off if it is too long.
 template <std::size_t N>
-void copy_text(char (&to)[N], const std::string& from) {
+void copy_text(char (&to)[N], std::string_view from) noexcept {
     const std::size_t length = std::min(from.size(), N - 1);
     std::memcpy(to, from.data(), length);
     to[length] = '\0';

@@ -9,16 +9,12 @@
 
 #include "core/checks.hpp"
 #include "core/decode_block_tensors.hpp"
-#include "tessera/error.hpp"
+#include "core/invalid.hpp"
 
 namespace tessera {
 namespace {
 
 using Args = DecodeBlockArgs;
-
-[[noreturn]] void invalid_tensor(const char* name, const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, name, message);
-}
 
 std::string memory_of(const Device& device) {
     return device.type == DeviceType::cpu ? "in host memory" : fmt::format("on CUDA device {}", device.index);
@@ -54,25 +50,24 @@ class BlockChecks {
                    std::initializer_list<std::int64_t> shape, std::initializer_list<DType> dtypes) const {
         if (is_set) return expect(name, t, shape, dtypes);
         if (!t.given()) return;
-        invalid_tensor(name, fmt::format("expected nothing, since problem.{} is not set, got {}", field, t.describe()));
+        invalid(name, fmt::format("expected nothing, since problem.{} is not set, got {}", field, t.describe()));
     }
 
     void expect_contiguous_rows(const char* name, const TensorView& t) const {
         const auto last = static_cast<std::size_t>(t.rank) - 1;
         if (t.shape[last] <= 1 || t.strides[last] == 1) return;
-        invalid_tensor(name, "expected contiguous rows (a last stride of 1), got " + t.describe());
+        invalid(name, "expected contiguous rows (a last stride of 1), got " + t.describe());
     }
 
     void check_devices(const Device& device) const {
         for (const DecodeBlockTensor& t : kDecodeBlockTensors) {
             const TensorView& view = a_.*t.view;
-            if (view.rank < 0) invalid_tensor(t.name, fmt::format("expected a rank >= 0, got {}", view.rank));
+            if (view.rank < 0) invalid(t.name, fmt::format("expected a rank >= 0, got {}", view.rank));
             if (!view.given()) continue;
             const bool same = view.device.type == device.type &&
                               (device.type == DeviceType::cpu || view.device.index == device.index);
             if (same) continue;
-            invalid_tensor(t.name,
-                           fmt::format("expected a tensor {}, got one {}", memory_of(device), memory_of(view.device)));
+            invalid(t.name, fmt::format("expected a tensor {}, got one {}", memory_of(device), memory_of(view.device)));
         }
     }
 
@@ -105,7 +100,7 @@ class BlockChecks {
         const std::int64_t rows = a_.rotary_cos.shape[0], pairs = p_.rotary_dim / 2;
         expect_if(rotates, "rotary_dim", "rotary_cos", a_.rotary_cos, {rows, pairs}, {DType::fp32, p_.dtype});
         expect_if(rotates, "rotary_dim", "rotary_sin", a_.rotary_sin, {rows, pairs}, {DType::fp32, p_.dtype});
-        if (rotates && rows == 0) invalid_tensor("rotary_cos", "expected 1 position or more, got 0");
+        if (rotates && rows == 0) invalid("rotary_cos", "expected 1 position or more, got 0");
         if (!rotates || a_.positions.given()) {
             expect_if(rotates, "rotary_dim", "positions", a_.positions, {p_.batch}, {DType::int64, DType::int32});
         }
@@ -119,11 +114,10 @@ class BlockChecks {
         expect("k_cache", a_.k_cache, {count, rows, p_.heads_kv, p_.head_dim}, {p_.dtype});
         expect("v_cache", a_.v_cache, {count, rows, p_.heads_kv, p_.head_dim}, {p_.dtype});
         if (any_count && count == 0) {
-            invalid_tensor("k_cache", fmt::format("expected 1 {} or more, got 0", pages ? "page" : "slot"));
+            invalid("k_cache", fmt::format("expected 1 {} or more, got 0", pages ? "page" : "slot"));
         }
         if (count > 0 && may_overlap(row_of(a_.k_cache), row_of(a_.v_cache))) {
-            invalid_tensor("v_cache",
-                           "expected rows that share no memory with those of k_cache, got rows that overlap them");
+            invalid("v_cache", "expected rows that share no memory with those of k_cache, got rows that overlap them");
         }
         expect("kv_lengths", a_.kv_lengths, {p_.batch}, {DType::int32});
         expect_if(pages, "page_size", "page_table", a_.page_table, {p_.batch, pages ? p_.capacity / p_.page_size : 0},
@@ -159,25 +153,24 @@ class BlockChecks {
             expect("o", a_.o, {p_.batch, p_.heads_q, p_.head_dim}, {p_.dtype});
             const bool packed =
                 a_.o.strides[0] == p_.heads_q * p_.head_dim && a_.o.strides[1] == p_.head_dim && a_.o.strides[2] == 1;
-            if (a_.o.size() > 0 && !packed) invalid_tensor("o", "expected a packed tensor, got " + a_.o.describe());
+            if (a_.o.size() > 0 && !packed) invalid("o", "expected a packed tensor, got " + a_.o.describe());
         }
         if (a_.lse.given()) expect("lse", a_.lse, {p_.batch, p_.heads_q}, {DType::fp32});
         for (const DecodeBlockTensor& out : kDecodeBlockTensors) {
             const TensorView& view = a_.*out.view;
             if (!view.given()) continue;
             if (may_touch(view, workspace))
-                invalid_tensor("workspace",
-                               fmt::format("expected memory of its own, got memory that overlaps {}", out.name));
+                invalid("workspace", fmt::format("expected memory of its own, got memory that overlaps {}", out.name));
             if (!is_output(out.view)) continue;
             if (overlaps_itself(view)) {
-                invalid_tensor(out.name, "expected an output whose elements are all distinct, got " + view.describe());
+                invalid(out.name, "expected an output whose elements are all distinct, got " + view.describe());
             }
             for (const DecodeBlockTensor& other : kDecodeBlockTensors) {
                 const TensorView& met = a_.*other.view;
                 if (out.view == other.view || !met.given() || may_share_memory(out.view, other.view)) continue;
                 if (may_overlap(view, met))
-                    invalid_tensor(out.name,
-                                   fmt::format("expected memory of its own, got memory that overlaps {}", other.name));
+                    invalid(out.name,
+                            fmt::format("expected memory of its own, got memory that overlaps {}", other.name));
             }
         }
     }

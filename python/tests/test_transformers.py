@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 import tessera.transformers  # noqa: E402
 from conftest import NO_CUDA  # noqa: E402
+from seeds import LONG  # noqa: E402
 
 MODEL = pathlib.Path(__file__).parent / "data" / "kjv-llama"
 EXPECTED = json.loads((MODEL / "expected.json").read_text())
@@ -82,7 +83,7 @@ def test_packing_is_inferred_where_eager_infers_it(ours, eager, name, cache, dev
     with torch.no_grad():
         want = eager(ids, position_ids=positions, use_cache=cache).logits
         torch.testing.assert_close(ours(ids, position_ids=positions, use_cache=cache).logits, want, **SAME)
-        if not cache:
+        if not cache and (LONG or name in ("begin anew", "jump")):  # tracing a model takes seconds
             torch._dynamo.reset()
             compiled = torch.compile(ours, backend="aot_eager")
             torch.testing.assert_close(compiled(ids, position_ids=positions, use_cache=False).logits, want, **SAME)

@@ -12,6 +12,7 @@
 #include "context_parallel/host_rows.hpp"
 #include "context_parallel/state.hpp"
 #include "core/arguments.hpp"
+#include "core/invalid.hpp"
 #include "registry.hpp"
 #include "tessera/error.hpp"
 
@@ -19,10 +20,6 @@ namespace tessera {
 namespace {
 
 using namespace ranks;
-
-[[noreturn]] void refuse_argument(const char* argument, const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, argument, message);
-}
 
 /// The rows of the whole sequence. Throws for Problems that are not attention of one sequence to itself.
 std::int64_t checked_total(const Problem& p, const ContextParallelOptions& options) {
@@ -37,21 +34,21 @@ std::int64_t checked_total(const Problem& p, const ContextParallelOptions& optio
     }
     const std::int64_t rows_q = p.ragged ? p.total_q : p.len_q, rows_kv = p.ragged ? p.total_kv : p.len_kv;
     if (rows_q != rows_kv)
-        refuse_argument("whole", fmt::format("expected as many keys as queries, got {} and {}", rows_kv, rows_q));
+        invalid("whole", fmt::format("expected as many keys as queries, got {} and {}", rows_kv, rows_q));
     const auto given = static_cast<std::int64_t>(options.cu_seqlens.size());
     if (given != (p.ragged ? p.batch + 1 : 0))
-        refuse_argument("cu_seqlens", fmt::format("expected {} offsets, got {}", p.ragged ? p.batch + 1 : 0, given));
+        invalid("cu_seqlens", fmt::format("expected {} offsets, got {}", p.ragged ? p.batch + 1 : 0, given));
     std::int64_t before = 0;
     for (const std::int64_t offset : options.cu_seqlens) {
         if (offset < before || offset > rows_q || (before == 0 && &offset == options.cu_seqlens.data() && offset != 0))
-            refuse_argument("cu_seqlens",
-                            fmt::format("expected offsets that begin at 0, never decrease and are at most {}, got {}",
-                                        rows_q, offset));
+            invalid("cu_seqlens",
+                    fmt::format("expected offsets that begin at 0, never decrease and are at most {}, got {}", rows_q,
+                                offset));
         before = offset;
     }
-    if (options.steps < 0) refuse_argument("steps", fmt::format("expected 0 or more, got {}", options.steps));
+    if (options.steps < 0) invalid("steps", fmt::format("expected 0 or more, got {}", options.steps));
     if (options.gradient_blocks < 0)
-        refuse_argument("gradient_blocks", fmt::format("expected 0 or more, got {}", options.gradient_blocks));
+        invalid("gradient_blocks", fmt::format("expected 0 or more, got {}", options.gradient_blocks));
     return rows_q;
 }
 

@@ -6,23 +6,19 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tessera/error.hpp"
+#include "core/invalid.hpp"
 
 namespace tessera::ranks {
 namespace {
 
-[[noreturn]] void refuse_order(const char* argument, const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, argument, message);
-}
-
 void expect_permutation(std::span<const std::int64_t> permutation, std::int64_t total) {
     if (static_cast<std::int64_t>(permutation.size()) != total)
-        refuse_order("permutation", fmt::format("expected the {} positions, got {}", total, permutation.size()));
+        invalid("permutation", fmt::format("expected the {} positions, got {}", total, permutation.size()));
     std::vector<bool> seen(permutation.size(), false);
     for (const std::int64_t position : permutation) {
         if (position < 0 || position >= total || seen[static_cast<std::size_t>(position)])
-            refuse_order("permutation", fmt::format("expected each position below {} once, got {} {}", total, position,
-                                                    position < 0 || position >= total ? "out of range" : "twice"));
+            invalid("permutation", fmt::format("expected each position below {} once, got {} {}", total, position,
+                                               position < 0 || position >= total ? "out of range" : "twice"));
         seen[static_cast<std::size_t>(position)] = true;
     }
 }
@@ -33,15 +29,14 @@ std::vector<std::int64_t> positions_of(SequenceOrder order, std::span<const std:
                                        std::int64_t total, int ranks) {
     const std::int64_t chunks = order == SequenceOrder::zigzag ? 2 * ranks : ranks;
     if (total <= 0 || total % chunks != 0)
-        refuse_order("whole", fmt::format("expected a sequence whose length {} divides ({} ranks), got {} rows", chunks,
-                                          ranks, total));
+        invalid("whole", fmt::format("expected a sequence whose length {} divides ({} ranks), got {} rows", chunks,
+                                     ranks, total));
     if (order == SequenceOrder::permutation) {
         expect_permutation(permutation, total);
         return {permutation.begin(), permutation.end()};
     }
     if (!permutation.empty())
-        refuse_order("permutation",
-                     fmt::format("expected none in a named order, got {} positions", permutation.size()));
+        invalid("permutation", fmt::format("expected none in a named order, got {} positions", permutation.size()));
     std::vector<std::int64_t> positions(static_cast<std::size_t>(total));
     std::iota(positions.begin(), positions.end(), 0);
     if (order == SequenceOrder::contiguous) return positions;

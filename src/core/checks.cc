@@ -13,7 +13,7 @@
 
 #include "core/arguments.hpp"
 #include "core/batch.hpp"
-#include "tessera/error.hpp"
+#include "core/invalid.hpp"
 
 namespace tessera {
 namespace {
@@ -33,10 +33,6 @@ class NamedList {
     std::array<Named, std::max(std::size(kTensors<BackwardArgs>), std::size(kTensors<ForwardArgs>))> list_{};
     std::size_t size_ = 0;
 };
-
-[[noreturn]] void invalid(const char* name, const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, name, message);
-}
 
 std::span<const std::int64_t> shape_of(const TensorView& t) {
     return std::span(t.shape).first(static_cast<std::size_t>(std::clamp(t.rank, 0, TensorView::kMaxRank)));

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "tessera/error.hpp"
+#include "core/invalid.hpp"
 
 namespace tessera {
 namespace {
@@ -14,12 +14,8 @@ constexpr std::int64_t kMaxCapacity = std::int64_t{1} << 31;  // lengths are int
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 20;      // of x, and heads: products of three sizes fit in int64
 constexpr std::int64_t kMaxHidden = std::int64_t{1} << 24;
 
-[[noreturn]] void invalid_field(const char* field, const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, field, message);
-}
-
 void expect_between(const char* field, std::int64_t value, std::int64_t low, std::int64_t high) {
-    if (value < low || value > high) invalid_field(field, fmt::format("expected {}..{}, got {}", low, high, value));
+    if (value < low || value > high) invalid(field, fmt::format("expected {}..{}, got {}", low, high, value));
 }
 
 }  // namespace
@@ -46,11 +42,11 @@ Problem DecodeBlockProblem::attention() const {
 
 void DecodeBlockProblem::validate() const {
     if (dtype != DType::bf16 && dtype != DType::fp32) {
-        invalid_field("dtype", fmt::format("expected bf16 or fp32, got {}", name_of(dtype)));
+        invalid("dtype", fmt::format("expected bf16 or fp32, got {}", name_of(dtype)));
     }
     if (weights_dtype != DType::bf16 && weights_dtype != dtype) {
         const char* const own = dtype == DType::fp32 ? " or fp32" : "";
-        invalid_field("weights_dtype", fmt::format("expected bf16{}, got {}", own, name_of(weights_dtype)));
+        invalid("weights_dtype", fmt::format("expected bf16{}, got {}", own, name_of(weights_dtype)));
     }
     expect_between("batch", batch, 0, kMaxRows);
     expect_between("hidden", hidden, 1, kMaxHidden);
@@ -60,12 +56,12 @@ void DecodeBlockProblem::validate() const {
     expect_between("page_size", page_size, 0, kMaxCapacity);
     expect_between("capacity", capacity, 1, kMaxCapacity);
     if (page_size > 0 && capacity % page_size != 0) {
-        invalid_field("capacity", fmt::format("expected a multiple of page_size = {}, got {}", page_size, capacity));
+        invalid("capacity", fmt::format("expected a multiple of page_size = {}, got {}", page_size, capacity));
     }
     expect_between("rotary_dim", rotary_dim, 0, head_dim);
-    if (rotary_dim % 2 != 0) invalid_field("rotary_dim", fmt::format("expected an even number, got {}", rotary_dim));
+    if (rotary_dim % 2 != 0) invalid("rotary_dim", fmt::format("expected an even number, got {}", rotary_dim));
     if (!(norm_eps >= 0) || !std::isfinite(norm_eps)) {
-        invalid_field("norm_eps", fmt::format("expected a finite number >= 0, got {}", norm_eps));
+        invalid("norm_eps", fmt::format("expected a finite number >= 0, got {}", norm_eps));
     }
     attention().validate();
 }

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <limits>
 
+#include "core/invalid.hpp"
 #include "core/problem_fields.hpp"
-#include "tessera/error.hpp"
 
 namespace tessera {
 namespace {
@@ -16,10 +16,6 @@ namespace {
 constexpr std::int64_t kMaxHeadDim = 256;
 constexpr std::int64_t kMaxLength = std::int64_t{1} << 32;  // the dropout counter has 32 bits for query and key / 4
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 62;
-
-[[noreturn]] void invalid(const char* field, const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, field, message);
-}
 
 void expect_size(const char* field, std::int64_t value, std::int64_t low, std::int64_t high) {
     if (value < low || value > high) invalid(field, fmt::format("expected {}..{}, got {}", low, high, value));

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <map>
 
+#include "core/invalid.hpp"
 #include "model/documents_on_ranks.hpp"
 #include "schedule/grid.hpp"
 #include "schedule/schedule.hpp"
@@ -301,7 +302,7 @@ OneGpu on_one_gpu(const Ranks& q) {
 
 void check_options(const Problem& problem, const PredictContextParallelOptions& options) {
     const auto out_of_range = [](const char* argument, const std::string& expected, auto got) {
-        throw Error(ErrorCode::invalid_argument, argument, fmt::format("expected {}, got {}", expected, got));
+        invalid(argument, fmt::format("expected {}, got {}", expected, got));
     };
     if (options.ranks < 1 || options.ranks > kMostRanks)
         out_of_range("ranks", fmt::format("1..{}", kMostRanks), options.ranks);

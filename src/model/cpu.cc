@@ -17,9 +17,6 @@
 namespace tessera::model {
 namespace {
 
-constexpr const char* kMatrix = "bench/results/cpu/probes_95001_xeon16.jsonl";
-constexpr const char* kSchedules16 = "bench/results/cpu/schedules_xeon16.jsonl";
-constexpr const char* kFew = "bench/results/cpu/probes_71001_few_epyc2.jsonl";
 constexpr double kGradientCopies = 1.2;  // copies of Q, dO, dQ, dK, dV in fp32, relative to all tensors
 constexpr double kMiB = 1048576;
 constexpr double kSecondLevelBytes = 2 * kMiB;  // L2 cache of a core, which holds a part of its packed tensors
@@ -31,7 +28,7 @@ constexpr double kExpsOfBlock = 10;
 constexpr double kExpsOfFactor = 0.8;  // the factor of an element of P is stored, read and multiplied by
 constexpr double kCoreReads = 0.12;    // fraction of the memory's rate that one core reaches alone
 
-constexpr Tile kTile{64, 64};  // cpu/backend.cc
+constexpr Tile kCpuTile{64, 64};  // cpu/backend.cc
 constexpr double kTileDepth = 32, kTileRows = 16;
 constexpr double kPackingOfRows = 0.4, kPackingOfRowsInParts = 0.8;  // fraction of the packing cost with few queries
 
@@ -60,16 +57,16 @@ struct Cpu {
           c(constants),
           out(prediction),
           account(prediction, question.options.worksheet),
-          tile(question.options.tile.value_or(kTile)),
+          tile(question.options.tile.value_or(kCpuTile)),
           threads(question.options.threads > 0 ? question.options.threads : question.machine.cores.value) {
         threads = std::min({threads, q.machine.cores.value, std::max(1.0, std::floor(worthwhile_threads()))});
         prediction.by = "tessera";
         const MeasuredKernels* own = measured_of(q);
         prediction.measured = own != nullptr;
         prediction.fitted_on = own != nullptr                ? own->source
-                               : few()                       ? kFew
-                               : q.schedule == Schedule::fa2 ? kMatrix
-                               : is_standard_or_fa1(q)       ? kSchedules16
+                               : few()                       ? kFewQueriesRecords
+                               : q.schedule == Schedule::fa2 ? kMatrixRecords
+                               : is_standard_or_fa1(q)       ? kSchedulesRecords
                                                              : "";
         prediction.tile = tile;
         workload = workload_of(q, tile, static_cast<std::int64_t>(threads));

@@ -13,6 +13,11 @@ namespace tessera::model {
 
 using CpuConstants = KernelShares;
 
+// The Records that constants were fitted on.
+inline constexpr const char* kMatrixRecords = "bench/results/cpu/probes_95001_xeon16.jsonl";
+inline constexpr const char* kSchedulesRecords = "bench/results/cpu/schedules_xeon16.jsonl";
+inline constexpr const char* kFewQueriesRecords = "bench/results/cpu/probes_71001_few_epyc2.jsonl";
+
 struct CpuFamily {
     const char* name;
     const char* fitted_on;  ///< Records behind the constants; "": not kept

@@ -21,7 +21,7 @@ constexpr const char* kStreams = "bench/results/h200/now/drawn_241124.jsonl and 
 constexpr const char* kDecoded = "bench/results/h200/now/decode_fitted.jsonl";
 constexpr const char* kPeers = "bench/results/h200/peers.jsonl";
 
-constexpr Family kFamilies[] = {
+constexpr Family kGpuFamilies[] = {
     {"tessera",
      Schedule::standard,
      Pass::forward,
@@ -363,7 +363,7 @@ constexpr Family kFamilies[] = {
 
 std::span<const Family> gpu_families() {
     static const std::vector<Family> all = [] {
-        std::vector<Family> list(std::begin(kFamilies), std::end(kFamilies));
+        std::vector<Family> list(std::begin(kGpuFamilies), std::end(kGpuFamilies));
         for (const Family& family : card_families()) list.push_back(family);
         return list;
     }();

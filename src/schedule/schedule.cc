@@ -5,15 +5,11 @@
 
 #include <algorithm>
 
+#include "core/invalid.hpp"
 #include "schedule/emit.hpp"
-#include "tessera/error.hpp"
 
 namespace tessera::schedule {
 namespace {
-
-[[noreturn]] void invalid(const char* argument, const std::string& message) {
-    throw Error(ErrorCode::invalid_argument, argument, message);
-}
 
 void validate(const Workload& w) {
     w.problem.validate();

@@ -23,6 +23,7 @@ import sys
 import tempfile
 
 SOURCE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:])
+PLAIN = str(SOURCE / "src/cpu/backend.cc")  # compiled by itself in each build, without options of its own
 FOLDERS = ("include", "src", "toolkit", "cli", "tools", "tests/kernels")
 KNOWS_SCHEDULES = re.compile(
     r"\b(TESSERA_SCHEDULES|parse_schedule|schedule_names|order_of)\b|case Schedule::|_order\(\)|name_of\(kernel\.schedule\)|"
@@ -164,11 +165,12 @@ def files_that_know(copy, commands):
         if original in commands and (KNOWS_SCHEDULES.search(path.read_text()) or path.name == "kernel_table.cc"):
             yield path, original
         elif "example" in str(path.relative_to(copy)):
-            yield path, str(SOURCE / "src/api.cc")
-    for original in sorted(commands):  # the command's files are compiled several at a time
-        if "/tessera_cli.dir/Unity/" in original:
+            yield path, PLAIN
+    # The command's files are compiled several at a time, the library's folders with TESSERA_TOGETHER.
+    for original in sorted(commands):
+        if "/tessera_cli.dir/Unity/" in original or "/tessera.dir/Unity/" in original:
             path = copy / pathlib.Path(original).name
-            path.write_text(pathlib.Path(original).read_text().replace(f"{SOURCE}/cli/", f"{copy}/cli/"))
+            path.write_text(re.sub(rf'"{SOURCE}/(src|cli)/', rf'"{copy}/\1/', pathlib.Path(original).read_text()))
             yield path, original
 
 
@@ -200,7 +202,7 @@ def check_cuda(copy, tessera):
     refused = subprocess.run([tessera, *on_h100, "--bias"], capture_output=True, text=True)
     assert "takes no additive bias" in refused.stdout + refused.stderr, refused.stdout + refused.stderr
     commands = compile_commands()
-    words = shlex.split(commands[str(SOURCE / "src/api.cc")]["command"].replace(str(SOURCE), str(copy)))
+    words = shlex.split(commands[PLAIN]["command"].replace(str(SOURCE), str(copy)))
     includes = [word for word in words if word.startswith(("-I", "-std"))]
     run(words[0] if "ccache" not in words[0] else words[1], *includes, "-fsyntax-only", "-x", "c++",
         copy / "toolkit/check/limits.hpp")
