@@ -94,9 +94,11 @@ struct Retired {
     Pass pass;
     std::string_view commits;    ///< seven digits each
     std::int64_t up_to_dim = 0;  ///< if set, only the kernel of head_dims up to this differs
+    bool ragged = false;         ///< if set, only the kernel of ragged calls differs
 };
 constexpr Retired kRetired[] = {
     {Schedule::fa3, Pass::forward, "43f4a9d 6007569 a91e94a ad9c3d7 1f4ce20 4598982 4ce25a9 4d67f78 df61913"},
+    {Schedule::fa3, Pass::forward, "125af0c 31498b7 b7d205b", 128, true},
     {Schedule::fa3, Pass::backward, "43f4a9d 6007569 a91e94a ad9c3d7 1f4ce20 4598982 4ce25a9 4d67f78 df61913"},
     {Schedule::fa3, Pass::backward, "125af0c", 64},
     {Schedule::fa2, Pass::forward, ""},
@@ -113,6 +115,7 @@ bool is_of_older_kernel(const Record& record, Schedule schedule, const model::Ma
     return std::any_of(std::begin(kRetired), std::end(kRetired), [&](const Retired& one) {
         const bool of_dim = one.up_to_dim == 0 || std::max(record.head_dim, record.head_dim_v) <= one.up_to_dim;
         return one.schedule == schedule && record.pass == name_of(one.pass) && of_dim &&
+               (!one.ragged || !record.lens_kv.empty()) &&
                one.commits.find(record.commit.substr(0, kDigits)) != std::string_view::npos;
     });
 }
