@@ -52,11 +52,11 @@ __device__ __forceinline__ std::uint32_t swap_with_lane(std::uint32_t bits, int 
     return (bits & stays) | (turned & ~stays);
 }
 
-/// A lane's part of the mask of 16 queries (the rows) by 64 keys. Element e of tile j has bit_of(j, e).
+/// A lane's part of the mask of 16 queries (the rows) by 64 keys: bit place(j, e) is that of element e of tile j.
 struct DropoutBits {
     std::uint32_t bits = ~0U;
 
-    __device__ __forceinline__ static constexpr int bit_of(int j, int e) {
+    __device__ __forceinline__ static constexpr int place(int j, int e) {
         return e / 2 * 16 + e % 2 * 8 + j % 2 * 4 + j / 2;
     }
     /// The rows begin at query `query` - lane / 4, a multiple of 16, and the keys at key / 64 * 64. Tile 0 is the one
@@ -89,14 +89,14 @@ struct DropoutBits {
             parts[i] = {bits[i]};
         }
     }
-    __device__ __forceinline__ bool operator()(int j, int e) const { return (bits >> bit_of(j, e) & 1) != 0; }
+    __device__ __forceinline__ bool operator()(int j, int e) const { return (bits >> place(j, e) & 1) != 0; }
 };
 
 /// A lane's part of the mask of a transposed tile: 16 keys (the rows) by 64 queries.
 struct DropoutBitsTransposed {
     std::uint32_t bits = ~0U;
 
-    __device__ __forceinline__ static constexpr int bit_of(int j, int e) {
+    __device__ __forceinline__ static constexpr int place(int j, int e) {
         return e % 2 * 16 + j % 2 * 8 + e / 2 * 4 + j / 2;
     }
     /// The rows begin at key `key` - lane / 4, a multiple of 16, and the queries at query / 64 * 64. Tile 0 is the one
@@ -116,7 +116,7 @@ struct DropoutBitsTransposed {
         bits = swap_with_lane<4, 1>(bits, lane);  // 32, and 4
         return {bits >> (query / 16 % 4)};
     }
-    __device__ __forceinline__ bool operator()(int j, int e) const { return (bits >> bit_of(j, e) & 1) != 0; }
+    __device__ __forceinline__ bool operator()(int j, int e) const { return (bits >> place(j, e) & 1) != 0; }
 };
 
 /// The mask of kCount consecutive keys, from a multiple of kCount on: bit i is that of key + i.
@@ -136,8 +136,8 @@ __device__ __forceinline__ std::uint32_t kept_keys(const KeepRule& rule, std::in
 
 /// Is the probability of this pair kept?
 __device__ __forceinline__ bool is_kept(const KeepRule& rule, std::int64_t batch, int head, int query, int key) {
-    const int bit = bit_in_patch(query, key);
-    return (kept_weights(rule, dropout_patch(batch, head, query, key), 1U << bit) >> bit & 1) != 0;
+    const int place = bit_in_patch(query, key);
+    return (kept_weights(rule, dropout_patch(batch, head, query, key), 1U << place) >> place & 1) != 0;
 }
 
 }  // namespace tessera::cuda

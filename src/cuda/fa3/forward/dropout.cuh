@@ -27,7 +27,7 @@ __device__ __forceinline__ std::uint32_t drop_probabilities(const DropoutMask<kB
                                                             std::uint32_t probabilities, int i) {
     const int column = i / 4;  // tile of 8 keys
     // The mask bits of both rows, in one byte for each of the two keys, become the bytes' signs.
-    const std::uint32_t bits = kept.part[column / 8].bits << (7 - DropoutBits::bit_of(column % 8, 0));
+    const std::uint32_t bits = kept.part[column / 8].bits << (7 - DropoutBits::place(column % 8, 0));
     return probabilities & (row_of(i) == 0 ? ptx::byte_signs<0, 1>(bits) : ptx::byte_signs<2, 3>(bits));
 }
 
