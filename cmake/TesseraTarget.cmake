@@ -16,8 +16,6 @@ function(tessera_target name)
         target_compile_options(${name} PRIVATE -fsanitize=${TESSERA_SANITIZE} -fno-sanitize-recover=all
                                                -fno-omit-frame-pointer -g)
         target_link_options(${name} PRIVATE -fsanitize=${TESSERA_SANITIZE})
-        # Sanitizers check each copy of a loop's body: clang takes four minutes for one file of unrolled loops.
-        target_compile_definitions(${name} PRIVATE TESSERA_UNROLL=)
     endif()
 endfunction()
 
