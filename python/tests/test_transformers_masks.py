@@ -152,7 +152,7 @@ LENGTHS = [(name, batch) for name in ("Llama", "Mistral", "Llama4") for batch in
            if (name, batch) != ("Llama4", "packed")]  # chunks inside of documents have a mask
 if not LONG:  # tracing a model takes seconds: each kind of mask and of batch, but not all pairs of them
     COMPILED = [("Llama", "plain"), ("Qwen3", "packed"), ("Mistral", "left"), ("Gemma2", "packed"), ("GptOss", "left"),
-                ("Llama4", "left"), ("Bert", "right"), ("ViT", "plain")]
+                ("Llama4", "left"), ("Bert", "right"), ("Bert", "left, one empty"), ("ViT", "plain")]
     LENGTHS = [("Llama", "left"), ("Mistral", "packed"), ("Llama4", "plain")]
 
 

@@ -170,7 +170,7 @@ def files_that_know(copy, commands):
     for original in sorted(commands):
         if "/tessera_cli.dir/Unity/" in original or "/tessera.dir/Unity/" in original:
             path = copy / pathlib.Path(original).name
-            path.write_text(re.sub(rf'"{SOURCE}/(src|cli)/', rf'"{copy}/\1/', pathlib.Path(original).read_text()))
+            path.write_text(re.sub(rf'"{re.escape(str(SOURCE))}/(src|cli)/', rf'"{copy}/\1/', pathlib.Path(original).read_text()))
             yield path, original
 
 
